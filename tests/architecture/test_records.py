@@ -29,8 +29,9 @@ MAY_HOLD_OBJECTS = {
     "OCI: the state that hooks, listeners and callers are told": """
         pyrunc/cli/container.py pyrunc/container/list.py pyrunc/container/status.py
         pyrunc/launch/hook_process.py pyrunc/launch/hooks.py pyrunc/launch/listener.py pyrunc/launch/steps.py""",
-    "OCI: what a runtime says of its features": "pyrunc/cli/features.py "
-    "cri_server/node/oci_features.py",
+    "OCI: what a runtime says of its features": (
+        "pyrunc/cli/features.py cri_server/node/oci_features.py"
+    ),
     "runc: the events of a container": "pyrunc/container/stats.py",
     "OCI and Docker: manifests, indexes and configurations of images": """
         cri_server/cli/images/clean.py
@@ -41,9 +42,11 @@ MAY_HOLD_OBJECTS = {
     "CNI: configurations, arguments of plugins, results": """
         cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py cni_plugins/portmap/settings.py
         cni_plugins/protocol/ cni_plugins/skel.py cri_server/network/ cri_server/reload.py""",
-    "Kubernetes: manifests": "cri_server/cli/manifest/document.py "
-    "cri_server/cli/manifest/config_maps.py "
-    "cri_server/cli/manifest/read.py",
+    "Kubernetes: manifests": (
+        "cri_server/cli/manifest/document.py "
+        "cri_server/cli/manifest/config_maps.py "
+        "cri_server/cli/manifest/read.py"
+    ),
     "Kubernetes: the ports of a container, an annotation": "cri_server/cli/streams/forward.py",
     "Kubernetes: a Status": "cri_server/streaming/remotecommand.py",
     "Kubernetes: kubelet's configuration": "cri_server/doctor/kubelet.py",
@@ -52,11 +55,15 @@ MAY_HOLD_OBJECTS = {
     "crictl: the info of a verbose status": """
         cri_server/cli/observe/inspect.py cri_server/cli/observe/origins.py cri_server/cli/output/show.py
         cri_server/status/container.py cri_server/status/sandbox.py""",
-    "a document as it is printed, whose fields templates name": "cri_server/cli/output/formats.py cri_server/cli/output/template.py",
+    "a document as it is printed, whose fields templates name": (
+        "cri_server/cli/output/formats.py cri_server/cli/output/template.py"
+    ),
     "TOML before its tables are read": "cri_server/config/ cri_server/cli/server/doctor.py",
     "OpenTelemetry: attributes": "cri_server/observability/timeline/export.py",
-    "keyword arguments of a library": "pyrunc/cli/click_front.py cri_server/cli/server/serve.py "
-    "cri_server/images/registry/client.py",
+    "keyword arguments of a library": (
+        "pyrunc/cli/click_front.py cri_server/cli/server/serve.py "
+        "cri_server/images/registry/client.py"
+    ),
     "Python: the body of a class": "pyrunc/spec/value.py",
     # Ours, whatever it holds.
     "options of a command line by the names in its table": """

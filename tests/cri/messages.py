@@ -77,17 +77,34 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "page_size": ["2MB", "1GB", "3KB"],
     "cpuset_cpus": ["0", "0-1", "9999", "1-", "0,,1"],
     "cpuset_mems": ["0", "7"],
-    "unified": ["memory.high", "cpu.weight", "memory.max", "no.such", "../memory.max", "cgroup.freeze", "cgroup.max.depth"],
-    "sysctls": ["net.ipv4.ip_forward", "kernel.shm_rmid_forced", "net.no.such", "kernel.hostname", "fs.mqueue.msg_max"],
+    "unified": [
+        "memory.high",
+        "cpu.weight",
+        "memory.max",
+        "no.such",
+        "../memory.max",
+        "cgroup.freeze",
+        "cgroup.max.depth",
+    ],
+    "sysctls": [
+        "net.ipv4.ip_forward",
+        "kernel.shm_rmid_forced",
+        "net.no.such",
+        "kernel.hostname",
+        "fs.mqueue.msg_max",
+    ],
     "pod_cidr": ["10.88.0.0/24", "10.88.0.0/16,fd00::/64", "10.88.0.0/99"],
     "cmd": ["true", "no-such-program", "/"],
     "command": ["true", "no-such-program"],
     "localhost_ref": ["/etc/passwd", "none", "/none"],
-    "user": ["u"], "role": ["r"], "type": ["t"], "level": ["s0:c1"],
+    "user": ["u"],
+    "role": ["r"],
+    "type": ["t"],
+    "level": ["s0:c1"],
     "log_path": ["c.log", "a/b.log", "../x.log"],
     "stop_signal": [0, 9, 15, 34, 65],
     "name": ["c", "vendor.com/class=x"],
-}  # fmt: skip
+}
 Path = tuple[FieldDescriptor, ...]
 
 

@@ -48,7 +48,10 @@ def server_with_volumes(server: Server) -> Iterator[Server]:
 def test_a_volume_begins_with_what_the_image_has(server_with_volumes: Server) -> None:
     server = server_with_volumes
     container = server.launch(server.run_pod(), config_of(server, NAME))
-    script = "cd /data; stat -c '%a %u:%g %h %Y' . file | cut -d' ' -f1,2; stat -c '%h %Y' file; cat file nested/inner; echo; readlink link"
+    script = (
+        "cd /data; stat -c '%a %u:%g %h %Y' . file | cut -d' ' -f1,2; stat -c '%h %Y' file; cat"
+        " file nested/inner; echo; readlink link"
+    )
     assert server.output(container, "sh", "-c", script).split() == [
         "1770", "7:8", "4755", "70:80", "2", "1600000000", "contentinner", "/etc/passwd",
     ]  # fmt: skip

@@ -21,8 +21,11 @@ def test_it_shows_the_container(tmp_path: Path) -> None:
     (work / names.IMAGES / "inventory.img").write_bytes(b"x" * 2048)
     upper.mkdir()
     (upper / "file").write_bytes(b"y" * 4096)
-    annotations = {"io.kubernetes.cri.container-name": "web", "io.kubernetes.cri.sandbox-name": "pod",
-                   "io.kubernetes.cri.sandbox-namespace": "ns"}  # fmt: skip
+    annotations = {
+        "io.kubernetes.cri.container-name": "web",
+        "io.kubernetes.cri.sandbox-name": "pod",
+        "io.kubernetes.cri.sandbox-namespace": "ns",
+    }
     documents = {
         **describe.files(container(), 1_700_000_001_500_000_000, ""),
         names.SPEC: {"ociVersion": "1.2.0", "annotations": annotations},

@@ -48,8 +48,13 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         self._seen = ""
         self._process = subprocess.Popen(
-            ["setsid", "--ctty", *COMMANDS[shell]], stdin=theirs, stdout=theirs, stderr=theirs, cwd=REPOSITORY, env=environment
-        )  # fmt: skip
+            ["setsid", "--ctty", *COMMANDS[shell]],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=REPOSITORY,
+            env=environment,
+        )
         os.close(theirs)
 
     def type(self, text: str) -> None:
@@ -99,10 +104,14 @@ def terminal(
     session = Terminal(
         shell,
         {
-            "PATH": f"{command.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb", "PS1": "ready> ", "INPUTRC": "/dev/null",
+            "PATH": f"{command.parent}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "TERM": "dumb",
+            "PS1": "ready> ",
+            "INPUTRC": "/dev/null",
             "PYRUNC_CRI_ADDRESS": f"unix://{web.socket}",
         },
-    )  # fmt: skip
+    )
     try:
         environment = {"FOLDER": str(tmp_path), "COMPLETION": f"pyrunc-cri completion {shell}"}
         line = WAYS[way][shell]

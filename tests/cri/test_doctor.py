@@ -124,7 +124,10 @@ def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
     start = (
         "systemctl start pyrunc-cri"
         if Path("/run/systemd/system").is_dir()
-        else f"pyrunc-cri serve --listen unix://{server.folder}/absent.sock (systemd does not run here)"
+        else (
+            f"pyrunc-cri serve --listen unix://{server.folder}/absent.sock (systemd does not run"
+            " here)"
+        )
     )
     assert absent["mend"] == start
 
@@ -163,8 +166,8 @@ def test_text(server: Server) -> None:
         (server.folder / "kept").rename(server.folder / "net.d" / "10-pods.conflist")
     assert code == 1
     assert (
-        f"WRONG    cni-config: no network configuration (*.conflist, *.conf, *.json) in {server.folder}/net.d\n"
-        in text
+        "WRONG    cni-config: no network configuration (*.conflist, *.conf, *.json) in"
+        f" {server.folder}/net.d\n" in text
     )
     assert (
         "           so: the node is NetworkReady=false" in text

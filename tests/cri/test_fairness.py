@@ -73,7 +73,8 @@ def test_the_fourth_pod_is_served(server: Server, tmp_path: Path) -> None:
                 each.result(60)
     p50, p99 = statistics.median(busy), sorted(busy)[-1]
     print(
-        f"median {statistics.median(quiet) * 1e3:.1f} ms quiet, {p50 * 1e3:.1f} busy, {p99 * 1e3:.1f} at most"
+        f"median {statistics.median(quiet) * 1e3:.1f} ms quiet, {p50 * 1e3:.1f} busy,"
+        f" {p99 * 1e3:.1f} at most"
     )
     assert p50 < RATIO * statistics.median(quiet)
     nothing_left(server)

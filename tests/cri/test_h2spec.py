@@ -15,8 +15,8 @@ from tests.support import toolchain
 TIMEOUT_S = 5  # for what a case waits for; one of the explained cases takes all of it
 CASES = 145
 DEPRECATED = (
-    "RFC 9113, 5.3.2, deprecates the priorities of RFC 7540 with the error for a stream that depends on itself, "
-    "and 5.3.1 lets a server ignore them"
+    "RFC 9113, 5.3.2, deprecates the priorities of RFC 7540 with the error for a stream that"
+    " depends on itself, and 5.3.1 lets a server ignore them"
 )
 EXPLAINED = {
     ("http2/5.3.1", "Sends HEADERS frame that depend on itself"): DEPRECATED,

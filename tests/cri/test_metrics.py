@@ -187,9 +187,11 @@ def test_promtool_accepts_the_metrics(server: Server, address: Path) -> None:
     families = list(text_string_to_metric_families(text))
     assert len({f.name for f in families}) == len(families) > 20
     for family in families:
-        assert family.documentation and family.type in ("gauge", "counter", "histogram"), (
-            family.name
-        )
+        assert family.documentation and family.type in (
+            "gauge",
+            "counter",
+            "histogram",
+        ), family.name
         assert re.fullmatch("(pyrunc|process)(_[a-z]+)+", family.name), family.name
         if family.name.startswith("pyrunc_"):
             assert family.documentation.endswith("."), family.name
@@ -255,7 +257,10 @@ def test_health(server: Server, address: Path) -> None:
 def test_metrics_are_off_by_default_and_cost_nothing() -> None:
     with Server(network=False) as server:
         server.pods()
-        script = "import sys, cri_server.app; print([m for m in sys.modules if m.startswith(('prometheus', 'cri_server.tele'))])"
+        script = (
+            "import sys, cri_server.app; print([m for m in sys.modules if"
+            " m.startswith(('prometheus', 'cri_server.tele'))])"
+        )
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, cwd=REPOSITORY, check=True
         )

@@ -103,7 +103,14 @@ def test_a_container_that_was_created_before_a_crash_starts_after_it(own_server:
     running = server.launch(pod)
     config = server.container_config()
     config.metadata.name = "later"
-    config.mounts.append(api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image=IMAGE), image_sub_path="etc"))  # fmt: skip
+    config.mounts.append(
+        api.Mount(
+            container_path="/v",
+            readonly=True,
+            image=api.ImageSpec(image=IMAGE),
+            image_sub_path="etc",
+        )
+    )
     created = server.create(pod, config)
     server.restart()
     assert "www" in server.output(running, "cat", "/etc/passwd")
@@ -171,7 +178,11 @@ def test_the_store_may_change_at_a_restart(own_server: Server) -> None:
         server.restart(Server.stop)
     config = server.container_config()
     config.metadata.name = "third"
-    config.mounts.append(api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image="registry.test/data:1")))  # fmt: skip
+    config.mounts.append(
+        api.Mount(
+            container_path="/v", readonly=True, image=api.ImageSpec(image="registry.test/data:1")
+        )
+    )
     assert server.output(server.launch(pod, config), "cat", "/v/f") == "x"
     assert "www" in server.output(container, "cat", "/etc/passwd")
     server.stop_pod(pod)

@@ -342,12 +342,18 @@ spec:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("command: [sh, -c, \"cat", "comand: [sh, -c, \"cat"), "spec.containers[0].comand: no such field; did you mean 'command'?"),
-        (("name: main", "nome: main"), "spec.containers[0].nome: no such field; did you mean 'name'?"),
+        (
+            ('command: [sh, -c, "cat', 'comand: [sh, -c, "cat'),
+            "spec.containers[0].comand: no such field; did you mean 'command'?",
+        ),
+        (
+            ("name: main", "nome: main"),
+            "spec.containers[0].nome: no such field; did you mean 'name'?",
+        ),
         (("value: blue", "value: 5"), "spec.containers[0].env[0].value: expected `str`, got `int`"),
         (("kind: Pod", "kind: Deployment"), "kind: run supports only Pod, not Deployment"),
     ],
-)  # fmt: skip
+)
 def test_wrong_manifests(server: Server, change: tuple[str, str], message: str) -> None:
     assert change[0] in POD
     error = run(server, POD.replace(*change), code=1).stderr.decode()
@@ -362,8 +368,14 @@ def test_lenient_ignores_with_a_warning(server: Server) -> None:
     assert manifest != POD
     warnings = run(server, manifest, "--lenient").stderr.decode().splitlines()
     assert warnings == [
-        "pyrunc-cri: warning: ignored spec.containers[0].livenessProbe: a probe every 10 s: run does not probe",
-        "pyrunc-cri: warning: ignored spec.containers[0].comand: no such field; did you mean 'command'?",
+        (
+            "pyrunc-cri: warning: ignored spec.containers[0].livenessProbe: a probe every 10 s: run"
+            " does not probe"
+        ),
+        (
+            "pyrunc-cri: warning: ignored spec.containers[0].comand: no such field; did you mean"
+            " 'command'?"
+        ),
     ]
     assert len(server.containers()) == 2
 
@@ -371,7 +383,10 @@ def test_lenient_ignores_with_a_warning(server: Server) -> None:
 def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
     run(server, POD)
     (pod,) = server.pods()
-    refused = f"pyrunc-cri: pod default/web exists: {pod.id[:12]}, ready (pyrunc-cri rm -f {pod.id[:12]} removes it)\n"
+    refused = (
+        f"pyrunc-cri: pod default/web exists: {pod.id[:12]}, ready (pyrunc-cri rm -f {pod.id[:12]}"
+        " removes it)\n"
+    )
     assert run(server, POD, code=1).stderr.decode() == refused
     cli(server, "stop", "-t", "0", "web")
     assert run(server, POD, code=1).stderr.decode() == refused.replace(

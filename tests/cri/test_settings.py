@@ -24,8 +24,11 @@ def server(folder: Path) -> Iterator[Server]:
     (folder / "hooks").mkdir()
     hook = {"path": "/bin/sh", "args": ["sh", "-c", f"cat > {folder}/ran"]}
     content = {
-        "version": "1.0.0", "hook": hook, "when": {"annotations": {"^hook$": "^yes$"}}, "stages": ["createRuntime"],
-    }  # fmt: skip
+        "version": "1.0.0",
+        "hook": hook,
+        "when": {"annotations": {"^hook$": "^yes$"}},
+        "stages": ["createRuntime"],
+    }
     (folder / "hooks" / "1.json").write_text(json.dumps(content))
     settings = {
         "server": {"socket_gid": 4242, "socket_mode": "0666"},

@@ -28,11 +28,21 @@ MIB = 1 << 20
 # systemd's defaults for services, which containerd runs under, but for processes: pids.max counts
 # those.
 LIMITS = {
-    "CPU": (INFINITY, INFINITY), "FSIZE": (INFINITY, INFINITY), "DATA": (INFINITY, INFINITY), "STACK": (8 * MIB, INFINITY),
-    "CORE": (0, INFINITY), "RSS": (INFINITY, INFINITY), "NPROC": (INFINITY, INFINITY), "NOFILE": (1024, 524288),
-    "MEMLOCK": (8 * MIB, 8 * MIB), "AS": (INFINITY, INFINITY), "MSGQUEUE": (819200, 819200), "NICE": (0, 0),
-    "RTPRIO": (0, 0), "RTTIME": (INFINITY, INFINITY),
-}  # fmt: skip
+    "CPU": (INFINITY, INFINITY),
+    "FSIZE": (INFINITY, INFINITY),
+    "DATA": (INFINITY, INFINITY),
+    "STACK": (8 * MIB, INFINITY),
+    "CORE": (0, INFINITY),
+    "RSS": (INFINITY, INFINITY),
+    "NPROC": (INFINITY, INFINITY),
+    "NOFILE": (1024, 524288),
+    "MEMLOCK": (8 * MIB, 8 * MIB),
+    "AS": (INFINITY, INFINITY),
+    "MSGQUEUE": (819200, 819200),
+    "NICE": (0, 0),
+    "RTPRIO": (0, 0),
+    "RTTIME": (INFINITY, INFINITY),
+}
 # Before the server: a unit's Nice=, IOSchedulingClass=, CPUSchedulingPolicy=, CPUAffinity=,
 # TimerSlackNSec=, Personality=, UMask=, IgnoreSIGPIPE=, OOMScoreAdjust=, KeyringMode=,
 # CoredumpFilter=, NUMAPolicy=, Limit…=, and what only prctl(2) sets.
@@ -140,10 +150,21 @@ def inherited(pid: int) -> dict[str, object]:
 
 
 EXPECTED = {
-    "nice": 0, "I/O priority": True, "scheduler": os.SCHED_OTHER, "timer slack": 50000, "personality": 0, "huge pages": "1",
-    "merged pages": True, "NUMA policy": {"default"}, "umask": "0022", "blocked": "0" * 16, "ignored": "0" * 16,
-    "capabilities": True, "folder": "/", "environment": False,
-}  # fmt: skip
+    "nice": 0,
+    "I/O priority": True,
+    "scheduler": os.SCHED_OTHER,
+    "timer slack": 50000,
+    "personality": 0,
+    "huge pages": "1",
+    "merged pages": True,
+    "NUMA policy": {"default"},
+    "umask": "0022",
+    "blocked": "0" * 16,
+    "ignored": "0" * 16,
+    "capabilities": True,
+    "folder": "/",
+    "environment": False,
+}
 
 
 def test_what_processes_inherit(server: Server) -> None:

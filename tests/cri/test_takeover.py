@@ -116,7 +116,10 @@ def test_an_end_by_a_signal(server: Server, end: Callable[[int], None], code: in
 def test_what_is_written_while_there_is_no_shim_is_logged(server: Server) -> None:
     pod = server.run_pod()
     counts = "while [ $i -lt 500 ]; do i=$((i+1)); echo $i; done"
-    script = f"i=0; trap '{counts}; echo end; touch /done' USR1; echo ready; while true; do sleep 1000 & wait; done"
+    script = (
+        f"i=0; trap '{counts}; echo end; touch /done' USR1; echo ready; while true; do sleep 1000 &"
+        " wait; done"
+    )
     container = server.launch(pod, server.container_config(["sh", "-c", script]))
     server.wait_logged(container, "ready")
     process, log = pid_of(server, container), Path(server.status(container).log_path)

@@ -146,7 +146,10 @@ def test_a_hanging_or_missing_collector_does_not_slow_calls(tmp_path: Path) -> N
 
 
 def test_tracing_is_off_by_default_and_costs_nothing() -> None:
-    code = "import cri_server.app, sys; print([m for m in sys.modules if 'opentelemetry' in m or m == 'requests'])"
+    code = (
+        "import cri_server.app, sys; print([m for m in sys.modules if 'opentelemetry' in m or m =="
+        " 'requests'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
@@ -173,8 +176,13 @@ def test_without_the_library_the_error_names_it(tmp_path: Path) -> None:
         f"{tmp_path}/state",
     ]
     done = subprocess.run(
-        command, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}, cwd=REPOSITORY, capture_output=True, text=True, timeout=60
-    )  # fmt: skip
+        command,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (
         done.returncode == 1
         and "tracing.endpoint: opentelemetry is not installed: pip install" in done.stderr

@@ -263,19 +263,24 @@ class TestKubelet:
             root, "/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock"
         )
         run(root)
-        assert (root / self.DROP_IN).read_text().endswith(
-            "[Service]\nExecStart=\nExecStart=/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock "
-            "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
-        )  # fmt: skip
+        assert (
+            (root / self.DROP_IN)
+            .read_text()
+            .endswith(
+                "[Service]\nExecStart=\nExecStart=/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock "
+                "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
+            )
+        )
 
     def test_of_kubeadms_drop_in_where_that_has_the_last_word(self, root: Path) -> None:
         self.unit(root)
         (root / "usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf").write_text(KUBEADM)
         run(root)
         assert (
-            "ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS "
-            "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
-        ) in (root / self.DROP_IN).read_text()
+            "ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS"
+            " $KUBELET_EXTRA_ARGS --container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
+            in (root / self.DROP_IN).read_text()
+        )
         assert run(root) == "nothing to do\n", "our own drop-in is not read as kubelet's"
 
     def test_an_administrators_unit_comes_before_a_packages(self, root: Path) -> None:

@@ -105,10 +105,16 @@ FAILURES = {
         WRITES_SNAPSHOT + "[ ! -e {snapshot} ] || kill -SEGV $$\n",
         "does not start from its snapshot",
     ),
-    "no snapshot": ('[ "$1" != --write-snapshot ] || { echo half >"$2"; exit 1; }\n', "no snapshot"),
+    "no snapshot": (
+        '[ "$1" != --write-snapshot ] || { echo half >"$2"; exit 1; }\n',
+        "no snapshot",
+    ),
     "a signal at each start": ("kill -SEGV $$\n", "the plain script is in its place"),
-    "a signal once it has its snapshot": (WRITES_SNAPSHOT + "kill -SEGV $$\n", "the plain script is in its place"),
-}  # fmt: skip
+    "a signal once it has its snapshot": (
+        WRITES_SNAPSHOT + "kill -SEGV $$\n",
+        "the plain script is in its place",
+    ),
+}
 
 
 @pytest.mark.parametrize("failure", FAILURES)
@@ -209,7 +215,10 @@ def test_a_purge_deletes_nothing_under_a_server_that_runs(
 #   purge, configuration:         conffiles go (dpkg). What the administrator has added stays in all four. We ask.
 MOUNTED = {
     "a disk of its own": (
-        "mount -t tmpfs x var/lib/pyrunc; mkdir var/lib/pyrunc/lost+found; touch var/lib/pyrunc/.x var/lib/pyrunc/y",
+        (
+            "mount -t tmpfs x var/lib/pyrunc; mkdir var/lib/pyrunc/lost+found; touch"
+            " var/lib/pyrunc/.x var/lib/pyrunc/y"
+        ),
         "{root}/var/lib/pyrunc/lost+found {root}/var/lib/pyrunc",
     ),
     "the same without lost+found": (

@@ -80,7 +80,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory, release: str, deb: Path)
         shutil.copy(deb, machine.root / "root/pyrunc.deb")
         machine.run("apt-get update && apt-get install -y --no-install-recommends /root/pyrunc.deb")
         machine.run(
-            "pyrunc --version && pyrunc-cri --version && test -s /usr/lib/pyrunc/pyrunc/native/pyrunc-snapshot"
+            "pyrunc --version && pyrunc-cri --version && test -s"
+            " /usr/lib/pyrunc/pyrunc/native/pyrunc-snapshot"
         )
         machine.run("apt-get purge -y pyrunc")
         yield machine.root

@@ -180,6 +180,7 @@ class Kube:
             if time.monotonic() > deadline:
                 state = self("describe", "pods", check=False).stdout[-6000:]
                 raise AssertionError(
-                    f"{what}: not within {timeout_s:.0f} s\n{state}\n{self.cluster.node.server.tail(20)}"
+                    f"{what}: not within {timeout_s:.0f}"
+                    f" s\n{state}\n{self.cluster.node.server.tail(20)}"
                 )
             time.sleep(0.2)

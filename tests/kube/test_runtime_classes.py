@@ -27,7 +27,8 @@ def handler(cluster: Cluster) -> Iterator[str]:
     file.parent.mkdir()
     binary = Path(sys.executable).parent / "pyrunc"
     file.write_text(
-        f'[runtimes.{HANDLER}]\nbinary = "{binary}"\narguments = ["--missing-controllers", "warn"]\n'
+        f'[runtimes.{HANDLER}]\nbinary = "{binary}"\narguments = ["--missing-controllers",'
+        ' "warn"]\n'
     )
     for name in (HANDLER, "unknown"):
         cluster.kubectl("apply", "-f", "-", input=json.dumps(runtime_class(name)))
@@ -44,8 +45,11 @@ def handler(cluster: Cluster) -> Iterator[str]:
 
 def runtime_class(name: str) -> dict[str, Any]:
     return {
-        "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": name,
-    }  # fmt: skip
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": name},
+        "handler": name,
+    }
 
 
 def handlers(cluster: Cluster) -> dict[str, Any]:

@@ -24,7 +24,10 @@ def archives() -> list[Path]:
     """docker-archives with all of them and with those of the node's suite, made once for each
     version of what is in them."""
     base = images.archive()
-    recipe = f"{base.name} {toolchain.COREDNS} {toolchain.SAMPLE_APISERVER} {toolchain.ETCD} {Path(__file__).read_text()}"
+    recipe = (
+        f"{base.name} {toolchain.COREDNS} {toolchain.SAMPLE_APISERVER} {toolchain.ETCD}"
+        f" {Path(__file__).read_text()}"
+    )
     return [base, made_once("conformance", recipe, lambda: _all_of_them(archive_images(base)))]
 
 

@@ -7,7 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-_V1 = "reads cpu.weight and memory.max in the container's cgroup v2, but this machine keeps the controllers on v1"
+_V1 = (
+    "reads cpu.weight and memory.max in the container's cgroup v2, but this machine keeps the"
+    " controllers on v1"
+)
 
 WITHOUT_CONTROLLERS: Mapping[str, str] = {"Pod InPlace Resize Container": _V1}
 """Part of a spec's name -> why it cannot pass where cgroup v2 has no controllers."""

@@ -43,9 +43,17 @@ def manifests() -> list[dict[str, Any]]:
     """Account, its permissions, configuration, deployment and Service."""
     own = {"name": NAME, "namespace": NAMESPACE}
     rules = [
-        {"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]},
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-    ]  # fmt: skip
+        {
+            "apiGroups": [""],
+            "resources": ["endpoints", "services", "pods", "namespaces"],
+            "verbs": ["list", "watch"],
+        },
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["list", "watch"],
+        },
+    ]
     role = {
         "apiGroup": "rbac.authorization.k8s.io",
         "kind": "ClusterRole",
@@ -58,28 +66,64 @@ def manifests() -> list[dict[str, Any]]:
     ]
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": own},
-        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": role["name"]}, "rules": rules},
-        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": role["name"]},
-         "roleRef": role, "subjects": [{"kind": "ServiceAccount", **own}]},
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": own, "data": {"Corefile": _CONFIGURATION}},
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {**own, "labels": _LABELS},
-         "spec": {"replicas": 1, "selector": {"matchLabels": _LABELS},
-                  "template": {"metadata": {"labels": _LABELS}, "spec": _pod()}}},
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "kube-dns", "namespace": NAMESPACE, "labels": _LABELS},
-         "spec": {"clusterIP": ADDRESS, "selector": _LABELS, "ports": ports}},
-    ]  # fmt: skip
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": role["name"]},
+            "rules": rules,
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": role["name"]},
+            "roleRef": role,
+            "subjects": [{"kind": "ServiceAccount", **own}],
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": own,
+            "data": {"Corefile": _CONFIGURATION},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {**own, "labels": _LABELS},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": _LABELS},
+                "template": {"metadata": {"labels": _LABELS}, "spec": _pod()},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "kube-dns", "namespace": NAMESPACE, "labels": _LABELS},
+            "spec": {"clusterIP": ADDRESS, "selector": _LABELS, "ports": ports},
+        },
+    ]
 
 
 def _pod() -> dict[str, Any]:
     """The pod tolerates every taint, because specs taint nodes, and no pod preempts it."""
     return {
-        "serviceAccountName": NAME, "dnsPolicy": "Default", "priorityClassName": "system-cluster-critical",
+        "serviceAccountName": NAME,
+        "dnsPolicy": "Default",
+        "priorityClassName": "system-cluster-critical",
         "tolerations": [{"operator": "Exists"}],
-        "containers": [{
-            "name": NAME, "image": images.NAME_SERVER, "args": ["-conf", "/etc/coredns/Corefile"],
-            "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns", "readOnly": True}],
-            "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 2},
-            "livenessProbe": {"httpGet": {"path": "/health", "port": 8080}, "initialDelaySeconds": 60, "timeoutSeconds": 10},
-        }],
+        "containers": [
+            {
+                "name": NAME,
+                "image": images.NAME_SERVER,
+                "args": ["-conf", "/etc/coredns/Corefile"],
+                "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns", "readOnly": True}],
+                "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 2},
+                "livenessProbe": {
+                    "httpGet": {"path": "/health", "port": 8080},
+                    "initialDelaySeconds": 60,
+                    "timeoutSeconds": 10,
+                },
+            }
+        ],
         "volumes": [{"name": "config", "configMap": {"name": NAME}}],
-    }  # fmt: skip
+    }

@@ -24,10 +24,19 @@ def selected(focus: str, folder: Path) -> list[str]:
     out = folder / "selected.json"
     program = str(toolchain.e2e() / "e2e.test")
     subprocess.run(
-        [program, "--ginkgo.dry-run", f"--ginkgo.label-filter={LABEL}", f"--ginkgo.focus={focus}", f"--ginkgo.json-report={out}",
-         "--provider=local", "--kubeconfig=/dev/null"],
-        check=True, capture_output=True, cwd=folder,
-    )  # fmt: skip
+        [
+            program,
+            "--ginkgo.dry-run",
+            f"--ginkgo.label-filter={LABEL}",
+            f"--ginkgo.focus={focus}",
+            f"--ginkgo.json-report={out}",
+            "--provider=local",
+            "--kubeconfig=/dev/null",
+        ],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+    )
     names = [ginkgo.name(spec) for spec in ginkgo.specs(out) if spec["State"] == ginkgo.PASSED]
     out.unlink()
     return names
@@ -47,8 +56,9 @@ def on_this_machine(cluster: Cluster) -> Target:
     """The cluster whose nodes are namespaces of this machine."""
     node = cluster.node
     options = (
-        f"--container-runtime-endpoint=unix://{node.socket}", f"--kubelet-root-dir={node.folder}/kubelet",
-    )  # fmt: skip
+        f"--container-runtime-endpoint=unix://{node.socket}",
+        f"--kubelet-root-dir={node.folder}/kubelet",
+    )
     return Target(cluster.kubeconfig, limits.of_this_machine(), options)
 
 
@@ -61,11 +71,25 @@ def run(target: Target, results: Path, focus: str, processes: int, timeout_s: in
     there = target.limits
     programs, skip = toolchain.e2e(), limits.skip_expression(there)
     command = [
-        str(programs / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", f"--label-filter={LABEL}", f"--focus={focus}",
-        *([f"--skip={skip}"] if skip else []), "--no-color", "-v", str(programs / "e2e.test"), "--",
-        f"--kubeconfig={target.kubeconfig}", "--provider=local", f"--kubectl-path={toolchain.kubernetes()}/kubectl",
-        *target.options, "--disable-log-dump", f"--report-dir={results}", "--report-complete-ginkgo", f"--e2e-output-dir={results}",
-    ]  # fmt: skip
+        str(programs / "ginkgo"),
+        f"--procs={processes}",
+        f"--timeout={timeout_s}s",
+        f"--label-filter={LABEL}",
+        f"--focus={focus}",
+        *([f"--skip={skip}"] if skip else []),
+        "--no-color",
+        "-v",
+        str(programs / "e2e.test"),
+        "--",
+        f"--kubeconfig={target.kubeconfig}",
+        "--provider=local",
+        f"--kubectl-path={toolchain.kubernetes()}/kubectl",
+        *target.options,
+        "--disable-log-dump",
+        f"--report-dir={results}",
+        "--report-complete-ginkgo",
+        f"--e2e-output-dir={results}",
+    ]
     # what was not reported when it ends was not run
     ginkgo.run(command, results / LOG, timeout_s + 300)
     result = report.sum_up(

@@ -63,10 +63,22 @@ def run_specs(cluster: Cluster, folder: Path, skip: list[str]) -> None:
     """Run the selected specs; REPORT and LOG are in `folder`."""
     programs = toolchain.e2e()
     command = [
-        str(programs / "ginkgo"), f"--procs={PROCESSES}", f"--timeout={TIMEOUT_S}s", f"--focus={FOCUS}", f"--skip={'|'.join(skip)}",
-        "--no-color", f"--json-report={REPORT}", f"--output-dir={folder}", str(programs / "e2e.test"), "--",
-        f"--kubeconfig={cluster.kubeconfig}", "--provider=local", f"--kubectl-path={cluster.bin}/kubectl",
-        f"--container-runtime-endpoint=unix://{cluster.node.socket}", f"--kubelet-root-dir={cluster.node.folder}/kubelet",
-        "--disable-log-dump", f"--e2e-output-dir={folder}",
-    ]  # fmt: skip
+        str(programs / "ginkgo"),
+        f"--procs={PROCESSES}",
+        f"--timeout={TIMEOUT_S}s",
+        f"--focus={FOCUS}",
+        f"--skip={'|'.join(skip)}",
+        "--no-color",
+        f"--json-report={REPORT}",
+        f"--output-dir={folder}",
+        str(programs / "e2e.test"),
+        "--",
+        f"--kubeconfig={cluster.kubeconfig}",
+        "--provider=local",
+        f"--kubectl-path={cluster.bin}/kubectl",
+        f"--container-runtime-endpoint=unix://{cluster.node.socket}",
+        f"--kubelet-root-dir={cluster.node.folder}/kubelet",
+        "--disable-log-dump",
+        f"--e2e-output-dir={folder}",
+    ]
     ginkgo.run(command, folder / LOG, TIMEOUT_S + 120)

@@ -162,13 +162,24 @@ class SuiteNode(Node):
         credentials = credential_provider.install(self.folder / "credentials")
         kubelet_flags = [f"--node-ip={self.address}", *credentials]
         command = [
-            str(toolchain.e2e_helpers() / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", "--no-color",
-            f"--focus={focus}", *skipped, "--json-report=report.json", f"--output-dir={reports}",
-            str(program), "--",
-            f"--k8s-bin-dir={toolchain.kubernetes()}", f"--report-dir={reports}", "--node-name=node1",
-            f"--container-runtime-endpoint=unix://{self.socket}", "--prepull-images=false",
+            str(toolchain.e2e_helpers() / "ginkgo"),
+            f"--procs={processes}",
+            f"--timeout={timeout_s}s",
+            "--no-color",
+            f"--focus={focus}",
+            *skipped,
+            "--json-report=report.json",
+            f"--output-dir={reports}",
+            str(program),
+            "--",
+            f"--k8s-bin-dir={toolchain.kubernetes()}",
+            f"--report-dir={reports}",
+            "--node-name=node1",
+            f"--container-runtime-endpoint=unix://{self.socket}",
+            "--prepull-images=false",
             f"--kubelet-config-file={configuration}",
-            *(f"--kubelet-flags={flag}" for flag in kubelet_flags), *options,
-        ]  # fmt: skip
+            *(f"--kubelet-flags={flag}" for flag in kubelet_flags),
+            *options,
+        ]
         ginkgo.run(self.inside(*command), self.log, timeout_s + 120, self.environment())
         return ginkgo.specs(reports / "report.json")

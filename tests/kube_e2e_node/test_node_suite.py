@@ -18,10 +18,18 @@ TIMEOUT_S = 3600
 FEWEST, FEWEST_SERIAL, FEWEST_PROXIED = 450, 50, 10
 """Specs that pass at least: fewer are a wrong selection."""
 SKIP = (
-    r"\[Slow\]", r"\[Serial\]", r"\[Disruptive\]", r"\[Flaky\]", r"\[Benchmark\]", r"\[Alpha\]",
-    "OffByDefault", "StandaloneMode", "SeparateDiskGC",
+    r"\[Slow\]",
+    r"\[Serial\]",
+    r"\[Disruptive\]",
+    r"\[Flaky\]",
+    r"\[Benchmark\]",
+    r"\[Alpha\]",
+    "OffByDefault",
+    "StandaloneMode",
+    "SeparateDiskGC",
     # Resizing needs controllers in the v2 tree; the guest runs some of these.
-    "InPlacePod", "InPlace Resize",
+    "InPlacePod",
+    "InPlace Resize",
     # Without a cgroup for each pod (`cgroupsPerQOS`) kubelet 1.36 ends with a nil pointer at the
     # first pod that has resources of its own: `doPodResizeAction` reads what
     # `podContainerManagerNoop` does not have. The guest runs some of these.
@@ -32,17 +40,17 @@ SKIP = (
     r"\[Feature:ImageID\]",
     # The guest has CRIU.
     "CheckpointContainer",
-    # Summary API, without kubelet's gate PodAndContainerStatsFromCRI, wants network and processes of
-    # a pod from cAdvisor, which knows the containers of containerd and CRI-O only. With the gate it
-    # misses what a hybrid host lacks: the groups of kubelet, of the runtime and of the rest, limits
-    # of memory, and pressure of pods, which have no group each. It passes in the guest, with the
-    # gate (tests/vm/test_node_suite.py).
+    # Summary API, without kubelet's gate PodAndContainerStatsFromCRI, wants network and processes
+    # of a pod from cAdvisor, which knows the containers of containerd and CRI-O only. With the gate
+    # it misses what a hybrid host lacks: the groups of kubelet, of the runtime and of the rest,
+    # limits of memory, and pressure of pods, which have no group each. It passes in the guest, with
+    # the gate (tests/vm/test_node_suite.py).
     "Summary API",
     # Needs the containers' names from cAdvisor, and skips itself with the gate. In the guest it
     # fails as well: cAdvisor has the containers' groups there, with no name, image or labels
     # (docs/operate.md).
     "ContainerMetrics",
-)  # fmt: skip
+)
 
 
 @pytest.fixture

@@ -20,10 +20,19 @@ PATIENCE_S = 240.0
 # What a hybrid host wants of kubelet and a network namespace of kube-proxy; what they are elsewhere
 # is kubeadm's own.
 KUBELET = {
-    "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": ["none"], "failCgroupV1": False, "failSwapOn": False,
-    "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},
-}  # fmt: skip
+    "kind": "KubeletConfiguration",
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "cgroupDriver": "cgroupfs",
+    "cgroupsPerQOS": False,
+    "enforceNodeAllocatable": ["none"],
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "evictionHard": {
+        "imagefs.available": "1%",
+        "nodefs.available": "1%",
+        "memory.available": "50Mi",
+    },
+}
 PROXY = {
     "kind": "KubeProxyConfiguration", "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
     "mode": "nftables", "conntrack": {"maxPerCore": 0, "min": 0},
@@ -56,9 +65,12 @@ class KubeadmMachine(Machine, Kubectl):
             "taints": [],
         }
         init = {
-            "nodeRegistration": {**registration, "kubeletExtraArgs": [{"name": "node-ip", "value": self.node.address}]},
+            "nodeRegistration": {
+                **registration,
+                "kubeletExtraArgs": [{"name": "node-ip", "value": self.node.address}],
+            },
             "localAPIEndpoint": {"advertiseAddress": self.node.address},
-        }  # fmt: skip
+        }
         logs = {"podLogsDir": str(self.node.folder / "pod-logs")}
         api = {"apiVersion": "kubeadm.k8s.io/v1beta4"}
         parts: list[dict[str, Any]] = [
@@ -101,7 +113,10 @@ class KubeadmMachine(Machine, Kubectl):
         /var/lib/kubelet/kubeadm-flags.env."""
         match = re.search(r'KUBELET_KUBEADM_ARGS="(.*)"', flags)
         assert match, flags
-        own = "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml"
+        own = (
+            "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf"
+            " --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml"
+        )
         self.node.kubelet.start(
             self.node.inside(str(self._programs / "kubelet"), *own.split(), *shlex.split(match[1]))
         )

@@ -53,17 +53,29 @@ class K3sMachine(Machine, Kubectl):
     def start_k3s(self, command: str) -> None:
         """`command` is that of docs/install.md; the rest belongs to this machine."""
         words = [
-            *shlex.split(command), "--node-name", self.node.host, "--node-ip", self.node.address, "--flannel-iface", "uplink",
-            "--flannel-cni-conf", str(self._network()), "--disable", ",".join(DISABLED),
+            *shlex.split(command),
+            "--node-name",
+            self.node.host,
+            "--node-ip",
+            self.node.address,
+            "--flannel-iface",
+            "uplink",
+            "--flannel-cni-conf",
+            str(self._network()),
+            "--disable",
+            ",".join(DISABLED),
             *(word for argument in KUBELET for word in ("--kubelet-arg", argument)),
-        ]  # fmt: skip
+        ]
         self.k3s.start(self.inside(*words))
 
     def _network(self) -> Path:
         """k3s' CNI configuration, in the version that the plugin at hand understands: k3s' own has
         learned a later one."""
         file = self.folder / "flannel.conflist"
-        flannel_plugin = {"type": "flannel", "delegate": {"hairpinMode": True, "forceAddress": True, "isDefaultGateway": True}}  # fmt: skip
+        flannel_plugin = {
+            "type": "flannel",
+            "delegate": {"hairpinMode": True, "forceAddress": True, "isDefaultGateway": True},
+        }
         plugins = [flannel_plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
         file.write_text(json.dumps({"name": "cbr0", "cniVersion": "0.3.1", "plugins": plugins}))
         return file

@@ -16,9 +16,9 @@ from tests.support.flannel import Flannel
 BUILD_TIMEOUT_S = 1200
 
 _WEB = (
-    "mkdir -p /www/cgi-bin && cd /www && "
-    "printf '#!/bin/sh\\necho; echo from $REMOTE_ADDR at $(hostname)\\n' > cgi-bin/who && chmod +x cgi-bin/who && "
-    "head -c 300000 /dev/urandom > big && sha256sum big > sum && httpd -p 0.0.0.0:80 -h /www && exec httpd -f -p [::]:81 -h /www"
+    "mkdir -p /www/cgi-bin && cd /www && printf '#!/bin/sh\\necho; echo from $REMOTE_ADDR at"
+    " $(hostname)\\n' > cgi-bin/who && chmod +x cgi-bin/who && head -c 300000 /dev/urandom > big &&"
+    " sha256sum big > sum && httpd -p 0.0.0.0:80 -h /www && exec httpd -f -p [::]:81 -h /www"
 )
 
 

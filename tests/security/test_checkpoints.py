@@ -99,7 +99,8 @@ def test_a_dump_does_not_write_through_links(
     runtime: Runtime, images: Path, canary: Canary, kind: str
 ) -> None:
     """The other direction: the folder for the images is there, with links under the names that CRIU
-    will create and truncate. Proof: refused by name, the canary is untouched, the container runs on.
+    will create and truncate. Proof: refused by name, the canary is untouched, the container runs
+    on.
     """
     spoil(images, kind, canary)
     box = runtime.box("sleep", "60").up()

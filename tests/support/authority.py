@@ -11,9 +11,14 @@ from pathlib import Path
 _EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 _DAYS = "365"
 NAMES = (
-    "IP:127.0.0.1", "IP:10.96.0.1", "DNS:localhost",
-    *(f"DNS:kubernetes{rest}" for rest in ("", ".default", ".default.svc", ".default.svc.cluster.local")),
-)  # fmt: skip
+    "IP:127.0.0.1",
+    "IP:10.96.0.1",
+    "DNS:localhost",
+    *(
+        f"DNS:kubernetes{rest}"
+        for rest in ("", ".default", ".default.svc", ".default.svc.cluster.local")
+    ),
+)
 
 
 class Authority:
@@ -41,11 +46,33 @@ class Authority:
         extensions.write_text(
             f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"
         )
-        self._openssl("req", *_EC_KEY, "-keyout", f"{self.folder}/{name}.key", "-out", request, "-subj", subject)  # fmt: skip
         self._openssl(
-            "x509", "-req", "-in", request, "-CA", f"{self.folder}/ca.crt", "-CAkey", f"{self.folder}/ca.key", "-CAcreateserial",
-            "-days", _DAYS, "-out", f"{self.folder}/{name}.crt", "-extfile", str(extensions),
-        )  # fmt: skip
+            "req",
+            *_EC_KEY,
+            "-keyout",
+            f"{self.folder}/{name}.key",
+            "-out",
+            request,
+            "-subj",
+            subject,
+        )
+        self._openssl(
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-CA",
+            f"{self.folder}/ca.crt",
+            "-CAkey",
+            f"{self.folder}/ca.key",
+            "-CAcreateserial",
+            "-days",
+            _DAYS,
+            "-out",
+            f"{self.folder}/{name}.crt",
+            "-extfile",
+            str(extensions),
+        )
 
     def sign_for_cluster(self, names: Iterable[str], nodes: Iterable[str]) -> None:
         """Certificates for the API server, which is also called `names`, for it as a client of API
@@ -61,11 +88,29 @@ class Authority:
         """A kubeconfig for the owner of a certificate; `server` is HOST:PORT."""
         own = self.folder
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "pyrunc",
-            "clusters": [{"name": "pyrunc", "cluster": {"server": f"https://{server}", "certificate-authority": f"{own}/ca.crt"}}],
-            "users": [{"name": user, "user": {"client-certificate": f"{own}/{user}.crt", "client-key": f"{own}/{user}.key"}}],
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "pyrunc",
+            "clusters": [
+                {
+                    "name": "pyrunc",
+                    "cluster": {
+                        "server": f"https://{server}",
+                        "certificate-authority": f"{own}/ca.crt",
+                    },
+                }
+            ],
+            "users": [
+                {
+                    "name": user,
+                    "user": {
+                        "client-certificate": f"{own}/{user}.crt",
+                        "client-key": f"{own}/{user}.key",
+                    },
+                }
+            ],
             "contexts": [{"name": "pyrunc", "context": {"cluster": "pyrunc", "user": user}}],
-        }  # fmt: skip
+        }
         path.write_text(json.dumps(config, indent=1))
 
     def _pair(self, name: str) -> tuple[str, str, str, str]:

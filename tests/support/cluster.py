@@ -152,11 +152,20 @@ class Cluster(Kubectl):
             host, _, port = address.rpartition(":")
             self.registries[name].start(
                 self.node.inside(
-                    sys.executable, "-m", "tests.support.registry", "--address", host, "--port", port,
-                    "--root", f"{self.folder}/{name}", *more, *map(str, served),
+                    sys.executable,
+                    "-m",
+                    "tests.support.registry",
+                    "--address",
+                    host,
+                    "--port",
+                    port,
+                    "--root",
+                    f"{self.folder}/{name}",
+                    *more,
+                    *map(str, served),
                 ),
                 environment={"PYTHONPATH": str(Path(__file__).parents[2])},
-            )  # fmt: skip
+            )
 
     def _api_server_is_ready(self) -> bool:
         return self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0
@@ -184,10 +193,12 @@ def main(arguments: list[str]) -> None:
         raise
     kubectl = toolchain.kubernetes() / "kubectl"
     print(
-        f"The node is Ready. Try:\n  export KUBECONFIG={cluster.kubeconfig}\n  {kubectl} apply -f pod.yaml"
+        f"The node is Ready. Try:\n  export KUBECONFIG={cluster.kubeconfig}\n  {kubectl} apply -f"
+        " pod.yaml"
     )
     print(
-        f"  {kubectl} create deploy nginx --image=nginx --replicas=3\n  {kubectl} get pods -o wide\nEnd it with: make kube-down"
+        f"  {kubectl} create deploy nginx --image=nginx --replicas=3\n  {kubectl} get pods -o"
+        " wide\nEnd it with: make kube-down"
     )
 
 

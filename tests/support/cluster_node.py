@@ -37,9 +37,14 @@ def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> di
     ranges = [[{"subnet": subnet}] for subnet in subnets]
     ipam = {"type": "host-local", "dataDir": str(leases), **({"ranges": ranges} if ranges else {})}
     bridge = {
-        "type": "bridge", "bridge": "kube0", "isDefaultGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": ipam,
+        "type": "bridge",
+        "bridge": "kube0",
+        "isDefaultGateway": True,
+        "ipMasq": True,
+        "hairpinMode": True,
+        "ipam": ipam,
         "capabilities": {"ipRanges": not ranges},
-    }  # fmt: skip
+    }
     plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
     return {"cniVersion": "1.1.0", "name": "kube", "plugins": plugins}
 
@@ -167,12 +172,15 @@ class Node:
             hosts = self.folder / "certs.d" / host / "hosts.toml"
             hosts.parent.mkdir(parents=True, exist_ok=True)
             hosts.write_text(
-                f'server = "http://{mirror}"\n[host."http://{mirror}"]\n  capabilities = ["pull", "resolve"]\n'
+                f'server = "http://{mirror}"\n[host."http://{mirror}"]\n  capabilities = ["pull",'
+                ' "resolve"]\n'
             )
         parent = f'default_parent = "{self.pods_group}"\n' if self.pods_group else ""
         store = os.environ.get("PYRUNC_TESTS_IMAGE_STORE", "auto")
         (self.folder / "config.toml").write_text(
-            f'[images]\nstore = "{store}"\n[cgroup]\nmissing_controllers = "{self.missing_controllers}"\n{parent}\n[registry]\nconfig_path = "{self.folder}/certs.d"\n'
+            f'[images]\nstore = "{store}"\n[cgroup]\nmissing_controllers ='
+            f' "{self.missing_controllers}"\n{parent}\n[registry]\nconfig_path ='
+            f' "{self.folder}/certs.d"\n'
         )
 
     def write_network(self, network: Mapping[str, Any]) -> None:
@@ -190,10 +198,29 @@ class Node:
         the machine: it runs in a mount namespace where the kernel's file has that content.
         `environment` is added to the test's."""
         command = [
-            *installed("pyrunc-cri"), "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
-            *(("--cni-conf-dir", f"{self.folder}/net.d", "--cni-bin-dir", f"{self.folder}/cni-bin") if self.own_network else ()),
-            "--cgroup-driver", self.cgroup_driver, "--config", f"{self.folder}/config.toml",
-        ]  # fmt: skip
+            *installed("pyrunc-cri"),
+            "serve",
+            "--listen",
+            f"unix://{self.socket}",
+            "--root",
+            f"{self.folder}/root",
+            "--state",
+            f"{self.folder}/state",
+            *(
+                (
+                    "--cni-conf-dir",
+                    f"{self.folder}/net.d",
+                    "--cni-bin-dir",
+                    f"{self.folder}/cni-bin",
+                )
+                if self.own_network
+                else ()
+            ),
+            "--cgroup-driver",
+            self.cgroup_driver,
+            "--config",
+            f"{self.folder}/config.toml",
+        ]
         if boot_id:
             (self.folder / "boot_id").write_text(boot_id + "\n")
             bind = (
@@ -276,29 +303,60 @@ class Node:
         (self.folder / "kubelet.yaml").write_text(json.dumps(configuration))
         self.kubelet.start(
             self.inside(
-                str(program), "--config", f"{self.folder}/kubelet.yaml", "--kubeconfig", str(kubeconfig),
-                "--root-dir", f"{self.folder}/kubelet", "--cert-dir", f"{self.folder}/kubelet-pki",
-                "--hostname-override", self.host, "--node-ip", self.address, "--v", os.environ.get("KUBELET_V", "2"),
+                str(program),
+                "--config",
+                f"{self.folder}/kubelet.yaml",
+                "--kubeconfig",
+                str(kubeconfig),
+                "--root-dir",
+                f"{self.folder}/kubelet",
+                "--cert-dir",
+                f"{self.folder}/kubelet-pki",
+                "--hostname-override",
+                self.host,
+                "--node-ip",
+                self.address,
+                "--v",
+                os.environ.get("KUBELET_V", "2"),
             )
-        )  # fmt: skip
+        )
 
     def _kubelet_configuration(self, pki: Path) -> dict[str, object]:
         """cgroupsPerQOS needs controllers in the v2 tree, which a hybrid host keeps on v1. Each
         node has its own folder of logs: a kubelet removes those of pods that it does not know.
         """
         return {
-            "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "failSwapOn": False, "failCgroupV1": False, "cgroupsPerQOS": False, "enforceNodeAllocatable": [], "cgroupDriver": "cgroupfs",
-            "address": "0.0.0.0", "staticPodPath": f"{self.folder}/manifests", "podLogsDir": f"{self.folder}/pod-logs",
-            "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}, "x509": {"clientCAFile": f"{pki}/ca.crt"}},
-            "authorization": {"mode": "AlwaysAllow"}, "containerRuntimeEndpoint": f"unix://{self.socket}",
-            "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},
-            "makeIPTablesUtilChains": False, "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local",
-            "imageMinimumGCAge": "1s", "syncFrequency": "10s",
+            "kind": "KubeletConfiguration",
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "failSwapOn": False,
+            "failCgroupV1": False,
+            "cgroupsPerQOS": False,
+            "enforceNodeAllocatable": [],
+            "cgroupDriver": "cgroupfs",
+            "address": "0.0.0.0",
+            "staticPodPath": f"{self.folder}/manifests",
+            "podLogsDir": f"{self.folder}/pod-logs",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": False},
+                "x509": {"clientCAFile": f"{pki}/ca.crt"},
+            },
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": f"unix://{self.socket}",
+            "evictionHard": {
+                "imagefs.available": "1%",
+                "nodefs.available": "1%",
+                "memory.available": "50Mi",
+            },
+            "makeIPTablesUtilChains": False,
+            "clusterDNS": ["10.96.0.10"],
+            "clusterDomain": "cluster.local",
+            "imageMinimumGCAge": "1s",
+            "syncFrequency": "10s",
             "logging": {"flushFrequency": "1s"},
             # nobody listens: its calls say what they belong to
             "tracing": {"endpoint": "127.0.0.1:9", "samplingRatePerMillion": 1000000},
-        }  # fmt: skip
+        }
 
     # ---- the end
 

@@ -26,10 +26,19 @@ class Proxies:
         for node in self.cluster.nodes:
             self._running[node.host].start(
                 node.inside(
-                    str(self._program), "--kubeconfig", str(self.cluster.control.node_kubeconfig(node)), "--proxy-mode", "nftables",
-                    "--hostname-override", node.host, "--cluster-cidr", POD_RANGE, "--conntrack-max-per-core", "0",
+                    str(self._program),
+                    "--kubeconfig",
+                    str(self.cluster.control.node_kubeconfig(node)),
+                    "--proxy-mode",
+                    "nftables",
+                    "--hostname-override",
+                    node.host,
+                    "--cluster-cidr",
+                    POD_RANGE,
+                    "--conntrack-max-per-core",
+                    "0",
                 )
-            )  # fmt: skip
+            )
 
     def stop(self) -> None:
         """End them."""

@@ -53,9 +53,23 @@ def upstream_source(package: str, folder: Path) -> Path:
     sources = folder / "sources.list"
     sources.write_text("".join(f"deb-src {site} {release} main\n" for site in _mirrors(release)))
     options = [
-        *("-o", f"Dir::Etc::sourcelist={sources}", "-o", "Dir::Etc::sourceparts=-", "-o", f"Dir::State::lists={lists}"),
-        *("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=", "-o", "APT::Sandbox::User=root"),
-    ]  # fmt: skip
+        *(
+            "-o",
+            f"Dir::Etc::sourcelist={sources}",
+            "-o",
+            "Dir::Etc::sourceparts=-",
+            "-o",
+            f"Dir::State::lists={lists}",
+        ),
+        *(
+            "-o",
+            "Dir::Cache::pkgcache=",
+            "-o",
+            "Dir::Cache::srcpkgcache=",
+            "-o",
+            "APT::Sandbox::User=root",
+        ),
+    ]
     for words in (["update"], ["source", "--download-only", package]):
         done = subprocess.run(
             ["apt-get", *options, *words], cwd=folder, capture_output=True, text=True
@@ -71,9 +85,17 @@ def upstream_source(package: str, folder: Path) -> Path:
 def _mirrors(release: str) -> list[str]:
     """The machine's sites that have the release itself."""
     listing = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)", "Created-By: Packages"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(SITE) $(RELEASE) $(COMPONENT)",
+            "Created-By: Packages",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     found = [line.split() for line in listing.splitlines()]
     sites = [words[0] for words in found if words[1:] == [release, "main"]]
     if not sites:

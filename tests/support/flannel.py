@@ -42,7 +42,10 @@ def programs() -> Path:
 def _build_daemon(out: Path) -> None:
     """Build flanneld; one of its backends is C. The program has the module's name."""
     module = "github.com/flannel-io/flannel"
-    requirements = f"{module}@{FLANNEL} github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common@{_TENCENT}"
+    requirements = (
+        f"{module}@{FLANNEL}"
+        f" github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common@{_TENCENT}"
+    )
     program = out / "daemon"
     toolchain.build_module("flannel", requirements, [module], program, cgo=True)
     (program / "flannel").rename(out / "flanneld")
@@ -62,9 +65,12 @@ def daemon_settings(backend: str) -> dict[str, Any]:
 def pod_network(folder: Path) -> dict[str, Any]:
     """The CNI configuration of flannel's own manifest, with a node's folder."""
     plugin = {
-        "type": "flannel", "subnetFile": f"{folder}/flannel/subnet.env", "dataDir": f"{folder}/flannel/cni",
-        "ipam": {"dataDir": f"{folder}/leases"}, "delegate": {"hairpinMode": True, "isDefaultGateway": True},
-    }  # fmt: skip
+        "type": "flannel",
+        "subnetFile": f"{folder}/flannel/subnet.env",
+        "dataDir": f"{folder}/flannel/cni",
+        "ipam": {"dataDir": f"{folder}/leases"},
+        "delegate": {"hairpinMode": True, "isDefaultGateway": True},
+    }
     plugins = [plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
     return {"cniVersion": "0.3.1", "name": "cbr0", "plugins": plugins}
 
@@ -109,11 +115,20 @@ class Flannel:
         own = node.folder / "flannel"
         self.daemons[node.host].start(
             node.inside(
-                f"{self._programs}/flanneld", "--kube-subnet-mgr", "--kubeconfig-file", str(self.cluster.control.node_kubeconfig(node)),
-                "--net-config-path", f"{own}/net-conf.json", "--subnet-file", f"{own}/subnet.env", "--iface", "uplink", "--ip-masq",
+                f"{self._programs}/flanneld",
+                "--kube-subnet-mgr",
+                "--kubeconfig-file",
+                str(self.cluster.control.node_kubeconfig(node)),
+                "--net-config-path",
+                f"{own}/net-conf.json",
+                "--subnet-file",
+                f"{own}/subnet.env",
+                "--iface",
+                "uplink",
+                "--ip-masq",
             ),
             environment={"NODE_NAME": node.host},
-        )  # fmt: skip
+        )
 
     def stop(self) -> None:
         """End the daemons; their links and routes stay with the nodes."""

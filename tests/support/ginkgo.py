@@ -85,4 +85,7 @@ def _shown(spec: Spec) -> str:
     failure = spec.get("Failure", {})
     place = failure.get("Location", {})
     message = failure.get("Message", "")[:3000]
-    return f"{spec['State']}: {name(spec)}\n{message}\n{place.get('FileName')}:{place.get('LineNumber')}"
+    return (
+        f"{spec['State']}:"
+        f" {name(spec)}\n{message}\n{place.get('FileName')}:{place.get('LineNumber')}"
+    )

@@ -36,16 +36,52 @@ from tests.support.processes import Program, wait_until
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = (
-    "systemd", "systemd-sysv", "dbus", "udev", "kmod", "iproute2", "nftables", "iptables", "conntrack", "procps",
-    "openssl", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "libseccomp2", "ca-certificates",
-    "busybox-static", "openssh-server", "e2fsprogs", "apparmor", "stress-ng", "strace",
-    "podman", "crun", "conmon", "criu", "uidmap", "passt", "catatonit", "libpam-systemd", "dbus-user-session",
-)  # fmt: skip
+    "systemd",
+    "systemd-sysv",
+    "dbus",
+    "udev",
+    "kmod",
+    "iproute2",
+    "nftables",
+    "iptables",
+    "conntrack",
+    "procps",
+    "openssl",
+    "python3",
+    "python3-venv",
+    "python3-dev",
+    "gcc",
+    "libc6-dev",
+    "libseccomp2",
+    "ca-certificates",
+    "busybox-static",
+    "openssh-server",
+    "e2fsprogs",
+    "apparmor",
+    "stress-ng",
+    "strace",
+    "podman",
+    "crun",
+    "conmon",
+    "criu",
+    "uidmap",
+    "passt",
+    "catatonit",
+    "libpam-systemd",
+    "dbus-user-session",
+)
 # What the kernel needs to reach its root disk and its network card, in the order of insmod.
 INITRD_MODULES = (
-    "drivers/virtio/virtio_ring", "drivers/virtio/virtio", "drivers/virtio/virtio_pci_legacy_dev", "drivers/virtio/virtio_pci_modern_dev",
-    "drivers/virtio/virtio_pci", "drivers/block/virtio_blk", "net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net",
-)  # fmt: skip
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci",
+    "drivers/block/virtio_blk",
+    "net/core/failover",
+    "drivers/net/net_failover",
+    "drivers/net/virtio_net",
+)
 INIT = """#!/bin/sh
 mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
 for m in MODULES; do insmod /mod/$m; done
@@ -226,7 +262,10 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
         root / "etc/ld.so.cache",
     ):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    copy = 'tar -C "$0" --exclude=./var/lib/dpkg --exclude=./dev -cf - . | tar -C "$1" --keep-directory-symlink -xpf -'
+    copy = (
+        'tar -C "$0" --exclude=./var/lib/dpkg --exclude=./dev -cf - . | tar -C "$1"'
+        " --keep-directory-symlink -xpf -"
+    )
     _run("sh", "-c", copy, str(unpacked), str(root))
     shutil.rmtree(unpacked)
     for path in (root / "usr/bin").iterdir():
@@ -383,7 +422,12 @@ class Link:
     def options(self) -> list[str]:
         """QEMU's."""
         ends = f"local.type=unix,local.path={self.own},remote.type=unix,remote.path={self.other}"
-        return ["-netdev", f"dgram,id=n1,{ends}", "-device", f"virtio-net-pci,netdev=n1,mac={self.hardware_address}"]  # fmt: skip
+        return [
+            "-netdev",
+            f"dgram,id=n1,{ends}",
+            "-device",
+            f"virtio-net-pci,netdev=n1,mac={self.hardware_address}",
+        ]
 
 
 class Guest:
@@ -407,7 +451,12 @@ class Guest:
         `forward` has more ports of 127.0.0.1 here and the guest's that they lead to, `services` the
         ports of SERVICES in the guest and those of 127.0.0.1 here.
         """
-        self.disk, self.port, self.memory_mib, self.disks = build(suite, variant), port or free_port(), memory_mib, tuple(disks)  # fmt: skip
+        self.disk, self.port, self.memory_mib, self.disks = (
+            build(suite, variant),
+            port or free_port(),
+            memory_mib,
+            tuple(disks),
+        )
         self._link, self._forward = link, {**(forward or {}), self.port: 22}
         self._services, self._variant = dict(services or {}), variant
         self.program = Program(f"guest-{self.port}", toolchain.cache() / "vm" / "run")
@@ -424,7 +473,8 @@ class Guest:
         if not wait_until(lambda: not self.program.pid or self._connect(), timeout_s, 0.5):
             self.stop()
             raise RuntimeError(
-                f"the guest did not answer on ssh in {timeout_s:.0f} s; its console:\n{self.program.tail(40)}"
+                f"the guest did not answer on ssh in {timeout_s:.0f} s; its"
+                f" console:\n{self.program.tail(40)}"
             )
         if not self.program.pid:
             self.stop()
@@ -436,7 +486,16 @@ class Guest:
         """One connection for all commands: to make one takes emulated processors some seconds. It
         ends with the guest."""
         command = [*self._ssh_command(), "-f", "-N", "-M"]
-        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0  # fmt: skip
+        return (
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            ).returncode
+            == 0
+        )
 
     def _qemu(self) -> list[str]:
         forward = "".join(
@@ -446,18 +505,38 @@ class Guest:
         for there, here in self._services.items():
             forward += f",guestfwd=tcp:{SERVICES}:{there}-cmd:busybox nc 127.0.0.1 {here}"
         architecture = self._variant.architecture
-        arguments = f"console={architecture.console} quiet root=/dev/vda rw net.ifnames=0 mitigations=off systemd.show_status=0"
+        arguments = (
+            f"console={architecture.console} quiet root=/dev/vda rw net.ifnames=0 mitigations=off"
+            " systemd.show_status=0"
+        )
         arguments += f" audit=0 panic=-1 oops=panic {self._variant.arguments}"
         drives = [f"file={self.disk}/disk.img,if=virtio,format=raw,cache=unsafe"]
         drives += [f"file={disk},if=virtio,format=raw,readonly=on" for disk in self.disks]
         return [
-            architecture.qemu, *architecture.machine, "-accel", self.accelerator, "-smp", "2", "-m", str(self.memory_mib),
-            "-nographic", "-no-reboot", "-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.gz"), "-snapshot",
-            "-append", arguments,
+            architecture.qemu,
+            *architecture.machine,
+            "-accel",
+            self.accelerator,
+            "-smp",
+            "2",
+            "-m",
+            str(self.memory_mib),
+            "-nographic",
+            "-no-reboot",
+            "-kernel",
+            str(self.disk / "vmlinuz"),
+            "-initrd",
+            str(self.disk / "initrd.gz"),
+            "-snapshot",
+            "-append",
+            arguments,
             *(word for drive in drives for word in ("-drive", drive)),
-            "-netdev", f"user,id=n0,restrict=on{forward}", "-device", "virtio-net-pci,netdev=n0,romfile=",
+            "-netdev",
+            f"user,id=n0,restrict=on{forward}",
+            "-device",
+            "virtio-net-pci,netdev=n0,romfile=",
             *(self._link.options() if self._link else []),
-        ]  # fmt: skip
+        ]
 
     def ssh(
         self,
@@ -477,7 +556,8 @@ class Guest:
         )
         if check and done.returncode:
             raise RuntimeError(
-                f"in the guest: {command}: exit code {done.returncode}\n{done.stdout.decode()}{done.stderr.decode()}"
+                f"in the guest: {command}: exit code"
+                f" {done.returncode}\n{done.stdout.decode()}{done.stderr.decode()}"
             )
         return done
 
@@ -491,7 +571,16 @@ class Guest:
             "LogLevel=ERROR",
             f"ControlPath={self._connection / 'ssh' if self._connection else 'none'}",
         )
-        return ["ssh", "-q", "-i", f"{self.disk}/key", *(f"-o{o}" for o in options), "-p", str(self.port), "root@127.0.0.1"]  # fmt: skip
+        return [
+            "ssh",
+            "-q",
+            "-i",
+            f"{self.disk}/key",
+            *(f"-o{o}" for o in options),
+            "-p",
+            str(self.port),
+            "root@127.0.0.1",
+        ]
 
     def push_project(self) -> None:
         """Copy the checkout as it is now, with what `make build` made, to /root/project."""
@@ -546,9 +635,21 @@ def kvm_boots(disk: Path, architecture: Architecture = AMD64, within_s: float = 
     if not architecture.is_native or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     command = [
-        architecture.qemu, *architecture.machine, "-accel", "kvm", "-m", "512", "-nographic", "-no-reboot",
-        "-kernel", str(disk / "vmlinuz"), "-initrd", str(disk / "initrd.gz"), "-append", f"console={architecture.console} quiet",
-    ]  # fmt: skip
+        architecture.qemu,
+        *architecture.machine,
+        "-accel",
+        "kvm",
+        "-m",
+        "512",
+        "-nographic",
+        "-no-reboot",
+        "-kernel",
+        str(disk / "vmlinuz"),
+        "-initrd",
+        str(disk / "initrd.gz"),
+        "-append",
+        f"console={architecture.console} quiet",
+    ]
     probe = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -580,7 +681,8 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
-            f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            f"{' '.join(command)}: exit code"
+            f" {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         )
 
 
@@ -596,7 +698,8 @@ def main(arguments: Sequence[str]) -> None:
         guest.start()
         guest.push_project()
         print(
-            f"ssh -i {guest.disk}/key -p {guest.port} root@127.0.0.1    # the project is in /root/project, its Python is /opt/venv/bin/python"
+            f"ssh -i {guest.disk}/key -p {guest.port} root@127.0.0.1    # the project is in"
+            " /root/project, its Python is /opt/venv/bin/python"
         )
     elif verb == "ssh":
         done = Guest(suite, port=port, variant=variant).ssh(" ".join(arguments[1:]), check=False)

@@ -43,7 +43,9 @@ class Unit:
 
     def tail(self, lines: int = 30) -> str:
         """The end of its log."""
-        return self._guest.ssh(f"journalctl --no-pager -o cat -n {lines} -u {self._name}", check=False).stdout.decode()  # fmt: skip
+        return self._guest.ssh(
+            f"journalctl --no-pager -o cat -n {lines} -u {self._name}", check=False
+        ).stdout.decode()
 
 
 class GuestNode:
@@ -57,7 +59,9 @@ class GuestNode:
         self.number, self.host, self.address = number, f"node{number}", ADDRESSES[number - 1]
         link = Link(sockets / str(number), sockets / str(3 - number), f"52:54:00:77:00:0{number}")
         self.guest = Guest(memory_mib=3072, disks=[*disks], link=link, forward=forward)
-        self.server, self.kubelet, self.flanneld = (Unit(self.guest, n) for n in ("pyrunc-cri", "kubelet", "flanneld"))  # fmt: skip
+        self.server, self.kubelet, self.flanneld = (
+            Unit(self.guest, n) for n in ("pyrunc-cri", "kubelet", "flanneld")
+        )
 
     def output(self, command: str) -> str:
         """What a command that is run in the guest prints; it must succeed."""
@@ -119,7 +123,11 @@ class GuestCluster(Kubectl):
         """Until `condition()`; when it does not come true the error shows what the units said last."""
         if wait_until(condition, timeout_s, 1.0):
             return
-        units = [(f"{n.host}: {u}", getattr(n, u)) for n in self.nodes for u in ("server", "kubelet", "flanneld")]  # fmt: skip
+        units = [
+            (f"{n.host}: {u}", getattr(n, u))
+            for n in self.nodes
+            for u in ("server", "kubelet", "flanneld")
+        ]
         logs = "\n".join(f"--- {name}\n{unit.tail(15)}" for name, unit in units)
         raise RuntimeError(f"{what}: not there after {timeout_s:.0f} s\n{logs}")
 
@@ -149,7 +157,10 @@ class GuestFlannel:
             has_file = functools.partial(node.has, "flannel/subnet.env")
             self._wait(f"flannel's range on {node.host}", has_file)
             there = "/etc/cni/net.d"
-            node.run(f"cat >{there}/new && mv {there}/new {there}/10-flannel.conflist", json.dumps(flannel.pod_network(FOLDER)))  # fmt: skip
+            node.run(
+                f"cat >{there}/new && mv {there}/new {there}/10-flannel.conflist",
+                json.dumps(flannel.pod_network(FOLDER)),
+            )
         for node in self.cluster.nodes:
             self._wait(f"{node.host} Ready", lambda n=node: self.cluster.is_ready(n))  # type: ignore[misc]
 

@@ -21,10 +21,14 @@ UNITS = PROJECT / "vagrant" / "units"
 # What a cluster needs that nodes join by themselves: roles, tokens, and somebody who signs their
 # certificates.
 JOINING = {
-    "--authorization-mode=AlwaysAllow": "--authorization-mode=Node,RBAC --enable-bootstrap-token-auth",
-    "--controllers=": "--cluster-signing-cert-file={0}/ca.crt --cluster-signing-key-file={0}/ca.key "
-    "--controllers=bootstrap-signer-controller,certificatesigningrequest-approving-controller,"
-    "certificatesigningrequest-signing-controller,",
+    "--authorization-mode=AlwaysAllow": (
+        "--authorization-mode=Node,RBAC --enable-bootstrap-token-auth"
+    ),
+    "--controllers=": (
+        "--cluster-signing-cert-file={0}/ca.crt --cluster-signing-key-file={0}/ca.key "
+        "--controllers=bootstrap-signer-controller,certificatesigningrequest-approving-controller,"
+        "certificatesigningrequest-signing-controller,"
+    ),
 }
 STORAGE, CONTROLLERS = ("etcd", "kube-apiserver"), ("kube-controller-manager", "kube-scheduler")
 
@@ -43,9 +47,14 @@ class GuestControlPlane:
         self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}
         self._here = {
-            "/opt/kubernetes/bin": str(self._bin), "/etc/kubernetes/pki": str(folder), "/etc/kubernetes": str(folder), "/var/lib/etcd": f"{folder}/etcd",
-            "${NODE_ADDRESS}": "127.0.0.1", "--bind-address=0.0.0.0": "--bind-address=127.0.0.1", "=6443": f"={port}",
-        }  # fmt: skip
+            "/opt/kubernetes/bin": str(self._bin),
+            "/etc/kubernetes/pki": str(folder),
+            "/etc/kubernetes": str(folder),
+            "/var/lib/etcd": f"{folder}/etcd",
+            "${NODE_ADDRESS}": "127.0.0.1",
+            "--bind-address=0.0.0.0": "--bind-address=127.0.0.1",
+            "=6443": f"={port}",
+        }
         if by_name:
             self._here["--kubelet-preferred-address-types=InternalIP,Hostname"] = (
                 "--kubelet-preferred-address-types=Hostname"

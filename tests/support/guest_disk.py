@@ -76,7 +76,21 @@ def of_files(name: str, files: Mapping[str, Path]) -> Path:
             _link_or_copy(source, work / "files" / target)
         with open(work / "disk", "wb") as image:
             image.truncate(sum(f.st_size for _, _, f in facts) * 17 // 16 + SPARE_BYTES)
-        command = ["mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-L", name[:16], "-d", str(work / "files"), str(work / "disk")]  # fmt: skip
+        command = [
+            "mke2fs",
+            "-q",
+            "-t",
+            "ext4",
+            "-O",
+            "^has_journal",
+            "-m",
+            "0",
+            "-L",
+            name[:16],
+            "-d",
+            str(work / "files"),
+            str(work / "disk"),
+        ]
         subprocess.run(command, check=True, capture_output=True)
         (work / "disk").rename(disk)
     finally:

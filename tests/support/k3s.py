@@ -50,8 +50,19 @@ def _build(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     flags = " ".join(["-s -w", *(f"-X {name}={VERSION}" for name in _VERSIONED)])
     toolchain.run_go(
-        source, "build", f"-modfile={folder}/go.mod", "-trimpath", "-tags", _TAGS, "-ldflags", flags, "-o", f"{out}/k3s", "./cmd/server", CGO_ENABLED="1"
-    )  # fmt: skip
+        source,
+        "build",
+        f"-modfile={folder}/go.mod",
+        "-trimpath",
+        "-tags",
+        _TAGS,
+        "-ldflags",
+        flags,
+        "-o",
+        f"{out}/k3s",
+        "./cmd/server",
+        CGO_ENABLED="1",
+    )
 
 
 if __name__ == "__main__":

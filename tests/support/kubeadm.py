@@ -117,9 +117,16 @@ class Cluster:
 
 def _documents() -> str:
     parts: list[dict[str, Any]] = [
-        {"kind": "InitConfiguration", "nodeRegistration": {"criSocket": "unix:///run/pyrunc/cri.sock"}},
-        {"kind": "ClusterConfiguration", "kubernetesVersion": toolchain.KUBERNETES, "controlPlaneEndpoint": f"{SERVICES}:{PORT}"},
-    ]  # fmt: skip
+        {
+            "kind": "InitConfiguration",
+            "nodeRegistration": {"criSocket": "unix:///run/pyrunc/cri.sock"},
+        },
+        {
+            "kind": "ClusterConfiguration",
+            "kubernetesVersion": toolchain.KUBERNETES,
+            "controlPlaneEndpoint": f"{SERVICES}:{PORT}",
+        },
+    ]
     return "---\n".join(
         json.dumps({"apiVersion": "kubeadm.k8s.io/v1beta4", **part}) + "\n" for part in parts
     )

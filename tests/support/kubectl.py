@@ -30,7 +30,8 @@ class Kubectl:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, **options)  # type: ignore[call-overload]
         if check and done.returncode:
             raise AssertionError(
-                f"kubectl {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+                f"kubectl {' '.join(arguments)}: exit code"
+                f" {done.returncode}\n{done.stdout}{done.stderr}"
             )
         return done  # type: ignore[no-any-return]
 

@@ -11,9 +11,13 @@ from cri_server.images.archives.build import BuiltImage
 from tests.support import debian, images
 
 FILES = {
-    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "etc/passwd": (
+        "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+    ),
     "etc/group": "root:x:0:\nadm:x:4:\nwww-data:x:33:\nnogroup:x:65534:\n",
-    "etc/nginx/sites-enabled/default": "server { listen 80 default_server; root /var/www/html; index index.nginx-debian.html; }\n",
+    "etc/nginx/sites-enabled/default": (
+        "server { listen 80 default_server; root /var/www/html; index index.nginx-debian.html; }\n"
+    ),
     "var/www/html/index.nginx-debian.html": "<h1>Welcome to nginx!</h1>\n",
 }
 LINKS = {

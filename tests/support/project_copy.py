@@ -45,8 +45,17 @@ class ProjectCopy:
     def run_tests(self, *tests: str, temporary: Path) -> subprocess.CompletedProcess[str]:
         """pytest's result for these, which stops at the first failure."""
         command: Sequence[str] = [
-            sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", *tests, "--basetemp", str(temporary),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "not slow",
+            *tests,
+            "--basetemp",
+            str(temporary),
+        ]
         environment = {**os.environ, "PYRUNC_RUNTIME": str(self.program)}
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False

@@ -101,7 +101,8 @@ def run_go(folder: Path, *arguments: str, **environment: str) -> str:
     )
     if done.returncode:
         raise RuntimeError(
-            f"go {' '.join(arguments)} in {folder}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+            f"go {' '.join(arguments)} in {folder}: exit code"
+            f" {done.returncode}\n{done.stdout}{done.stderr}"
         )
     return done.stdout
 
@@ -259,7 +260,8 @@ def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -
         f"\t{name} => {name} v0.{KUBERNETES.removeprefix('v1.')}" for name in staging
     )
     (source / "go.mod").write_text(
-        f"module kubernetesbuild\n\ngo {language[1]}\n\nrequire k8s.io/kubernetes {KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
+        f"module kubernetesbuild\n\ngo {language[1]}\n\nrequire k8s.io/kubernetes"
+        f" {KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
     )
     _blank_imports(
         source, [*packages] or [_package(component) for component in (*COMPONENTS, "kube-proxy")]
@@ -304,7 +306,10 @@ def _build_components(source: Path, names: Sequence[str], out: Path, **environme
 
 def _version_flags() -> str:
     variable = "k8s.io/component-base/version.git"
-    return f"-s -w -X {variable}Version={KUBERNETES} -X {variable}Major=1 -X {variable}Minor={KUBERNETES.split('.')[1]}"
+    return (
+        f"-s -w -X {variable}Version={KUBERNETES} -X {variable}Major=1 -X"
+        f" {variable}Minor={KUBERNETES.split('.')[1]}"
+    )
 
 
 def _package(component: str) -> str:
@@ -312,7 +317,10 @@ def _package(component: str) -> str:
 
 
 def _build_etcd(out: Path) -> None:
-    text = 'package main\n\nimport (\n\t"os"\n\n\t"go.etcd.io/etcd/server/v3/etcdmain"\n)\n\nfunc main() { etcdmain.Main(os.Args) }\n'
+    text = (
+        'package main\n\nimport (\n\t"os"\n\n\t"go.etcd.io/etcd/server/v3/etcdmain"\n)\n\nfunc'
+        " main() { etcdmain.Main(os.Args) }\n"
+    )
     _build_own_main("etcd", f"go.etcd.io/etcd/server/v3@{ETCD}", text, out / "etcd")
 
 
@@ -335,7 +343,10 @@ def coredns() -> Path:
             "loadbalance",
         )
         imports = "\n".join(f'\t_ "{module}/plugin/{name}"' for name in plugins)
-        text = f'package main\n\nimport (\n\t"{module}/coremain"\n{imports}\n)\n\nfunc main() {{ coremain.Run() }}\n'
+        text = (
+            f'package main\n\nimport (\n\t"{module}/coremain"\n{imports}\n)\n\nfunc main() {{'
+            " coremain.Run() }\n"
+        )
         _build_own_main("coredns", f"{module}@{COREDNS}", text, program)
     return program
 

@@ -23,32 +23,57 @@ NODE = "guest"
 READY = "kubectl get nodes -o 'jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}'"
 # Packages' records and caches, logs, what the tests bring, and what kubelet makes and `kubeadm
 # reset` keeps.
-NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/root", "/tmp", "/var/tmp", "/mnt", "/var/lib/systemd/timers", "/var/lib/kubelet", "/etc/kubernetes", "/usr/libexec/kubernetes")  # fmt: skip
+NOT_COUNTED = (
+    "/var/lib/dpkg",
+    "/var/lib/apt",
+    "/var/cache",
+    "/var/log",
+    "/root",
+    "/tmp",
+    "/var/tmp",
+    "/mnt",
+    "/var/lib/systemd/timers",
+    "/var/lib/kubelet",
+    "/etc/kubernetes",
+    "/usr/libexec/kubernetes",
+)
 FACTS = "-type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
 # Files of this boot by their names (kubelet's tables, which it leaves, are of ip and ip6), what the
 # kernel has for us, and units that systemd knows.
 BOOT = (
-    "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables | grep -v -E '^table (ip|ip6) '; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null; "
-    "find /sys/fs/cgroup -name '*pyrunc*'; systemctl list-units --all --plain --no-legend '*pyrunc*' | cut -d' ' -f1"
+    "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables | grep -v -E '^table (ip|ip6)"
+    " '; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null;"
+    " find /sys/fs/cgroup -name '*pyrunc*'; systemctl list-units --all --plain --no-legend"
+    " '*pyrunc*' | cut -d' ' -f1"
 )
 # A person would answer apt's question.
 ANSWERS = "echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/99yes; mkdir -p /root/later"
 CLOCK = {
-    "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "clock"},
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "clock"},
     "spec": {
         "selector": {"matchLabels": {"app": "clock"}},
         "template": {
             "metadata": {"labels": {"app": "clock"}},
             "spec": {
                 "terminationGracePeriodSeconds": 1,
-                "containers": [{
-                    "name": "main", "image": "busybox", "imagePullPolicy": "Never",
-                    "command": ["sh", "-c", "n=0; while true; do n=$((n+1)); echo $n; sleep 1; done"],
-                }],
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "busybox",
+                        "imagePullPolicy": "Never",
+                        "command": [
+                            "sh",
+                            "-c",
+                            "n=0; while true; do n=$((n+1)); echo $n; sleep 1; done",
+                        ],
+                    }
+                ],
             },
         },
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,8 @@ class Newcomer:
             )
             events = self.cluster.run("kubectl get events -A")
             raise AssertionError(
-                f"{what}: not within {PATIENCE_S:.0f} s: {output[0]}\n{events}\n{journal.stdout.decode()}"
+                f"{what}: not within {PATIENCE_S:.0f} s:"
+                f" {output[0]}\n{events}\n{journal.stdout.decode()}"
             )
         return output[0]
 
@@ -120,7 +146,8 @@ class Newcomer:
     def rolled_out(self) -> None:
         """Wait until the Deployment has one pod, which is of its newest template and runs."""
         output = self.cluster.run(
-            f"kubectl rollout status deployment clock --timeout={PATIENCE_S:.0f}s || kubectl get events"
+            f"kubectl rollout status deployment clock --timeout={PATIENCE_S:.0f}s || kubectl get"
+            " events"
         )
         assert "successfully rolled out" in output, output
         self.until(

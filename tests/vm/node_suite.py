@@ -93,16 +93,29 @@ class NodeSuite:
         """Runs the specs that match a pattern of `focus` and none of `skip`; ginkgo's reports of
         them."""
         command = [
-            f"{DISK}/ginkgo", f"--procs={processes}", f"--timeout={timeout_s}s", "--no-color", "-v",
-            f"--focus={'|'.join(focus)}", *(f"--skip={pattern}" for pattern in skip),
-            "--json-report=report.json", f"--output-dir={FOLDER}/reports", f"{FOLDER}/e2e_node.test", "--",
-            f"--k8s-bin-dir={DISK}", f"--report-dir={FOLDER}/reports", f"--node-name={NODE}",
-            f"--container-runtime-endpoint={Server().listen}", "--prepull-images=false",
-            f"--container-runtime-pid-file={FOLDER}/server.pid", "--server-start-timeout=10m",
-            f"--kubelet-config-file={FOLDER}/kubelet.yaml", f"--kubelet-flags=--node-ip={NODE_IP}",
+            f"{DISK}/ginkgo",
+            f"--procs={processes}",
+            f"--timeout={timeout_s}s",
+            "--no-color",
+            "-v",
+            f"--focus={'|'.join(focus)}",
+            *(f"--skip={pattern}" for pattern in skip),
+            "--json-report=report.json",
+            f"--output-dir={FOLDER}/reports",
+            f"{FOLDER}/e2e_node.test",
+            "--",
+            f"--k8s-bin-dir={DISK}",
+            f"--report-dir={FOLDER}/reports",
+            f"--node-name={NODE}",
+            f"--container-runtime-endpoint={Server().listen}",
+            "--prepull-images=false",
+            f"--container-runtime-pid-file={FOLDER}/server.pid",
+            "--server-start-timeout=10m",
+            f"--kubelet-config-file={FOLDER}/kubelet.yaml",
+            f"--kubelet-flags=--node-ip={NODE_IP}",
             f"--kubelet-flags=--runtime-cgroups=/system.slice/{UNIT}",
             *options,
-        ]  # fmt: skip
+        ]
         script = RUN.replace("COMMAND", shlex.join(command))
         settings = json.dumps(KUBELET).encode()
         report = self.folder / "report.json"

@@ -20,7 +20,10 @@ def run(
     """Run pytest with `arguments` in the guest's copy of the project; what ran is printed, what
     failed fails."""
     environment = f"CI=true PYRUNC_GUEST=1 PYRUNC_LEDGER={ledger}"
-    command = f"cd /root/project && {environment} /opt/venv/bin/python -m pytest -v --tb=short --timeout=900 {arguments}"
+    command = (
+        f"cd /root/project && {environment} /opt/venv/bin/python -m pytest -v --tb=short"
+        f" --timeout=900 {arguments}"
+    )
     try:
         done = guest.ssh(command, check=False, timeout_s=timeout_s)
         output, outcome = done.stdout + done.stderr, f"exit code {done.returncode}"

@@ -20,16 +20,19 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(5400)]
 # would need. Not there: make builds the C programs for both processors, which takes a cross
 # compiler; entries of x86's other system calls.
 KERNEL = (
-    "tests/kernel/container tests/kernel/program tests/kernel/seccomp"
-    " --deselect tests/kernel/program/test_build.py::test_make_check_passes"
-    " --deselect tests/kernel/seccomp/test_filters.py::test_architectures"
-    " --deselect tests/kernel/seccomp/test_filters.py::test_a_rule_holds_for_every_listed_architecture"
+    "tests/kernel/container tests/kernel/program tests/kernel/seccomp --deselect"
+    " tests/kernel/program/test_build.py::test_make_check_passes --deselect"
+    " tests/kernel/seccomp/test_filters.py::test_architectures --deselect"
+    " tests/kernel/seccomp/test_filters.py::test_a_rule_holds_for_every_listed_architecture"
 )
 SYSTEM = "tests/system/test_life.py"
 SERVER = "tests/cri/rpc/test_start_container.py tests/cri/rpc/test_exec.py"
 KUBELET = "tests/vm/standalone"
 INSIDE = {"kernel": KERNEL, "system": SYSTEM, "server": SERVER, "kubelet": KUBELET}
-INSTALL = "/opt/venv/bin/python -m compileall -q pyrunc cri_server cni_plugins && /opt/venv/bin/python -m pyrunc.cli.entry install /opt/venv/bin"
+INSTALL = (
+    "/opt/venv/bin/python -m compileall -q pyrunc cri_server cni_plugins && /opt/venv/bin/python -m"
+    " pyrunc.cli.entry install /opt/venv/bin"
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,8 @@ def test_the_program_starts_from_its_snapshot(arm64: Guest) -> None:
 
 def test_a_pod_on_a_server_of_its_own(arm64: Guest) -> None:
     output = arm64.ssh(
-        "cd /root/project && /opt/venv/bin/python -c 'from cri_server.cli.main import main; main()' demo pod.yaml",
+        "cd /root/project && /opt/venv/bin/python -c 'from cri_server.cli.main import main; main()'"
+        " demo pod.yaml",
         timeout_s=1200,
     )
     assert "says hello" in (output.stdout + output.stderr).decode()

@@ -73,7 +73,8 @@ def cluster(machine: Machine, boots: Boots, tmp_path: Path) -> Iterator[suite.Ta
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
     }
     machine.guest.ssh(
-        "mkdir -p /etc/kubernetes/kubelet.conf.d && cat >/etc/kubernetes/kubelet.conf.d/40-port.conf",
+        "mkdir -p /etc/kubernetes/kubelet.conf.d && cat"
+        " >/etc/kubernetes/kubelet.conf.d/40-port.conf",
         stdin=json.dumps(settings).encode(),
     )
     try:

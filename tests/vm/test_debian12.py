@@ -45,12 +45,20 @@ def test_what_is_killed(guest: Guest, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("what", ["-m 'not slow' tests/vm/kubelet/test_placement.py", "tests/vm/linux_6_1/test_pods.py"], ids=["placement", "pods"])  # fmt: skip
+@pytest.mark.parametrize(
+    "what",
+    ["-m 'not slow' tests/vm/kubelet/test_placement.py", "tests/vm/linux_6_1/test_pods.py"],
+    ids=["placement", "pods"],
+)
 def test_kubelet(node: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(node, what, capsys, timeout_s=900)
 
 
 @pytest.mark.timeout(4000)
-@pytest.mark.parametrize("what", ["tests/vm/linux_6_1/test_images.py", f"{image_tests.files(*STORE)} -k 'not erofs'"], ids=["kinds", "unpacked"])  # fmt: skip
+@pytest.mark.parametrize(
+    "what",
+    ["tests/vm/linux_6_1/test_images.py", f"{image_tests.files(*STORE)} -k 'not erofs'"],
+    ids=["kinds", "unpacked"],
+)
 def test_images(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     image_tests.run(guest, what, capsys)

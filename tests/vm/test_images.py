@@ -12,7 +12,18 @@ from tests.vm import image_tests
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
-STORE = ("erofs", "erofs_store", "two_stores", "stored_mounts", "hostile", "store", "pull", "streamed", "faults", "crash")  # fmt: skip
+STORE = (
+    "erofs",
+    "erofs_store",
+    "two_stores",
+    "stored_mounts",
+    "hostile",
+    "store",
+    "pull",
+    "streamed",
+    "faults",
+    "crash",
+)
 WHAT = {
     "systemd": "tests/vm/images",
     "containers": "tests/cri/test_mounted_images.py",

@@ -39,7 +39,10 @@ SERIAL = (
     "OOMKiller",
     "PodPidsLimit",
     "Container Manager Misc",
-    r"Pod Level Resources \[Serial\] .*(no container resources|limits, container resources requests)$",
+    (
+        r"Pod Level Resources \[Serial\] .*(no container resources|limits, container resources"
+        r" requests)$"
+    ),
     r"Swap .*\[NodeConformance\] with configuration",
     "Swap .* Basic functionality with configuration QOS (Burstable|Guaranteed)$",
     "MemoryQoS .*(memory.min for Guaranteed|memory.low = sum)",

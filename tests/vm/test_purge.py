@@ -24,13 +24,40 @@ PATIENCE_S = 120.0
 POD = Path(__file__).parents[2] / "pod.yaml"
 # Records and caches of apt and the journal, what the test brings, and systemd's own state, whose
 # units are listed by name.
-NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log/journal", "/var/log/apt", "/root", "/etc/apt/apt.conf.d/99yes", "/var/lib/systemd/timers", "/run/systemd", "/run/udev", "/run/log", "/run/user", "/run/lock", "/run/mount")  # fmt: skip
+NOT_COUNTED = (
+    "/var/lib/dpkg",
+    "/var/lib/apt",
+    "/var/cache",
+    "/var/log/journal",
+    "/var/log/apt",
+    "/root",
+    "/etc/apt/apt.conf.d/99yes",
+    "/var/lib/systemd/timers",
+    "/run/systemd",
+    "/run/udev",
+    "/run/log",
+    "/run/user",
+    "/run/lock",
+    "/run/mount",
+)
 # Written by others at any time.
-NOT_COUNTED_FILES = ("/var/log/dpkg.log", "/var/log/alternatives.log", "/var/log/lastlog", "/var/log/wtmp", "/var/log/wtmp.db", "/var/lib/systemd/random-seed", "/var/lib/systemd/linger", "/etc/ld.so.cache")  # fmt: skip
+NOT_COUNTED_FILES = (
+    "/var/log/dpkg.log",
+    "/var/log/alternatives.log",
+    "/var/log/lastlog",
+    "/var/log/wtmp",
+    "/var/log/wtmp.db",
+    "/var/lib/systemd/random-seed",
+    "/var/lib/systemd/linger",
+    "/etc/ld.so.cache",
+)
 FACTS = "-type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
 QUESTIONS = {
     "unit files": "systemctl list-unit-files --plain --no-legend --no-pager | awk '{print $1, $2}'",
-    "units": "systemctl list-units --state=active,failed --plain --no-legend --no-pager | awk '{print $1, $4}'",
+    "units": (
+        "systemctl list-units --state=active,failed --plain --no-legend --no-pager | awk '{print"
+        " $1, $4}'"
+    ),
     "mounts": "findmnt -rn -o TARGET,FSTYPE",
     "links": "ls /sys/class/net",
     # what routers advertise comes anew
@@ -43,7 +70,24 @@ QUESTIONS = {
 }
 # Units and cgroups of logins, of what systemd itself starts on demand, and of podman's DHCP proxy,
 # which ends when nobody asks it.
-COME_AND_GO = ("session-", "user@", "user-", "user.slice", "run-user-", "systemd-", "apt-", "dpkg-db-backup", "init.scope", "dev-", "sys-devices-", "sys-module-", "polkit", "packagekit", "man-db", "netavark-dhcp-proxy")  # fmt: skip
+COME_AND_GO = (
+    "session-",
+    "user@",
+    "user-",
+    "user.slice",
+    "run-user-",
+    "systemd-",
+    "apt-",
+    "dpkg-db-backup",
+    "init.scope",
+    "dev-",
+    "sys-devices-",
+    "sys-module-",
+    "polkit",
+    "packagekit",
+    "man-db",
+    "netavark-dhcp-proxy",
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +112,9 @@ def everything(machine: Guest) -> set[str]:
     # name.
     questions = {
         "files": f"find / /run /dev/shm /tmp -xdev \\( {skipped} \\) -prune -o {FACTS}",
-        "configuration": "find /etc -xdev -type f ! -name ld.so.cache ! -name 99yes -exec sha256sum {} +",
+        "configuration": (
+            "find /etc -xdev -type f ! -name ld.so.cache ! -name 99yes -exec sha256sum {} +"
+        ),
         **QUESTIONS,
     }
     paths = set()
@@ -89,7 +135,8 @@ def test_nothing_is_left_of_package_and_pods(machine: Guest, debs: tuple[Path, P
 
     types(
         machine,
-        "apt install ./pyrunc_*.deb && cp /usr/share/doc/pyrunc/examples/10-pyrunc.conflist /etc/cni/net.d/",
+        "apt install ./pyrunc_*.deb && cp /usr/share/doc/pyrunc/examples/10-pyrunc.conflist"
+        " /etc/cni/net.d/",
     )
     types(machine, "pyrunc-cri load busybox.tar && pyrunc-cri run pod.yaml")
     assert "busybox says hello" in types(machine, "pyrunc-cri logs busybox")

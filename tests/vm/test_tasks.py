@@ -105,7 +105,8 @@ def test_the_docs_find_out_why_a_pod_is_slow(node: Newcomer) -> None:
     chain = json.loads(node.types(f"cat {NETWORK}"))
     slow = {**chain, "plugins": [*chain["plugins"], {"type": "slow"}]}
     node.types(
-        f"cat >/opt/cni/bin/slow <<'E'\n{SLOW_PLUGIN}E\nchmod +x /opt/cni/bin/slow\ncat >{NETWORK} <<'E'\n{json.dumps(slow)}\nE\n"
+        f"cat >/opt/cni/bin/slow <<'E'\n{SLOW_PLUGIN}E\nchmod +x /opt/cni/bin/slow\ncat >{NETWORK}"
+        f" <<'E'\n{json.dumps(slow)}\nE\n"
     )
     node.restarts_clock()
     pod = node.clock().pod

@@ -34,7 +34,7 @@ class Suite:
         listed.write_text(images.image_list())
         (folder / "bin").mkdir()
         (folder / "bin" / "runc").symlink_to(Path(sys.executable).parent / "pyrunc")
-        private = f'mount -t tmpfs suite /var/lib && mkdir {CONTAINERD_ROOT} && PATH={folder}/bin:$PATH exec "$@"'  # fmt: skip
+        private = f'mount -t tmpfs suite /var/lib && mkdir {CONTAINERD_ROOT} && PATH={folder}/bin:$PATH exec "$@"'
         program = str(toolchain.containerd_integration())
         self._command = [
             *server.in_its_network("unshare", "--mount", "sh", "-c", private, "sh", program),
@@ -58,8 +58,13 @@ class Suite:
         log = self._folder / "suite.log"
         with open(log, "wb") as out:
             subprocess.run(
-                [*self._command, *options], stdout=out, stderr=subprocess.STDOUT, cwd=self._folder, timeout=TIMEOUT_S + 60, check=False,
-            )  # fmt: skip
+                [*self._command, *options],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                timeout=TIMEOUT_S + 60,
+                check=False,
+            )
         return log.read_text(errors="replace")
 
 

@@ -13,7 +13,9 @@ from tests.support.registry import archive_images
 
 HOST = "registry.k8s.io"
 _USERS = {
-    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    "etc/passwd": (
+        "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+    ),
     "etc/group": "root:x:0:\ndaemon:x:1:\nwheel:x:10:root\nnogroup:x:65534:\n",
 }
 VOLUMES = {
@@ -55,13 +57,18 @@ def of_a_shell() -> Mapping[str, BuiltImage]:
         "Alpine": users,
         "BusyBox": users,
         "Pause": pause(),
-        "ResourceConsumer": with_files(users, {"bin/stress": Node(STRESS.encode(), 0o755)}, Cmd=["sleep", "3600"]),
+        "ResourceConsumer": with_files(
+            users, {"bin/stress": Node(STRESS.encode(), 0o755)}, Cmd=["sleep", "3600"]
+        ),
         "VolumeCopyUp": with_files(
-            users, {f"{place[1:]}/{name}": "test_content\n" for place, name in VOLUMES.items()},
+            users,
+            {f"{place[1:]}/{name}": "test_content\n" for place, name in VOLUMES.items()},
             Volumes={"/test_dir": {}, "C:/weird_test_dir": {}, "/:colon_prefixed": {}},
         ),
-        "VolumeOwnership": with_files(users, {"test_dir": _owned_by_nobody()}, Volumes={"/test_dir": {}}),
-    }  # fmt: skip
+        "VolumeOwnership": with_files(
+            users, {"test_dir": _owned_by_nobody()}, Volumes={"/test_dir": {}}
+        ),
+    }
 
 
 def reference(word: str) -> str:

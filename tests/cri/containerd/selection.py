@@ -31,7 +31,9 @@ NOT_OURS: Mapping[str, str] = {
     "TestFailFastWhenConnectShim": ITS_INSIDES,
     "TestImageLoad": "needs docker, and containerd's ctr",
     "TestImageVolumeBasic": ITS_CLIENT,
-    "TestImageVolumeCheckVolatileOption": "looks for containerd's mounts on the host; ours has none there",
+    "TestImageVolumeCheckVolatileOption": (
+        "looks for containerd's mounts on the host; ours has none there"
+    ),
     "TestImageVolumeReusableAfterFailure": ITS_CLIENT,
     "TestImageVolumeSetupIfContainerdRestarts": ITS_CLIENT,
     "TestIssue10244LoopbackV2": ITS_PROCESSES,
@@ -46,7 +48,9 @@ NOT_OURS: Mapping[str, str] = {
     "TestOOMEventMonitor": ITS_PROCESSES,
     "TestPodSandboxController_ShouldBackoffExitEventWhenFail": ITS_CLIENT,
     "TestReload100Pods": ITS_PROCESSES,
-    "TestRunContainerWithVolatileOption": "looks for containerd's mounts on the host; ours has none there",
+    "TestRunContainerWithVolatileOption": (
+        "looks for containerd's mounts on the host; ours has none there"
+    ),
     "TestRunPodSandboxAndTeardownCNISlow": ITS_RESTART,
     "TestRunPodSandboxWithSetupCNIFailure": ITS_PROCESSES,
     "TestRunPodSandboxWithShimDeleteFailure": ITS_RESTART,
@@ -64,13 +68,31 @@ NOT_OURS: Mapping[str, str] = {
 """Name -> why it says nothing about another server."""
 
 DIFFERENT: Mapping[str, str] = {
-    "TestContainerDrainExecIOAfterExit": "containerd fails an exec whose background process keeps the output open; ours ends it with the process that was asked for",
-    "TestContainerLifecycleWithoutImageRef": "removes an image that a container uses; ours refuses that",
-    "TestContainerStopCancellation": "a caller that goes away takes containerd's SIGKILL back; ours ends what it began",
-    "TestContainerStopSignals": "stops the container right after its start, before its shell has set a trap: ours is there too early",
-    "TestContainerSysfsStatsWithPrivilegedPod": "three of four parts pass; the last compares the words of an error",
-    "TestDuplicateName": "the same RunPodSandbox again is an error of containerd's; with ours it is a retry and finds the pod",
-    "TestTruncIndex": "ContainerStats of a container that has ended is an error of containerd's; ours tells what its files take",
+    "TestContainerDrainExecIOAfterExit": (
+        "containerd fails an exec whose background process keeps the output open; ours ends it with"
+        " the process that was asked for"
+    ),
+    "TestContainerLifecycleWithoutImageRef": (
+        "removes an image that a container uses; ours refuses that"
+    ),
+    "TestContainerStopCancellation": (
+        "a caller that goes away takes containerd's SIGKILL back; ours ends what it began"
+    ),
+    "TestContainerStopSignals": (
+        "stops the container right after its start, before its shell has set a trap: ours is there"
+        " too early"
+    ),
+    "TestContainerSysfsStatsWithPrivilegedPod": (
+        "three of four parts pass; the last compares the words of an error"
+    ),
+    "TestDuplicateName": (
+        "the same RunPodSandbox again is an error of containerd's; with ours it is a retry and"
+        " finds the pod"
+    ),
+    "TestTruncIndex": (
+        "ContainerStats of a container that has ended is an error of containerd's; ours tells what"
+        " its files take"
+    ),
 }
 """Name -> where containerd and ours answer differently, and both may."""
 

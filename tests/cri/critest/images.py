@@ -75,8 +75,12 @@ def all_of_them() -> Mapping[str, BuiltImage]:
         f"{STAGING}/test-image-predefined-group:latest": _with(
             busybox,
             {
-                "etc/passwd": "root:x:0:0:root:/root:/bin/sh\ndefault-user:x:1000:1000::/home:/bin/sh\n",
-                "etc/group": "root:x:0:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n",
+                "etc/passwd": (
+                    "root:x:0:0:root:/root:/bin/sh\ndefault-user:x:1000:1000::/home:/bin/sh\n"
+                ),
+                "etc/group": (
+                    "root:x:0:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n"
+                ),
             },
             User="1000",
         ),
@@ -97,7 +101,10 @@ def _httpd(busybox: BuiltImage) -> BuiltImage:
 
 def _nginx(port: int) -> BuiltImage:
     (found,) = archive_images(nginx.archive()).values()
-    site = f"server {{ listen {port} default_server; root /var/www/html; index index.nginx-debian.html; }}\n"
+    site = (
+        f"server {{ listen {port} default_server; root /var/www/html; index"
+        " index.nginx-debian.html; }\n"
+    )
     tools = {
         f"usr/local/bin/{name}": symlink("/bin/busybox")
         for name in ("cat", "pidof", "sleep", "hostname")

@@ -24,10 +24,15 @@ from tests.support.registry import without_host
 TIMEOUT_S = 1200
 
 LEFT_OUT = {
-    "public image with digest should be pulled": "names an image by a digest whose bytes only its registry has",
-    "should terminate with exitCode 137 and reason OOMKilled": "this machine may have no memory controller in cgroup v2; "
-    "tests/vm shows it",
-    "runtime should support MaskedPaths": "masks /bin/ls, which the shell of Debian's busybox does not look for",
+    "public image with digest should be pulled": (
+        "names an image by a digest whose bytes only its registry has"
+    ),
+    "should terminate with exitCode 137 and reason OOMKilled": (
+        "this machine may have no memory controller in cgroup v2; tests/vm shows it"
+    ),
+    "runtime should support MaskedPaths": (
+        "masks /bin/ls, which the shell of Debian's busybox does not look for"
+    ),
 }
 
 

@@ -18,7 +18,8 @@ from tests.unit.cni.peer_results import NETNS, PEER_RESULTS
 async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
     node.plugin(
         "tune",
-        f"cat >$LOG; {ADD_ONLY}; python3 -c 'import json;print(json.dumps(json.load(open(\"'$LOG'\"))[\"prevResult\"]))'",
+        f"cat >$LOG; {ADD_ONLY}; python3 -c 'import"
+        ' json;print(json.dumps(json.load(open("\'$LOG\'"))["prevResult"]))\'',
     )
     node.configure(
         node.bridge(), {"type": "tune"}, {"type": "portmap", "capabilities": {"portMappings": True}}
@@ -130,7 +131,8 @@ async def test_an_executable_of_the_same_name_wins(node: Node) -> None:
 async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
     node.plugin(
         "my-ipam",
-        f'echo "$CNI_COMMAND" >>$LOG; {ADD_ONLY}; echo \'{{"cniVersion":"1.1.0","ips":[{{"address":"10.7.0.5/24"}}]}}\'',
+        f'echo "$CNI_COMMAND" >>$LOG; {ADD_ONLY}; echo'
+        ' \'{"cniVersion":"1.1.0","ips":[{"address":"10.7.0.5/24"}]}\'',
     )
     node.configure(node.bridge(ipam={"type": "my-ipam"}))
     pod = node.host.pod()
@@ -143,7 +145,10 @@ async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
 async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:
     """Like flannel: only the foreign plugin is in the folder of plugins; pyrunc's are found by
     CNI_PATH."""
-    delegate = "for d in $(echo $CNI_PATH | tr : ' '); do [ ! -x $d/bridge ] || exec $d/bridge; done; exit 9"
+    delegate = (
+        "for d in $(echo $CNI_PATH | tr : ' '); do [ ! -x $d/bridge ] || exec $d/bridge; done;"
+        " exit 9"
+    )
     node.plugin("meta", f"echo $CNI_COMMAND >>$LOG; {delegate}")
     node.configure(node.bridge(type="meta"))
     pod, other = node.host.pod(), node.host.pod()

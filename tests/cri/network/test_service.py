@@ -179,12 +179,19 @@ HOSTILE = {
     "huge": "head -c 100000000 /dev/zero",
     "wrong version": 'echo \'{"cniVersion":"9.0.0"}\'',
     "no address": 'echo \'{"cniVersion":"1.1.0"}\'',
-    "address elsewhere": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"cni0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\'',
+    "address elsewhere": (
+        'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"cni0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\''
+    ),
     "interface path": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"../../x"}]}\'',
-    "300 addresses": 'python3 -c \'import json;print(json.dumps({"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/8"}]*300}))\'',
+    "300 addresses": (
+        "python3 -c 'import"
+        ' json;print(json.dumps({"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/8"}]*300}))\''
+    ),
     "exit 0 with an error": 'echo \'{"cniVersion":"1.1.0","code":7,"msg":"no"}\'',
     "exit 1 with a result": f"echo '{RESULT}'; exit 1",
-    "exit 1 with an error": 'echo \'{"cniVersion":"1.1.0","code":11,"msg":"later","details":"much"}\'; exit 1',
+    "exit 1 with an error": (
+        'echo \'{"cniVersion":"1.1.0","code":11,"msg":"later","details":"much"}\'; exit 1'
+    ),
     "killed": "kill -9 $$",
     "not executable format": None,
 }
@@ -449,7 +456,8 @@ async def test_readiness(node: Node) -> None:
     assert (await node.network.status()).ready
     node.plugin(
         "moody",
-        '[ "$CNI_COMMAND" != STATUS ] || { echo \'{"cniVersion":"1.1.0","code":50,"msg":"not yet"}\'; exit 1; }',
+        '[ "$CNI_COMMAND" != STATUS ] || { echo \'{"cniVersion":"1.1.0","code":50,"msg":"not'
+        " yet\"}'; exit 1; }",
     )
     node.configure({"type": "moody"}, file="15-moody.conflist")
     unready = await node.network.status()
@@ -471,8 +479,9 @@ async def test_status_and_the_log_name_the_file_that_decides(
         ready = await node.network.status()
         assert not ready.ready and path in ready.message and "'0.9.0'" in ready.message
     (node.folder / "conf/05-broken.conflist").write_text("")
-    assert (await node.network.status()).message == (
-        f"{node.folder}/conf/10-net.conflist: CNI plugin 'nowhere' is not in {node.folder}/bin"
+    assert (
+        (await node.network.status()).message
+        == f"{node.folder}/conf/10-net.conflist: CNI plugin 'nowhere' is not in {node.folder}/bin"
     )
     assert [record.message.split(": ")[1] for record in caplog.records] == [
         path,

@@ -46,9 +46,19 @@ def test_a_pod_gets_its_address_from_our_plugins(containerd: Containerd) -> None
         ).status
         assert status.network.ip.startswith("10.88.")
         listing = subprocess.run(
-            ["nsenter", f"--net=/run/netns/{containerd.namespace}", "nft", "list", "table", "inet", "pyrunc_cni"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
+            [
+                "nsenter",
+                f"--net=/run/netns/{containerd.namespace}",
+                "nft",
+                "list",
+                "table",
+                "inet",
+                "pyrunc_cni",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         assert status.network.ip in listing
         client.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=60)
         client.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=60)

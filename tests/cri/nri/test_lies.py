@@ -31,28 +31,43 @@ def resources(**fields: Any) -> dict[str, Callable[[Any], Any]]:
 
 LIES = {
     "limits below zero": resources(memory=api.LinuxMemory(limit=api.OptionalInt64(value=-2))),
-    "shares beyond 64 bits": resources(cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=2**64 - 1))),
+    "shares beyond 64 bits": resources(
+        cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=2**64 - 1))
+    ),
     "files of cgroups": resources(unified={"../../cgroup.procs": "1"}),
     "sysctls with a path": linux(sysctl={"kernel/../../../etc/x": "1"}),
     "sysctls of the machine": linux(sysctl={"kernel.core_pattern": "|/bin/sh"}),
-    "a namespace of no type": linux(namespaces=[api.LinuxNamespace(type="x", path="/proc/1/ns/net")]),
-    "a namespace that is no file": linux(namespaces=[api.LinuxNamespace(type="uts", path="/proc/1/mem")]),
-    "a device of no type": linux(devices=[api.LinuxDevice(path="/dev/x", type="q", major=-5, minor=2**40)]),
+    "a namespace of no type": linux(
+        namespaces=[api.LinuxNamespace(type="x", path="/proc/1/ns/net")]
+    ),
+    "a namespace that is no file": linux(
+        namespaces=[api.LinuxNamespace(type="uts", path="/proc/1/mem")]
+    ),
+    "a device of no type": linux(
+        devices=[api.LinuxDevice(path="/dev/x", type="q", major=-5, minor=2**40)]
+    ),
     "a rlimit of no type": adjusts(rlimits=[api.POSIXRlimit(type="RLIMIT_X", hard=1, soft=2)]),
-    "a rlimit that is none": adjusts(rlimits=[api.POSIXRlimit(type="RLIMIT_NOFILE", hard=1, soft=2**64 - 1)]),
-    "a mount of a path with NUL": adjusts(mounts=[api.Mount(destination="/a\0b", source="/etc", type="bind")]),
+    "a rlimit that is none": adjusts(
+        rlimits=[api.POSIXRlimit(type="RLIMIT_NOFILE", hard=1, soft=2**64 - 1)]
+    ),
+    "a mount of a path with NUL": adjusts(
+        mounts=[api.Mount(destination="/a\0b", source="/etc", type="bind")]
+    ),
     "options of mounts": adjusts(
-        mounts=[api.Mount(destination="/a", source="tmpfs", type="tmpfs", options=["size=\n1", "x=\0"])]
+        mounts=[
+            api.Mount(destination="/a", source="tmpfs", type="tmpfs", options=["size=\n1", "x=\0"])
+        ]
     ),
     "a CDI device": adjusts(CDI_devices=[api.CDIDevice(name="../../x=y")]),
     "an environment with NUL": adjusts(env=[api.KeyValue(key="A", value="b\0C=d")]),
     "arguments with NUL": adjusts(args=["true\0"]),
     "another's update": {
         "CreateContainer": lambda _: api.CreateContainerResponse(
-            update=[api.ContainerUpdate(container_id="../../x")], evict=[api.ContainerEviction(container_id="")]
+            update=[api.ContainerUpdate(container_id="../../x")],
+            evict=[api.ContainerEviction(container_id="")],
         )
     },
-}  # fmt: skip
+}
 HARMLESS = ("another's update",)  # names no container, so there is nothing to do
 
 

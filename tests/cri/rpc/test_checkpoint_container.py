@@ -130,10 +130,9 @@ def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Pat
         code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1))
         == Code.DEADLINE_EXCEEDED
     )
-    assert (
-        "a checkpoint of container" in message_of(lambda: checkpoint(server, counting, tmp_path / "b.tar"))
-        or "is paused" in message_of(lambda: checkpoint(server, counting, tmp_path / "b.tar"))
-    )  # fmt: skip
+    assert "a checkpoint of container" in message_of(
+        lambda: checkpoint(server, counting, tmp_path / "b.tar")
+    ) or "is paused" in message_of(lambda: checkpoint(server, counting, tmp_path / "b.tar"))
     (tmp_path / "go").touch()
     work = server.root / "containers" / counting / "checkpoint"
     assert wait_until(lambda: not work.exists(), 60)

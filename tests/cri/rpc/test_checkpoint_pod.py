@@ -86,7 +86,8 @@ def test_a_failure_leaves_all_as_it_was(
     sandbox, containers = pod
     noted = tmp_path / "noted"
     criu.write_text(
-        f"#!/bin/sh\nfor g in {_groups(server)}; do read frozen < $g; echo $frozen; done > {noted}; exit 1\n"
+        f"#!/bin/sh\nfor g in {_groups(server)}; do read frozen < $g; echo $frozen; done > {noted};"
+        " exit 1\n"
     )
     folder = tmp_path / "out"
     folder.mkdir()

@@ -33,8 +33,13 @@ def test_an_image_that_is_not_there(server: Server) -> None:
 @pytest.mark.requirement("5.2.2", "5.2.3")
 @pytest.mark.parametrize(
     "user, uid, name",
-    [("1002", 1002, ""), ("1003:1004", 1003, ""), ("www-data", None, "www-data"), ("www-data:grp", None, "www-data")],
-)  # fmt: skip
+    [
+        ("1002", 1002, ""),
+        ("1003:1004", 1003, ""),
+        ("www-data", None, "www-data"),
+        ("www-data:grp", None, "www-data"),
+    ],
+)
 def test_users(server: Server, registry: Registry, user: str, uid: int | None, name: str) -> None:
     registry.push("users/app:v1", an_image("users", User=user))
     identifier = pull(server, f"{registry.host}/users/app:v1")

@@ -132,8 +132,14 @@ def test_what_fails_in_the_middle_leaves_no_pod(server: Server, criu: Path, tmp_
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"containers": {"one": "../../etc/passwd"}}', '{"containers": {"one": 3}}', '{"containers": {}, "version": 9}'],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        '{"containers": {"one": "../../etc/passwd"}}',
+        '{"containers": {"one": 3}}',
+        '{"containers": {}, "version": 9}',
+    ],
+)
 def test_hostile_options(server: Server, criu: Path, tmp_path: Path, content: str) -> None:
     folder = saved(tmp_path / "saved", "one")
     (folder / pods.OPTIONS).write_text(content)

@@ -58,7 +58,10 @@ def test_a_shorter_stop_wins_over_a_longer_one(server: Server) -> None:
 def test_the_signal_of_the_request_comes_before_the_images(
     server: Server, registry: Registry
 ) -> None:
-    script = "trap 'exit 1' TERM; trap 'exit 2' USR1; trap 'exit 3' USR2; echo set; while :; do sleep 0.05; done"
+    script = (
+        "trap 'exit 1' TERM; trap 'exit 2' USR1; trap 'exit 3' USR2; echo set; while :; do sleep"
+        " 0.05; done"
+    )
     layers, settings = build.busybox().layers, {"Env": ["PATH=/bin"], "StopSignal": "SIGUSR2"}
     registry.push("signals/app:v1", build.image(layers, settings))
     identifier = pull(server, f"{registry.host}/signals/app:v1")

@@ -140,9 +140,17 @@ async def test_pairs_with_and_without_request_ids(server: StreamingServer, reque
 
 @pytest.mark.parametrize(
     "wrong",
-    [headers("stdin", 80, "x"), headers("data", 0, "x"), headers("data", 65536, "x"), headers("data", "-1", "x"),
-     headers("data", "٣", "x"), headers("data", "", "x"), {"port": ["80"]}, {}],
-)  # fmt: skip
+    [
+        headers("stdin", 80, "x"),
+        headers("data", 0, "x"),
+        headers("data", 65536, "x"),
+        headers("data", "-1", "x"),
+        headers("data", "٣", "x"),
+        headers("data", "", "x"),
+        {"port": ["80"]},
+        {},
+    ],
+)
 async def test_streams_that_make_no_sense_are_reset(
     server: StreamingServer, wrong: dict[str, list[str]]
 ) -> None:

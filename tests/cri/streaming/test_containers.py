@@ -115,7 +115,10 @@ def test_exec(client: Client, container: str, transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_exec_on_a_terminal(client: Client, container: str, transport: str) -> None:
     more = [*TRANSPORTS[transport], "-sizes", "91x17"]
-    script = 'tty; while [ "$(stty size)" != "17 91" ]; do sleep 0.05; done; read line; echo "got $line"; exit 3'
+    script = (
+        'tty; while [ "$(stty size)" != "17 91" ]; do sleep 0.05; done; read line; echo "got'
+        ' $line"; exit 3'
+    )
     process = client.exec(container, "sh", "-c", script, stdin=True, tty=True, more=more)
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == b"/dev/pts/0\r\n"

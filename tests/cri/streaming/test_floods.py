@@ -90,7 +90,16 @@ def websocket_input() -> bytes:
     return masked(0x82, b"\x00x") * (FLOOD_BYTES // 8)
 
 
-FLOODS = [pings, refused_streams, empty_data, tiny_data, websocket_pings, websocket_fragments, websocket_messages, websocket_input]  # fmt: skip
+FLOODS = [
+    pings,
+    refused_streams,
+    empty_data,
+    tiny_data,
+    websocket_pings,
+    websocket_fragments,
+    websocket_messages,
+    websocket_input,
+]
 
 
 class Turns:
@@ -239,7 +248,9 @@ ENDS = {
     "no such ticket": lambda s: request("/exec/none", *SPDY),
     "no stream protocol": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY[:2]),
     "broken SPDY": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY) + b"\xff" * 100,
-    "broken session": lambda s: opening(s, pings) + spdy("error", "stdin", "stdout", "stderr")[1] + b"\xff" * 100,
+    "broken session": lambda s: (
+        opening(s, pings) + spdy("error", "stdin", "stdout", "stderr")[1] + b"\xff" * 100
+    ),
     "broken WebSocket": lambda s: opening(s, websocket_pings) + b"\xff" * 100,
     "port-forward": lambda s: (
         request(
@@ -252,8 +263,10 @@ ENDS = {
     ),
     "input and gone": lambda s: opening(s, tiny_data) + tiny_data()[:5000],
     "WebSocket input and gone": lambda s: opening(s, websocket_input) + websocket_input()[:4800],
-    "a second request": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY) + request("/exec/none", *SPDY),
-}  # fmt: skip
+    "a second request": lambda s: (
+        request(path_of(s.url_for_exec(STUCK)), *SPDY) + request("/exec/none", *SPDY)
+    ),
+}
 
 
 @pytest.mark.parametrize("end", ENDS)

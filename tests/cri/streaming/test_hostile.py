@@ -96,8 +96,21 @@ async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -
 
 @pytest.mark.parametrize(
     "twist",
-    ["/attach/{t}", "/portforward/{t}", "//exec/{t}", "/exec//{t}", "/exec/{t}/", "/EXEC/{t}", "/exec/../exec/{t}", "/%65xec/{t}", "/exec/{t}%00", "/", "/exec/", "*"],
-)  # fmt: skip
+    [
+        "/attach/{t}",
+        "/portforward/{t}",
+        "//exec/{t}",
+        "/exec//{t}",
+        "/exec/{t}/",
+        "/EXEC/{t}",
+        "/exec/../exec/{t}",
+        "/%65xec/{t}",
+        "/exec/{t}%00",
+        "/",
+        "/exec/",
+        "*",
+    ],
+)
 async def test_only_the_exact_path_works(server: StreamingServer, twist: str) -> None:
     token = path_of(server.url_for_exec(SHELL)).removeprefix("/exec/")
     status, _ = await answer(server, request(twist.format(t=token), *SPDY))

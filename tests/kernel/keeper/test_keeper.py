@@ -209,7 +209,10 @@ def output(reading: int) -> str:
 
 def test_a_started_program_has_what_it_is_given_and_no_more(keeper: Keeper) -> None:
     keeper.put("other", b"", [0])
-    script = "ls /proc/self/fd >&5; grep -E '^Sig(Blk|Ign)' /proc/self/status >&5; echo $GIVEN $PWD >&5; ps -o sid= $$ >&5"
+    script = (
+        "ls /proc/self/fd >&5; grep -E '^Sig(Blk|Ign)' /proc/self/status >&5; echo $GIVEN $PWD >&5;"
+        " ps -o sid= $$ >&5"
+    )
     pid, pidfd, reading = started(keeper, script, GIVEN="this")
     words = output(reading).split()
     os.close(pidfd)
@@ -301,9 +304,10 @@ def test_only_root_is_heard(keeper: Keeper, tmp_path: Path) -> None:
     path.chmod(0o666)  # what is behind the mode
     folder = os.open(tmp_path, os.O_PATH)
     script = (
-        "import os, socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); os.setuid(65534);"
-        f"s.connect('/proc/self/fd/{folder}/{client.SOCKET}'); s.settimeout(5)\n"
-        "try:\n s.send(bytes(40)); print(s.recv(100))\nexcept OSError as error: print('refused', error.errno)"
+        "import os, socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+        f" os.setuid(65534);s.connect('/proc/self/fd/{folder}/{client.SOCKET}');"
+        " s.settimeout(5)\ntry:\n s.send(bytes(40)); print(s.recv(100))\nexcept OSError as error:"
+        " print('refused', error.errno)"
     )
     for parent in [tmp_path, *tmp_path.parents]:
         if str(parent).count("/") > 1 and parent.owner() == "root":

@@ -15,19 +15,53 @@ ROOT = Path(__file__).parents[3]
 # What importing the shim loads besides our own modules. Each name here is in every shim: add with
 # care.
 FOREIGN = {
-    "_collections_abc", "_ctypes", "_heapq", "_json", "_operator", "_signal", "_socket", "_stat", "_struct",
-    "array", "ctypes", "enum", "errno", "fcntl", "functools", "gc", "genericpath", "heapq", "os", "posixpath",
-    "select", "signal", "stat", "struct", "sys", "termios", "time", "types", "collections", "itertools", "keyword",
-    "operator", "reprlib", "_collections", "_functools", "math", "marshal", "_blake2",
-}  # fmt: skip
+    "_collections_abc",
+    "_ctypes",
+    "_heapq",
+    "_json",
+    "_operator",
+    "_signal",
+    "_socket",
+    "_stat",
+    "_struct",
+    "array",
+    "ctypes",
+    "enum",
+    "errno",
+    "fcntl",
+    "functools",
+    "gc",
+    "genericpath",
+    "heapq",
+    "os",
+    "posixpath",
+    "select",
+    "signal",
+    "stat",
+    "struct",
+    "sys",
+    "termios",
+    "time",
+    "types",
+    "collections",
+    "itertools",
+    "keyword",
+    "operator",
+    "reprlib",
+    "_collections",
+    "_functools",
+    "math",
+    "marshal",
+    "_blake2",
+}
 PRIVATE_LIMIT_KIB, PRIVATE_LIMIT_AFTER_EXEC_KIB = 8192, 8192
 MORE, MORE_LIMIT_KIB = 20, 128  # containers, and what each may add
 
 
 def test_the_import_list_is_pinned() -> None:
     script = (
-        "import sys; before = set(sys.modules); sys.path[:0] = sys.argv[1:]; import pyrunc.shim.main;"
-        "print('\\n'.join(sorted(set(sys.modules) - before)))"
+        "import sys; before = set(sys.modules); sys.path[:0] = sys.argv[1:]; import"
+        " pyrunc.shim.main;print('\\n'.join(sorted(set(sys.modules) - before)))"
     )
     paths = [str(ROOT), *(p for p in sys.path if p.endswith("site-packages"))]
     listing = subprocess.run(
@@ -60,7 +94,8 @@ async def test_an_idle_shim_is_small_and_does_nothing(tmp_path: Path) -> None:
             await pod.run(f"more{n}", "echo hello; exec sleep 1000")
         each = (_private_kib(pod.pid) - after_exec) / MORE
         print(
-            f"{private} KiB with three containers, {after_exec} after an exec, {each:.0f} for each more"
+            f"{private} KiB with three containers, {after_exec} after an exec, {each:.0f} for each"
+            " more"
         )
         assert private < PRIVATE_LIMIT_KIB and after_exec < PRIVATE_LIMIT_AFTER_EXEC_KIB
         assert each < MORE_LIMIT_KIB

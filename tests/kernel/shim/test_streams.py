@@ -184,7 +184,10 @@ async def test_the_log_is_copied_fast(pod: TestPod) -> None:
     """270 MB/s were measured on an idle machine. What counts is the shim's processor time: others
     may want the processor."""
     total = 200_000_000
-    script = f"import os\nb = (b'x' * 99 + b'\\n') * 600\nfor _ in range({total} // len(b)): os.write(1, b)"
+    script = (
+        f"import os\nb = (b'x' * 99 + b'\\n') * 600\nfor _ in range({total} // len(b)):"
+        " os.write(1, b)"
+    )
     before_s = _processor_s(pod.pid)
     await pod.run("a", PYTHON, "-c", script)
     await pod.exited("a", 90)

@@ -64,7 +64,14 @@ def test_what_we_write_is_read(tmp_path: Path) -> None:
 
 def test_what_others_write_is_read(tmp_path: Path) -> None:
     """More fields, null in place of lists, no image by digest."""
-    config = {"id": "x", "name": "k8s_c_p", "rootfsImage": "", "rootfsImageName": "a:1", "restored": False, "restoredTime": "0001-01-01T00:00:00Z"}  # fmt: skip
+    config = {
+        "id": "x",
+        "name": "k8s_c_p",
+        "rootfsImage": "",
+        "rootfsImageName": "a:1",
+        "restored": False,
+        "restoredTime": "0001-01-01T00:00:00Z",
+    }
     found = read.read(folder(tmp_path, config, {"mounts": None, "process": {"args": None}}))
     assert found.images == ["a:1"] and found.binds == [] and not found.terminal
 

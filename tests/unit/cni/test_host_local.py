@@ -465,7 +465,8 @@ def test_invalid_settings(ipam: Any, changes: dict[str, Any], words: str) -> Non
 def test_resolver_settings_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "resolv.conf"
     path.write_text(
-        "# comment\nnameserver 10.0.0.1\nnameserver fd00::1\nsearch a.b c.d\noptions ndots:5 rotate\ndomain a.b\n"
+        "# comment\nnameserver 10.0.0.1\nnameserver fd00::1\nsearch a.b c.d\noptions ndots:5"
+        " rotate\ndomain a.b\n"
     )
     dns = parse({"subnet": "10.1.0.0/16", "resolvConf": str(path)}).dns
     assert dns.nameservers == ("10.0.0.1", "fd00::1") and dns.search == ("a.b", "c.d")

@@ -66,11 +66,19 @@ def test_each_value_has_its_line(tmp_path: Path) -> None:
 
 
 def test_lines_of_all_forms_of_toml() -> None:
-    text = '# c\na.b = 1\n[t."x.y"]\nk = """\n[no]\nz = 1\n"""\nl = { m = 1, n = [\n 2 ] }\n[[u]]\nv = 1\n'
+    text = (
+        '# c\na.b = 1\n[t."x.y"]\nk = """\n[no]\nz = 1\n"""\nl = { m = 1, n = [\n 2 ] }\n[[u]]\nv'
+        " = 1\n"
+    )
     assert lines(text) == {
-        ("a", "b"): 2, ("t", "x.y"): 3, ("t", "x.y", "k"): 4, ("t", "x.y", "l", "m"): 8, ("t", "x.y", "l", "n"): 8,
-        ("u",): 10, ("u", "v"): 11,
-    }  # fmt: skip
+        ("a", "b"): 2,
+        ("t", "x.y"): 3,
+        ("t", "x.y", "k"): 4,
+        ("t", "x.y", "l", "m"): 8,
+        ("t", "x.y", "l", "n"): 8,
+        ("u",): 10,
+        ("u", "v"): 11,
+    }
 
 
 def test_drop_ins_count_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,25 +94,39 @@ def test_a_wrong_drop_in_is_named_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, a='[server]\n\nrot = "/a"\n')
     with pytest.raises(InvalidSpec) as caught:
         load(path, {})
-    assert str(caught.value) == (
-        f"{tmp_path}/config.toml.d/a.toml:3: server.rot: no such key; did you mean root?"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/config.toml.d/a.toml:3: server.rot: no such key; did you mean root?"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[server]\nlog_levle = 'x'", ["x:2: server.log_levle: no such key; did you mean log_level?"]),
+        (
+            "[server]\nlog_levle = 'x'",
+            ["x:2: server.log_levle: no such key; did you mean log_level?"],
+        ),
         ("[servre]\nroot = '/x'", ["x:1: servre: no such table; did you mean server?"]),
-        ("[server]\nrlimits = []", ["x:2: server.rlimits: no such key; it belongs to [containers]"]),
+        (
+            "[server]\nrlimits = []",
+            ["x:2: server.rlimits: no such key; it belongs to [containers]"],
+        ),
         ("volatile = true", ["x:1: volatile: no such table; it belongs to [containers]"]),
-        ("[images]\nzzz = 1\nqqq = 2", [
-            "x:2: images.zzz: no such key; expected one of keep_blobs, pinned, store",
-            "x:3: images.qqq: no such key; expected one of keep_blobs, pinned, store"]),
+        (
+            "[images]\nzzz = 1\nqqq = 2",
+            [
+                "x:2: images.zzz: no such key; expected one of keep_blobs, pinned, store",
+                "x:3: images.qqq: no such key; expected one of keep_blobs, pinned, store",
+            ],
+        ),
         ("[streaming]\nhost = 'h'\nport = 'x'", ["x:3: streaming.port: expected `int`, got `str`"]),
-        ("[containers]\nrlimits = [\n'a',\n3]", ["x:2: containers.rlimits[1]: expected `str`, got `int`"]),
+        (
+            "[containers]\nrlimits = [\n'a',\n3]",
+            ["x:2: containers.rlimits[1]: expected `str`, got `int`"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_problems_have_suggestions(tmp_path: Path, text: str, expected: list[str]) -> None:
     path = tmp_path / "x"
     path.write_text(text)
@@ -156,8 +178,9 @@ def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
     together with their lines."""
     path = tmp_path / "config.toml"
     path.write_text(
-        '[server]\nlog_level = "loud"\nlisten = "tcp://1"\nroot = 3\n[cgroup]\ndrivr = "x"\n[metrics]\naddress = "nope"\n'
-        '[network]\nbuiltin = ["x", "y"]\n[containers]\nrlimits = ["NOFILE"]\n[runtimes.x]\nbinary = "rel"\n'
+        '[server]\nlog_level = "loud"\nlisten = "tcp://1"\nroot = 3\n[cgroup]\ndrivr ='
+        ' "x"\n[metrics]\naddress = "nope"\n[network]\nbuiltin = ["x", "y"]\n[containers]\nrlimits'
+        ' = ["NOFILE"]\n[runtimes.x]\nbinary = "rel"\n'
     )
     (tmp_path / "config.toml.d").mkdir()
     (tmp_path / "config.toml.d" / "a.toml").write_text('[images]\nstore = "zip"\n')

@@ -24,8 +24,13 @@ NAMES = [
 def spec(name: str, state: str, said: str = "", kind: str = "It") -> dict[str, Any]:
     containers, _, leaf = name.rpartition(" ")
     failure = {"Failure": {"Message": said}} if said else {}
-    return {"ContainerHierarchyTexts": [containers] if containers else None, "LeafNodeText": leaf, "LeafNodeType": kind,
-            "State": state, **failure}  # fmt: skip
+    return {
+        "ContainerHierarchyTexts": [containers] if containers else None,
+        "LeafNodeText": leaf,
+        "LeafNodeType": kind,
+        "State": state,
+        **failure,
+    }
 
 
 def test_every_selected_spec_is_counted_once(tmp_path: Path) -> None:

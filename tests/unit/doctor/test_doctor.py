@@ -25,8 +25,13 @@ FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flann
 BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""
 GOOD = {
     "/proc/sys/kernel/osrelease": "6.12.9-amd64",
-    "/proc/self/ns/cgroup": "", "/proc/self/ns/ipc": "", "/proc/self/ns/mnt": "", "/proc/self/ns/net": "",
-    "/proc/self/ns/pid": "", "/proc/self/ns/user": "", "/proc/self/ns/uts": "",
+    "/proc/self/ns/cgroup": "",
+    "/proc/self/ns/ipc": "",
+    "/proc/self/ns/mnt": "",
+    "/proc/self/ns/net": "",
+    "/proc/self/ns/pid": "",
+    "/proc/self/ns/user": "",
+    "/proc/self/ns/uts": "",
     "/proc/sys/user/max_user_namespaces": "31000",
     "/proc/sys/kernel/seccomp/actions_avail": "kill_process kill_thread trap errno user_notif trace log allow",
     "/proc/filesystems": "nodev\tsysfs\n\text4\nnodev\toverlay\n",
@@ -37,21 +42,34 @@ GOOD = {
     "/proc/sys/fs/inotify/max_user_instances": "8192",
     "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids",
     "/sys/module/apparmor/parameters/enabled": "Y",
-    "/usr/sbin/apparmor_parser": "#!", "/usr/sbin/nft": "#!",
+    "/usr/sbin/apparmor_parser": "#!",
+    "/usr/sbin/nft": "#!",
     "/run/systemd/system/x": "",
     "/etc/cni/net.d/10.conflist": BRIDGE,
     "/usr/lib/systemd/system/kubelet.service": "[Service]\nExecStart=/usr/bin/kubelet",
-    "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf":
-        '[Service]\nEnvironment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"\n'
-        "EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\n"
-        "ExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS\n",
+    "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": '[Service]\nEnvironment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"\n'
+    "EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\n"
+    "ExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS\n",
     "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/pyrunc/cri.sock"',
     "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\n",
-}  # fmt: skip
+}
 CHECKS: tuple[Check, ...] = (
-    kernel.version, kernel.calls, kernel.namespaces, kernel.seccomp, kernel.modules, cgroups.version, cgroups.driver,
-    network.configuration, network.names, network.forwarding, limits.apparmor, limits.selinux, limits.sysctls, limits.swap, kubelet.kubelet,
-)  # fmt: skip
+    kernel.version,
+    kernel.calls,
+    kernel.namespaces,
+    kernel.seccomp,
+    kernel.modules,
+    cgroups.version,
+    cgroups.driver,
+    network.configuration,
+    network.names,
+    network.forwarding,
+    limits.apparmor,
+    limits.selinux,
+    limits.sysctls,
+    limits.swap,
+    kubelet.kubelet,
+)
 
 
 def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **config: Any) -> Host:
@@ -91,39 +109,196 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
     [
         ({"/proc/sys/kernel/osrelease": "5.15.0"}, {}, "kernel-version", Level.WRONG, "5.15.0"),
         ({"/proc/self/ns/net": None}, {}, "namespaces", Level.WRONG, "net"),
-        ({"/proc/sys/user/max_user_namespaces": "0"}, {}, "namespaces", Level.WARNING, "user namespaces are disabled"),
-        ({"/proc/sys/kernel/seccomp/actions_avail": None}, {}, "seccomp", Level.WRONG, "no seccomp"),
-        ({"/proc/sys/kernel/seccomp/actions_avail": "allow errno"}, {}, "seccomp", Level.WRONG, "kill_process"),
-        ({"/proc/filesystems": "\text4\n\tfuse-overlayfs\n"}, {}, "module-overlay", Level.WRONG, "overlay"),
-        ({"/proc/sys/net/bridge/bridge-nf-call-iptables": None}, {}, "module-br-netfilter", Level.WARNING, "not loaded"),
-        ({"/proc/sys/net/bridge/bridge-nf-call-iptables": "0"}, {}, "module-br-netfilter", Level.WARNING, "is 0"),
+        (
+            {"/proc/sys/user/max_user_namespaces": "0"},
+            {},
+            "namespaces",
+            Level.WARNING,
+            "user namespaces are disabled",
+        ),
+        (
+            {"/proc/sys/kernel/seccomp/actions_avail": None},
+            {},
+            "seccomp",
+            Level.WRONG,
+            "no seccomp",
+        ),
+        (
+            {"/proc/sys/kernel/seccomp/actions_avail": "allow errno"},
+            {},
+            "seccomp",
+            Level.WRONG,
+            "kill_process",
+        ),
+        (
+            {"/proc/filesystems": "\text4\n\tfuse-overlayfs\n"},
+            {},
+            "module-overlay",
+            Level.WRONG,
+            "overlay",
+        ),
+        (
+            {"/proc/sys/net/bridge/bridge-nf-call-iptables": None},
+            {},
+            "module-br-netfilter",
+            Level.WARNING,
+            "not loaded",
+        ),
+        (
+            {"/proc/sys/net/bridge/bridge-nf-call-iptables": "0"},
+            {},
+            "module-br-netfilter",
+            Level.WARNING,
+            "is 0",
+        ),
         ({"/sys/fs/cgroup/cgroup.controllers": None}, {}, "cgroup-v2", Level.WRONG, "no cgroup v2"),
-        ({"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"}, {}, "cgroup-controllers", Level.WRONG, "memory"),
-        ({"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"}, {"cgroup__missing_controllers": "warn"}, "cgroup-controllers", Level.WARNING, "memory"),
-        ({"/sys/fs/cgroup/cgroup.controllers": "cpu memory pids"}, {}, "cgroup-controllers", Level.NOTE, "cpu memory pids"),
-        ({"/run/systemd/system/x": None, "/var/lib/kubelet/config.yaml": "{}"}, {"cgroup__driver": "systemd"}, "cgroup-driver", Level.WRONG, "does not run"),
-        ({"/var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs"}, {"cgroup__driver": "cgroupfs"}, "cgroup-driver", Level.WARNING, "cgroupfs"),
+        (
+            {"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"},
+            {},
+            "cgroup-controllers",
+            Level.WRONG,
+            "memory",
+        ),
+        (
+            {"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"},
+            {"cgroup__missing_controllers": "warn"},
+            "cgroup-controllers",
+            Level.WARNING,
+            "memory",
+        ),
+        (
+            {"/sys/fs/cgroup/cgroup.controllers": "cpu memory pids"},
+            {},
+            "cgroup-controllers",
+            Level.NOTE,
+            "cpu memory pids",
+        ),
+        (
+            {"/run/systemd/system/x": None, "/var/lib/kubelet/config.yaml": "{}"},
+            {"cgroup__driver": "systemd"},
+            "cgroup-driver",
+            Level.WRONG,
+            "does not run",
+        ),
+        (
+            {"/var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs"},
+            {"cgroup__driver": "cgroupfs"},
+            "cgroup-driver",
+            Level.WARNING,
+            "cgroupfs",
+        ),
         ({"/etc/cni/net.d/10.conflist": None}, {}, "cni-config", Level.WRONG, "in /etc/cni/net.d"),
         ({"/etc/cni/net.d/10.conflist": "{"}, {}, "cni-config", Level.WRONG, "10.conflist"),
-        ({"/etc/cni/net.d/05.conflist": "{", "/etc/cni/net.d/10.conflist": BRIDGE}, {}, "cni-config", Level.WRONG, "/etc/cni/net.d/05.conflist: the file is not JSON"),
-        ({"/etc/cni/net.d/05.conf": "", "/etc/cni/net.d/10.conflist": BRIDGE}, {}, "cni-config", Level.WARNING, "/etc/cni/net.d/05.conf is skipped: it is empty"),
-        ({"/etc/cni/net.d/10.conflist": FLANNEL}, {}, "cni-plugins", Level.WRONG, "flannel in /opt/cni/bin"),
+        (
+            {"/etc/cni/net.d/05.conflist": "{", "/etc/cni/net.d/10.conflist": BRIDGE},
+            {},
+            "cni-config",
+            Level.WRONG,
+            "/etc/cni/net.d/05.conflist: the file is not JSON",
+        ),
+        (
+            {"/etc/cni/net.d/05.conf": "", "/etc/cni/net.d/10.conflist": BRIDGE},
+            {},
+            "cni-config",
+            Level.WARNING,
+            "/etc/cni/net.d/05.conf is skipped: it is empty",
+        ),
+        (
+            {"/etc/cni/net.d/10.conflist": FLANNEL},
+            {},
+            "cni-plugins",
+            Level.WRONG,
+            "flannel in /opt/cni/bin",
+        ),
         ({"/proc/sys/net/ipv4/ip_forward": "0"}, {}, "ip-forward", Level.NOTE, "is 0"),
-        ({"/proc/sys/net/ipv4/ip_forward": "0", "/etc/cni/net.d/10.conflist": FLANNEL, "/opt/cni/bin/flannel": "#!"}, {}, "ip-forward", Level.WARNING, "is 0"),
+        (
+            {
+                "/proc/sys/net/ipv4/ip_forward": "0",
+                "/etc/cni/net.d/10.conflist": FLANNEL,
+                "/opt/cni/bin/flannel": "#!",
+            },
+            {},
+            "ip-forward",
+            Level.WARNING,
+            "is 0",
+        ),
         ({"/usr/sbin/apparmor_parser": None}, {}, "apparmor", Level.WARNING, "apparmor_parser"),
-        ({"/sys/module/apparmor/parameters/enabled": None}, {}, "apparmor", Level.NOTE, "does not use"),
-        ({"/sys/fs/selinux/enforce": "1"}, {}, "selinux", Level.WARNING, "enforcing; the policy lacks system_u:system_r:container_t"),
-        ({"/sys/fs/selinux/enforce": "0"}, {"selinux__enabled": False}, "selinux", Level.NOTE, "permissive, and"),
-        ({"/proc/sys/fs/inotify/max_user_instances": "128"}, {}, "sysctls", Level.WARNING, "is 128"),
-        ({"/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2"}, {}, "swap", Level.NOTE, "/dev/sda2"),
-        ({KUBELET: None, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": None}, {}, "kubelet", Level.NOTE, "no kubelet"),
+        (
+            {"/sys/module/apparmor/parameters/enabled": None},
+            {},
+            "apparmor",
+            Level.NOTE,
+            "does not use",
+        ),
+        (
+            {"/sys/fs/selinux/enforce": "1"},
+            {},
+            "selinux",
+            Level.WARNING,
+            "enforcing; the policy lacks system_u:system_r:container_t",
+        ),
+        (
+            {"/sys/fs/selinux/enforce": "0"},
+            {"selinux__enabled": False},
+            "selinux",
+            Level.NOTE,
+            "permissive, and",
+        ),
+        (
+            {"/proc/sys/fs/inotify/max_user_instances": "128"},
+            {},
+            "sysctls",
+            Level.WARNING,
+            "is 128",
+        ),
+        (
+            {"/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2"},
+            {},
+            "swap",
+            Level.NOTE,
+            "/dev/sda2",
+        ),
+        (
+            {KUBELET: None, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": None},
+            {},
+            "kubelet",
+            Level.NOTE,
+            "no kubelet",
+        ),
         ({FLAGS: None}, {}, "kubelet", Level.WRONG, "containerd.sock"),
-        ({FLAGS: "KUBELET_KUBEADM_ARGS='--container-runtime-endpoint unix:///run/crio.sock'"}, {}, "kubelet", Level.WRONG, "crio.sock"),
-        ({FLAGS: None, "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///x"}, {}, "kubelet", Level.WRONG, "unix:///x"),
-        ({"/var/lib/kubelet/config.yaml": "a: ["}, {"cgroup__driver": "cgroupfs", "cgroup__missing_controllers": "warn"}, "kubelet", Level.WARNING, "not YAML"),
-        ({"/var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs"}, {}, "kubelet-cgroup-driver", Level.WARNING, "cgroupfs"),
+        (
+            {FLAGS: "KUBELET_KUBEADM_ARGS='--container-runtime-endpoint unix:///run/crio.sock'"},
+            {},
+            "kubelet",
+            Level.WRONG,
+            "crio.sock",
+        ),
+        (
+            {
+                FLAGS: None,
+                "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///x",
+            },
+            {},
+            "kubelet",
+            Level.WRONG,
+            "unix:///x",
+        ),
+        (
+            {"/var/lib/kubelet/config.yaml": "a: ["},
+            {"cgroup__driver": "cgroupfs", "cgroup__missing_controllers": "warn"},
+            "kubelet",
+            Level.WARNING,
+            "not YAML",
+        ),
+        (
+            {"/var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs"},
+            {},
+            "kubelet-cgroup-driver",
+            Level.WARNING,
+            "cgroupfs",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_problem_has_a_finding(
     tmp_path: Path,
     changes: dict[str, str | None],
@@ -143,7 +318,9 @@ def test_each_problem_has_a_finding(
 def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> None:
     running = {
         "/proc/77/comm": "kubelet\n",
-        "/proc/77/cmdline": "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0",
+        "/proc/77/cmdline": (
+            "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0"
+        ),
     }
     by_code = findings(machine(tmp_path, dict(running)))
     assert by_code["kubelet"].observation == "kubelet (pid 77) uses the runtime at unix:///new"
@@ -153,8 +330,9 @@ def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> N
     """The unit of kubelet's package names files that `kubeadm join` writes; before that endpoint
     and driver mean nothing."""
     drop_in = (
-        '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf"\n'
-        'Environment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet $A $B\n'
+        '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf'
+        ' --kubeconfig=/etc/kubernetes/kubelet.conf"\nEnvironment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet'
+        " $A $B\n"
     )
     changes = {"/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": drop_in, FLAGS: None}
     waiting = findings(machine(tmp_path / "new", {**changes, "/var/lib/kubelet/config.yaml": None}))

@@ -1,5 +1,5 @@
-"""Every error class and every finding has a page, docs/errors.md is up to date, and messages lead to
-their pages."""
+"""Every error class and every finding has a page, docs/errors.md is up to date, and messages lead
+to their pages."""
 
 from __future__ import annotations
 
@@ -90,16 +90,22 @@ def test_names_are_unambiguous_and_texts_complete() -> None:
 @pytest.mark.parametrize(
     ("query", "names"),
     [
-        ("wrong-state", ["wrong-state"]), ("WrongState", ["wrong-state"]), ("wrong_state", ["wrong-state"]),
-        ("FailedPrecondition", ["wrong-state"]), ("RESOURCE_EXHAUSTED", ["resource-exhausted"]),
-        ("UNKNOWN", ["Unknown", "peer"]), ("internal", ["internal", "kernel"]), ("ENFILE", ["EMFILE"]),
+        ("wrong-state", ["wrong-state"]),
+        ("WrongState", ["wrong-state"]),
+        ("wrong_state", ["wrong-state"]),
+        ("FailedPrecondition", ["wrong-state"]),
+        ("RESOURCE_EXHAUSTED", ["resource-exhausted"]),
+        ("UNKNOWN", ["Unknown", "peer"]),
+        ("internal", ["internal", "kernel"]),
+        ("ENFILE", ["EMFILE"]),
         ("mount 'overlay' on '/': ENODEV (move_mount, plan line 17)", ["ENODEV"]),
         ("RegistryUnavailable: pulling x: the server does not answer", ["registry-unavailable"]),
         ("rpc error: code = NotFound desc = no such container", ["not-found"]),
         ("container c was OOMKilled, then ENOSPC", ["OOMKilled", "ENOSPC"]),
-        ("the server is in swap", []), ("", []),
+        ("the server is in swap", []),
+        ("", []),
     ],
-)  # fmt: skip
+)
 def test_find(query: str, names: list[str]) -> None:
     assert [page.name for page in find(PAGES, query)] == names
 
@@ -107,14 +113,29 @@ def test_find(query: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("pyrunc-cri: no server at unix:///run/pyrunc/cri.sock: no such file (start one: pyrunc-cri serve)", "no-server"),
+        (
+            "pyrunc-cri: no server at unix:///run/pyrunc/cri.sock: no such file (start one: pyrunc-cri serve)",
+            "no-server",
+        ),
         ("dial unix /run/pyrunc/cri.sock: connect: connection refused", "no-server"),
-        ("no access to unix:///x: permission denied (only for root and the socket's group)", "socket-permission"),
-        ("CNI ADD failed in portmap: host port 80/tcp is already taken by pods/abc/eth0/12", "host-port-taken"),
+        (
+            "no access to unix:///x: permission denied (only for root and the socket's group)",
+            "socket-permission",
+        ),
+        (
+            "CNI ADD failed in portmap: host port 80/tcp is already taken by pods/abc/eth0/12",
+            "host-port-taken",
+        ),
         ('exec: "pgrep": executable file not found in $PATH', "no-command"),
-        ("NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized", "network-not-ready"),
+        (
+            "NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized",
+            "network-not-ready",
+        ),
         ("no IP addresses available in range set: 10.88.0.1-10.88.255.254", "no-address"),
-        ("certificate verify failed: unable to get local issuer certificate", "registry-certificate"),
+        (
+            "certificate verify failed: unable to get local issuer certificate",
+            "registry-certificate",
+        ),
         ("x509: certificate signed by unknown authority", "registry-certificate"),
         ("http: server gave HTTP response to HTTPS client", "registry-speaks-http"),
         ("toomanyrequests: You have reached your pull rate limit", "registry-limit"),
@@ -128,11 +149,14 @@ def test_find(query: str, names: list[str]) -> None:
         ("exec /app: exec format error", "ENOEXEC"),
         ("rpc error: code = DeadlineExceeded desc = context deadline exceeded", "deadline"),
         ("command terminated with exit code 137", "killed"),
-        ("container web/c: its pod default/web is stopped; pyrunc-cri start default/web starts both", "pod-stopped"),
+        (
+            "container web/c: its pod default/web is stopped; pyrunc-cri start default/web starts both",
+            "pod-stopped",
+        ),
         ("pod default/web exists: 0e2b43fb2e20, ready", "already-exists"),
         ("open /x: permission denied", "EACCES"),
     ],
-)  # fmt: skip
+)
 def test_common_messages_lead_to_their_page(text: str, name: str) -> None:
     assert [page.name for page in find(PAGES, text)][:1] == [name]
 

@@ -35,10 +35,22 @@ pressure_io_waiting_seconds_total
 
 def figures(**changes: object) -> Figures:
     values: dict[str, object] = {
-        "cpu": {}, "memory": NO_MEMORY, "io": {}, "pressure": {}, "hugetlb": {},
-        "processes": 1, "threads": 1, "threads_limit": 0, "descriptors": 0, "sockets": 0, "layer_bytes": 0,
-        "disk": os.statvfs(Path("/")), "started_at_ns": 0, "limits": api.LinuxContainerResources(), "open_files_limit": None,
-    }  # fmt: skip
+        "cpu": {},
+        "memory": NO_MEMORY,
+        "io": {},
+        "pressure": {},
+        "hugetlb": {},
+        "processes": 1,
+        "threads": 1,
+        "threads_limit": 0,
+        "descriptors": 0,
+        "sockets": 0,
+        "layer_bytes": 0,
+        "disk": os.statvfs(Path("/")),
+        "started_at_ns": 0,
+        "limits": api.LinuxContainerResources(),
+        "open_files_limit": None,
+    }
     return Figures(**{**values, **changes})  # type: ignore[arg-type]
 
 

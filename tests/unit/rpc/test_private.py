@@ -46,10 +46,14 @@ def test_an_older_client_names_no_image_with_null() -> None:
     [
         (private.LoadImage, {"path": "a.tar"}, "LoadImage: path is 'a.tar', not an absolute path"),
         (private.TagImage, {"source": "x"}, "TagImage: target is missing"),
-        (private.CollectGarbage, {"dry_run": 1, "images": True}, "CollectGarbage: dry_run is 1, not true or false"),
+        (
+            private.CollectGarbage,
+            {"dry_run": 1, "images": True},
+            "CollectGarbage: dry_run is 1, not true or false",
+        ),
         (private.PauseContainer, {}, "PauseContainer: id is missing"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_is_refused_with_its_call_and_name(
     kind: type[private.Request], message: dict[str, object], problem: str
 ) -> None:

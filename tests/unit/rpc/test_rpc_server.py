@@ -39,9 +39,12 @@ from pyrunc.errors import Error, KernelError, NotFound, PeerError, Unsupported, 
 LARGE = ("large", "large_later", "large_parts")
 HELLO = frames.PREFACE + frames.settings({})
 FIELDS = [
-    (":method", "POST"), (":scheme", "http"), (":authority", "localhost"), ("content-type", "application/grpc"),
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
     ("te", "trailers"),
-]  # fmt: skip
+]
 
 
 class CountedReply:

@@ -48,9 +48,26 @@ def test_least() -> None:
     assert spec.linux.namespaces == ()
 
 
-@pytest.mark.parametrize("path", ["process", "linux", "mounts", "hooks", "annotations", "hostname", "root.readonly",
-                                  "process.user", "process.rlimits", "linux.sysctl", "linux.seccomp", "process.oomScoreAdj",
-                                  "linux.devices", "linux.resources", "mounts.0.options"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "process",
+        "linux",
+        "mounts",
+        "hooks",
+        "annotations",
+        "hostname",
+        "root.readonly",
+        "process.user",
+        "process.rlimits",
+        "linux.sysctl",
+        "linux.seccomp",
+        "process.oomScoreAdj",
+        "linux.devices",
+        "linux.resources",
+        "mounts.0.options",
+    ],
+)
 def test_null_is_absent(path: str) -> None:
     parse(put(default(), path, None))
 

@@ -130,9 +130,14 @@ def test_privileged_has_what_the_server_has() -> None:
 
 def test_resources() -> None:
     request = api.LinuxContainerResources(
-        cpu_period=100000, cpu_quota=-1, cpu_shares=512, memory_limit_in_bytes=1 << 20, cpuset_cpus="0",
-        unified={"memory.oom.group": "1"}, hugepage_limits=[api.HugepageLimit(page_size="2MB", limit=0)],
-    )  # fmt: skip
+        cpu_period=100000,
+        cpu_quota=-1,
+        cpu_shares=512,
+        memory_limit_in_bytes=1 << 20,
+        cpuset_cpus="0",
+        unified={"memory.oom.group": "1"},
+        hugepage_limits=[api.HugepageLimit(page_size="2MB", limit=0)],
+    )
     assert resources.to_oci(request) == {
         "cpu": {"shares": 512, "quota": -1, "period": 100000, "cpus": "0"},
         "memory": {"limit": 1 << 20, "swap": 1 << 20},
@@ -192,9 +197,15 @@ def test_cgroup_names() -> None:
 @pytest.mark.requirement("13.12")
 @pytest.mark.parametrize(
     ("requested", "driver"),
-    [("test.slice", "cgroupfs"), ("/a.slice", "cgroupfs"), ("/a/../..", "cgroupfs"), ("relative", "cgroupfs"),
-     ("/kubepods/pod", "systemd"), ("a:b.slice", "systemd")],
-)  # fmt: skip
+    [
+        ("test.slice", "cgroupfs"),
+        ("/a.slice", "cgroupfs"),
+        ("/a/../..", "cgroupfs"),
+        ("relative", "cgroupfs"),
+        ("/kubepods/pod", "systemd"),
+        ("a:b.slice", "systemd"),
+    ],
+)
 def test_a_parent_of_the_other_driver_is_refused(requested: str, driver: str) -> None:
     with pytest.raises(InvalidArgument):
         groups.parent(requested, driver, "")
@@ -412,15 +423,25 @@ def test_options_of_a_mount() -> None:
         api.Mount(container_path="/x", host_path="/x", propagation=9),  # type: ignore[arg-type]
         api.Mount(container_path="/x", host_path="/x", recursive_read_only=True),
         api.Mount(
-            container_path="/x", host_path="/x", readonly=True, recursive_read_only=True,
+            container_path="/x",
+            host_path="/x",
+            readonly=True,
+            recursive_read_only=True,
             propagation=api.PROPAGATION_BIDIRECTIONAL,
         ),
         api.Mount(container_path="/x", host_path="/x", mount_options=["suid"]),
         api.Mount(container_path="/x", image=api.ImageSpec(image="i")),
-        api.Mount(container_path="/x", host_path="/y", readonly=True, image=api.ImageSpec(image="i")),
-        api.Mount(container_path="/x", readonly=True, image=api.ImageSpec(image="i"), image_sub_path="../x"),
+        api.Mount(
+            container_path="/x", host_path="/y", readonly=True, image=api.ImageSpec(image="i")
+        ),
+        api.Mount(
+            container_path="/x",
+            readonly=True,
+            image=api.ImageSpec(image="i"),
+            image_sub_path="../x",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mounts_that_are_refused(request_: api.Mount) -> None:
     with pytest.raises(InvalidArgument, match=r"mounts\[0\]"):
         mounts.check_requests([request_])

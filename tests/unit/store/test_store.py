@@ -34,9 +34,20 @@ def sandbox(identifier: str = "a" * 64, **labels: str) -> Sandbox:
 def container(identifier: str, owner: Sandbox, **labels: str) -> Container:
     config = api.ContainerConfig(metadata=api.ContainerMetadata(name=identifier), labels=labels)
     return Container(
-        identifier, owner.id, config, 5, "boot", "sha256:i", "ref", "name", User(1, 2, (2, 3), "/h"), "SIGTERM",
-        "/log", "/p/c", api.LinuxContainerResources(cpu_shares=7),
-    )  # fmt: skip
+        identifier,
+        owner.id,
+        config,
+        5,
+        "boot",
+        "sha256:i",
+        "ref",
+        "name",
+        User(1, 2, (2, 3), "/h"),
+        "SIGTERM",
+        "/log",
+        "/p/c",
+        api.LinuxContainerResources(cpu_shares=7),
+    )
 
 
 def test_records_survive_the_disk() -> None:
@@ -98,9 +109,13 @@ def test_states_follow_from_facts() -> None:
 
 @pytest.mark.parametrize(
     ("ended", "word"),
-    [(Exit(0, None, 1), "Completed"), (Exit(3, None, 1), "Error"), (Exit(137, None, 1, oom_killed=True), "OOMKilled"),
-     (Exit(128, None, 1, reason="StartError"), "StartError")],
-)  # fmt: skip
+    [
+        (Exit(0, None, 1), "Completed"),
+        (Exit(3, None, 1), "Error"),
+        (Exit(137, None, 1, oom_killed=True), "OOMKilled"),
+        (Exit(128, None, 1, reason="StartError"), "StartError"),
+    ],
+)
 def test_reasons(ended: Exit, word: str) -> None:
     assert ended.cri_reason == word
 

@@ -95,7 +95,8 @@ def test_the_origin_is_not_looked_at(origin: str) -> None:
 @pytest.mark.requirement("9.2")
 def test_the_first_protocol_of_the_client_wins() -> None:
     request = read(
-        f"GET / HTTP/1.1\r\n{HOST}X-Stream-Protocol-Version: v9, v3.x\r\nX-Stream-Protocol-Version: v4.x\r\n\r\n"
+        f"GET / HTTP/1.1\r\n{HOST}X-Stream-Protocol-Version: v9, v3.x\r\nX-Stream-Protocol-Version:"
+        " v4.x\r\n\r\n"
     )
     assert upgrade.choose_stream_protocol(request, ("v4.x", "v3.x")) == "v3.x"
 
@@ -155,9 +156,26 @@ def test_subprotocols() -> None:
 
 
 PIECES = st.sampled_from(
-    [b"GET ", b"POST ", b"/exec/t", b" HTTP/1.1", b"\r\n", b"\n", b"Host: a", b": ", b"Upgrade: SPDY/3.1", b"Connection: upgrade",
-     b"Content-Length: 0", b"Content-Length: -1", b"Transfer-Encoding: chunked", b"\0", b"\xff", b" ", b"\r\n\r\n"]
-)  # fmt: skip
+    [
+        b"GET ",
+        b"POST ",
+        b"/exec/t",
+        b" HTTP/1.1",
+        b"\r\n",
+        b"\n",
+        b"Host: a",
+        b": ",
+        b"Upgrade: SPDY/3.1",
+        b"Connection: upgrade",
+        b"Content-Length: 0",
+        b"Content-Length: -1",
+        b"Transfer-Encoding: chunked",
+        b"\0",
+        b"\xff",
+        b" ",
+        b"\r\n\r\n",
+    ]
+)
 
 
 @given(pieces=st.lists(PIECES | st.binary(max_size=20), max_size=40))

@@ -220,7 +220,17 @@ async def test_a_flood_of_pings_without_reading_ends() -> None:
         await flooding
 
 
-@given(sent=st.lists(st.binary(max_size=60) | st.builds(lambda op, body: bytes((0x80 | op, 0x80 | len(body))) + bytes(4) + body, st.integers(0, 15), st.binary(max_size=100)), max_size=15))  # fmt: skip
+@given(
+    sent=st.lists(
+        st.binary(max_size=60)
+        | st.builds(
+            lambda op, body: bytes((0x80 | op, 0x80 | len(body))) + bytes(4) + body,
+            st.integers(0, 15),
+            st.binary(max_size=100),
+        ),
+        max_size=15,
+    )
+)
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -81,9 +81,12 @@ def test_a_byte_that_changed_on_the_disk_is_not_read(server: Server) -> None:
     tar = tar_of(server)
     place = tar.read_bytes().index(CONTENT) + 5 * 4096
     [row] = [
-        line.split() for line in subprocess.run(["filefrag", "-b4096", "-v", tar], capture_output=True, text=True, check=True).stdout.splitlines()
+        line.split()
+        for line in subprocess.run(
+            ["filefrag", "-b4096", "-v", tar], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         if re.match(r"\s*0:", line)
-    ]  # fmt: skip
+    ]
     first = int(row[3].rstrip(".").rstrip(":").split(".")[0])
     server.kill()
     device = subprocess.run(

@@ -27,9 +27,14 @@ SHIPPED = REPOSITORY / "cri_server/install/data/pyrunc-cri.service"
 PROGRAM = [sys.executable, "-m", "cri_server.cli.main"]
 IMAGE, CONTENT = "registry.test/stored:1", os.urandom(500_000)
 POD = {
-    "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stored"},
-    "spec": {"hostNetwork": True, "containers": [{"name": "main", "image": IMAGE, "command": ["sleep", "3600"]}]},
-}  # fmt: skip
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "stored"},
+    "spec": {
+        "hostNetwork": True,
+        "containers": [{"name": "main", "image": IMAGE, "command": ["sleep", "3600"]}],
+    },
+}
 
 
 def systemctl(*words: str) -> str:
@@ -111,7 +116,13 @@ def test_the_next_server_gets_the_mount(folder: Path) -> None:
     for end in ways:
         pid = int(unit_property("MainPID"))
         end(pid)
-        assert wait_until(lambda pid=pid: unit_property("ActiveState") == "active" and int(unit_property("MainPID")) not in (0, pid), 300)  # type: ignore[misc]  # fmt: skip
+        assert wait_until(
+            lambda pid=pid: (
+                unit_property("ActiveState") == "active"
+                and int(unit_property("MainPID")) not in (0, pid)
+            ),
+            300,
+        )  # type: ignore[misc]
         assert unit_property("NFileDescriptorStore") == "1"
         assert cached_pages(mounted_file()) and mounted_file().read_bytes() == CONTENT
     client(folder, "rm", "--force", "--folder", f"{folder}/pods", "stored")

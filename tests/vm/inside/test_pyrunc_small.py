@@ -31,7 +31,13 @@ def test_what_does_not_fit_is_killed(tmp_path: Path) -> None:
     box = Container(tmp_path)
     script = "x=0123456789abcdef; while :; do x=$x$x; done"
     try:
-        box.start("/bin/busybox", "sh", "-c", f"sleep 1; ({script}); sleep 100", resources={"memory": {"limit": 6 * MIB, "swap": 6 * MIB}})  # fmt: skip
+        box.start(
+            "/bin/busybox",
+            "sh",
+            "-c",
+            f"sleep 1; ({script}); sleep 100",
+            resources={"memory": {"limit": 6 * MIB, "swap": 6 * MIB}},
+        )
         group = box.group
 
         def kills() -> str:

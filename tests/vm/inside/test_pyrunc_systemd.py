@@ -31,8 +31,13 @@ class Scope:
         with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
             done = subprocess.run(
                 [*bundle.runtime(), "--systemd-cgroup", "--root", str(self.state), *arguments],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, check=False, timeout=60,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+                check=False,
+                timeout=60,
+            )
             out.seek(0)
             err.seek(0)
             result = subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())

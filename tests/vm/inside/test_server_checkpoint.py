@@ -67,8 +67,20 @@ def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
     wait_beyond(server, container, 1)
     with tarfile.open(checkpoint(server, container, tmp_path / "a.tar")) as archive:
         members = {member.name: member for member in archive}
-        assert {"config.dump", "spec.dump", "status.dump", "status", "rootfs-diff.tar", "deleted.files", "bind.mounts",
-                "dump.log", "stats-dump", "checkpoint", "checkpoint/inventory.img", "checkpoint/descriptors.json"} <= set(members)  # fmt: skip
+        assert {
+            "config.dump",
+            "spec.dump",
+            "status.dump",
+            "status",
+            "rootfs-diff.tar",
+            "deleted.files",
+            "bind.mounts",
+            "dump.log",
+            "stats-dump",
+            "checkpoint",
+            "checkpoint/inventory.img",
+            "checkpoint/descriptors.json",
+        } <= set(members)
         assert all(member.mode & 0o077 == 0 for member in members.values())
 
         def read(name: str) -> Any:
@@ -170,12 +182,21 @@ def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> No
 def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
     """What an image declares as VOLUME is the container's own, so it comes along."""
     reference = "registry.test/volume:1"
-    files = {name: Path("/bin/busybox").read_bytes() for name in ("bin/sh", "bin/cat", "bin/sleep", "bin/mv", "bin/rm", "bin/mkdir")}  # fmt: skip
-    layer = build.layer({name: build.Node(content, mode=0o755) for name, content in files.items()} | {"state/of-image": b"x"})  # fmt: skip
+    files = {
+        name: Path("/bin/busybox").read_bytes()
+        for name in ("bin/sh", "bin/cat", "bin/sleep", "bin/mv", "bin/rm", "bin/mkdir")
+    }
+    layer = build.layer(
+        {name: build.Node(content, mode=0o755) for name, content in files.items()}
+        | {"state/of-image": b"x"}
+    )
     server.load_image(
         build.docker_archive({reference: build.image([layer], {"Volumes": {"/state": {}}})})
     )
-    script = "rm /state/of-image; echo mine > /state/file; i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.05; done"
+    script = (
+        "rm /state/of-image; echo mine > /state/file; i=0; while :; do i=$((i+1)); echo $i >"
+        " /count; sleep 0.05; done"
+    )
     container_config = config(server, script, image=api.ImageSpec(image=reference))
     first = server.launch(server.run_pod(), container_config)
     wait_beyond(server, first, 2)
@@ -236,8 +257,8 @@ def test_listeners_listen_and_connections_are_closed(server: Server, tmp_path: P
     """The pod has another address; whoever was connected goes on with the first one, and nobody
     with the second."""
     script = (
-        "mkdir /www && echo hello > /www/index.html; httpd -p 8080 -h /www; (sleep 10000 | nc 127.0.0.1 8080) & "
-        + WORKLOAD
+        "mkdir /www && echo hello > /www/index.html; httpd -p 8080 -h /www; (sleep 10000 | nc"
+        " 127.0.0.1 8080) & " + WORKLOAD
     )
     first = server.launch(server.run_pod(), config(server, script))
     wait_beyond(server, first, 2)
@@ -268,7 +289,10 @@ def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> 
 def test_a_pod(server: Server, tmp_path: Path) -> None:
     """Two containers that share memory: what one has read is never ahead of what the other has
     written."""
-    writer = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i > /next; mv /next /count; sleep 0.02; done"
+    writer = (
+        "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i"
+        " > /next; mv /next /count; sleep 0.02; done"
+    )
     reader = "while :; do cat /dev/shm/n > /next 2>/dev/null && mv /next /count; sleep 0.02; done"
     configs = []
     for name, script in (("writer", writer), ("reader", reader)):
@@ -318,7 +342,9 @@ def test_the_verb(server: Server, tmp_path: Path) -> None:
     archive, folder = tmp_path / "a.tar", tmp_path / "pod"
     assert ok(server, "checkpoint", "verb/c", "--export", str(archive)).lines == [str(archive)]
     assert ok(server, "checkpoint", "verb", "--export", str(folder)).lines == [str(folder)]
-    assert (folder / "pod.options").exists() and f"{archive} exists" in call(server, "checkpoint", "verb/c", "-e", str(archive)).error  # fmt: skip
+    assert (folder / "pod.options").exists() and f"{archive} exists" in call(
+        server, "checkpoint", "verb/c", "-e", str(archive)
+    ).error
     manifest = {
         "apiVersion": "v1",
         "kind": "Pod",

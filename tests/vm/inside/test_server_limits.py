@@ -37,9 +37,12 @@ class Server:
         config.linux.cgroup_parent = self.parent
         config.linux.security_context.namespace_options.network = api.NODE
         config.linux.security_context.namespace_options.pid = api.CONTAINER
-        return self.client.runtime.RunPodSandbox(
-            api.RunPodSandboxRequest(config=config), timeout=120
-        ).pod_sandbox_id, config
+        return (
+            self.client.runtime.RunPodSandbox(
+                api.RunPodSandboxRequest(config=config), timeout=120
+            ).pod_sandbox_id,
+            config,
+        )
 
     def container(self, script: str, **resources: Any) -> str:
         pod, sandbox = self.sandbox()
@@ -120,9 +123,15 @@ def test_the_driver_is_the_configured_one(server: Server) -> None:
 )
 def test_limits_are_in_the_kernels_files(server: Server) -> None:
     container = server.container(
-        "sleep 1000", memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000, cpu_shares=512,
-        cpuset_cpus="0", unified={"memory.high": str(60 * MIB)}, huge_pages={"2MB": 4 * MIB},
-    )  # fmt: skip
+        "sleep 1000",
+        memory_limit_in_bytes=64 * MIB,
+        cpu_quota=50_000,
+        cpu_period=100_000,
+        cpu_shares=512,
+        cpuset_cpus="0",
+        unified={"memory.high": str(60 * MIB)},
+        huge_pages={"2MB": 4 * MIB},
+    )
     group = server.group(container)
     assert group.parent.name in ("limits.slice", "limits")
     assert (group / "memory.max").read_text().strip() == str(64 * MIB)
@@ -197,7 +206,10 @@ def test_an_oom_kill_of_a_child(server: Server, code: int) -> None:
 
 @pytest.mark.requirement("6.16")
 def test_devices_are_filtered(server: Server) -> None:
-    script = "head -c 1 /dev/zero >/dev/null && mknod /tmp/mem c 1 1; head -c 1 /tmp/mem 2>/tmp/said; grep -q 'not permitted' /tmp/said && exit 33"
+    script = (
+        "head -c 1 /dev/zero >/dev/null && mknod /tmp/mem c 1 1; head -c 1 /tmp/mem 2>/tmp/said;"
+        " grep -q 'not permitted' /tmp/said && exit 33"
+    )
     assert server.exited(server.container(script)).exit_code == 33
 
 

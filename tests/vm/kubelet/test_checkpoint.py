@@ -51,13 +51,25 @@ def test_a_pod_goes_on_in_another_one(node: Node, tmp_path: Path) -> None:
             "items"
         ]
         with tarfile.open(archive) as tar:
-            assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= set(tar.getnames())  # fmt: skip
+            assert {
+                "config.dump",
+                "spec.dump",
+                "rootfs-diff.tar",
+                "checkpoint/inventory.img",
+            } <= set(tar.getnames())
         at_dump = count(node, "before")
         node.until(lambda: count(node, "before") > at_dump, "the pod's further numbers")
         image = build.image([Path(archive).read_bytes()])
         annotations = {"org.criu.checkpoint.container.name": "c"}
         (tmp_path / "image.tar").write_bytes(oci_archive({IMAGE: image}, annotations=annotations))
-        load = [*installed("pyrunc-cri"), "--address", f"unix://{node.socket}", "load", "-i", str(tmp_path / "image.tar")]  # fmt: skip
+        load = [
+            *installed("pyrunc-cri"),
+            "--address",
+            f"unix://{node.socket}",
+            "load",
+            "-i",
+            str(tmp_path / "image.tar"),
+        ]
         subprocess.run(load, check=True)
         DROP_IN.parent.mkdir(exist_ok=True)
         DROP_IN.write_text("[containers]\nrestore_images = true\n")

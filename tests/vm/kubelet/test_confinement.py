@@ -25,7 +25,10 @@ POLICY = f"""profile {LOCAL} flags=(attach_disconnected,mediate_deleted) {{
 }}
 """
 # With CAP_SYS_ADMIN and no seccomp, only AppArmor is left to refuse these.
-TRY = "mkdir -p /t /forbidden; mount -t tmpfs t /t && echo mounted >>/made; echo x >/forbidden/x && echo wrote >>/made; touch /made; exec sleep 3600"
+TRY = (
+    "mkdir -p /t /forbidden; mount -t tmpfs t /t && echo mounted >>/made; echo x >/forbidden/x &&"
+    " echo wrote >>/made; touch /made; exec sleep 3600"
+)
 MIGHTY: Json = {"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}}
 SECURITY_CONTEXTS: dict[str, Json] = {
     "said-nothing": {},
@@ -33,7 +36,12 @@ SECURITY_CONTEXTS: dict[str, Json] = {
     "local": {"appArmorProfile": {"type": "Localhost", "localhostProfile": LOCAL}},
     "unconfined": {"appArmorProfile": {"type": "Unconfined"}},
 }
-LABELS = {"said-nothing": f"{DEFAULT} (enforce)", "default": f"{DEFAULT} (enforce)", "local": f"{LOCAL} (enforce)", "unconfined": "unconfined"}  # fmt: skip
+LABELS = {
+    "said-nothing": f"{DEFAULT} (enforce)",
+    "default": f"{DEFAULT} (enforce)",
+    "local": f"{LOCAL} (enforce)",
+    "unconfined": "unconfined",
+}
 MADE = {"said-nothing": "wrote", "default": "wrote", "local": "", "unconfined": "mounted wrote"}
 
 
@@ -99,7 +107,10 @@ def test_user_namespaces(node: Node, removing: list[str]) -> None:
     they should."""
     removing += ["mapped", "mapped-too"]
     volume = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
-    script = "touch /mine /v/mine; stat -c %u:%g /bin/busybox /mine /v/mine >/facts; id -u >>/facts; exec sleep 3600"
+    script = (
+        "touch /mine /v/mine; stat -c %u:%g /bin/busybox /mine /v/mine >/facts; id -u >>/facts;"
+        " exec sleep 3600"
+    )
     manifests = [
         pod(name, shell(script, **volume), hostUsers=False, volumes=[{"name": "v", "emptyDir": {}}])
         for name in removing

@@ -12,7 +12,10 @@ from tests.vm.kubelet.node import Node
 
 HUNGRY = "dd if=/dev/zero of=/dev/null bs=64M count=1"
 # A shell that cannot fork ends, hence the inner one; what it said is read without another process.
-FORKS = "(for i in $(seq 600); do sleep 900 & done) 2>/said; read said </said; case $said in *temporarily*) exit 44;; esac"
+FORKS = (
+    "(for i in $(seq 600); do sleep 900 & done) 2>/said; read said </said; case $said in"
+    " *temporarily*) exit 44;; esac"
+)
 SMALL = {"resources": {"limits": {"memory": "16Mi"}}}
 FULL = {"resources": {"limits": {"ephemeral-storage": "2Mi"}}}
 PODS = {
@@ -22,8 +25,12 @@ PODS = {
     "oom-child": pod("oom-child", shell(f"{HUNGRY}; exit 3", **SMALL), restartPolicy="Never"),
     "oom-again": pod("oom-again", shell(f"sleep 2; exec {HUNGRY}", **SMALL)),
     "forks": pod("forks", shell(FORKS), restartPolicy="Never"),
-    "fills-disk": pod("fills-disk", shell("dd if=/dev/zero of=/file bs=1M count=6; sleep 3600", **FULL), restartPolicy="Never"),
-}  # fmt: skip
+    "fills-disk": pod(
+        "fills-disk",
+        shell("dd if=/dev/zero of=/file bs=1M count=6; sleep 3600", **FULL),
+        restartPolicy="Never",
+    ),
+}
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ MIB = 1 << 20
 # 24 MiB of memory that stays (shared memory is charged to who touched it), 6 MiB in the writable
 # layer, 3 MiB in a volume, three processes of its own beside pause; and CPU time that grows.
 SCRIPT = (
-    "dd if=/dev/zero of=/dev/shm/held bs=1M count=24; dd if=/dev/zero of=/written bs=1M count=6; dd if=/dev/zero of=/v/volume bs=1M count=3; "
-    "sync; touch /ready; sleep 7200 & sleep 7200 & while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 1; done"
+    "dd if=/dev/zero of=/dev/shm/held bs=1M count=24; dd if=/dev/zero of=/written bs=1M count=6; dd"
+    " if=/dev/zero of=/v/volume bs=1M count=3; sync; touch /ready; sleep 7200 & sleep 7200 & while"
+    " true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 1; done"
 )
 
 

@@ -34,8 +34,11 @@ RESOURCES: dict[str, Json] = {
     },
 }
 CLASS = {
-    "guaranteed": "Guaranteed", "burstable": "Burstable", "besteffort": "BestEffort", "hugepages": "Guaranteed",
-}  # fmt: skip
+    "guaranteed": "Guaranteed",
+    "burstable": "Burstable",
+    "besteffort": "BestEffort",
+    "hugepages": "Guaranteed",
+}
 
 
 @dataclass

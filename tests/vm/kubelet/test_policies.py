@@ -44,10 +44,13 @@ def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> N
     """A guaranteed pod with whole processors gets them alone; who ran there before moves away, and
     comes back later."""
     kubelet.configure_kubelet(
-        cpuManagerPolicy="static", cpuManagerReconcilePeriod="2s", reservedSystemCPUs="0",
+        cpuManagerPolicy="static",
+        cpuManagerReconcilePeriod="2s",
+        reservedSystemCPUs="0",
         systemReserved={"memory": "512Mi"},
-        memoryManagerPolicy="Static", reservedMemory=[{"numaNode": 0, "limits": {"memory": f"{RESERVED_MIB}Mi"}}],
-    )  # fmt: skip
+        memoryManagerPolicy="Static",
+        reservedMemory=[{"numaNode": 0, "limits": {"memory": f"{RESERVED_MIB}Mi"}}],
+    )
     removing += ["shared", "pinned"]
     # No CPU for this one: `pinned` needs the whole processor that is allocatable.
     shared = kubelet.run(limited("shared", {"requests": {"memory": "16Mi"}}))

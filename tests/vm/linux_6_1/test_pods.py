@@ -22,7 +22,10 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An image of many layers, whose user is in the topmost /etc/passwd alone."""
     passwd = f"root:x:0:0::/:/bin/sh\nsomebody:x:{SOMEBODY}:{SOMEBODY}::/:/bin/sh\n"
     layers = [build.layer({f"layer{n}": str(n)}) for n in range(1, LAYERS - 1)]
-    image = build.image([*build.busybox().layers, *layers, build.layer({"etc/passwd": passwd})], {"User": "somebody"})  # fmt: skip
+    image = build.image(
+        [*build.busybox().layers, *layers, build.layer({"etc/passwd": passwd})],
+        {"User": "somebody"},
+    )
     archive = tmp_path_factory.mktemp("layered") / "image.tar"
     archive.write_bytes(build.docker_archive({LAYERED: image}))
     subprocess.run(["pyrunc-cri", "image", "load", str(archive)], check=True)
@@ -43,7 +46,9 @@ def test_an_image_of_many_layers(
     facts = "cat /layer* | tr -d '\\n' >/tmp/facts; exec sleep 3600"
     made = node.run(pod("layered", {**shell(facts), "image": layered}, hostUsers=host_users))
     pid = node.main_pid(made)
-    assert (Path(f"/proc/{pid}/root/tmp/facts")).read_text() == "".join(map(str, sorted(range(1, LAYERS - 1), key=str)))  # fmt: skip
+    assert (Path(f"/proc/{pid}/root/tmp/facts")).read_text() == "".join(
+        map(str, sorted(range(1, LAYERS - 1), key=str))
+    )
     first = int(Path(f"/proc/{pid}/uid_map").read_text().split()[1])
     assert Path(f"/proc/{pid}").stat().st_uid == first + SOMEBODY
 

@@ -50,9 +50,15 @@ class User:
             open(f"{folder}/err", "w+") as err,
         ):
             ended = subprocess.run(
-                [*self._become(), *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd="/tmp", check=False,
-                env=self._environment(), timeout=timeout_s,
-            )  # fmt: skip
+                [*self._become(), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd="/tmp",
+                check=False,
+                env=self._environment(),
+                timeout=timeout_s,
+            )
             out.seek(0)
             err.seek(0)
             done = Done(words, ended.returncode, out.read(), err.read())
@@ -163,7 +169,10 @@ def install() -> None:
     )
     subprocess.run([python, "-m", "compileall", "-q", str(place)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
-    program = "from pyrunc.cli import entry; print(entry.script(entry.here().python, entry.here().searched))"
+    program = (
+        "from pyrunc.cli import entry; print(entry.script(entry.here().python,"
+        " entry.here().searched))"
+    )
     text = subprocess.run(
         [python, "-c", program], cwd=place, capture_output=True, text=True, check=True
     ).stdout

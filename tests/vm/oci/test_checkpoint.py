@@ -40,11 +40,22 @@ def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contain
         config["mounts"].append(bind)
 
     made.make(
-        "sh", "-c", COUNT, change=change,
-        maskedPaths=["/proc/kcore", "/proc/keys", "/sys/firmware"], readonlyPaths=["/proc/sys"],
-        seccomp={"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]},
-        resources={"memory": {"limit": 64 * MIB}, "pids": {"limit": 20}, "devices": [{"allow": False, "access": "rwm"}]},
-    )  # fmt: skip
+        "sh",
+        "-c",
+        COUNT,
+        change=change,
+        maskedPaths=["/proc/kcore", "/proc/keys", "/sys/firmware"],
+        readonlyPaths=["/proc/sys"],
+        seccomp={
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}],
+        },
+        resources={
+            "memory": {"limit": 64 * MIB},
+            "pids": {"limit": 20},
+            "devices": [{"allow": False, "access": "rwm"}],
+        },
+    )
     made.run()
     yield made
     made.remove()
@@ -104,7 +115,8 @@ def test_what_surrounds_it_is_there_again(counting: Container) -> None:
     status = Path(f"/proc/{pid}/status").read_text()
     assert "Seccomp:\t2" in status and "NoNewPrivs:\t1" in status
     inside = counting.sh(
-        "ls /outside; touch /outside/x; cat /proc/keys; echo x > /proc/sys/kernel/hostname; mkdir /d",
+        "ls /outside; touch /outside/x; cat /proc/keys; echo x > /proc/sys/kernel/hostname;"
+        " mkdir /d",
         check=False,
     )
     assert inside.stdout.split() == ["new"]

@@ -86,7 +86,10 @@ def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     }
     (folder / "images.tar").write_bytes(build.docker_archive(images))
     program = Program("containerd", folder)
-    program.start([str(PROGRAMS / "containerd"), "-c", str(folder / "config.toml")], environment={"PATH": f"{PROGRAMS}:{commands.PATH}"})  # fmt: skip
+    program.start(
+        [str(PROGRAMS / "containerd"), "-c", str(folder / "config.toml")],
+        environment={"PATH": f"{PROGRAMS}:{commands.PATH}"},
+    )
     try:
         assert wait_until(lambda: Ctr("default")("version", check=False).returncode == 0, 90, 1), (
             program.tail()
@@ -110,7 +113,14 @@ def ctr(containerd: Program) -> Iterator[Ctr]:
 
 
 def test_an_exit_code_and_output(ctr: Ctr) -> None:
-    done = ctr.run("short", "sh", "-c", "echo said; echo wrong >&2; cat /proc/self/cgroup; exit 3", options=("--rm",), check=False)  # fmt: skip
+    done = ctr.run(
+        "short",
+        "sh",
+        "-c",
+        "echo said; echo wrong >&2; cat /proc/self/cgroup; exit 3",
+        options=("--rm",),
+        check=False,
+    )
     assert done.returncode == 3 and done.stdout.split() == ["said", "0::/default/short"]
     assert "wrong" in done.stderr
     missing = ctr.run("missing", "no-such-program", options=("--rm",), check=False)
@@ -184,9 +194,12 @@ class Cri:
     ) -> str:
         """A started container of the pod."""
         config = api.ContainerConfig(
-            metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=IMAGE), command=command,
-            log_path="c.log", linux=api.LinuxContainerConfig(**linux),
-        )  # fmt: skip
+            metadata=api.ContainerMetadata(name="c"),
+            image=api.ImageSpec(image=IMAGE),
+            command=command,
+            log_path="c.log",
+            linux=api.LinuxContainerConfig(**linux),
+        )
         config.linux.security_context.namespace_options.network = api.NODE
         config.linux.security_context.namespace_options.pid = api.CONTAINER
         request = api.CreateContainerRequest(
@@ -224,8 +237,17 @@ def cri(containerd: Program, tmp_path: Path) -> Iterator[Cri]:
 
 def test_a_pod_over_cri(cri: Cri) -> None:
     pod, config = cri.pod("one")
-    resources = api.LinuxContainerResources(memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000, cpu_shares=512)  # fmt: skip
-    container = cri.container(pod, config, "sh", "-c", "echo started; trap 'exit 5' TERM; while :; do sleep 0.2; done", resources=resources)  # fmt: skip
+    resources = api.LinuxContainerResources(
+        memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000, cpu_shares=512
+    )
+    container = cri.container(
+        pod,
+        config,
+        "sh",
+        "-c",
+        "echo started; trap 'exit 5' TERM; while :; do sleep 0.2; done",
+        resources=resources,
+    )
     group = commands.CGROUPS / "ctdpods.slice" / f"cri-containerd-{container}.scope"
     assert (group / "memory.max").read_text().strip() == str(64 * MIB)
     assert (group / "cpu.max").read_text().strip() == "50000 100000"
@@ -234,7 +256,9 @@ def test_a_pod_over_cri(cri: Cri) -> None:
     answer = cri.exec(container, "sh", "-c", "echo out; echo err >&2; exit 4")
     assert (answer.exit_code, answer.stdout, answer.stderr) == (4, b"out\n", b"err\n")
     update = api.LinuxContainerResources(memory_limit_in_bytes=96 * MIB)
-    cri.runtime.UpdateContainerResources(api.UpdateContainerResourcesRequest(container_id=container, linux=update), timeout=60)  # fmt: skip
+    cri.runtime.UpdateContainerResources(
+        api.UpdateContainerResourcesRequest(container_id=container, linux=update), timeout=60
+    )
     assert (group / "memory.max").read_text().strip() == str(96 * MIB)
     stats = cri.runtime.ContainerStats(
         api.ContainerStatsRequest(container_id=container), timeout=60

@@ -36,9 +36,23 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 def long(podman: Podman) -> str:
     """A container with limits that runs as long as this file's tests."""
     podman(
-        "run", "-d", "--name", "long", "--network", "none", "--memory", "64m", "--cpus", "0.5", "--pids-limit", "44",
-        IMAGE, "sh", "-c", "trap 'exit 5' TERM; while :; do sleep 0.2; done",
-    )  # fmt: skip
+        "run",
+        "-d",
+        "--name",
+        "long",
+        "--network",
+        "none",
+        "--memory",
+        "64m",
+        "--cpus",
+        "0.5",
+        "--pids-limit",
+        "44",
+        IMAGE,
+        "sh",
+        "-c",
+        "trap 'exit 5' TERM; while :; do sleep 0.2; done",
+    )
     return "long"
 
 
@@ -59,7 +73,19 @@ def test_limits(podman: Podman, long: str) -> None:
 
 def test_exec(podman: Podman, long: str) -> None:
     assert podman.output("exec", long, "cat", "/proc/self/cgroup") == "0::/"
-    assert podman.output("exec", "--user", "1000", "--env", "A=b", "--workdir", "/tmp", long, "sh", "-c", "id -u; echo $A; pwd").split() == ["1000", "b", "/tmp"]  # fmt: skip
+    assert podman.output(
+        "exec",
+        "--user",
+        "1000",
+        "--env",
+        "A=b",
+        "--workdir",
+        "/tmp",
+        long,
+        "sh",
+        "-c",
+        "id -u; echo $A; pwd",
+    ).split() == ["1000", "b", "/tmp"]
     assert podman("exec", long, "sh", "-c", "exit 9", check=False).returncode == 9
     missing = podman("exec", long, "no-such-program", check=False)
     assert missing.returncode == 127 and "executable file not found" in missing.stderr
@@ -86,15 +112,33 @@ def test_pause(podman: Podman, long: str) -> None:
 
 
 def test_a_terminal(podman: Podman) -> None:
-    output = podman("run", "--rm", "-it", "--network", "none", IMAGE, "sh", "-c", "tty; test -c /dev/console && echo console", terminal=True).stdout  # fmt: skip
+    output = podman(
+        "run",
+        "--rm",
+        "-it",
+        "--network",
+        "none",
+        IMAGE,
+        "sh",
+        "-c",
+        "tty; test -c /dev/console && echo console",
+        terminal=True,
+    ).stdout
     assert output.split() == ["/dev/pts/0", "console"]
 
 
 def test_read_only_with_a_user_and_without_capabilities(podman: Podman) -> None:
     output = podman.run(
-        "--read-only", "--user", "1000:1001", "--cap-drop", "all", IMAGE,
-        "sh", "-c", "id -u; id -g; grep Cap /proc/self/status; touch /x 2>&1; touch /tmp/fine && echo made",
-    )  # fmt: skip
+        "--read-only",
+        "--user",
+        "1000:1001",
+        "--cap-drop",
+        "all",
+        IMAGE,
+        "sh",
+        "-c",
+        "id -u; id -g; grep Cap /proc/self/status; touch /x 2>&1; touch /tmp/fine && echo made",
+    )
     assert output.split()[:2] == ["1000", "1001"] and output.count("0000000000000000") == 5
     assert "Read-only file system" in output and output.endswith("made")
 
@@ -103,7 +147,14 @@ def test_a_filter(podman: Podman, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     rules = [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}))
-    output = podman.run("--security-opt", f"seccomp={profile}", IMAGE, "sh", "-c", "grep Seccomp: /proc/self/status; mkdir /d 2>&1; true")  # fmt: skip
+    output = podman.run(
+        "--security-opt",
+        f"seccomp={profile}",
+        IMAGE,
+        "sh",
+        "-c",
+        "grep Seccomp: /proc/self/status; mkdir /d 2>&1; true",
+    )
     assert output.split()[1] == "2" and "Function not implemented" in output
 
 
@@ -143,7 +194,10 @@ def test_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
         "--shm-size",
         "2m",
     )
-    script = "cat /mnt/file; touch /mnt/x 2>&1; df -k /scratch /dev/shm | awk 'NR>1 {print $2}'; test -c /dev/fuse && echo device"
+    script = (
+        "cat /mnt/file; touch /mnt/x 2>&1; df -k /scratch /dev/shm | awk 'NR>1 {print $2}'; test -c"
+        " /dev/fuse && echo device"
+    )
     output = podman.run(*options, IMAGE, "sh", "-c", script)
     assert (
         output.startswith("outside")
@@ -202,7 +256,19 @@ def test_the_other_cgroup_driver(podman: Podman) -> None:
 
 def test_out_of_memory(podman: Podman) -> None:
     try:
-        ended = podman("run", "--name", "hungry", "--network", "none", "--memory", "16m", IMAGE, "tail", "/dev/zero", check=False)  # fmt: skip
+        ended = podman(
+            "run",
+            "--name",
+            "hungry",
+            "--network",
+            "none",
+            "--memory",
+            "16m",
+            IMAGE,
+            "tail",
+            "/dev/zero",
+            check=False,
+        )
         assert ended.returncode == 137
         assert podman.output("inspect", "hungry", "--format", "{{.State.OOMKilled}}") == "true"
     finally:

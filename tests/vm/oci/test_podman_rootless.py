@@ -42,7 +42,22 @@ def test_ids(podman: Podman) -> None:
 
 
 def test_limits_exec_pause_stop(podman: Podman) -> None:
-    podman("run", "-d", "--name", "a", "--network", "none", "--memory", "64m", "--pids-limit", "44", IMAGE, "sh", "-c", "trap 'exit 5' TERM; while :; do sleep 0.2; done")  # fmt: skip
+    podman(
+        "run",
+        "-d",
+        "--name",
+        "a",
+        "--network",
+        "none",
+        "--memory",
+        "64m",
+        "--pids-limit",
+        "44",
+        IMAGE,
+        "sh",
+        "-c",
+        "trap 'exit 5' TERM; while :; do sleep 0.2; done",
+    )
     group = podman.group("a")
     assert "/user@1000.service/" in str(group)
     assert (group / "memory.max").read_text().strip() == str(64 * MIB)

@@ -218,13 +218,23 @@ def test_from_a_login_session(scoped: Container, granted: list[tuple[int, int, i
     session.mkdir()
     script = scoped.folder / "script"
     script.write_text(
-        f"{commands.PYRUNC} --systemd-cgroup run -d --bundle {scoped.bundle} {scoped.id} >/dev/null 2>&1\n"
-        "echo $?; cat /proc/self/cgroup\n"
+        f"{commands.PYRUNC} --systemd-cgroup run -d --bundle {scoped.bundle} {scoped.id} >/dev/null"
+        " 2>&1\necho $?; cat /proc/self/cgroup\n"
     )
     try:
-        enter = f"echo $$ >{session}/cgroup.procs; exec setpriv --reuid=1000 --regid=1000 --clear-groups sh {script}"
+        enter = (
+            f"echo $$ >{session}/cgroup.procs; exec setpriv --reuid=1000 --regid=1000"
+            f" --clear-groups sh {script}"
+        )
         environment = {"PATH": commands.PATH, "USER": "alice", "XDG_RUNTIME_DIR": "/run/user/1000"}
-        done = subprocess.run(["sh", "-c", enter], capture_output=True, text=True, env=environment, cwd="/tmp", check=True)  # fmt: skip
+        done = subprocess.run(
+            ["sh", "-c", enter],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd="/tmp",
+            check=True,
+        )
         assert done.stdout.split() == ["0", f"0::/{session.name}"], done
         assert "/user@1000.service/" in str(scoped.group)
     finally:

@@ -63,9 +63,12 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
         api.RunPodSandboxRequest(config=pod), timeout=300
     ).pod_sandbox_id
     config = api.ContainerConfig(
-        metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=IMAGE), command=["sh", "-c", WORKLOAD], log_path="c.log",
+        metadata=api.ContainerMetadata(name="c"),
+        image=api.ImageSpec(image=IMAGE),
+        command=["sh", "-c", WORKLOAD],
+        log_path="c.log",
         linux=api.LinuxContainerConfig(),
-    )  # fmt: skip
+    )
     config.linux.security_context.namespace_options.pid = api.CONTAINER
     request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config, sandbox_config=pod)
     container = client.runtime.CreateContainer(request, timeout=300).container_id
@@ -129,8 +132,23 @@ def test_an_image_that_podman_has_built(server: Server, archive: Path, tmp_path:
     annotation = "io.kubernetes.cri-o.annotations.checkpoint.name=c"
     podman = ("podman", "--root", str(tmp_path / "root"), "--runroot", str(tmp_path / "run"))
     try:
-        subprocess.run([*podman, "build", "-q", "--annotation", annotation, "-t", reference, str(tmp_path / "context")], check=True)  # fmt: skip
-        subprocess.run([*podman, "save", "-q", "--format", "oci-archive", "-o", str(saved), reference], check=True)  # fmt: skip
+        subprocess.run(
+            [
+                *podman,
+                "build",
+                "-q",
+                "--annotation",
+                annotation,
+                "-t",
+                reference,
+                str(tmp_path / "context"),
+            ],
+            check=True,
+        )
+        subprocess.run(
+            [*podman, "save", "-q", "--format", "oci-archive", "-o", str(saved), reference],
+            check=True,
+        )
     finally:
         subprocess.run([*podman, "system", "reset", "--force"], check=True)
     server.load_image(saved.read_bytes())

@@ -28,7 +28,17 @@ pytestmark = pytest.mark.timeout(900)
 STORAGE = "/run/containers/storage/overlay-containers/0123/userdata"
 LOG = "io.kubernetes.cri-o.LogPath"
 # What its tar begins with; its own list, not the alphabet's.
-FILES = ("stats-dump", "dump.log", "checkpoint", "config.dump", "spec.dump", "bind.mounts", "rootfs-diff.tar", "deleted.files", LOG)  # fmt: skip
+FILES = (
+    "stats-dump",
+    "dump.log",
+    "checkpoint",
+    "config.dump",
+    "spec.dump",
+    "bind.mounts",
+    "rootfs-diff.tar",
+    "deleted.files",
+    LOG,
+)
 CHECKPOINT_IMAGE = "registry.test/checkpoint/of-crio:1"
 
 
@@ -92,9 +102,20 @@ def _spec(ours: dict[str, Any]) -> dict[str, Any]:
         LOG: "/var/log/pods/default_pod1_pod1-uid/c/0.log",
     }
     mounts = [
-        {"destination": place, "type": "bind", "source": f"{STORAGE}{place}", "options": ["rw", "bind", "nodev", "nosuid", "noexec"]}
-        for place in ("/dev/shm", "/etc/resolv.conf", "/etc/hostname", "/run/.containerenv", "/etc/hosts")
-    ]  # fmt: skip
+        {
+            "destination": place,
+            "type": "bind",
+            "source": f"{STORAGE}{place}",
+            "options": ["rw", "bind", "nodev", "nosuid", "noexec"],
+        }
+        for place in (
+            "/dev/shm",
+            "/etc/resolv.conf",
+            "/etc/hostname",
+            "/run/.containerenv",
+            "/etc/hosts",
+        )
+    ]
     own = [mount for mount in ours["mounts"] if mount["type"] != "bind"]
     return {**ours, "annotations": annotations, "mounts": [*own, *mounts]}
 

@@ -113,7 +113,10 @@ def test_a_hostile_volume(server: Server, volume: Path, outside: Path, bottom: i
 
 
 @pytest.mark.requirement("8.10")
-@pytest.mark.parametrize("field, value", [("user", "system_u:object_r:etc_t"), ("level", "s0:c1:etc_t"), ("user", "no_such_u")])  # fmt: skip
+@pytest.mark.parametrize(
+    "field, value",
+    [("user", "system_u:object_r:etc_t"), ("level", "s0:c1:etc_t"), ("user", "no_such_u")],
+)
 def test_a_label_that_is_no_label(server: Server, tmp_path: Path, field: str, value: str) -> None:
     """More of a context than its field is refused, and a user that the policy has not. The volume
     keeps its label."""

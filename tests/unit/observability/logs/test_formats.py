@@ -32,8 +32,9 @@ def test_text() -> None:
     line = Text().format(
         record("StartContainer", pod="default/web", duration_ms=1.5, error='no "x"', step=None)
     )
-    assert line == (
-        '2026-11-22T21:50:03.250Z INFO cri_server.x: StartContainer pod=default/web duration_ms=1.5 error="no \\"x\\""'
+    assert (
+        line == "2026-11-22T21:50:03.250Z INFO cri_server.x: StartContainer pod=default/web"
+        ' duration_ms=1.5 error="no \\"x\\""'
     )
 
 

@@ -48,10 +48,17 @@ def test_open_metrics_and_odd_labels() -> None:
 
 
 def test_leases(tmp_path: Path) -> None:
-    ipam = {"type": "host-local", "dataDir": str(tmp_path), "ranges": [
-        [{"subnet": "10.1.0.0/24"}, {"subnet": "10.2.0.0/16", "rangeStart": "10.2.0.10", "rangeEnd": "10.2.0.19"}],
-        [{"subnet": "fd00::/120"}, {"subnet": "nonsense"}],
-    ]}  # fmt: skip
+    ipam = {
+        "type": "host-local",
+        "dataDir": str(tmp_path),
+        "ranges": [
+            [
+                {"subnet": "10.1.0.0/24"},
+                {"subnet": "10.2.0.0/16", "rangeStart": "10.2.0.10", "rangeEnd": "10.2.0.19"},
+            ],
+            [{"subnet": "fd00::/120"}, {"subnet": "nonsense"}],
+        ],
+    }
     plugins = [{"type": "bridge", "ipam": ipam}, {"type": "portmap"}]
     network = parse_list_object(
         json.loads(json.dumps({"cniVersion": "1.0.0", "name": "n", "plugins": plugins}))

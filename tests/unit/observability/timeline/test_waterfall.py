@@ -68,8 +68,10 @@ def in_browser(
     """What `script`, a function of the page's window, returns in a real browser that shows
     `document` in a frame."""
     outer = (
-        f"<!DOCTYPE html><meta charset=utf-8><body style='margin:0'><iframe id=f style='border:0;width:{width}px;height:900px' "
-        f'srcdoc="{html.escape(document)}"></iframe><pre id=told></pre><script>const f = document.getElementById("f");'
+        "<!DOCTYPE html><meta charset=utf-8><body style='margin:0'><iframe id=f"
+        f" style='border:0;width:{width}px;height:900px' "
+        f'srcdoc="{html.escape(document)}"></iframe><pre id=told></pre><script>const f ='
+        ' document.getElementById("f");'
         f'f.onload = () => {{ document.getElementById("told").textContent = '
         f"JSON.stringify(({script})(f.contentWindow)) }}</script>"
     )
