@@ -63,12 +63,12 @@ def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
 
 
 def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]] | None:
-    """Receive the next message and its descriptors, which the caller closes; None when the peer
-    has closed.
+    """Receive the next message and its descriptors, which the caller closes; None when the peer has
+    closed the connection.
 
     A message with more than `fds_limit` descriptors is refused; the kernel closes those that do not
-    fit. With 0 the text cannot be in a memfd either. Raises BlockingIOError (no message,
-    non-blocking socket), PeerError (not one of our messages).
+    fit. With a limit of 0, long messages are refused as well, because their text comes in a memfd.
+    Raises BlockingIOError (no message, non-blocking socket), PeerError (not one of our messages).
     """
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:

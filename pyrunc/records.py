@@ -55,7 +55,7 @@ class Record(Value):
 
     @classmethod
     def _read(cls, fields: Mapping[str, Any]) -> Self:
-        """As `of`. Raises _WrongField."""
+        """Return the record of a JSON object. Raises _WrongField, which `of` converts."""
         values = []
         for name, read, expected, default in _shape_of(cls).fields:
             value = fields.get(name, _MISSING)

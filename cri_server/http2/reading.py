@@ -50,7 +50,7 @@ class Reader:
             high, low, kind, flags, stream_id = HEAD.unpack_from(data, at)
             length = high << 8 | low
             if length > frames.FRAME_LIMIT_BYTES:
-                raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+                raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes is too large")
             begin = at + HEAD_BYTES
             if end - begin < length:
                 self._needed = HEAD_BYTES + length

@@ -71,7 +71,7 @@ class Decoder:
         while len(self._trunk) >= FRAME.size:
             connection, length = FRAME.unpack_from(self._trunk)
             if length > FRAME_LIMIT_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes")
+                raise ProtocolError(f"a frame of {length} bytes is too large")
             end = FRAME.size + length
             if len(self._trunk) < end:
                 break

@@ -39,7 +39,8 @@ class Owners:
         entries[entry] = plugin
 
     def clear(self, container: str, field: int, plugin: str, key: str | None = None) -> None:
-        """Record that `plugin` removes the field, or its entry, and may set it."""
+        """Record that `plugin` removes the field, or its entry `key`. Afterwards the same plugin
+        may set it; any other plugin gets a Conflict."""
         owners = self._of(container)
         if key is None:
             owners.simple[field] = REMOVED + plugin

@@ -27,11 +27,11 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
-    """Until the sandbox's shim and all its forks have ended, which share a lock in its folder (up
-    to version 0.1.0 its log's).
+    """Wait until the sandbox's shim and all its forks have ended. They share a lock in its folder
+    (up to version 0.1.0 the lock of its log).
 
-    They die with it, but later: a fork that makes a cgroup would make it after the cgroups were
-    removed.
+    The kernel kills the forks when the shim dies, but not at the same moment. A fork could still
+    make a cgroup after the cgroups were removed.
     """
     for name in (messages.LOCK, messages.LOG):
         try:

@@ -253,7 +253,8 @@ class _Copier:
 
 @dataclass(slots=True)
 class _Pair:
-    """The streams of one request; complete with both."""
+    """The data and error stream of one forwarded connection. Forwarding begins when the client has
+    opened both; a pair that stays incomplete expires."""
 
     data: MultiplexedStream | None = None
     error: MultiplexedStream | None = None

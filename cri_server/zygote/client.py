@@ -59,9 +59,12 @@ class Zygote:
     """A zygote process, replaced by a new one when it has died. Use from one event loop."""
 
     def __init__(self, preload: Sequence[str], keeper: str | None = None) -> None:
-        """`preload`: the modules that it imports. `keeper`: the folder of a keeper, which becomes
-        the ancestor of all that is forked, and is started if it does not live; where it cannot be,
-        the server itself is the ancestor."""
+        """`preload`: the modules that the zygote imports at its start. `keeper`: the folder of a
+        keeper.
+
+        The keeper is started if it does not run, and becomes the ancestor of all forked processes.
+        If it cannot be started, the server is their ancestor.
+        """
         self._preload = list(preload)
         self.keeper = keeper
         self._process: _Process | None = None
@@ -312,8 +315,8 @@ class _JobPipes:
         self._result.setblocking(False)
 
     def open_ends(self, stdin: bytes) -> _Ends:
-        """Return the child's stdin, stdout, stderr and result socket, which are closed at the end
-        of the with block."""
+        """Open the child's descriptors: stdin, stdout, stderr, result socket. The end of the with
+        block closes them here."""
         ends = _Ends([self._their_result.detach()])
         try:
             for place in (0, 1):
@@ -437,8 +440,8 @@ def _abandon(starting: asyncio.Future[_Spawned]) -> None:
 
 
 def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
-    """Start the keeper, if it does not live, and a zygote below it. Runs in a thread. Owns `fd`.
-    Raises Error."""
+    """Start a zygote as a child of the keeper, and the keeper if it does not run. Runs in a thread;
+    closes `fd`. Raises Error."""
     try:
         keeper = ensure(folder)
         try:

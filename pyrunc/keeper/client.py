@@ -85,7 +85,8 @@ class Entry:
 
 
 class Exit:
-    """How a process ended: `status` as of wait(2), `time_ns` of the wall clock."""
+    """How a process ended: `status` is a wait status (wait(2)), `time_ns` is the wall-clock
+    time."""
 
     __slots__ = ("status", "time_ns")
 
@@ -94,7 +95,7 @@ class Exit:
 
 
 class _Answer:
-    """The answer to a call; its descriptors are the caller's."""
+    """The keeper's answer to a call. The caller closes its descriptors."""
 
     __slots__ = ("count", "data", "fds", "pid", "status", "time_ns")
 
@@ -209,11 +210,11 @@ class Keeper:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int]
     ) -> tuple[int, int]:
-        """Execute a program as the keeper's child, in a session of its own, with the descriptors
-        `{number there: number here}`.
+        """Start a program as a child of the keeper, in its own session. `fds` maps descriptor
+        numbers of the program to ours.
 
-        Its pid and a pidfd, which is the caller's to close. A program that cannot be executed ends
-        with 127.
+        Returns its pid and a pidfd, which the caller closes. A program that cannot be executed
+        exits with code 127.
         """
         words = [*arguments, *(f"{name}={value}" for name, value in environment.items())]
         strings = b"".join(os.fsencode(word) + b"\0" for word in words)
@@ -223,8 +224,8 @@ class Keeper:
         return answer.pid, answer.fds[0]
 
     def exit_of(self, pid: int, start_time: int) -> Exit | None:
-        """How an orphan ended that the keeper has reaped, or a process of `note`; None: it has not,
-        or it was too long ago."""
+        """Return how an orphan ended that the keeper has reaped, or a process that `note` reported.
+        None: the keeper has not reaped it, or has dropped the entry since."""
         try:
             answer = self._ask(EXIT, process=(pid, start_time))
         except KernelError as error:

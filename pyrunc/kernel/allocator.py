@@ -11,9 +11,11 @@ _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # found once, not in eac
 
 
 def keep_freed_memory() -> None:
-    """From now on what this process frees stays with it, for the next allocation: for one that ends
-    soon. A block of 256 KiB that is freed and allocated again otherwise costs 64 page faults, of
-    pages that the kernel clears. Does nothing with another C library.
+    """Make malloc reuse freed memory instead of returning it to the kernel. For short-lived
+    processes.
+
+    Otherwise each block of 256 KiB that is freed and allocated again costs 64 page faults, and the
+    kernel clears each page. Does nothing with another C library than glibc.
     """
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)

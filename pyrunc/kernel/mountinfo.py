@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class MountPoint:
-    """One mount: `root` is the folder of the file system that it shows, `path` where, `propagation`
-    its tags (`shared`, `master`, …), `kind` its type, `superblock` the superblock's options."""
+    """One mount of the process's mount namespace (proc_pid_mountinfo(5)). `root`: the folder of the
+    file system that is mounted; `path`: the mount point; `propagation`: tags (`shared`, `master`,
+    …); `kind`: the type of the file system; `superblock`: the superblock's options."""
 
     __slots__ = ("kind", "path", "propagation", "root", "superblock")
 

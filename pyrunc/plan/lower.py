@@ -27,9 +27,10 @@ CLOCK_MONOTONIC_RAW = 4
 
 
 class Lowered:
-    """`program` to launch, and `numbers`: the number on which it expects each named descriptor.
+    """A lowered plan: the `program` for the launcher, and what its parent needs to run it.
 
-    `steps`: the plan's line at which the process waits -> the parent's steps there.
+    `numbers`: the descriptor number at which the program expects each named descriptor. `steps`:
+    for each line of the plan at which the process waits, the steps that the parent takes there.
     """
 
     __slots__ = ("numbers", "program", "steps")

@@ -240,7 +240,8 @@ class PauseCompiler:
         self._request = PauseRequest.read(sandbox_dir)
 
     def fork_first(self) -> Callable[[], Prepared] | None:
-        """As `ContainerCompiler.fork_first`."""
+        """Return a function that a fork of the shim runs first: with the systemd driver it makes
+        the cgroup. None with cgroupfs."""
         if self._request.cgroup.driver != "systemd":
             return None
         group = naming.place(self._request.cgroups_path, self._id, "systemd")
@@ -279,8 +280,11 @@ class PauseCompiler:
 def _make_scope(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Prepared:
-    """Have systemd make the cgroup, with a placeholder process in it until the container's is in;
-    the placeholder becomes the shim's child."""
+    """Make the pod's or container's cgroup by systemd, which wants a process in a new scope.
+
+    A placeholder process is in the cgroup until the container's first process is; it becomes a
+    child of the shim.
+    """
     group.create(resources, annotations)
     placeholder = group.release_placeholder()
     return {"cgroup": group.record()}, [] if placeholder is None else [placeholder]
@@ -309,7 +313,7 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
 
 
 def _outlives_its_processes(spec: Spec) -> bool:
-    """Whether resctrl has something of the container alone."""
+    """Whether the container has a resctrl group, which stays when its processes have ended."""
     if spec.linux.intel_rdt is None:
         return False
     from pyrunc.launch.rdt import outlives
@@ -328,12 +332,15 @@ def _open_place(place: Place, request: CreateRequest, descriptors: NamedDescript
 
 
 def _clone_source(place: Place, request: CreateRequest) -> int:
-    """A clone of a source on the host. Its place becomes what that is: a folder, or a file. Raises
-    KernelError, OSError, InvalidArgument (the source did not come along)."""
+    """Return a clone of the mount of a source on the host, and make its mount point: a folder for a
+    folder, else a file.
+
+    Raises KernelError, OSError, InvalidArgument (the request has no descriptor of the source).
+    """
     path = f"{request.bundle}/{place.place}"
     source, number = request.sources.get(place.source), request.source_fds.get(place.source)
     if source is None or number is None:
-        raise InvalidArgument(f"no descriptor of {place.source} came along")
+        raise InvalidArgument(f"the request has no descriptor of {place.source}")
     if source.is_directory:
         os.makedirs(path, mode=0o700, exist_ok=True)
     else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OtherRuntime(Record):
-    """An OCI runtime: its command line. `systemd`: it is to ask systemd for the cgroup."""
+    """An OCI runtime's command line. `systemd`: it makes the cgroup by systemd."""
 
     binary: str
     arguments: Sequence[str] = ()
@@ -24,10 +24,13 @@ class OtherRuntime(Record):
 
 
 class Place(Record):
-    """A mount of a container without a launch: its `place` below the container's folder, and what
-    is attached there: what the pod has `pinned` by this name, an image, the layers of an image
-    volume, top first, or the `source` that the server has looked up, a file or folder of the host
-    whose path has no link."""
+    """A mount of a container that another runtime starts or CRIU restores.
+
+    `place`: the mount point, relative to the container's folder. The mount is one of these:
+    `pinned`, the name of a mount that the pod has pinned; `image`; `lower`, the layers of an image
+    volume, top first; or `source`, a file or folder of the host, whose path the server has
+    resolved.
+    """
 
     place: str
     pinned: str | None = None
@@ -46,10 +49,13 @@ class RestoreFolders(Record):
 
 
 class LaunchFile(RecordFile):
-    """How a container is launched, beside its specification. `image_volumes`, `layer_volumes`:
-    mounted and unpacked images by the names that binds have as sources; `settled`: sources whose
-    real paths the server has looked up: a link there is an error when they are opened again;
-    `runtime` or `restore`: who does it in place of us, with `places`."""
+    """How a container is launched: what its config.json does not say.
+
+    `image_volumes`, `layer_volumes`: mounted and unpacked images, by the names that binds have as
+    sources. `settled`: bind sources whose real paths the server has resolved; a symbolic link in
+    such a path is an error when it is opened again. `runtime`: another OCI runtime starts the
+    container; `restore`: CRIU does. Both use `places`.
+    """
 
     name = "launch.json"
     rootfs: Overlay

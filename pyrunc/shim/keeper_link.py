@@ -42,7 +42,8 @@ AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
 
 
 class KeeperLink:
-    """The connection to the keeper in `folder`, if there is one."""
+    """The shim's connection to the keeper in `folder`. Without a folder the shim has no keeper, and
+    nothing is stored."""
 
     def __init__(self, loop: Loop, folder: str | None) -> None:
         self._loop = loop
@@ -143,8 +144,8 @@ class KeeperLink:
         self._unsent.discard(name)
 
     def _call(self, operation: Callable[[Keeper], Result]) -> Result:
-        """Repeats an operation on a connection that has broken once: it can be evicted by others.
-        Raises Unavailable, Error."""
+        """Run an operation; repeat it once on a new connection when the connection was lost,
+        because the keeper may have closed it for another client. Raises Unavailable, Error."""
         if self._keeper is None:
             raise Unavailable("there is no keeper")
         try:

@@ -73,7 +73,7 @@ class LogFile:
         return not self.waiting
 
     def reopen(self) -> None:
-        """From now on write to a file that is at the path now. Raises KernelError, the old file
+        """Open the log's path anew and write there from now on. Raises KernelError; the old file
         stays in use then."""
         if self.path is None:
             return

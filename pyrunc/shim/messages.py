@@ -57,10 +57,12 @@ OOM_KILLED = "OOMKilled"
 
 
 class Arguments(Record):
-    """The arguments of a new shim, which gets its listening socket, which is bound in `folder`.
-    `version`: the server's, which `ShimInfo` repeats; `oom_score_adj`: of processes whose
-    configuration has none. `starter` (`module:class`) replaces the runtime library. `keeper`: the
-    folder of the keeper (`pyrunc.keeper.client`)."""
+    """The arguments of a new shim, which also gets its listening socket, bound in `folder`.
+
+    `version`: the server's version, which `ShimInfo` repeats. `oom_score_adj`: of processes whose
+    configuration sets none. `starter` (`module:class`) replaces the runtime library. `keeper`: the
+    folder of the keeper (`pyrunc.keeper.client`).
+    """
 
     folder: AbsolutePath
     version: str = ""
@@ -87,7 +89,7 @@ class Exit(Record):
 
     @classmethod
     def unknown(cls, finished_at_ns: int, message: str = "") -> Exit:
-        """The exit of a container of which no process saw how it ended."""
+        """Return the exit of a container whose end no process has observed."""
         return cls(UNKNOWN_CODE, None, finished_at_ns, reason=UNKNOWN_REASON, message=message)
 
     @classmethod
@@ -221,9 +223,12 @@ class PauseStarted(Record):
 
 class CreateContainer(Request):
     """Compile the container whose config.json and launch.json are in its folder, and make its
-    cgroup; one that was created before is made again. `images`: paths of the indexes of mounted
-    images, whose mounts come along; `sources`: what the server knows of the host paths that are
-    bound, `opened`: those whose descriptors come after the images'."""
+    cgroup. A container that was created before is made again.
+
+    `images`: paths of the indexes of mounted images; the request has a descriptor of each mount.
+    `sources`: the server's facts of the host paths that are bound; `opened`: those whose
+    descriptors follow the images'.
+    """
 
     call = "create_container"
     container: Id
@@ -294,7 +299,8 @@ class StartExec(Request):
 
 
 class ExecStarted(Record):
-    """With a terminal's master, or pipes to the requested ones of stdin, stdout and stderr."""
+    """The session's process runs. The answer has descriptors: the terminal's master, or a pipe for
+    each requested one of stdin, stdout and stderr."""
 
     pid: int
     start_time: int = 0
@@ -426,8 +432,8 @@ class Shutdown(Request):
 
 
 class TakePod(Request):
-    """Serve a pod, on the listening socket that goes with this. `network`: with a network namespace
-    of its own. The answer is a `Network`."""
+    """Serve a pod on the listening socket that the request has as a descriptor. `network`: the pod
+    has its own network namespace. The answer is a `Network`."""
 
     call = "take_pod"
     sandbox_dir: AbsolutePath

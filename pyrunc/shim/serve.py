@@ -31,7 +31,8 @@ _UCRED = struct.Struct("iII")
 
 
 def handler(kind: type[Asked], function: Callable[[Call, Asked], None]) -> Handler:
-    """Return the entry of a call: `function` answers its requests, at once or later, or raises."""
+    """Return the table entry for requests of the class `kind`. `function` answers a call, at once
+    or later, or raises."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 
@@ -45,7 +46,7 @@ class Call:
         self._id, self.message, self._answered = message.get("id", 0), message, False
 
     def take_fds(self) -> list[int]:
-        """The descriptors that came along, the caller's to close from here on."""
+        """Return the request's descriptors, which the caller closes."""
         fds, self._fds = self._fds, []
         return fds
 

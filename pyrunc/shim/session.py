@@ -212,26 +212,28 @@ class Container:
 
     @property
     def group(self) -> Cgroup:
-        """Its cgroup."""
+        """The cgroup of the container, which must have been started."""
         assert self._process is not None
         return self._process.group
 
     def resize(self, width: int, height: int) -> None:
-        """Raises WrongState without a terminal."""
+        """Set the terminal's size, in characters. Raises WrongState when the container has no
+        terminal."""
         console = self._process.console_fd if self._process else None
         if console is None or not self.outputs or self.outputs[0].ended:
             raise WrongState(f"container {self.id} has no terminal")
         terminal.set_size(console, width, height)
 
     def reopen_log(self) -> None:
-        """Raises WrongState when it does not run, KernelError."""
+        """Open the container's log file anew, after kubelet has renamed it. Raises KernelError,
+        WrongState when the container does not run."""
         if not self.running:
             raise WrongState(f"container {self.id} is not running")
         self._log.reopen()
 
     @property
     def has_poststop(self) -> bool:
-        """Whether poststop hooks run after its end."""
+        """Whether the container has poststop hooks, which run after its end."""
         return self._process is not None and self._process.has_poststop
 
     @property
@@ -418,7 +420,8 @@ class Exec:
             os.kill(self.pid, signal.SIGKILL)  # our child, not reaped
 
     def resize(self, width: int, height: int) -> None:
-        """Raises WrongState without a terminal."""
+        """Set the terminal's size, in characters. Raises WrongState when the session has no
+        terminal."""
         if self._console_fd is None:
             raise WrongState(f"exec session {self.id} has no terminal")
         terminal.set_size(self._console_fd, width, height)

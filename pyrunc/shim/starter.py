@@ -336,7 +336,8 @@ class Starter:
         )
 
     def exec_waits(self, container: Container) -> bool:
-        """As `waits`: another runtime's command takes long."""
+        """Whether an exec starts in a fork of the shim, because another runtime's command takes
+        long."""
         return container.of_other_runtime
 
     def after_stop(self, container_id: str, directory: str) -> None:

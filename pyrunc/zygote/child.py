@@ -1,5 +1,5 @@
-"""From a fork of the zygote to a child of its own: descriptors, session, signals, then the
-function. Nothing returns here."""
+"""The child of a fork of the zygote: arranges descriptors, session and signals, then runs the
+function and exits. No function here returns in the child."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LAST_FD = 0x7FFF_FFFF
 
 
 def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) -> int:
-    """A child with a session of its own and /dev/null as stdio."""
+    """Fork a child with its own session and /dev/null as stdio; return its pid."""
     pid = os.fork()
     if pid == 0:
         _in_child(lambda: _detached(function, arguments, list(fds)))
@@ -43,10 +43,12 @@ def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) ->
 
 
 def fork_job(request: Run, fds: Sequence[int]) -> int:
-    """A child in a process group of its own; the first descriptors are stdio and the result socket.
+    """Fork a child with its own process group; return its pid. The first descriptors are stdio and
+    the result socket.
 
-    It dies with the zygote, however that dies (PR_SET_PDEATHSIG); processes that it started only if
-    the zygote ends orderly. Raises Error before the fork if there is no such function.
+    The kernel kills the child when the zygote dies in any way (PR_SET_PDEATHSIG). Processes that
+    the child started are killed only when the zygote exits normally. Raises Error before the fork
+    if there is no such function.
     """
     function, zygote = preload.resolve(request.function), os.getpid()
     pid = os.fork()

@@ -76,7 +76,7 @@ class Outcome(Record):
 
 
 class FromWorker(Record):
-    """In the answer of a job that stays (`workers`). `last`: it has grown by the question and
-    must get no further request."""
+    """Part of a worker's answer. `last`: the worker's memory has grown, so it must get no further
+    request."""
 
     last: bool = False

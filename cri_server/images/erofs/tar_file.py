@@ -37,7 +37,7 @@ class TarFile:
         return data
 
     def pass_over(self, size: int) -> int:
-        """Skip `size` bytes; return how many there were."""
+        """Skip `size` bytes, or fewer at the file's end; return the number of skipped bytes."""
         self._await(self.position + size)
         before = self.position
         self.position = min(before + size, self.size_bytes)

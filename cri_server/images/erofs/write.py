@@ -59,8 +59,8 @@ class Index:
     sparse: list[SparseFile] = field(default_factory=list)
 
     def put_devices(self, devices: Sequence[Device]) -> None:
-        """Fill the device table, whose size was given to `index`. The index is complete only
-        then."""
+        """Fill the device table, for which `index` reserved the space. The index cannot be mounted
+        before."""
         for number, device in enumerate(devices, _FIRST_SLOT):
             erofs.DEVICE_SLOT.pack_into(
                 self.content,

@@ -19,7 +19,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")  # `01` is a group's name in Go, not 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One line of the table. Raises ValueError for an expression that Go refuses, too."""
+    """One rule of a `rewrite` table: an expression and its replacement. Raises ValueError for an
+    expression that Go rejects, too."""
 
     pattern: str
     replacement: str
@@ -50,8 +51,8 @@ class Rewrite:
         return None if is_first else "".join([*parts, text[end:]])
 
     def unknown_groups(self) -> list[str]:
-        """Names in the replacement that are no groups of the pattern; Go replaces them by
-        nothing."""
+        """Return the names in the replacement that are no groups of the pattern. Go replaces them
+        by an empty text."""
         names = [name for match in _REFERENCE.finditer(self.replacement) if (name := _name(match))]
         return [name for name in dict.fromkeys(names) if self._number(name) is None]
 
@@ -65,7 +66,7 @@ class Rewrite:
         return _REFERENCE.sub(expand, self.replacement)
 
     def _number(self, name: str) -> int | None:
-        """The number of the group with this name or number."""
+        """Return the number of the group with this name or number, or None."""
         if _NUMBER.fullmatch(name):
             return int(name) if int(name) <= self._compiled.groups else None
         number: int | None = dict(self._compiled.groupindex).get(name)

@@ -326,10 +326,10 @@ class Catalog:
         return Content(manifest.config.digest, manifest, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
-        """List names, durably. A tag that pointed to another image moves; that image keeps its name
-        by digest.
+        """Add names to the catalog, and write it to disk durably. When a tag moves to another
+        image, the old image stays listed by its digest.
 
-        Raises OSError, and then nothing has changed.
+        Raises OSError; the catalog is unchanged then.
         """
         after, contents = self._names, dict(self._contents)
         for name in names:
@@ -341,8 +341,8 @@ class Catalog:
         self._replace(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
-        """Remove names, durably. Images without names are no longer listed. Raises OSError, and
-        then nothing has changed."""
+        """Remove names from the catalog, durably. An image without a name is no longer listed.
+        Raises OSError; the catalog is unchanged then."""
         gone = set(names)
         after = [name for name in self._names if name not in gone]
         self._write(after, self._contents)

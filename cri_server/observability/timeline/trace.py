@@ -46,8 +46,10 @@ _inside: ContextVar[int] = ContextVar("inside", default=ROOT)
 
 
 class span:
-    """Records a span of the code inside, which becomes the parent of spans recorded meanwhile.
-    `beside`: its own parent is the call, not the enclosing span."""
+    """Records the time of the block as a span. Spans that begin inside become its children.
+
+    `beside`: the span's parent is the call, not the enclosing span.
+    """
 
     __slots__ = ("_beside", "_name", "_span", "_token")
 
