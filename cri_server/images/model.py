@@ -81,8 +81,9 @@ class Image:
 
     @property
     def username(self) -> str:
-        """The user name in `user` (`www-data`, `www-data:adm`), also a number that is out of range
-        for a uid, so that kubelet does not take it for root."""
+        """The user name in `user` (`www-data`, `www-data:adm`). A number out of the range of uids
+        counts as a name: kubelet would take an image without uid and name for one that runs as
+        root."""
         return "" if self.uid is not None else self.user.partition(":")[0]
 
 

@@ -79,7 +79,7 @@ def _choose_state(root: Path, configured: Path) -> Path:
         return remembered
     raise WrongState(
         f"the pods of {root} have their state in {remembered}, not in {configured}:"
-        f" start with --state {remembered}, or first remove them with a server started so"
+        f" start with --state {remembered}, or remove these pods with such a server first"
     )
 
 

@@ -141,9 +141,9 @@ class _Chunks:
 
 
 def index(root: Node, devices: int, uuid: bytes) -> Index:
-    """Encode the tree. `devices`: how many devices its files lie on, whose table is filled later;
-    `uuid`: 16 bytes. Raises BadLayer, ResourceExhausted for a tree that the format cannot
-    represent."""
+    """Encode the tree. `devices`: the number of devices with its files' data; `Index.put_devices`
+    describes them later. `uuid`: 16 bytes. Raises BadLayer, ResourceExhausted for a tree that the
+    format cannot represent."""
     return _Writer(devices, uuid).write(root)
 
 

@@ -58,9 +58,9 @@ class Turns:
 
 
 def streams_at_once(memory_bytes: int) -> int:
-    """How many blobs of all pulls are decoded while they arrive. Each has two processes, which take
-    a few MiB and mostly wait for a registry, but which a layer may make large; together they get
-    half of the memory."""
+    """How many blobs of all pulls may be decoded while they arrive. Each needs two processes. They
+    usually take a few MiB and wait for a registry, but a hostile layer can make them reach their
+    limits, so together they get half of the memory."""
     return min(16, max(4, memory_bytes // 2 // _STREAM_BYTES))
 
 

@@ -186,8 +186,7 @@ def token_request(challenge: Challenge, login: Credential, host: Host, scope: st
 
 
 def _split(url: str) -> SplitResult:
-    """Split a URL that a server sent; a malformed one, such as with a port that is no number, gives
-    empty parts."""
+    """Split a URL that a server sent; a malformed one gives empty parts."""
     try:
         parts = urlsplit(url)
         return parts if parts.port is None or parts.port else urlsplit("")

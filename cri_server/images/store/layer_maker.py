@@ -234,8 +234,8 @@ class LayerMaker:
         source: BlobSource,
         tars: PartialTars | None,
     ) -> None:
-        """Use the stored tar only if this blob is verified to contain it; else fetch and decode the
-        blob to another tar, which is dropped if it is the same."""
+        """Make the layer's tar, unless a stored one is verified to come from this blob. An equal
+        tar that another pull has committed meanwhile is kept instead of the new one."""
         rate = Rate()
         async with self._work.turn(f"tar {diff_id} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(descriptor, diff_id, source)

@@ -104,7 +104,7 @@ class Mounts:
             return mount
 
     def drop_tar_pages(self) -> None:
-        """Drop the page cache of tars under mounted images. What is read of such an image is in
+        """Drop the page cache of tars under mounted images. Content read from such an image is in
         memory twice: as pages of EROFS, which its containers share, and as those of the tar they
         were copied from (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its pages).
 

@@ -95,7 +95,7 @@ class Store:
     def _choose_form(self) -> None:
         sharing = sharing_obstacle() if self._kind == "auto" else ""
         if sharing:
-            log.info("new images are unpacked: if they were mounted, %s", sharing)
+            log.info("new images are unpacked, not mounted: otherwise %s", sharing)
         unpacks = self._kind == "unpacked" or bool(sharing)
         if unpacks and self.files.empty:
             return
@@ -137,8 +137,8 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Hold leases on blobs and layers (digests, chain ids) during the block. Their content
-        present at its start stays: a running collection ends first."""
+        """Hold leases on blobs and layers (digests, chain ids) during the block. Waits for a
+        running collection first, so that content found in the block stays."""
         held = list(keys)
         await self._hold(held)
         try:

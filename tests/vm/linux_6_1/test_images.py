@@ -29,7 +29,9 @@ async def test_auto_unpacks(tmp_path: Path, registry: Registry, opened: list[Ima
 
 
 async def test_erofs_is_refused(tmp_path: Path, opened: list[ImageService]) -> None:
-    with pytest.raises(Unsupported, match=r'images cannot be mounted here: .*"auto" unpacks them'):
+    with pytest.raises(
+        Unsupported, match=r'images cannot be mounted here: .*store = "auto" unpacks them'
+    ):
         await serve(opened, tmp_path / "images", store="erofs")
 
 
