@@ -1,5 +1,4 @@
-"""checkpointctl reads what we write, as far as it needs no images of CRIU; with those it was tried
-by hand."""
+"""checkpointctl reads our archives, as far as it needs no images of CRIU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers whose images are mounted and not unpacked: `[images] store = "erofs"`."""
+"""Containers of mounted images (`[images] store = "erofs"`)."""
 
 from __future__ import annotations
 

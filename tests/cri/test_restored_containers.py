@@ -1,4 +1,4 @@
-"""CreateContainer from a checkpoint's archive, as far as it goes without CRIU: what is refused, and
+"""CreateContainer from a checkpoint's archive, without CRIU: which archives are refused, and
 that nothing is left."""
 
 from __future__ import annotations

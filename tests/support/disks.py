@@ -1,5 +1,4 @@
-"""File systems in a file, for what a test's own disk must not be used for: to be full, to be odd,
-to lose its power."""
+"""File systems in a file, for tests that need a full or unusual disk, or a power cut."""
 
 from __future__ import annotations
 

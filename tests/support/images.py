@@ -1,4 +1,4 @@
-"""Images for tests, as archives in the cache folder, and what several of them are made of."""
+"""Images for tests, as archives in the cache folder, and shared parts of them."""
 
 from __future__ import annotations
 

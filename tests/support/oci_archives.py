@@ -1,5 +1,5 @@
-"""Built images as a registry or an OCI layout has them: manifests, compressed blobs, and a layout
-in a tar."""
+"""Built images in the form of a registry or an OCI layout: manifests, compressed blobs, and a
+layout in a tar."""
 
 from __future__ import annotations
 

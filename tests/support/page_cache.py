@@ -1,4 +1,4 @@
-"""What of a file is in memory."""
+"""How much of a file is in the page cache."""
 
 from __future__ import annotations
 

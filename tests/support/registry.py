@@ -1,5 +1,5 @@
-"""A real, small container registry: the distribution API for pulls, over HTTP or HTTPS, with
-logins, and able to misbehave.
+"""A small container registry for tests: the distribution API for pulls, over HTTP or HTTPS, with
+logins and faults.
 
 Blobs are files below a folder. `Fault`s change the answers to the requests they match, so that a
 test says in one line what goes wrong. As a program it serves image archives: `python -m

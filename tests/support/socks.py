@@ -1,4 +1,4 @@
-"""A small SOCKS 5 proxy (RFC 1928, RFC 1929) that connects every target to one place."""
+"""A small SOCKS 5 proxy (RFC 1928, RFC 1929) that connects every client to one server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers made by chance, for both stores: what hypothesis draws, and a whole archive to be broken."""
+"""Random layers for both stores: hypothesis' strategies, and a whole archive to be damaged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 
 from cri_server.images.archives import build
@@ -24,8 +25,8 @@ NODES = some.one_of(
 )
 
 
-def interesting() -> bytes:
-    """An archive with everything in it, to be broken."""
+def every_kind() -> bytes:
+    """An archive with a member of every kind."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         members = [
@@ -39,11 +40,21 @@ def interesting() -> bytes:
     return buffer.getvalue()
 
 
-WHOLE = interesting()
+WHOLE = every_kind()
+MEMBERS = some.lists(some.tuples(NAMES, NODES), max_size=12)
+CHANGES = some.lists(
+    some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
+)
+"""(offset, value) of bytes of WHOLE."""
+RANDOM = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def repaired(blob: bytearray) -> bytes:
-    """With right checksums again where a header seems to be, so that the change gets beyond them."""
+def changed(changes: list[tuple[int, int]]) -> bytes:
+    """WHOLE with changed bytes, and correct checksums where a header seems to be, so that the
+    change gets beyond them."""
+    blob = bytearray(WHOLE)
+    for at, value in changes:
+        blob[at] = value
     for at in range(0, len(blob) - 511, 512):
         if blob[at + 257 : at + 262] == b"ustar":
             block = bytes(blob[at : at + 148]) + b" " * 8 + bytes(blob[at + 156 : at + 512])

@@ -1,4 +1,4 @@
-"""A store and a registry per test; the unpacker by itself."""
+"""Fixtures: a store and a registry for each test, and the unpacker on its own."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService
     """An image service that works on layers in jobs of a zygote, as the server's does, with
     these modules in it, too."""
     zygote = await Zygote.start([*JOB_MODULES, *modules])
-    made = ImageService(
+    service = ImageService(
         tmp_path / "images", [tmp_path / "certs.d"], zygote=zygote, no_progress_timeout_s=20.0
     )
-    await made.start()
-    yield made
-    await made.close()
+    await service.start()
+    yield service
+    await service.close()
     await zygote.close()
 
 

@@ -1,4 +1,4 @@
-"""Images made of tars and mounted, for tests: the index written and mounted as the server does it."""
+"""Mounted images of tars for tests: the index is written and mounted as by the server."""
 
 from __future__ import annotations
 

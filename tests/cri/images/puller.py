@@ -1,4 +1,4 @@
-"""A program that pulls images into a store: for tests that kill it.
+"""A program that pulls images into a store, for tests that kill it.
 
     puller STORE REFERENCE…          pull and remove them for ever
     puller once STORE REFERENCE      pull and remove it

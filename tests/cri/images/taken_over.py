@@ -1,4 +1,5 @@
-"""A module for a zygote whose decoders do what an attacker wants: LIE in the environment says what."""
+"""A module for a zygote whose decoders misbehave like taken-over ones; LIE in the environment
+says how."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Manifests that list what is no file system: artifacts, which are refused as what they are, and
-layers of other kinds beside an image's own."""
+"""Manifests with layers that are not file systems: artifacts are refused as such, and extra
+layers of images are ignored."""
 
 from __future__ import annotations
 
@@ -223,5 +223,5 @@ async def test_an_archive_with_signatures_beside_the_image(
     }
     files["index.json"] = Node(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
     (tmp_path / "archive.tar").write_bytes(layer(files, parents=False))
-    [found] = await service.load(tmp_path / "archive.tar", "signed:v1")
-    assert found.id == BUILT.id and found.repo_tags == ["docker.io/library/signed:v1"]
+    [loaded] = await service.load(tmp_path / "archive.tar", "signed:v1")
+    assert loaded.id == BUILT.id and loaded.repo_tags == ["docker.io/library/signed:v1"]

@@ -1,5 +1,5 @@
-"""The store after SIGKILL at any moment, and after the power went: what is listed is whole, the
-rest is gone."""
+"""The store after SIGKILL at any moment, and after a power cut: every listed image is complete,
+and the rest is removed."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
     by_id = {b.id: b for b in built.values()}
     listed = await service.list()
     blobs, layers, tars = set[str](), set[str](), set[str]()
-    for found in listed:
-        rootfs = await service.rootfs(found.id)
-        wanted = [content(tar) for tar in by_id[found.id].layers]
+    for listed_image in listed:
+        rootfs = await service.rootfs(listed_image.id)
+        wanted = [content(tar) for tar in by_id[listed_image.id].layers]
         assert bool(rootfs.mount) == mounts
         if mounts:
             wanted = [{name: data for files in wanted for name, data in files.items()}]
@@ -80,7 +80,7 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
             }
             assert files == expected, f"{tree} is not what its layer has"
             layers.add(tree.parent.name)
-        found_content = service._store.catalog.content(found.id)
+        found_content = service._store.catalog.content(listed_image.id)
         blobs |= set(found_content.blobs)
         tars |= {digest.removeprefix("sha256:") for digest in found_content.diff_ids}
     assert {f"sha256:{n}" for n in names(store / "blobs/sha256")} == blobs | {
@@ -205,7 +205,7 @@ async def end_jobs(
                 assert (
                     isinstance(result, PeerError) and f"exit code {EXIT_CODE}" in result.message
                 ), result
-        listed = {found.id for found in await service.list()}
+        listed = {image.id for image in await service.list()}
         assert listed == {result for result in results if isinstance(result, str)}
         await service._store.wait_deleted()
         assert names(tmp_path / "images/ingest") == set(), f"change {number}"

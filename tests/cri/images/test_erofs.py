@@ -1,5 +1,5 @@
-"""An image that is mounted is the image unpacked, inode by inode, and a tar that one store refuses
-the other refuses, too."""
+"""A mounted image has the same files as the image unpacked, inode by inode, and both stores
+refuse the same tars."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
 
 def same(tar: bytes, folder: Path) -> tuple[str, object]:
     """That both stores agree about a layer; what they say."""
-    expected, found = unpacked(tar, folder / "unpacked"), outcome([tar], folder / "mounted")
-    assert found == expected
-    return found
+    expected, mounted = unpacked(tar, folder / "unpacked"), outcome([tar], folder / "mounted")
+    assert mounted == expected
+    return mounted
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -100,13 +100,13 @@ def test_what_unpacking_contains_looks_the_same(tmp_path: Path, case: str) -> No
 )
 def test_every_kind_of_file_with_every_attribute(tmp_path: Path, options: list[str]) -> None:
     make_everything(tmp_path / "everything")
-    made = subprocess.run(
+    archive = subprocess.run(
         ["tar", "-C", tmp_path / "everything", *options, "-c", "."], check=True, capture_output=True
     )
-    kind, found = same(made.stdout, tmp_path)
+    kind, files = same(archive.stdout, tmp_path)
     assert kind == "files"
     if "--format=posix" in options:
-        assert found == snapshot(tmp_path / "everything")
+        assert files == snapshot(tmp_path / "everything")
 
 
 def test_names_and_links_of_every_length(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_names_and_links_of_every_length(tmp_path: Path) -> None:
     members += [(f"many/{number:03}{'m' * (number % 250)}", Node()) for number in range(700)]
     members += [(f"links/{length}", symlink("l" * length)) for length in (1, 59, 447, 448, 449, 511, 512, 513, 4000, 4095)]  # fmt: skip
     members += [("-before-dot", Node()), ("a-file-of-a-block", Node(b"x" * 512)), ("and-one-more", Node(b"x" * 513))]  # fmt: skip
-    kind, found = same(raw_tar(*members), tmp_path)
-    assert kind == "files" and isinstance(found, dict) and len(found) > 700
+    kind, files = same(raw_tar(*members), tmp_path)
+    assert kind == "files" and isinstance(files, dict) and len(files) > 700
 
 
 def acl(*entries: tuple[int, int, int]) -> str:
@@ -233,9 +233,9 @@ def assert_same_stack(folder: Path, tars: Sequence[bytes]) -> None:
     finally:
         stack.unmount()
     with mounted(folder / "mounted", tars) as root:
-        found = shown(root)
+        actual = shown(root)
     # overlayfs has the size of a layer's directory, and a number of links of its own
-    assert found == expected
+    assert actual == expected
 
 
 def test_many_random_layers_look_as_overlayfs_shows_them(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_an_end_without_padding(tmp_path: Path) -> None:
 def test_a_device_node_of_every_number(tmp_path: Path) -> None:
     numbers = [(0, 1), (1, 0), (255, 255), (256, 256), (4095, (1 << 20) - 1)]
     members = [(f"{kind}{n}", Node(kind=kind.encode(), device=number)) for n, number in enumerate(numbers) for kind in "34"]  # fmt: skip
-    kind, found = same(raw_tar(*members), tmp_path)
-    assert kind == "files" and isinstance(found, dict)
-    assert {f.device for f in found.values() if f.kind in "bc"} == {os.makedev(*n) for n in numbers}
+    kind, files = same(raw_tar(*members), tmp_path)
+    assert kind == "files" and isinstance(files, dict)
+    assert {f.device for f in files.values() if f.kind in "bc"} == {os.makedev(*n) for n in numbers}
     assert stat.S_ISCHR(0o020000)

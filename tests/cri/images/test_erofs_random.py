@@ -1,4 +1,4 @@
-"""An image that is mounted is the image unpacked, whatever chance made of it."""
+"""A mounted random image has the same files as the same image unpacked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cri_server.images.erofs.node import Node as TreeNode
 from cri_server.images.erofs.tar_file import TarFile
 from cri_server.images.layers.inflate import Limits
 from pyrunc.errors import Error
-from tests.cri.images.chance import EXAMPLES, NAMES, NODES, WHOLE, repaired
+from tests.cri.images.chance import CHANGES, EXAMPLES, MEMBERS, NAMES, NODES, RANDOM, changed
 from tests.cri.images.test_erofs import outcome, unpacked
 from tests.cri.images.test_unpack import raw_tar
 
@@ -33,36 +33,27 @@ def agree(folder: Path, blob: bytes) -> None:
     try:
         try:
             expected = unpacked(blob, place / "unpacked")
-        except Error:  # a kernel's refusal that is nobody's fault: nothing to compare
+        except Error:  # refused by the kernel: nothing to compare
             return
         assert outcome([blob], place / "mounted") == expected
     finally:
         subprocess.run(["rm", "-rf", place], check=True)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(members=some.lists(some.tuples(NAMES, NODES), max_size=12))
+@RANDOM
+@given(members=MEMBERS)
 def test_any_sequence_of_members(scratch: Path, members: list[tuple[str, Node]]) -> None:
     agree(scratch, raw_tar(*members))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    changes=some.lists(
-        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)),
-        min_size=1,
-        max_size=12,
-    )
-)
+@RANDOM
+@given(changes=CHANGES)
 def test_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
-    blob = bytearray(WHOLE)
-    for at, value in changes:
-        blob[at] = value
-    agree(scratch, repaired(blob))
+    agree(scratch, changed(changes))
 
 
 def in_order(node: TreeNode) -> object:
-    """A tree's files as a value."""
+    """The files of a tree as a value that can be compared."""
     facts = (
         node.mode,
         node.uid,
@@ -77,12 +68,14 @@ def in_order(node: TreeNode) -> object:
     return (*facts, {name: in_order(child) for name, child in node.children.items()})
 
 
-TAKEN = NAMES.filter(lambda name: ".." not in name and name != ".")
+VALID_NAMES = NAMES.filter(lambda name: ".." not in name and name != ".")
 
 
 @settings(max_examples=EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    layers=some.lists(some.lists(some.tuples(TAKEN, NODES), max_size=5), min_size=2, max_size=3),
+    layers=some.lists(
+        some.lists(some.tuples(VALID_NAMES, NODES), max_size=5), min_size=2, max_size=3
+    ),
     chain=some.lists(some.integers(0, 2), min_size=3, max_size=7),
 )
 def test_a_layer_that_is_repeated_counts_where_it_is_last(
@@ -95,7 +88,7 @@ def test_a_layer_that_is_repeated_counts_where_it_is_last(
             file.flush()
             try:
                 trees.append(read_layer(TarFile(file.fileno()), number, Limits()))
-            except Error:  # refused by itself
+            except Error:  # the layer is invalid
                 return
     chain = [number % len(trees) for number in chain]
     whole = merged(trees[number] for number in chain)

@@ -1,5 +1,5 @@
-"""The store of images that are mounted: what it keeps, what it gives back, and what becomes of it
-under another setting."""
+"""The store of mounted images: its files, what removal frees, and how it behaves under another
+setting."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ async def test_an_archive_has_plain_layers_and_the_same_image(
             file.write(part)
     for number, store in enumerate(("unpacked", "erofs")):
         other = await serve(opened, tmp_path / str(number), store=store)
-        [found] = await other.load(archive)
-        assert (found.id, found.repo_tags) == (built.id, [name])
+        [loaded] = await other.load(archive)
+        assert (loaded.id, loaded.repo_tags) == (built.id, [name])
         assert texts(await other.rootfs(built.id), "top")[0] == "2"
 
 
@@ -135,20 +135,20 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
         patch.setattr(stores, "mount_obstacle", lambda folder: "no such kernel")
         for _ in range(2):
             other = await serve(opened, tmp_path / "images", store=setting)
-            [found] = await other.list()
-            assert (found.id, found.repo_tags) == (built.id, [name])
+            [listed] = await other.list()
+            assert (listed.id, listed.repo_tags) == (built.id, [name])
             assert texts(await other.rootfs(built.id), "top") == ["2", "1", "0"]
             await other.close()
-        said = {record.getMessage(): record.levelname for record in caplog.records}
+        levels = {record.getMessage(): record.levelname for record in caplog.records}
         assert (
-            said["images are unpacked, because they cannot be mounted here: no such kernel"]
+            levels["images are unpacked, because they cannot be mounted here: no such kernel"]
             == "WARNING"
         )
-        assert said[f"image {name}: unpacking its layers again"] == "WARNING"
+        assert levels[f"image {name}: unpacking its layers again"] == "WARNING"
         with pytest.raises(Unsupported, match='no such kernel; store = "auto" unpacks them'):
             await serve(opened, tmp_path / "images", store="erofs")
     back = await serve(opened, tmp_path / "images")
-    assert [found.id for found in await back.list()] == [built.id]
+    assert [listed.id for listed in await back.list()] == [built.id]
 
 
 async def test_a_lost_index_is_made_again(

@@ -1,5 +1,5 @@
-"""Registries that fail, lie or attack: each ends as documented, nothing becomes visible, no secret
-is shown."""
+"""Registries that fail, lie or attack: each pull ends as documented, lists nothing, and shows no
+secret."""
 
 from __future__ import annotations
 
@@ -663,8 +663,8 @@ async def test_the_user_is_a_number_or_a_name_never_root_by_mistake(
     registry: Registry, service: ImageService, user: str, uid: int | None, username: str
 ) -> None:
     registry.push("app:v1", image([layer({"a": "a"})], {"User": user}))
-    found = await service.status(await service.pull(f"{registry.host}/app:v1"))
-    assert found is not None and (found.uid, found.username) == (uid, username)
+    status = await service.status(await service.pull(f"{registry.host}/app:v1"))
+    assert status is not None and (status.uid, status.username) == (uid, username)
 
 
 async def test_a_digest_that_the_registry_does_not_keep(
@@ -672,10 +672,10 @@ async def test_a_digest_that_the_registry_does_not_keep(
 ) -> None:
     """Asked for one digest, it serves another manifest."""
     registry.push("app:v1", make(1))
-    wanted = f"sha256:{hashlib.sha256(b'wanted').hexdigest()}"
-    registry.manifests["app", wanted] = registry.manifests["app", "v1"]
-    error = await refused(service, f"{registry.host}/app@{wanted}")
-    assert f"not {wanted}" in error.message
+    digest = f"sha256:{hashlib.sha256(b'wanted').hexdigest()}"
+    registry.manifests["app", digest] = registry.manifests["app", "v1"]
+    error = await refused(service, f"{registry.host}/app@{digest}")
+    assert f"not {digest}" in error.message
 
 
 @pytest.mark.parametrize(

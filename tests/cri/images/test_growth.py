@@ -1,5 +1,4 @@
-"""A layer or an archive of twice the size is at most about twice the work to unpack, to put in
-place and to load."""
+"""Unpacking, committing or loading twice the content takes at most about twice the work."""
 
 from __future__ import annotations
 

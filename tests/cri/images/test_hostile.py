@@ -1,4 +1,4 @@
-"""Layers made to break out: only the layer's own folder ever changes, and nothing crashes or hangs.
+"""Layers that try to break out: only the layer's own folder changes, and nothing crashes or hangs.
 
 Each case is unpacked beside a canary: a folder with files, links and a device that must look the
 same afterwards. Cases are either refused (BadLayer, with a reason) or contained; which of the two
@@ -224,8 +224,8 @@ def test_nobody_else_writes_overlayfs_orders(jail: Jail) -> None:
     tree = jail.unpack(
         raw_tar(*[(f"d{n}", xattr(name, "/etc")) for n, name in enumerate([*orders, "user.ok"])])
     )
-    found = {name: facts.xattrs for name, facts in snapshot(tree).items() if facts.xattrs}
-    assert found == {b"d7": frozenset({("user.ok", b"/etc")})}
+    xattrs = {name: facts.xattrs for name, facts in snapshot(tree).items() if facts.xattrs}
+    assert xattrs == {b"d7": frozenset({("user.ok", b"/etc")})}
 
 
 def test_setuid_and_sticky_bits_are_kept_and_unknown_ones_dropped(jail: Jail) -> None:

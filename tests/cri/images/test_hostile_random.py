@@ -1,4 +1,4 @@
-"""Layers made to break out, by chance: as test_hostile.py, whose cases were thought of."""
+"""Random hostile layers; test_hostile.py has the ones written by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 from cri_server.images.archives.build import Node
 from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import KernelError, ResourceExhausted
-from tests.cri.images.chance import EXAMPLES, NAMES, NODES, WHOLE, repaired
+from tests.cri.images.chance import CHANGES, EXAMPLES, MEMBERS, RANDOM, WHOLE, changed
 from tests.cri.images.test_hostile import Jail, nothing_was_left_on_the_host, shared_jail
 from tests.cri.images.test_unpack import raw_tar
 
@@ -16,7 +16,7 @@ __all__ = ["nothing_was_left_on_the_host", "shared_jail"]
 
 
 def attempt(jail: Jail, blob: bytes) -> None:
-    """Unpacks or is refused with an error of ours; the jail holds either way."""
+    """Unpack, or be refused with an error of the project; the jail must hold either way."""
     try:
         jail.unpack(blob)
     except (BadLayer, ResourceExhausted, KernelError):
@@ -25,19 +25,10 @@ def attempt(jail: Jail, blob: bytes) -> None:
         jail.clean()
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    changes=some.lists(
-        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)),
-        min_size=1,
-        max_size=12,
-    )
-)
+@RANDOM
+@given(changes=CHANGES)
 def test_changed_bytes(shared_jail: Jail, changes: list[tuple[int, int]]) -> None:
-    blob = bytearray(WHOLE)
-    for at, value in changes:
-        blob[at] = value
-    attempt(shared_jail, repaired(blob))
+    attempt(shared_jail, changed(changes))
 
 
 @settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck))
@@ -52,7 +43,7 @@ def test_moved_blocks(shared_jail: Jail, start: int, count: int, to: int) -> Non
     attempt(shared_jail, rest[: to * 512] + cut + rest[to * 512 :])
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(members=some.lists(some.tuples(NAMES, NODES), max_size=12))
+@RANDOM
+@given(members=MEMBERS)
 def test_any_sequence_of_members(shared_jail: Jail, members: list[tuple[str, Node]]) -> None:
     attempt(shared_jail, raw_tar(*members))

@@ -88,10 +88,10 @@ async def test_nothing_an_attacker_would_try_works_in_a_decoder(tmp_path: Path) 
     assert json.loads(result.stdout) == {"succeeded": []}
     receiver = Receiver(*receiving, copying=True)
     try:
-        found = b"".join(bytes(part) for part in iter(receiver.read, b""))
+        output = b"".join(bytes(part) for part in iter(receiver.read, b""))
     finally:
         receiver.close()
-    assert found == content
+    assert output == content
     assert before == (tmp_path.stat().st_mode, folder.stat(), canary.stat())
     assert {p.name for p in tmp_path.rglob("*")} == {"layer", "canary", "blob"}
 

@@ -1,4 +1,4 @@
-"""Token servers as real registries have them, and hosts that ask for fewer requests."""
+"""Token servers as real registries run them, and hosts that limit requests."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ async def test_a_token_server_on_http_gets_no_secret(
     like that)."""
     tokens.fault("/token", status=200, body=TOKEN)
     await service.pull(f"{secure.host}/app:v1")
-    asked = len(tokens.requests)
+    count = len(tokens.requests)
     with pytest.raises(PeerError, match="is not on https, and would get a secret"):
         await service.pull(f"{secure.host}/app:v1", SECRET)
-    assert len(tokens.requests) == asked > 0
+    assert len(tokens.requests) == count > 0
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -1,4 +1,4 @@
-"""Layers as real builders write them, which look odd and are taken, in both stores."""
+"""Unusual layers of real builders are accepted by both stores."""
 
 from __future__ import annotations
 
@@ -202,9 +202,9 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
 def test_odd_layers_are_taken(tmp_path: Path, kind: str) -> None:
     """Both stores show the same."""
     tar, expected = LAYERS[kind]
-    outcome, found = same(tar, tmp_path)
-    assert outcome == "files" and isinstance(found, dict)
-    assert {name.decode() for name in found} - {"."} == expected
+    outcome, files = same(tar, tmp_path)
+    assert outcome == "files" and isinstance(files, dict)
+    assert {name.decode() for name in files} - {"."} == expected
 
 
 def test_a_hard_link_into_a_lower_layer_is_refused_by_its_name(take: Take) -> None:

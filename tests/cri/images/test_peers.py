@@ -1,4 +1,4 @@
-"""skopeo and umoci read what we keep, and we load what they write."""
+"""skopeo and umoci read our store, and we load their archives."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def test_we_load_what_skopeo_writes(
     source = f"docker://{registry.host}/team/app:v1"
     target = f"{kind}:{tmp_path}/archive.tar:docker.io/team/app:v2"
     run("skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", source, target)
-    [found] = await service.load(tmp_path / "archive.tar")
-    assert (found.id, found.repo_tags) == (BUILT.id, ["docker.io/team/app:v2"])
+    [loaded] = await service.load(tmp_path / "archive.tar")
+    assert (loaded.id, loaded.repo_tags) == (BUILT.id, ["docker.io/team/app:v2"])
     assert len((await service.rootfs(BUILT.id)).lower_dirs) == 3
 
 

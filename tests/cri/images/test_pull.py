@@ -66,13 +66,13 @@ async def test_a_pull_makes_a_whole_image(
     name = f"{registry.host}/team/app"
     seen: list[Progress] = []
     assert await service.pull(f"{name}:v1", progress=seen.append) == built.id
-    [found] = await service.list()
-    assert (found.id, found.repo_tags, found.repo_digests) == (
+    [listed] = await service.list()
+    assert (listed.id, listed.repo_tags, listed.repo_digests) == (
         built.id,
         [f"{name}:v1"],
         [f"{name}@{digest}"],
     )
-    assert found.size_bytes > 600_000 and (found.uid, found.username) == (1002, "")
+    assert listed.size_bytes > 600_000 and (listed.uid, listed.username) == (1002, "")
     rootfs = await service.rootfs(built.id)
     assert rootfs.config.cmd == ["/layer-0"]
     assert texts(rootfs, "top") == (["2"] if rootfs.mount else ["2", "1", "0"])
@@ -98,8 +98,8 @@ async def test_every_way_to_name_an_image_finds_it(
         bare[:12],
         built.id[:20],
     ):
-        found = await service.status(way)
-        assert found is not None and found.id == built.id, way
+        status = await service.status(way)
+        assert status is not None and status.id == built.id, way
         assert [i.id for i in await service.list(way)] == [built.id]
     for way in (
         "",
@@ -143,8 +143,8 @@ async def test_a_pull_by_digest_has_no_tag(registry: Registry, service: ImageSer
     digest = registry.push("app:v1", make())
     name = f"{registry.host}/app"
     await service.pull(f"{name}:v7@{digest}")
-    [found] = await service.list()
-    assert (found.repo_tags, found.repo_digests) == ([], [f"{name}@{digest}"])
+    [listed] = await service.list()
+    assert (listed.repo_tags, listed.repo_digests) == ([], [f"{name}@{digest}"])
 
 
 @pytest.mark.requirement("5.1.5")
@@ -157,9 +157,9 @@ async def test_a_tag_that_moves_leaves_the_old_image_its_digest(
     await service.pull(f"{name}:v1")
     new_digest = registry.push("app:v1", new)
     assert await service.pull(f"{name}:v1") == new.id
-    found = {i.id: i for i in await service.list()}
-    assert (found[old.id].repo_tags, found[old.id].repo_digests) == ([], [f"{name}@{old_digest}"])
-    assert (found[new.id].repo_tags, found[new.id].repo_digests) == (
+    by_id = {i.id: i for i in await service.list()}
+    assert (by_id[old.id].repo_tags, by_id[old.id].repo_digests) == ([], [f"{name}@{old_digest}"])
+    assert (by_id[new.id].repo_tags, by_id[new.id].repo_digests) == (
         [f"{name}:v1"],
         [f"{name}@{new_digest}"],
     )
@@ -172,8 +172,8 @@ async def test_three_tags_are_one_image(registry: Registry, service: ImageServic
     for tag in "abc":
         registry.push(f"app:{tag}", built)
         await service.pull(f"{name}:{tag}")
-    [found] = await service.list()
-    assert found.repo_tags == [f"{name}:{tag}" for tag in "abc"] and len(found.repo_digests) == 1
+    [listed] = await service.list()
+    assert listed.repo_tags == [f"{name}:{tag}" for tag in "abc"] and len(listed.repo_digests) == 1
 
 
 @pytest.mark.requirement("5.1.1")
@@ -190,9 +190,9 @@ async def test_the_index_has_an_image_for_this_machine(
     }
     digest = registry.push_index("app:v1", platforms, docker=docker)
     assert await service.pull(f"{registry.host}/app:v1") == right.id
-    [found] = await service.list()
-    assert found.repo_digests == [f"{registry.host}/app@{digest}"]
-    await service.remove(found.id)
+    [listed] = await service.list()
+    assert listed.repo_digests == [f"{registry.host}/app@{digest}"]
+    await service.remove(listed.id)
     registry.push_index("app:v2", {("linux", "s390x", ""): wrong})
     with pytest.raises(NotFound, match=r"no image for linux/.*; available: linux/s390x"):
         await service.pull(f"{registry.host}/app:v2")
@@ -302,9 +302,9 @@ async def test_the_same_layer_twice_in_one_image(registry: Registry, service: Im
 
 def asked(registry: Registry) -> list[str]:
     """The requests since the last call, without the repository `app`."""
-    found = [f"{r.method} {r.path.removeprefix('/v2/app/')}" for r in registry.requests]
+    requests = [f"{r.method} {r.path.removeprefix('/v2/app/')}" for r in registry.requests]
     registry.requests.clear()
-    return found
+    return requests
 
 
 @pytest.mark.parametrize("kind", ["manifest", "index"])
@@ -347,8 +347,8 @@ async def test_only_what_has_changed_is_fetched(registry: Registry, service: Ima
     )
     await service.pull(name)
     assert asked(registry) == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{built.id}"]
-    [found] = await service.list()
-    assert f"{registry.host}/app@{moved}" in found.repo_digests
+    [listed] = await service.list()
+    assert f"{registry.host}/app@{moved}" in listed.repo_digests
     newer = make(8, layers=1)
     registry.push("app:v1", newer)
     assert await service.pull(name) == newer.id
@@ -410,8 +410,8 @@ async def test_a_head_logs_in(tmp_path: Path, service: ImageService, scheme: str
         for _ in range(2):
             asked(locked)
             await service.pull(f"{locked.host}/app:v1", Auth(username="user", password="secret"))
-        told = [request for request in asked(locked) if "/token" not in request]
-        assert told == ["HEAD manifests/v1", "HEAD manifests/v1", f"GET blobs/{built.id}"]
+        requests = [request for request in asked(locked) if "/token" not in request]
+        assert requests == ["HEAD manifests/v1", "HEAD manifests/v1", f"GET blobs/{built.id}"]
         with pytest.raises(PeerError, match=r"unauthorized|token server"):
             await service.pull(f"{locked.host}/app:v1", Auth(username="user", password="wrong"))
 
@@ -428,7 +428,7 @@ async def test_a_layer_in_another_compression_is_fetched_once(
     fetched = {}
     for repository in ("first", "second", "third"):
         registry.requests.clear()
-        found = await service.pull(f"{registry.host}/{repository}:v1")
+        image_id = await service.pull(f"{registry.host}/{repository}:v1")
         fetched[repository] = len(registry.asked("/blobs/")) - 1
         [path] = (tmp_path / "images" / ("tars" if each_store == "erofs" else "layers")).iterdir()
         identity.add(path.stat().st_ino)
@@ -436,7 +436,7 @@ async def test_a_layer_in_another_compression_is_fetched_once(
         service = ImageService(tmp_path / "images")
         await service.start()
     assert fetched == {"first": 1, "second": 1, "third": 0} and len(identity) == 1
-    assert (await service.rootfs(found)).config.cmd == ["third"]
+    assert (await service.rootfs(image_id)).config.cmd == ["third"]
     assert names(tmp_path / "images/ingest") == set()
     await service.close()
 
@@ -570,13 +570,13 @@ async def test_a_job_gives_the_same_tree_as_a_thread(
     await job_service.pull(f"{registry.host}/app:v1")
     top, bottom = (await job_service.rootfs(built.id)).lower_dirs
     assert snapshot(bottom) == snapshot(tmp_path / "everything")
-    found = snapshot(top)
-    assert (found[b"gone"].kind, found[b"d"].kind, found[b"d"].device) == (
+    tree = snapshot(top)
+    assert (tree[b"gone"].kind, tree[b"d"].kind, tree[b"d"].device) == (
         "-",
         "b",
         os.makedev(7, 7),
     )
-    assert found[b"e"].device == os.makedev(7, 7)
+    assert tree[b"e"].device == os.makedev(7, 7)
 
 
 async def test_a_job_says_what_was_wrong(
@@ -634,8 +634,8 @@ async def test_short_names_go_to_docker_io_and_its_mirror(
     registry.push("library/busybox:latest", built)
     hosts_toml(tmp_path, "docker.io", f'server = "{registry.url}"\n')
     await service.pull("busybox")
-    [found] = await service.list()
-    assert found.repo_tags == ["docker.io/library/busybox:latest"]
+    [listed] = await service.list()
+    assert listed.repo_tags == ["docker.io/library/busybox:latest"]
     for way in (
         "busybox",
         "busybox:latest",
@@ -643,7 +643,7 @@ async def test_short_names_go_to_docker_io_and_its_mirror(
         "docker.io/busybox",
         "index.docker.io/library/busybox",
     ):
-        assert await service.status(way) == found
+        assert await service.status(way) == listed
 
 
 async def test_mirrors_are_asked_in_order(
@@ -882,8 +882,8 @@ async def test_a_rewrite_and_the_administrators_login(
             f'[host."{mirror.url}".auth]\nusername = "admin"\npassword = "own"\n',
         )
         await service.pull("registry.example/team/app:v1")
-        [found] = await service.list()
-        assert found.repo_tags == ["registry.example/team/app:v1"]
+        [listed] = await service.list()
+        assert listed.repo_tags == ["registry.example/team/app:v1"]
         assert not registry.requests
 
 
@@ -894,7 +894,7 @@ async def test_a_rewrite_and_the_administrators_login(
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     """A certificate for 127.0.0.1 and its key."""
     folder = tmp_path_factory.mktemp("tls")
-    made = [
+    command = [
         "req",
         "-x509",
         "-newkey",
@@ -909,7 +909,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
     ]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     name = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(["openssl", *made, *files, *name], check=True, capture_output=True)
+    subprocess.run(["openssl", *command, *files, *name], check=True, capture_output=True)
     yield folder / "cert.pem", folder / "key.pem"
 
 

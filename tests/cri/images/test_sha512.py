@@ -1,5 +1,4 @@
-"""Images whose digests are of sha512, the specification's other registered algorithm, each part
-by itself and all together."""
+"""Images with sha512 digests, for each part alone and for all together."""
 
 from __future__ import annotations
 
@@ -75,8 +74,8 @@ async def test_an_image_with_sha512(
         archive = b"".join([part async for part in service.save([f"{name}:v1"])])
     service = ImageService(tmp_path / "images")
     await service.start()
-    [found] = await service.list()
-    assert (found.id, found.repo_digests) == (identifier, [f"{name}@{digest}"])
+    [listed] = await service.list()
+    assert (listed.id, listed.repo_digests) == (identifier, [f"{name}@{digest}"])
     bare = identifier.rpartition(":")[2]
     for reference in (
         f"{name}:v1",

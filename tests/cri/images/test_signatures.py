@@ -1,4 +1,4 @@
-"""Pulls under a policy: what is signed, by whom, for what, and CRI's word for what is not."""
+"""Pulls under a signature policy: which signatures count, and CRI's error for missing ones."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ async def test_a_signature_by_the_key_lets_an_image_in(
     attach(registry, pushed, Signer(kind).layer(registry, pushed), signer.layer(registry, pushed))
     await service.pull(f"{NAME}:v1")
     await service.pull(f"{NAME}@{pushed}")
-    [found] = await service.list()
-    assert found.repo_tags == [f"{NAME}:v1"]
+    [listed] = await service.list()
+    assert listed.repo_tags == [f"{NAME}:v1"]
 
 
 async def test_other_scopes_are_rejected_and_accepted(
@@ -230,5 +230,5 @@ async def test_a_policy_that_was_changed_counts_for_what_is_here(
     for name in (f"{NAME}:v1", f"{NAME}@{pushed}", f"{NAME}:v2"):
         with pytest.raises(PeerError, match="SignatureValidationFailed"):
             await service.pull(name)
-    [found] = await service.list()
-    assert found.repo_tags == [f"{NAME}:v1"]
+    [listed] = await service.list()
+    assert listed.repo_tags == [f"{NAME}:v1"]

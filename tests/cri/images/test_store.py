@@ -1,5 +1,4 @@
-"""What is kept: archives loaded, images removed, a store that was damaged, full, or left in the
-middle of something."""
+"""Loading archives, removing images, and a store that is damaged, full, or was interrupted."""
 
 from __future__ import annotations
 
@@ -63,15 +62,15 @@ async def test_archives_keep_their_names(
     tmp_path: Path, service: ImageService, kind: str, compress: bool
 ) -> None:
     one, two = make(1), make(2, layers=1)
-    wanted = {"docker.io/library/one:v1": one, "registry.example/two:v2": two}
-    data = {"docker": docker_archive, "oci": oci_archive, "both": both}[kind](wanted)
-    found = await service.load(archive(tmp_path, gzip.compress(data, 1) if compress else data))
-    assert {i.id: i.repo_tags for i in found} == {b.id: [n] for n, b in wanted.items()}
+    expected = {"docker.io/library/one:v1": one, "registry.example/two:v2": two}
+    data = {"docker": docker_archive, "oci": oci_archive, "both": both}[kind](expected)
+    loaded = await service.load(archive(tmp_path, gzip.compress(data, 1) if compress else data))
+    assert {i.id: i.repo_tags for i in loaded} == {b.id: [n] for n, b in expected.items()}
     assert [i.id for i in await service.list("one:v1")] == [one.id]
     rootfs = await service.rootfs(one.id)
     assert texts(rootfs, "top") == (["2"] if rootfs.mount else ["2", "1", "0"])
     again = await reopened(tmp_path)
-    assert sorted(await again.list(), key=lambda i: i.id) == sorted(found, key=lambda i: i.id)
+    assert sorted(await again.list(), key=lambda i: i.id) == sorted(loaded, key=lambda i: i.id)
 
 
 def both(wanted: dict[str, BuiltImage]) -> bytes:
@@ -100,9 +99,9 @@ def both(wanted: dict[str, BuiltImage]) -> bytes:
 
 
 async def test_the_machines_busybox_loads_and_has_what_it_should(service: ImageService) -> None:
-    [found] = await service.load(images.busybox())
-    assert found.repo_tags == ["docker.io/library/busybox:latest"]
-    rootfs = await service.rootfs(found.id)
+    [loaded] = await service.load(images.busybox())
+    assert loaded.repo_tags == ["docker.io/library/busybox:latest"]
+    rootfs = await service.rootfs(loaded.id)
     # for child processes as well
     root = Path(str(rootfs.lower_dirs[0]).replace("self", str(os.getpid())))
     listed = subprocess.run(
@@ -123,10 +122,10 @@ async def test_an_image_without_a_name_is_listed_by_its_id(
     tmp_path: Path, service: ImageService
 ) -> None:
     built = make()
-    [found] = await service.load(archive(tmp_path, oci_archive({"latest": built})))
-    assert (found.id, found.repo_tags, found.repo_digests) == (built.id, [], [])
-    [found] = await service.load(tmp_path / "archive.tar", "given/name:v1")
-    assert found.repo_tags == ["docker.io/given/name:v1"]
+    [loaded] = await service.load(archive(tmp_path, oci_archive({"latest": built})))
+    assert (loaded.id, loaded.repo_tags, loaded.repo_digests) == (built.id, [], [])
+    [loaded] = await service.load(tmp_path / "archive.tar", "given/name:v1")
+    assert loaded.repo_tags == ["docker.io/given/name:v1"]
     assert [i.id for i in await service.list()] == [built.id]
 
 
@@ -167,8 +166,8 @@ async def test_a_job_decodes_an_archive(
     tmp_path: Path, job_service: ImageService, compress: Callable[[bytes], bytes]
 ) -> None:
     built = make()
-    [found] = await job_service.load(archive(tmp_path, compress(docker_archive({"a:b": built}))))
-    assert found.id == built.id
+    [loaded] = await job_service.load(archive(tmp_path, compress(docker_archive({"a:b": built}))))
+    assert loaded.id == built.id
     await job_service.remove(built.id)
     for data, words in BAD_ARCHIVES.values():
         with pytest.raises(InvalidArgument, match=words) as caught:
@@ -223,8 +222,8 @@ async def loaded(tmp_path: Path, service: ImageService, *tags: str) -> BuiltImag
 async def test_removing_a_name_leaves_the_others(tmp_path: Path, service: ImageService) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
     await service.remove("a:1")
-    [found] = await service.list()
-    assert (found.id, found.repo_tags) == (built.id, ["docker.io/library/b:2"])
+    [listed] = await service.list()
+    assert (listed.id, listed.repo_tags) == (built.id, ["docker.io/library/b:2"])
     assert (await service.rootfs(built.id)).lower_dirs[0].is_dir()
     await service.remove("a:1")
     await service.remove("b:2")
@@ -321,8 +320,8 @@ async def test_the_usage_follows(tmp_path: Path, service: ImageService, each_sto
     assert (
         after.used_bytes - before.used_bytes > least and after.inodes_used > before.inodes_used >= 1
     )
-    [found] = await service.list()
-    assert after.used_bytes >= found.size_bytes > 600_000
+    [listed] = await service.list()
+    assert after.used_bytes >= listed.size_bytes > 600_000
     await service.remove("a:1")
     assert (await service.fs_info()).used_bytes == before.used_bytes
 
@@ -375,9 +374,9 @@ async def test_a_damaged_index_is_repaired(
         else:
             path.write_bytes(damaged)
     again = await reopened(tmp_path)
-    [found] = await again.list()
-    assert found.id == built.id and (
-        len(which) == 2 or found.repo_tags == ["docker.io/library/a:1"]
+    [listed] = await again.list()
+    assert listed.id == built.id and (
+        len(which) == 2 or listed.repo_tags == ["docker.io/library/a:1"]
     )
     assert (await again.rootfs(built.id)).lower_dirs[0].is_dir()
     assert json.loads((tmp_path / "images/index.json").read_text())["manifests"]
@@ -495,7 +494,7 @@ async def test_images_outlive_a_start_on_a_full_disk(
             )
     service = ImageService(small_disk, store="auto")
     await service.start()
-    assert [found.id for found in await service.list()] == [built.id]
+    assert [listed.id for listed in await service.list()] == [built.id]
     root = await service.rootfs(built.id)
     assert (root.mount is not None) == before and (root.lower_dirs[0] / "top").read_text() == "0"
     assert not before or f"no {'inodes' if what == 'inodes' else 'space'} left" in caplog.text
@@ -579,8 +578,8 @@ async def test_an_image_for_another_machine_in_an_archive(
     tmp_path: Path, service: ImageService, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = image([], architecture="s390x")
-    [found] = await service.load(archive(tmp_path, docker_archive({"a:b": built})))
-    assert found.id == built.id
+    [loaded] = await service.load(archive(tmp_path, docker_archive({"a:b": built})))
+    assert loaded.id == built.id
     assert any(
         "the image is for linux/s390x, this machine is linux/" in r.getMessage()
         for r in caplog.records

@@ -1,5 +1,5 @@
-"""Mounts of images in the service manager's descriptor store: the next server uses those that are
-what their names say, and no other."""
+"""Image mounts in the service manager's descriptor store: the next server uses those that match
+its files, and no others."""
 
 from __future__ import annotations
 

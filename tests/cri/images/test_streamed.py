@@ -1,5 +1,5 @@
-"""A layer's tar is made while its blob arrives, and what goes wrong on the way is as if the blob
-had been a file."""
+"""A layer's tar is made while its blob arrives, and failures have the same result as for a
+downloaded blob."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ async def test_the_index_is_made_once(
         assert await service.pull(f"{registry.host}/app:{number}") == built.id
         assert made == [True] * (number + 1)
         rootfs = await service.rootfs(built.id)
-        found = {
+        paths = {
             str(path.relative_to(rootfs.lower_dirs[0])) for path in rootfs.lower_dirs[0].rglob("*")
         }
-        assert found == {"base", "base/file", "top", "top/file"} - (
+        assert paths == {"base", "base/file", "top", "top/file"} - (
             set() if number else {"top", "top/file"}
         )
 
@@ -139,16 +139,16 @@ def test_a_tar_that_grows_reads_as_a_whole_one(tmp_path: Path) -> None:
         thread = threading.Thread(target=grow)
         thread.start()
         tar = TarFile(fd, Growth(reading))
-        found = []
+        parsed = []
         for entry in members(tar):
-            found.append((entry.name.rstrip(b"/"), entry.size, tar.position))
+            parsed.append((entry.name.rstrip(b"/"), entry.size, tar.position))
             skip(tar, entry.stored)
         tar.complete()
         thread.join()
         os.close(fd)
         os.close(reading)
         with tarfile.open(fileobj=io.BytesIO(content)) as expected:
-            assert found == [(m.name.encode(), m.size, m.offset_data) for m in expected]
+            assert parsed == [(m.name.encode(), m.size, m.offset_data) for m in expected]
         assert tar.size_bytes == len(content)
 
 
@@ -156,18 +156,18 @@ def test_a_tar_that_grows_reads_as_a_whole_one(tmp_path: Path) -> None:
 
 
 async def test_what_is_written_is_read() -> None:
-    found = bytearray()
+    content = bytearray()
 
     async def read(end: Receiver) -> None:
         def all_of_it() -> None:
             while part := end.read():
-                found.extend(part)
+                content.extend(part)
 
         await asyncio.to_thread(all_of_it)
 
     async with streamed(read) as blob:
         await asyncio.to_thread(blob.write, b"x" * 3_000_000)
-    assert len(found) == blob.size == 3_000_000
+    assert len(content) == blob.size == 3_000_000
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""An image stays as its store made it until `convert`, whatever the configuration says: containers
-use its files."""
+"""An image keeps its store's form under another configuration until `convert`, because
+containers use its files."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def test_what_is_here_stays_and_is_not_fetched_again(
     await service.close()
     for _ in range(2):
         service = await serve(opened, store, store=after)
-        [found] = await service.list()
-        assert (found.id, found.repo_tags) == (built.id, [name])
+        [listed] = await service.list()
+        assert (listed.id, listed.repo_tags) == (built.id, [name])
         root = await service.rootfs(built.id)
         assert texts(root, "top") == TOPS[before] and folders(store) == MADE[before]
         registry.requests.clear()
@@ -78,8 +78,8 @@ async def test_an_image_is_converted_where_it_is(
     assert await service.convert(built.id) and service.to_convert(built.id) == ""
     await service.close()
     for _ in range(2):
-        [found] = await service.list()
-        assert (found.id, found.repo_tags) == (built.id, [name])
+        [listed] = await service.list()
+        assert (listed.id, listed.repo_tags) == (built.id, [name])
         assert texts(await service.rootfs(built.id), "top") == TOPS[after]
         if after == "erofs":
             assert folders(store) == MADE[after] and layer_blobs(store) == set()
@@ -207,11 +207,11 @@ async def test_an_index_without_forms_is_read(
     await pulled(await serve(opened, store), registry, built)
     await opened.pop().close()
     for name in ("index.json", "names.json"):
-        found = json.loads((store / name).read_text())
-        assert [e["annotations"].pop("org.pyrunc.image.form") for e in found["manifests"]] == [
+        document = json.loads((store / name).read_text())
+        assert [e["annotations"].pop("org.pyrunc.image.form") for e in document["manifests"]] == [
             "mounted"
         ]
-        (store / name).write_text(json.dumps(found))
+        (store / name).write_text(json.dumps(document))
     service = await serve(opened, store)
     assert texts(await service.rootfs(built.id), "top") == TOPS["erofs"]
 
@@ -231,7 +231,7 @@ async def test_auto_mounts_only_what_containers_share(
     await opened.pop().close()
     monkeypatch.setattr(stores, "sharing_obstacle", lambda: "each has its own")
     service = await serve(opened, store, store="auto")
-    assert "images are unpacked: if they were mounted, each has its own" in caplog.text
+    assert "images are unpacked, not mounted: otherwise each has its own" in caplog.text
     await pulled(service, registry, more)
     assert texts(await service.rootfs(built.id), "top") == TOPS["erofs"]
     assert texts(await service.rootfs(more.id), "top") == TOPS["unpacked"]

@@ -1,5 +1,4 @@
-"""Layers unpacked as GNU tar unpacks them, whatever wrote the tar, and their whiteouts as overlayfs
-reads them."""
+"""Layers are unpacked as by GNU tar, and their whiteouts are readable by overlayfs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pull holds is not taken for rubbish, whatever it looks like."""
+"""Content that a pull needs is never listed as unused."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ async def test_a_pull_under_way_loses_nothing(
     registry.fault("/blobs/", stall_at=100_000)
     pull = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
     assert await asyncio.to_thread(wait_for, lambda: _arrived(tmp_path))
-    found = await service.unused()
-    assert "download" in {entry.kind for entry in found}
-    assert [await service.discard(entry) for entry in found] == [False] * len(found)
+    entries = await service.unused()
+    assert "download" in {entry.kind for entry in entries}
+    assert [await service.discard(entry) for entry in entries] == [False] * len(entries)
     pull.cancel()
     await asyncio.wait([pull], timeout=60)
     registry.faults.clear()
     assert await service.unused() == []
     assert await service.pull(f"{registry.host}/app:v1") == built.id
     assert await service.unused() == []
-    for entry in found:  # by now some are the image's
+    for entry in entries:  # by now some are the image's
         await service.discard(entry)
     assert all(folder.is_dir() for folder in (await service.rootfs(built.id)).lower_dirs)
     assert [image.id for image in await service.list()] == [built.id]

@@ -1,5 +1,4 @@
-"""Folders as values, to compare two of them: everything about every file that an unpacker has to
-restore."""
+"""Folders as comparable values: all properties of every file that an unpacker restores."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ class Facts:
 def snapshot(root: Path | bytes, *, times: bool = True) -> dict[bytes, Facts]:
     """All names below `root` (which is `b"."`) by relative path."""
     top = os.fsencode(root)
-    found = {os.path.relpath(path, top): os.lstat(path) for path in _walk(top)}
+    statuses = {os.path.relpath(path, top): os.lstat(path) for path in _walk(top)}
     same: dict[tuple[int, int], set[bytes]] = {}
-    for name, facts in found.items():
+    for name, facts in statuses.items():
         if not stat.S_ISDIR(facts.st_mode):
             same.setdefault((facts.st_dev, facts.st_ino), set()).add(name)
     return {
@@ -44,7 +43,7 @@ def snapshot(root: Path | bytes, *, times: bool = True) -> dict[bytes, Facts]:
             links=frozenset(same.get((facts.st_dev, facts.st_ino), set())),
             xattrs=frozenset(_xattrs(os.path.join(top, name))),
         )
-        for name, facts in found.items()
+        for name, facts in statuses.items()
     }
 
 

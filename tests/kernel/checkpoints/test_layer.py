@@ -1,5 +1,4 @@
-"""A writable layer goes into an archive and comes back: what was written, what was removed, and
-nothing else."""
+"""A writable layer is restored from its archive: files, removals, and nothing else."""
 
 from __future__ import annotations
 

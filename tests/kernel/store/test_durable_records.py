@@ -1,5 +1,5 @@
-"""What a power cut leaves of a record on ext4: before the write has ended nothing or an empty file,
-after it all of it."""
+"""A record on ext4 after a power cut: absent or empty before the write has ended, complete
+afterwards."""
 
 from __future__ import annotations
 

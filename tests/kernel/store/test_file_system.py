@@ -1,4 +1,4 @@
-"""What the server finds out about its directories at start, on real file systems."""
+"""The server's checks of its directories at start, on real file systems."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The hand-written protobuf against the library's, over fields as in CRIU's rpc.proto; and what is
-said when CRIU talks nonsense."""
+"""The protobuf encoder agrees with the library's for fields as in CRIU's rpc.proto; errors for
+malformed answers of CRIU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `criu swrk` is started with: a program that shows it stands in its place."""
+"""The arguments, environment and descriptors of `criu swrk`, seen by a program in its place."""
 
 from __future__ import annotations
 

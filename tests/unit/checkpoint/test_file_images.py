@@ -1,4 +1,4 @@
-"""The mode of the root folder in CRIU's images; that the real CRIU's say it, tests/vm/peers shows."""
+"""Reading the root folder's mode from CRIU's images; tests/vm/peers covers the real CRIU's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a checkpoint's documents say, whoever wrote them: our own, containerd's and CRI-O's forms,
-and nonsense."""
+"""Reading a checkpoint's documents in our, containerd's and CRI-O's form, and malformed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging in, without a network: whose secret, for whom, and how it is asked for."""
+"""Logins without a network: which secret is sent where, and the token requests."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_a_malformed_auth_is_refused_without_showing_it(text: str) -> None:
     ],
 )  # fmt: skip
 def test_for_whom(address: str, host: Host, used: bool) -> None:
-    found = credential(Auth("u", "p", server_address=address), R, host)
-    assert found == (SECRET if used else ANONYMOUS)
+    sent = credential(Auth("u", "p", server_address=address), R, host)
+    assert sent == (SECRET if used else ANONYMOUS)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ TRUSTED = Host("https://mirror.example", trusted=True)
 def test_mirrors_of_the_registrys_own_file(image: str, host: Host, used: bool, named: bool) -> None:
     reference = Reference.parse(image)
     address = reference.domain if named else ""
-    found = credential(Auth("u", "p", server_address=address), reference, host)
-    assert found == (SECRET if used else ANONYMOUS)
+    sent = credential(Auth("u", "p", server_address=address), reference, host)
+    assert sent == (SECRET if used else ANONYMOUS)
     assert credential(Auth("u", "p", server_address="third.example"), reference, host) == ANONYMOUS
 
 
@@ -179,8 +179,8 @@ BEARER = Challenge(
 def test_a_token_is_asked_for_with_the_password() -> None:
     request = token_request(BEARER, SECRET, UPSTREAM, "unused")
     assert request.headers == {"Authorization": "Basic " + b64(b"u:p")} and request.body is None
-    asked = parse_qs(urlsplit(request.url).query)
-    assert asked == {"x": ["1"], "service": ["s"], "scope": ["repository:team/app:pull"]}
+    query = parse_qs(urlsplit(request.url).query)
+    assert query == {"x": ["1"], "service": ["s"], "scope": ["repository:team/app:pull"]}
     assert request.url.startswith("https://auth.example/token?")
 
 

@@ -1,4 +1,4 @@
-"""Digests: which are ours, what their files are called, and which content they are of."""
+"""Digests: the supported algorithms, their file names, and verifying content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our reader of tar headers compared with the standard library's, for every format it writes."""
+"""The reader of tar headers agrees with the standard library's for every format that it writes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def stream_of(data: bytes) -> Iterator[Stream]:
 
 def read(data: bytes) -> list[tuple[tar_headers.Entry, bytes]]:
     with stream_of(data) as stream:
-        found = []
+        entries = []
         for entry in tar_headers.members(stream):
-            found.append(
+            entries.append(
                 (entry, stream.read_exact(entry.stored) if entry.kind == tar_headers.FILE else b"")
             )
-        return found
+        return entries
 
 
 WORDS = some.text(
@@ -79,9 +79,9 @@ def test_what_tarfile_writes_we_read(
     with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
         for info, content in written:
             tar.addfile(info, io.BytesIO(content))
-    found = read(buffer.getvalue())
-    assert len(found) == len(written)
-    for (entry, data), (info, content) in zip(found, written, strict=True):
+    entries = read(buffer.getvalue())
+    assert len(entries) == len(written)
+    for (entry, data), (info, content) in zip(entries, written, strict=True):
         assert entry.name.rstrip(b"/") == info.name.encode() and entry.kind == KINDS[info.type]
         assert (entry.mode, entry.uid, entry.gid, entry.size, data) == (
             info.mode,

@@ -1,4 +1,4 @@
-"""hosts.toml: where it is looked for, what it says, what is refused."""
+"""hosts.toml: which file is read, how, and which content is refused."""
 
 from __future__ import annotations
 
@@ -234,8 +234,8 @@ def test_what_is_ignored_is_logged_once(
         hosts_for("r.example", [tmp_path])
     [record] = caplog.records
     assert record.getMessage().startswith(f"{path}: {warning}")
-    [found] = read_file(path, "r.example", own=True).warnings
-    assert found.startswith(warning)
+    [ignored] = read_file(path, "r.example", own=True).warnings
+    assert ignored.startswith(warning)
 
 
 def test_a_file_that_is_wrong_concerns_its_registry_only(tmp_path: Path) -> None:
@@ -297,5 +297,5 @@ def test_the_first_folder_that_has_a_host_counts(tmp_path: Path) -> None:
     write(first, "_default", 'server = "https://a-default"')
     write(second, "r.example", 'server = "https://b"')
     write(second, "_default", 'server = "https://b-default"')
-    found = [hosts_for(name, [first, second])[-1].url for name in ("r.example", "other")]
-    assert found == ["https://b", "https://a-default"]
+    urls = [hosts_for(name, [first, second])[-1].url for name in ("r.example", "other")]
+    assert urls == ["https://b", "https://a-default"]

@@ -1,4 +1,4 @@
-"""A layer's compression is known from its first bytes, in whatever pieces they arrive."""
+"""A layer's compression is recognized by its first bytes, in pieces of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on a layer in a job that is cancelled at any moment."""
+"""Jobs on layers that are cancelled at any moment."""
 
 from __future__ import annotations
 

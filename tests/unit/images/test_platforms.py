@@ -1,5 +1,5 @@
-"""Platforms: what this machine runs, how builders write platforms, and which image of an index
-is taken."""
+"""Platforms: which ones this machine runs, how builders spell them, and which image of an index
+is chosen."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ V4 = {*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
     ],
 )
 def test_what_a_machine_runs(machine: str, flags: set[str], expected: str) -> None:
-    found = processors(machine, flags)
-    assert " ".join("/".join(filter(None, processor)) for processor in found) == expected
+    runnable = processors(machine, flags)
+    assert " ".join("/".join(filter(None, processor)) for processor in runnable) == expected
 
 
 def test_this_machine_runs_something() -> None:
@@ -101,9 +101,9 @@ def index(*texts: str) -> Index:
         entries.append(
             {**entry, "platform": platform, "annotations": {"a": "b"}} if text else entry
         )
-    found = manifests.parse(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
-    assert isinstance(found, Index)
-    return found
+    document = manifests.parse(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
+    assert isinstance(document, Index)
+    return document
 
 
 AMD64_V3 = processors("x86_64", V3)

@@ -1,4 +1,5 @@
-"""The policy file: which scope decides, what a signature may claim, and files that are wrong."""
+"""The policy file: which scope decides, which references a signature may name, and malformed
+files."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def test_the_most_specific_scope_decides(tmp_path: Path, image: str, scope: str)
         ("", "r.example", "r.example/team", "r.example/team/app:v1", "*.r.example"), REJECT
     )
     policy = read(write(tmp_path, {"default": ACCEPT, "transports": {"docker": scopes}}))
-    found, requirements = policy.requirements(Reference.parse(image))
-    assert found == scope and [each.type for each in requirements] == ["reject"]
+    decided_by, requirements = policy.requirements(Reference.parse(image))
+    assert decided_by == scope and [each.type for each in requirements] == ["reject"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Which proxy the environment names, by the rules that Go's programs on a node follow
-(golang.org/x/net/http/httpproxy)."""
+"""Which proxy the environment sets, by Go's rules (golang.org/x/net/http/httpproxy)."""
 
 from __future__ import annotations
 
@@ -57,23 +56,23 @@ def test_who_is_asked_directly(no_proxy: str, direct: list[str], proxied: list[s
     ],
 )
 def test_which_proxy_is_used(environment: dict[str, str], url: str, proxy: str | None) -> None:
-    found = proxy_for(url, environment)
-    assert (found.url if found else None) == proxy
+    chosen = proxy_for(url, environment)
+    assert (chosen.url if chosen else None) == proxy
 
 
 def test_a_proxy_with_a_login() -> None:
-    found = proxy_for("https://a.example", {"HTTPS_PROXY": "http://me:p%40ss@proxy.example:3128"})
-    assert found is not None and found.url == PROXY and "ss" not in repr(found)
-    assert found.headers == {
+    proxy = proxy_for("https://a.example", {"HTTPS_PROXY": "http://me:p%40ss@proxy.example:3128"})
+    assert proxy is not None and proxy.url == PROXY and "ss" not in repr(proxy)
+    assert proxy.headers == {
         "proxy-authorization": "Basic " + base64.b64encode(b"me:p@ss").decode()
     }
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
 def test_a_socks_proxy(scheme: str) -> None:
-    found = proxy_for("https://a.example", {"HTTPS_PROXY": f"{scheme}://me:p%40ss@proxy.example"})
-    assert found is not None and found.is_socks and found.url == f"{scheme}://proxy.example"
-    assert found.login == ("me", "p@ss") and not found.headers and "p@ss" not in repr(found)
+    proxy = proxy_for("https://a.example", {"HTTPS_PROXY": f"{scheme}://me:p%40ss@proxy.example"})
+    assert proxy is not None and proxy.is_socks and proxy.url == f"{scheme}://proxy.example"
+    assert proxy.login == ("me", "p@ss") and not proxy.headers and "p@ss" not in repr(proxy)
 
 
 @pytest.mark.parametrize(

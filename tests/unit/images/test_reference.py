@@ -1,4 +1,4 @@
-"""References: what people write and what it means."""
+"""Image references: spellings and their meaning."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ D = "sha256:" + "a1" * 32
     ],
 )
 def test_what_it_means(text: str, full: str, tagged: str | None) -> None:
-    found = Reference.parse(text)
-    assert (str(found), found.tagged) == (full, tagged)
+    reference = Reference.parse(text)
+    assert (str(reference), reference.tagged) == (full, tagged)
     assert Reference.parse(full) == (
-        found if found.digest is None or found.tag is None else Reference.parse(full)
+        reference if reference.digest is None or reference.tag is None else Reference.parse(full)
     )
 
 
@@ -70,15 +70,15 @@ def test_other_digests(text: str) -> None:
 @given(some.text(string.ascii_letters + string.digits + ".:/@-_[] \n", max_size=60))
 def test_whatever_is_accepted_is_stable_and_safe(text: str) -> None:
     try:
-        found = Reference.parse(text)
+        reference = Reference.parse(text)
     except Error:
         return
-    again = Reference.parse(str(found))
-    assert (again.name, again.tag if not found.digest else None) == (
-        found.name,
-        None if found.digest else found.tag,
+    again = Reference.parse(str(reference))
+    assert (again.name, again.tag if not reference.digest else None) == (
+        reference.name,
+        None if reference.digest else reference.tag,
     )
-    assert ".." not in found.path.split("/") and not set(" \n") & set(str(found))
+    assert ".." not in reference.path.split("/") and not set(" \n") & set(str(reference))
 
 
 SPELLINGS = {

@@ -46,10 +46,10 @@ def ring_of_a_stranger() -> Iterator[Ring]:
 
 
 def received(end: Receiver) -> bytes:
-    found = bytearray()
+    content = bytearray()
     while part := end.read():
-        found += part
-    return bytes(found)
+        content += part
+    return bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_what_is_sent_arrives_in_order(ring: Ring, largest: int) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    found = received(receiver)
+    content = received(receiver)
     thread.join()
-    assert found == b"".join(pieces)
+    assert content == b"".join(pieces)
     assert receiver.read() == b"", "the end stays the end"
 
 

@@ -1,4 +1,5 @@
-"""Rates, work that is shared while it is fast, and streams that are shared out between registries."""
+"""Rates, work that is shared while it is fast, and streams that are shared fairly between
+registries."""
 
 from __future__ import annotations
 

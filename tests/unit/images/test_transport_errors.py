@@ -1,4 +1,4 @@
-"""Errors of a registry's transport in words: a server that speaks HTTP where TLS was expected."""
+"""Error texts of the registry's transport: a server that speaks HTTP instead of TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as progress of a pull, and threads that it waits for."""
+"""The progress of a pull, and threads that it waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which directories a server takes: its own two, and never pods that are not where it looks."""
+"""Which directories a server claims, and pods in other directories, which it never touches."""
 
 from __future__ import annotations
 

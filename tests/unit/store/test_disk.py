@@ -1,4 +1,4 @@
-"""Records of sandboxes: the last word is what stays, and what is removed stays removed."""
+"""Records of sandboxes: the last save wins, and a removed record does not come back."""
 
 from __future__ import annotations
 
