@@ -221,7 +221,8 @@ def test_an_id_mapping_error_does_not_query_the_volume(server: Server, volume: f
 
 
 def test_a_start_after_a_restart_opens_it_again(tmp_path: Path) -> None:
-    """The launch is lost with the server: the volume gets one more request, with the same timeout."""
+    """The launch is lost with the server: the volume gets one more request, with the same
+    timeout."""
     with started(tmp_path) as server, mounted(server, tmp_path) as volume:
         starts_again(server, volume)
 
@@ -261,6 +262,6 @@ def test_more_mounts_than_descriptors_of_a_message(server: Server, tmp_path: Pat
         mount.gidMappings.extend(MAPPING)
     before = sorted(open_files(server))
     mapped = container_config(server, *mounts, name="mapped")
-    assert "of which 249 fit a message" in message_of(lambda: server.create(pod, mapped))
+    assert "more than 249" in message_of(lambda: server.create(pod, mapped))
     assert code_of(lambda: server.create(pod, mapped)) == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert wait_until(lambda: sorted(open_files(server)) == before, 30)

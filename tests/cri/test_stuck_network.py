@@ -155,7 +155,7 @@ def test_gc_knows_the_folders_of_run(server: Server) -> None:
     } == {"pod's files"}
     assert "of pod default/web" in items["default_web"]["why"]
     assert (
-        "does not know" in items["default_other"]["why"]
+        "of another server" in items["default_other"]["why"]
         and "was killed" in items["default_killed"]["why"]
     )
     assert not [i for i in gc(server) if i["kind"] == "unknown"]

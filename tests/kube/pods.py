@@ -74,7 +74,8 @@ class Kube:
         return subprocess.Popen(self.command(*arguments), **options)
 
     def command(self, *arguments: str, kubectl: Path | None = None) -> list[str]:
-        """The command line of kubectl in this namespace; `kubectl`: a program of another version."""
+        """The command line of kubectl in this namespace; `kubectl`: a program of another
+        version."""
         return [
             str(kubectl or self.cluster.bin / "kubectl"),
             "--kubeconfig",

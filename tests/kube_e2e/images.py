@@ -67,7 +67,8 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
 
 
 def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
-    """agnhost with the tools that its Dockerfile installs, and a registry's folder with one image."""
+    """agnhost with the tools that its Dockerfile installs, and a registry's folder with one
+    image."""
     system = debian.unpacked(TOOLS)
     source = toolchain.kubernetes_source() / "test/images/agnhost/porter"
     own = {

@@ -78,7 +78,8 @@ class SuiteNode(Node):
         self.log = folder / "ginkgo.log"
 
     def up(self, images: Sequence[Path]) -> None:
-        """Starts the registries with the archives `images`, and the server; all answer on return."""
+        """Starts the registries with the archives `images`, and the server; all answer on
+        return."""
         self.make_network()
         self._make_mounts()
         self._serve_images(self.registry, REGISTRY, images)

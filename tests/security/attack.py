@@ -19,8 +19,10 @@ from typing import Any
 from tests.system.harness import Result, Runtime
 
 IN_OPEN, IN_EVERYTHING = 0x20, 0xFFF  # all of IN_ACCESS … IN_MOVE_SELF
-SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname",
-            "/proc/sys/net/ipv4/ip_forward", "/proc/sys/kernel/shmmax", "/proc/sys/vm/overcommit_memory",
+SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/domainname",
+            "/proc/sys/net/ipv4/ip_forward", "/proc/sys/kernel/shmmax",
+            "/proc/sys/vm/overcommit_memory",
             "/proc/sys/kernel/modprobe", "/proc/sys/kernel/sysrq")  # fmt: skip
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,7 +78,8 @@ class Canary:
 
 
 class Outside:
-    """The state of the host that a container could damage, at one moment. Mounts are the ledger's."""
+    """The state of the host that a container could damage, at one moment. Mounts are the
+    ledger's."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {

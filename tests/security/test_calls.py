@@ -31,7 +31,8 @@ x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the other table
 
 def denying(*names: str, architectures: list[str] | None = None) -> dict[str, Any]:
     return {
-        "defaultAction": "SCMP_ACT_ALLOW", "architectures": architectures or [f"SCMP_ARCH_{platform.machine().upper()}"],
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": architectures or [f"SCMP_ARCH_{platform.machine().upper()}"],
         "syscalls": [{"names": list(names), "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
     }  # fmt: skip
 
@@ -125,8 +126,9 @@ def test_keys_of_the_caller(runtime: Runtime) -> None:
     it does, so the key is there to be found.
     """
     script = (
-        "import ctypes, os, sys; l = ctypes.CDLL(None); l.syscall(250, 1, b'callers-session', 0, 0, 0); "
-        "l.syscall(248, b'user', b'callers-secret', b'x', 1, -3); os.execv(sys.argv[1], sys.argv[1:])"
+        "import ctypes, os, sys; l = ctypes.CDLL(None); l.syscall(250, 1, b'callers-session', 0, 0,"
+        " 0); l.syscall(248, b'user', b'callers-secret', b'x', 1, -3); os.execv(sys.argv[1],"
+        " sys.argv[1:])"
     )
     wrapped = Runtime(runtime.folder, runtime.rootfs)
     wrapped.ids = runtime.ids

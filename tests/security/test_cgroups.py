@@ -21,7 +21,8 @@ from tests.support.processes import wait_until
 from tests.system.harness import Runtime
 
 Config = dict[str, Any]
-MAPS = {"uidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}], "gidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}]}  # fmt: skip
+MAPS = {"uidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}],
+    "gidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}]}  # fmt: skip
 
 
 def groups() -> set[str]:
@@ -122,8 +123,9 @@ def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
     too.
     """
     script = (
-        "cat /proc/self/cgroup | grep ^0; ls /sys/fs/cgroup | grep -c slice; "
-        "(echo 0 > /sys/fs/cgroup/cgroup.procs) 2>&1; mkdir /sys/fs/cgroup/x 2>&1; mount -o remount,rw /sys/fs/cgroup 2>&1; true"
+        "cat /proc/self/cgroup | grep ^0; ls /sys/fs/cgroup | grep -c slice; (echo 0 >"
+        " /sys/fs/cgroup/cgroup.procs) 2>&1; mkdir /sys/fs/cgroup/x 2>&1; mount -o remount,rw"
+        " /sys/fs/cgroup 2>&1; true"
     )
 
     def mapped(config: Config) -> None:
@@ -149,8 +151,8 @@ def test_groups_deeper_than_a_path(runtime: Runtime) -> None:
     counted, killed, and no group is left.
     """
     script = (
-        "cd /sys/fs/cgroup; i=0; while [ $i -lt 1100 ]; do mkdir deeper && cd -P deeper || exit 1; i=$((i+1)); done;"
-        "sleep 1000 & echo $! > cgroup.procs; echo made; wait"
+        "cd /sys/fs/cgroup; i=0; while [ $i -lt 1100 ]; do mkdir deeper && cd -P deeper || exit 1;"
+        " i=$((i+1)); done;sleep 1000 & echo $! > cgroup.procs; echo made; wait"
     )
 
     def change(config: Config) -> None:
@@ -175,8 +177,9 @@ def test_release_agent(runtime: Runtime) -> None:
 
     for change in (None, user):
         script = (
-            "for c in memory rdma cpu; do unshare -UrmC mount -t cgroup -o $c x /tmp 2>/dev/null && echo MOUNTED; "
-            "mount -t cgroup -o $c x /tmp 2>/dev/null && echo MOUNTED; done; ls /sys/fs/cgroup/release_agent 2>/dev/null; true"
+            "for c in memory rdma cpu; do unshare -UrmC mount -t cgroup -o $c x /tmp 2>/dev/null &&"
+            " echo MOUNTED; mount -t cgroup -o $c x /tmp 2>/dev/null && echo MOUNTED; done; ls"
+            " /sys/fs/cgroup/release_agent 2>/dev/null; true"
         )
         assert runtime.shell(script, change=change).out == ""
 
@@ -198,7 +201,10 @@ def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
     script = "; ".join(
         f"mknod /tmp/{name} {kind} {major} {minor}" for name, (kind, major, minor) in nodes.items()
     )
-    opens = "for d in /disk /kmsg /loop /fuse /tmp/*; do (: < $d) 2>/dev/null && echo OPEN $d; done; ls /tmp | wc -l"
+    opens = (
+        "for d in /disk /kmsg /loop /fuse /tmp/*; do (: < $d) 2>/dev/null && echo OPEN $d; done; ls"
+        " /tmp | wc -l"
+    )
 
     def change(config: Config) -> None:
         config["root"]["readonly"] = False
@@ -221,7 +227,8 @@ def test_shared_memory_and_queues(runtime: Runtime) -> None:
     marker.write_text("host")
     try:
         out = runtime.shell(
-            "stat -c %a /dev/shm /dev/mqueue; ls /dev/shm /dev/mqueue; grep -E '/dev/(shm|mqueue) ' /proc/self/mountinfo"
+            "stat -c %a /dev/shm /dev/mqueue; ls /dev/shm /dev/mqueue; grep -E '/dev/(shm|mqueue) '"
+            " /proc/self/mountinfo"
         ).out
     finally:
         marker.unlink()

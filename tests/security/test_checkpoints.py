@@ -110,8 +110,10 @@ def test_a_dump_does_not_write_through_links(
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("inventory.img", None), ("inventory.img", b""), ("descriptors.json", None), ("descriptors.json", b""),
-     ("descriptors.json", b"{"), ("descriptors.json", b'{"0": "pipe:[1]"}'), ("descriptors.json", b"[1, 2, 3]"),
+    [("inventory.img", None), ("inventory.img", b""), ("descriptors.json", None),
+    ("descriptors.json", b""),
+     ("descriptors.json", b"{"), ("descriptors.json", b'{"0": "pipe:[1]"}'),
+     ("descriptors.json", b"[1, 2, 3]"),
      ("descriptors.json", b'["a", "b", "c", "d"]'), ("descriptors.json", b"[" * 60_000),
      ("descriptors.json", b'["' + b"x" * 70_000 + b'"]')],
 )  # fmt: skip
@@ -141,8 +143,10 @@ def test_names_of_streams_are_what_proc_says() -> None:
     """
     assert is_external("pipe:[123]") and is_external("file[1a:2f]")
     for name in (
-        *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]", "pipe:[1\0]", "pipe[1]"),
-        *("file[1]", "file[1:2:3]", "file[1:g]", "file[:]", "file[1:2", "tty[1:2]", "net[1]:extRootNetNS"),
+        *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]",
+        "pipe:[1\0]", "pipe[1]"),
+        *("file[1]", "file[1:2:3]", "file[1:g]", "file[:]", "file[1:2", "tty[1:2]",
+        "net[1]:extRootNetNS"),
     ):  # fmt: skip
         assert not is_external(name), name
 

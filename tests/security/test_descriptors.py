@@ -45,7 +45,10 @@ def climbing(canary: Canary) -> tuple[str, ...]:
     return (
         "sh",
         "-c",
-        f"cat {CLIMB}{canary.path}/passwd 2>/dev/null; cat ./{CLIMB[3:]}{canary.path}/passwd 2>/dev/null; true",
+        (
+            f"cat {CLIMB}{canary.path}/passwd 2>/dev/null; cat ./{CLIMB[3:]}{canary.path}/passwd"
+            " 2>/dev/null; true"
+        ),
     )
 
 
@@ -69,7 +72,8 @@ def test_the_working_directory_of_a_container(runtime: Runtime, canary: Canary, 
 
 @pytest.mark.parametrize("tail", ["", "/../../.."])
 def test_the_working_directory_of_an_exec(runtime: Runtime, canary: Canary, tail: str) -> None:
-    """CVE-2024-21626 by exec --cwd, and by a link of the image to /proc/self/fd/N. Proof: as above."""
+    """CVE-2024-21626 by exec --cwd, and by a link of the image to /proc/self/fd/N. Proof: as
+    above."""
     box = runtime.box("sleep", "60").up()
     for n in range(3, 12):
         (runtime.rootfs / f"cwd{n}").symlink_to(f"/proc/self/fd/{n}{tail}")

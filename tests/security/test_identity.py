@@ -23,7 +23,8 @@ from tests.system.harness import Runtime
 
 Config = dict[str, Any]
 DOCKER = [f"CAP_{name}" for name in (
-    "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE",
+    "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP",
+    "SETPCAP", "NET_BIND_SERVICE",
     "SYS_CHROOT", "KILL", "AUDIT_WRITE")]  # fmt: skip
 STATUS = ("grep", "-E", "^(Cap|Uid|Gid|Groups)", "/proc/self/status")
 
@@ -98,7 +99,8 @@ def test_capabilities_at_the_kernel_are_the_configured_ones(runtime: Runtime, us
         ([one, two], [], [two], (0b100001 if user == 0 else 0, 0)),
         ([one, two], [two], [two], (0b100001 if user == 0 else 0b100000, 0b100000)),
     ):
-        configured = {"bounding": [one, two, three], "permitted": permitted, "effective": permitted, "inheritable": inheritable, "ambient": ambient}  # fmt: skip
+        configured = {"bounding": [one, two, three], "permitted": permitted,
+            "effective": permitted, "inheritable": inheritable, "ambient": ambient}  # fmt: skip
 
         def change(config: Config, configured: dict[str, list[str]] = configured) -> None:
             config["process"].update(
@@ -114,8 +116,10 @@ def test_capabilities_at_the_kernel_are_the_configured_ones(runtime: Runtime, us
 
 
 WRONG_USERS = [
-    "0x10", "1 ", " 1", "+1", "-1", "-0", "4294967295", "4294967296", "18446744073709551616", "1:2:3", "\u0661", "1_0", "1.0", "1e3",
-    ":", ":1", "1:", "1:-1", "1:4294967295", "root", "user", "1000\n0", "\u00b2", "99999999999999999999999999999999999999", "0b1",
+    "0x10", "1 ", " 1", "+1", "-1", "-0", "4294967295", "4294967296", "18446744073709551616",
+    "1:2:3", "\u0661", "1_0", "1.0", "1e3",
+    ":", ":1", "1:", "1:-1", "1:4294967295", "root", "user", "1000\n0", "\u00b2",
+    "99999999999999999999999999999999999999", "0b1",
 ]  # fmt: skip
 
 
@@ -140,8 +144,10 @@ def test_users_are_whole_numbers(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize(
-    "user", [{"uid": True}, {"uid": -1}, {"uid": 4294967296}, {"uid": 4294967295}, {"uid": "0"}, {"uid": 1.5}, {"uid": 1e3},
-             {"gid": 2**64}, {"additionalGids": [-1]}, {"additionalGids": [2**32]}, {"additionalGids": "0"}, {"uid": None, "gid": []}]
+    "user", [{"uid": True}, {"uid": -1}, {"uid": 4294967296}, {"uid": 4294967295}, {"uid": "0"},
+    {"uid": 1.5}, {"uid": 1e3},
+             {"gid": 2**64}, {"additionalGids": [-1]}, {"additionalGids": [2**32]},
+             {"additionalGids": "0"}, {"uid": None, "gid": []}]
 )  # fmt: skip
 def test_ids_of_the_configuration(runtime: Runtime, user: dict[str, Any]) -> None:
     """Section 10.2: JSON's true, floats and large numbers are no ids, and nothing is cut to 32
@@ -169,7 +175,8 @@ def test_groups_are_the_listed_ones(runtime: Runtime) -> None:
     assert re.search(r"^Groups:\t7 $", wrapped.run(*STATUS, change=change).ok().out, re.MULTILINE)
     box = wrapped.box("sleep", "60", change=change).up()
     assert re.search(r"^Groups:\t7 $", wrapped("exec", box.id, *STATUS).ok().out, re.MULTILINE)
-    assert re.search(r"^Groups:\t8 $", wrapped("exec", "--additional-gids", "8", "--user", "0:0", box.id, *STATUS).out.replace("7 8", "8"), re.MULTILINE)  # fmt: skip
+    assert re.search(r"^Groups:\t8 $", wrapped("exec", "--additional-gids", "8", "--user", "0:0",
+        box.id, *STATUS).out.replace("7 8", "8"), re.MULTILINE)  # fmt: skip
 
 
 # ---- /etc/passwd

@@ -116,9 +116,15 @@ def test_no_process_of_a_pod_holds_a_file_of_the_host(server: Server) -> None:
                 f"{processes[pid]}: {link}" for pid in processes for link in held_of_the_host(pid)
             ] == []
             nulls = sorted(sorted(null_numbers(pid)) for pid in processes)
-            assert nulls == [[], [], [], [], [0], [0], [0, 1, 2]], (
-                "of pause, of a container, of an exec"
-            )
+            assert nulls == [
+                [],
+                [],
+                [],
+                [],
+                [0],
+                [0],
+                [0, 1, 2],
+            ], "of pause, of a container, of an exec"
     finally:
         server.stop_pod(pod)
         server.remove_pod(pod)

@@ -87,7 +87,8 @@ def test_links_in_destinations(
     def change(config: Config) -> None:
         observed(config, runtime)
         config["mounts"] += [
-            mount("/data/new/deep", "tmpfs", "marker"), bind(tmp_path / "file", "/data/passwd2"), bind(tmp_path, "/data/folder"),
+            mount("/data/new/deep", "tmpfs", "marker"), bind(tmp_path / "file", "/data/passwd2"),
+            bind(tmp_path, "/data/folder"),
             mount(f"/{CLIMB}/data/../data/up", "tmpfs", "marker"),
         ]  # fmt: skip
 
@@ -112,7 +113,8 @@ def test_a_folder_that_is_swapped_while_it_is_mounted_on(
     def change(config: Config) -> None:
         observed(config, runtime)
         config["mounts"] += [
-            bind(volume, "/vol"), mount("/vol/d/x", "tmpfs", "marker"), mount("/vol/d/new/deeper", "tmpfs", "marker"),
+            bind(volume, "/vol"), mount("/vol/d/x", "tmpfs", "marker"),
+            mount("/vol/d/new/deeper", "tmpfs", "marker"),
             bind(rootfs / "etc/marker", "/vol/d/file"),
         ]  # fmt: skip
 
@@ -177,7 +179,8 @@ def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -
         os.close(here)
     (data / "plain").write_text("plain\n")
     change = mount("/data", "tmpfs", "tmpfs", "tmpcopyup")
-    result = runtime.run("sh", "-c", "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",
+    result = runtime.run("sh", "-c",
+        "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",
                         change=lambda c: c["mounts"].append(change))  # fmt: skip
     assert result.ok().out == "plain\nkept\n"
 
@@ -304,7 +307,10 @@ def test_mounts_of_the_container_do_not_come_back(runtime: Runtime, tmp_path: Pa
         }
         config["mounts"].append(bind(tmp_path / "v", "/v"))
 
-    script = "mount -t tmpfs x /v && mount -t tmpfs y /tmp && mount --bind / /root && cat /proc/self/mountinfo"
+    script = (
+        "mount -t tmpfs x /v && mount -t tmpfs y /tmp && mount --bind / /root && cat"
+        " /proc/self/mountinfo"
+    )
     inside = runtime.shell(script, change=change).out
     assert " /v " in inside
     after = Path("/proc/self/mountinfo").read_text()

@@ -105,7 +105,8 @@ def test_a_link_that_appears_in_time(
 
 
 @pytest.mark.parametrize(
-    "destination", ["/proc", "/proc/", "//proc/.", "/x/../proc", "/proc/self", "/proc/sys", "/proc/1", "/proc/self/attr",
+    "destination", ["/proc", "/proc/", "//proc/.", "/x/../proc", "/proc/self", "/proc/sys",
+    "/proc/1", "/proc/self/attr",
                     "/proc/sys/kernel", "/proc/../proc/self", "/proc/kcore", "/proc/uptime/../self"]
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["bind", "tmpfs"])
@@ -221,7 +222,8 @@ def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "op", ["SetExecLabel('apparmor', 'x')", "SetExecLabel('selinux', 'x')", "SetOomScore(500)", "OffsetClocks((('monotonic', 9, 0),))"]
+    "op", ["SetExecLabel('apparmor', 'x')", "SetExecLabel('selinux', 'x')", "SetOomScore(500)",
+    "OffsetClocks((('monotonic', 9, 0),))"]
 )  # fmt: skip
 def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
     """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: labels, score and clock offsets are written
@@ -236,16 +238,22 @@ def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
         (fake / "self" / name).symlink_to(f"{tmp_path}/real/self/{name}")
     (tmp_path / "real").mkdir()
     program = (
-        "from pyrunc.plan.lower import lower\nfrom pyrunc.plan.model import *\nfrom pyrunc.program.launch import launch\n"
-        f"running = launch(lower(Plan((Prepare(), {op}, Ready()))).program, stdio=(0, 1, 2), fds={{}})\n"
-        "try:\n while running.receive() is not None: pass\nfinally: running.close()\n"
+        "from pyrunc.plan.lower import lower\nfrom pyrunc.plan.model import *\nfrom"
+        f" pyrunc.program.launch import launch\nrunning = launch(lower(Plan((Prepare(), {op},"
+        " Ready()))).program, stdio=(0, 1, 2), fds={})\ntry:\n while running.receive() is not"
+        " None: pass\nfinally: running.close()\n"
     )
-    script = f'mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable} -c "$0"'
+    script = (
+        f"mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable}"
+        ' -c "$0"'
+    )
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1 and "/proc is no procfs" in result.stderr, result.stderr
-    assert not any((fake / "self" / name).read_text() for name in ("attr/exec", "attr/apparmor/exec", "oom_score_adj",
-                                                                   "attr/keycreate", "timens_offsets"))  # fmt: skip
+    assert not any((fake / "self" / name).read_text() for name in ("attr/exec",
+        "attr/apparmor/exec", "oom_score_adj",
+                                                                   "attr/keycreate",
+                                                                   "timens_offsets"))  # fmt: skip
 
 
 def test_where_a_processs_own_files_are_written(runtime: Runtime, tmp_path: Path) -> None:
@@ -271,10 +279,14 @@ def test_where_a_processs_own_files_are_written(runtime: Runtime, tmp_path: Path
 @pytest.mark.parametrize(
     "key",
     [
-        "kernel.core_pattern", "kernel/core_pattern", "net.ipv4..//../kernel/core_pattern", "net/../kernel/core_pattern",
-        "net.ipv4/../../kernel/core_pattern", "net/ipv4/../../../self/attr/exec", "../sys/kernel/core_pattern", "net./kernel",
-        "kernel.shm_rmid_forced/../core_pattern", "fs.mqueue./../../kernel.core_pattern", "net", "", ".", "/", "kernel.modprobe",
-        "vm.overcommit_memory", "net.ipv4.ip_forward\0", "kernel.shm_rmid_forced=1+kernel.core_pattern",
+        "kernel.core_pattern", "kernel/core_pattern", "net.ipv4..//../kernel/core_pattern",
+        "net/../kernel/core_pattern",
+        "net.ipv4/../../kernel/core_pattern", "net/ipv4/../../../self/attr/exec",
+        "../sys/kernel/core_pattern", "net./kernel",
+        "kernel.shm_rmid_forced/../core_pattern", "fs.mqueue./../../kernel.core_pattern", "net",
+        "", ".", "/", "kernel.modprobe",
+        "vm.overcommit_memory", "net.ipv4.ip_forward\0",
+        "kernel.shm_rmid_forced=1+kernel.core_pattern",
     ],
 )  # fmt: skip
 def test_keys_that_are_no_settings_of_a_container(runtime: Runtime, key: str) -> None:
@@ -321,7 +333,8 @@ def test_the_containers_proc_is_its_own(runtime: Runtime) -> None:
 def test_read_only_and_masked_places_of_proc(runtime: Runtime) -> None:
     """S-21: with `spec`'s paths, root of the container can change nothing in /proc that is the
     machine's. Proof: each write fails."""
-    places = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe", "/proc/irq/default_smp_affinity",
+    places = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe",
+        "/proc/irq/default_smp_affinity",
               "/proc/sys/vm/panic_on_oom", "/proc/fs", "/proc/bus"]  # fmt: skip
     script = "".join(f"[ -e {p} ] && (echo x > {p}) 2>/dev/null && echo OPEN {p};" for p in places)
     out = runtime.shell(

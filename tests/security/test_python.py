@@ -27,9 +27,13 @@ MULTIARCH = f"{platform.machine()}-linux-gnu"
 Config = dict[str, Any]
 PACKAGE = Path(pyrunc.__file__).parent
 TRAP = "open({mark!r}, 'a').write(__name__ + '\\n')\nraise SystemExit('trapped')\n"
-MODULES = ["json", "os", "sitecustomize", "usercustomize", "encodings/__init__", "encodings/idna", "traceback", "linecache", "pyrunc/__init__",
+MODULES = ["json", "os", "sitecustomize", "usercustomize", "encodings/__init__", "encodings/idna",
+    "traceback", "linecache", "pyrunc/__init__",
            "msgspec", "click", "socket", "struct", "errno", "prctl", "tokenize"]  # fmt: skip
-LIBRARY = '__attribute__((constructor)) static void f(void) { FILE *m = fopen("%s", "a"); if (m) { fputs("lib", m); fclose(m); } }'
+LIBRARY = (
+    '__attribute__((constructor)) static void f(void) { FILE *m = fopen("%s", "a"); if (m) {'
+    ' fputs("lib", m); fclose(m); } }'
+)
 
 
 def trap(folder: Path, mark: Path) -> None:

@@ -73,7 +73,8 @@ def test_large_strings_arrive_whole(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["process/args/0", "process/cwd", "process/env/0", "hostname", "mounts/0/destination", "mounts/0/source", "root/path",
+    "path", ["process/args/0", "process/cwd", "process/env/0", "hostname", "mounts/0/destination",
+    "mounts/0/source", "root/path",
              "linux/cgroupsPath", "mounts/1/options/0", "mounts/0/type", "linux/namespaces/0/path"]
 )  # fmt: skip
 def test_nul_in_any_text(runtime: Runtime, path: str) -> None:
@@ -94,7 +95,8 @@ def test_nul_in_any_text(runtime: Runtime, path: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"a": NaN}', '{"a": Infinity}', "[" * 100000, '{"a":' * 100000, "{}x", "", "\0", '{"a": 1e999}', "\ufeff{}",
+        '{"a": NaN}', '{"a": Infinity}', "[" * 100000, '{"a":' * 100000, "{}x", "", "\0",
+        '{"a": 1e999}', "\ufeff{}",
         '{"a": ' + "9" * 5000 + "}", '"\\ud800"', "[]", "null", '"text"', "{" + '"a":1,' * 10 + "}",
     ],
 )  # fmt: skip
@@ -108,14 +110,22 @@ def test_a_configuration_that_is_no_object(runtime: Runtime, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("process/noNewPrivileges", "true"), ("process/noNewPrivileges", 1), ("process/terminal", "false"), ("root/readonly", 1),
-        ("process/args", "sh"), ("mounts", {}), ("process/rlimits", [{"type": "RLIMIT_NOFILE", "soft": -1, "hard": 2**65}]),
-        ("process/rlimits", [{"type": "RLIMIT_NOFILE", "soft": True, "hard": True}]), ("linux/maskedPaths", "/proc"),
-        ("linux/namespaces", "mount"), ("process/capabilities", []), ("process/capabilities/inheritable", "CAP_SYS_ADMIN"),
-        ("process/oomScoreAdj", 10**30), ("process/oomScoreAdj", 1.5), ("linux/seccomp", []), ("linux/resources/devices", "a"),
-        ("linux/devices", [{"path": "/dev/x", "type": "c", "major": 2**40, "minor": 0}]), ("linux/readonlyPaths", [1]),
-        ("linux/devices", [{"path": "/dev/x", "type": "c", "major": -1, "minor": 0}]), ("hostname", 1), ("process/user", []),
-        ("linux/maskedPaths", [["/proc"]]), ("linux/resources/pids", {"limit": "1"}), ("process/env", {"A": "b"}),
+        ("process/noNewPrivileges", "true"), ("process/noNewPrivileges", 1),
+        ("process/terminal", "false"), ("root/readonly", 1),
+        ("process/args", "sh"), ("mounts", {}),
+        ("process/rlimits", [{"type": "RLIMIT_NOFILE", "soft": -1, "hard": 2**65}]),
+        ("process/rlimits", [{"type": "RLIMIT_NOFILE", "soft": True, "hard": True}]),
+        ("linux/maskedPaths", "/proc"),
+        ("linux/namespaces", "mount"), ("process/capabilities", []),
+        ("process/capabilities/inheritable", "CAP_SYS_ADMIN"),
+        ("process/oomScoreAdj", 10**30), ("process/oomScoreAdj", 1.5), ("linux/seccomp", []),
+        ("linux/resources/devices", "a"),
+        ("linux/devices", [{"path": "/dev/x", "type": "c", "major": 2**40, "minor": 0}]),
+        ("linux/readonlyPaths", [1]),
+        ("linux/devices", [{"path": "/dev/x", "type": "c", "major": -1, "minor": 0}]),
+        ("hostname", 1), ("process/user", []),
+        ("linux/maskedPaths", [["/proc"]]), ("linux/resources/pids", {"limit": "1"}),
+        ("process/env", {"A": "b"}),
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_kind(runtime: Runtime, path: str, value: Any) -> None:

@@ -109,7 +109,8 @@ def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) 
     """
     container = server.launch(pod, container_config(server))
     folders = [server.root, server.state, *(p for p in server.state.rglob("*") if p.is_dir()),
-               *(p for p in server.root.glob("*/") if p.is_dir()), *(server.root / "containers").glob("*")]  # fmt: skip
+               *(p for p in server.root.glob("*/") if p.is_dir()),
+               *(server.root / "containers").glob("*")]  # fmt: skip
     assert not [
         f"{p} {p.stat().st_mode:o}"
         for p in folders
@@ -119,10 +120,10 @@ def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) 
     sockets = [server.socket, *server.state.rglob("*.sock")]
     assert len(sockets) >= 2
     script = (
-        "import os, socket, sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "for path in sys.argv[1:]:\n"
-        " kind = socket.SOCK_STREAM if path.endswith('cri.sock') else socket.SOCK_SEQPACKET\n"
-        " try:\n  os.chdir(os.path.dirname(path))\n  socket.socket(socket.AF_UNIX, kind).connect(os.path.basename(path))\n  print(path)\n"
+        "import os, socket, sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\nfor path in"
+        " sys.argv[1:]:\n kind = socket.SOCK_STREAM if path.endswith('cri.sock') else"
+        " socket.SOCK_SEQPACKET\n try:\n  os.chdir(os.path.dirname(path))\n "
+        " socket.socket(socket.AF_UNIX, kind).connect(os.path.basename(path))\n  print(path)\n"
         " except PermissionError: pass\n"
     )
     server.folder.chmod(0o755)
@@ -220,9 +221,12 @@ def test_hostile_account_files(server: Server, pod: str, canary: Canary) -> None
     """
     before = resident(server)
     hostile = {
-        "pipe": build.Node(kind=tarfile.FIFOTYPE), "device": build.Node(kind=tarfile.CHRTYPE, device=(1, 5), mode=0o666),
-        "host": build.symlink(f"{CLIMB}{canary.path}/passwd"), "absolute": build.symlink(str(canary.path / "passwd")),
-        "magic": build.symlink("/proc/self/fd/0"), "loop": build.symlink("passwd"), "huge": b"a:a:0:0\n" * 1_000_000,
+        "pipe": build.Node(kind=tarfile.FIFOTYPE),
+        "device": build.Node(kind=tarfile.CHRTYPE, device=(1, 5), mode=0o666),
+        "host": build.symlink(f"{CLIMB}{canary.path}/passwd"),
+        "absolute": build.symlink(str(canary.path / "passwd")),
+        "magic": build.symlink("/proc/self/fd/0"), "loop": build.symlink("passwd"),
+        "huge": b"a:a:0:0\n" * 1_000_000,
     }  # fmt: skip
     for name, node in hostile.items():
         spec = image(server, {"etc/passwd": node, "etc/group": node}, User="canary")
@@ -281,9 +285,12 @@ def test_annotations_are_no_orders(server: Server, pod: str) -> None:
     container runs as if they were not there.
     """
     orders = {
-        "org.systemd.property.ExecStartPre": "'/bin/sh'", "run.oci.delegate-cgroup": "../..", "run.oci.hooks.stderr": "/etc/x",
-        "run.oci.mount_context_type": "x", "io.kubernetes.cri-o.userns-mode": "host", "io.podman.annotations.label": "disable",
-        "org.criu.config": "/etc/evil", "run.oci.systemd.subgroup": "..", "module.wasm.image/variant": "compat",
+        "org.systemd.property.ExecStartPre": "'/bin/sh'", "run.oci.delegate-cgroup": "../..",
+        "run.oci.hooks.stderr": "/etc/x",
+        "run.oci.mount_context_type": "x", "io.kubernetes.cri-o.userns-mode": "host",
+        "io.podman.annotations.label": "disable",
+        "org.criu.config": "/etc/evil", "run.oci.systemd.subgroup": "..",
+        "module.wasm.image/variant": "compat",
     }  # fmt: skip
     other = server.run_pod(server.pod_config(annotations=orders), host_network=True)
     container = server.launch(other, container_config(server, *["sleep", "60"], annotations=orders))
@@ -434,8 +441,10 @@ def test_sysctls_of_a_pod(server: Server) -> None:
     """CVE-2022-0811 (cr8escape) by CRI. Proof: INVALID_ARGUMENT, and core_pattern is the same
     (checked around each test)."""
     for sysctls in (
-        {"kernel.shm_rmid_forced": "1+kernel.core_pattern=|/evil"}, {"kernel/core_pattern": "|/evil"}, {"net.ipv4..//../kernel/core_pattern": "x"},
-        {"kernel.shm_rmid_forced": "1\nkernel.core_pattern=x"}, {"kernel.core_pattern": "|/evil"}, {"net/../kernel/core_pattern": "x"},
+        {"kernel.shm_rmid_forced": "1+kernel.core_pattern=|/evil"},
+        {"kernel/core_pattern": "|/evil"}, {"net.ipv4..//../kernel/core_pattern": "x"},
+        {"kernel.shm_rmid_forced": "1\nkernel.core_pattern=x"}, {"kernel.core_pattern": "|/evil"},
+        {"net/../kernel/core_pattern": "x"},
     ):  # fmt: skip
         config = server.pod_config("sysctls", linux=api.LinuxPodSandboxConfig(sysctls=sysctls))
         with pytest.raises(grpc.RpcError):
@@ -476,7 +485,8 @@ def test_the_working_directory_of_an_image(
 def test_paths_of_an_image_longer_than_any_path(
     server: Server, pod: str, config: dict[str, Any], field: str
 ) -> None:
-    """Each component is work for CreateContainer. Proof: it refuses the path and names the field."""
+    """Each component is work for CreateContainer. Proof: it refuses the path and names the
+    field."""
     container = container_config(server, image=image(server, **config))
     del container.command[:], container.args[:]
     error = message_of(lambda: server.create(pod, container))
@@ -526,7 +536,8 @@ def test_a_source_that_is_swapped_before_the_start(
     assert outcome(server, pod, "cat", "/v/file", mounts=[private]) == (0, ["mine"])
     (folder / "real").rename(folder / "d")
     for options in ({}, {"uidMappings": [api.IDMapping(host_id=0, container_id=0, length=1)],
-                         "gidMappings": [api.IDMapping(host_id=0, container_id=0, length=1)]}):  # fmt: skip
+                         "gidMappings": [api.IDMapping(host_id=0, container_id=0,
+                         length=1)]}):  # fmt: skip
         mount = api.Mount(container_path="/v", host_path=str(folder / "d"), **options)
         container = server.create(pod, container_config(server, "cat", "/v/passwd", mounts=[mount]))
         (folder / "d").rename(folder / "taken")

@@ -172,7 +172,8 @@ class Cluster(Kubectl):
 
 
 def main(arguments: list[str]) -> None:
-    """`up FOLDER` makes images and a cluster, and prints how to use it; `down FOLDER` removes both."""
+    """`up FOLDER` makes images and a cluster, and prints how to use it; `down FOLDER` removes
+    both."""
     if len(arguments) != 2 or arguments[0] not in ("up", "down"):
         sys.exit("usage: python -m tests.support.cluster up|down FOLDER")
     folder = Path(arguments[1]).absolute()

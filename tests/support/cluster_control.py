@@ -111,7 +111,8 @@ class ControlPlane:
         )
 
     def start_controllers(self, programs: Path) -> None:
-        """Start the controller manager, which assigns each node its pod CIDRs, and the scheduler."""
+        """Start the controller manager, which assigns each node its pod CIDRs, and the
+        scheduler."""
         own = str(self.node_kubeconfig(self._node))
         self._start(
             programs / "kube-controller-manager",

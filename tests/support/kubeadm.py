@@ -77,7 +77,8 @@ class Cluster:
         }
 
     def run(self, script: str) -> str:
-        """Run a script on the control plane. Raises AssertionError with its output when it fails."""
+        """Run a script on the control plane. Raises AssertionError with its output when it
+        fails."""
         done = subprocess.run(
             ["sh", "-ec", script],
             env=self._environment,

@@ -24,7 +24,8 @@ CONTAINERD_ROOT = "/var/lib/containerd-test"
 
 
 class Suite:
-    """The suite's program. `server` has no pods or containers left once its tests have cleaned up."""
+    """The suite's program. `server` has no pods or containers left once its tests have cleaned
+    up."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         """The suite skips tests of user namespaces depending on a folder of containerd's and a

@@ -1,4 +1,5 @@
-"""An ADD that fails half-way, a DEL that cannot succeed: retries, release by force, and what stays."""
+"""An ADD that fails half-way, a DEL that cannot succeed: retries, release by force, and what
+stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The bridge plugin: what ADD makes, option by option; what DEL and GC remove; what CHECK detects."""
+"""The bridge plugin: what ADD makes, option by option; what DEL and GC remove; what CHECK
+detects."""
 
 from __future__ import annotations
 

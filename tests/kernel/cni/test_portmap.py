@@ -170,7 +170,8 @@ def test_sctp_has_its_rules(net: Host) -> None:
 
 
 def test_others_cannot_use_the_hosts_loopback(net: Host) -> None:
-    """route_localnet would let a neighbour send to 127.0.0.1 (CVE-2020-8558); the guard drops it."""
+    """route_localnet would let a neighbour send to 127.0.0.1 (CVE-2020-8558); the guard drops
+    it."""
     pod = net.pod()
     publish(net, pod, WEB)
     with IPRoute() as route:

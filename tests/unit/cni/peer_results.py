@@ -15,7 +15,8 @@ NETNS = "@NETNS@"
 
 @dataclass(frozen=True)
 class PeerResult:
-    """The `answer` to ADD under a configuration of `cni_version`, and the pod's addresses after it."""
+    """The `answer` to ADD under a configuration of `cni_version`, and the pod's addresses after
+    it."""
 
     name: str
     cni_version: str

@@ -263,37 +263,47 @@ shaped = st.fixed_dictionaries(
     {},
     optional={
         "cniVersion": st.sampled_from(version.SUPPORTED) | json_values,
-        "interfaces": st.lists(
-            st.fixed_dictionaries(
-                {"name": st.text(max_size=20)},
-                optional={"mac": st.text(), "sandbox": st.text(), "mtu": json_values},
-            ),
-            max_size=3,
-        )
-        | json_values,
-        "ips": st.lists(
-            st.fixed_dictionaries(
-                {
-                    "address": st.ip_addresses().map(lambda a: f"{a}/{a.max_prefixlen}")
-                    | st.text(max_size=60)
-                },
-                optional={
-                    "gateway": st.ip_addresses().map(str) | json_values,
-                    "interface": st.integers(-2, 4) | json_values,
-                },
-            ),
-            max_size=3,
-        )
-        | json_values,
-        "routes": st.lists(
-            st.dictionaries(st.sampled_from(["dst", "gw", "mtu"]), json_values), max_size=3
-        )
-        | json_values,
-        "dns": st.dictionaries(
-            st.sampled_from(["nameservers", "domain", "search", "options"]),
-            st.text() | st.lists(st.text(), max_size=3),
-        )
-        | json_values,
+        "interfaces": (
+            st.lists(
+                st.fixed_dictionaries(
+                    {"name": st.text(max_size=20)},
+                    optional={"mac": st.text(), "sandbox": st.text(), "mtu": json_values},
+                ),
+                max_size=3,
+            )
+            | json_values
+        ),
+        "ips": (
+            st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "address": (
+                            st.ip_addresses().map(lambda a: f"{a}/{a.max_prefixlen}")
+                            | st.text(max_size=60)
+                        )
+                    },
+                    optional={
+                        "gateway": st.ip_addresses().map(str) | json_values,
+                        "interface": st.integers(-2, 4) | json_values,
+                    },
+                ),
+                max_size=3,
+            )
+            | json_values
+        ),
+        "routes": (
+            st.lists(
+                st.dictionaries(st.sampled_from(["dst", "gw", "mtu"]), json_values), max_size=3
+            )
+            | json_values
+        ),
+        "dns": (
+            st.dictionaries(
+                st.sampled_from(["nameservers", "domain", "search", "options"]),
+                st.text() | st.lists(st.text(), max_size=3),
+            )
+            | json_values
+        ),
     },
 )
 

@@ -100,7 +100,8 @@ def test_monitoring(tree: Tree) -> None:
 
 
 def test_what_is_removed(tmp_path: Path) -> None:
-    """rmdir(2) of a resctrl group removes its files too; empty folders show which ones are removed."""
+    """rmdir(2) of a resctrl group removes its files too; empty folders show which ones are
+    removed."""
     for name in ("gold/mon_groups/box", "box"):
         (tmp_path / name).mkdir(parents=True)
     rdt.leave({"closID": "gold", "enableMonitoring": True}, "box", str(tmp_path))
