@@ -99,12 +99,14 @@ class RecordFile(Record):
     name = earlier_name = ""
 
     def write(self, folder: str | os.PathLike[str], *, durable: bool = False) -> None:
-        """`durable`: it outlives a power cut. Raises OSError."""
+        """Write the record's file in `folder`. `durable`: the file also survives a power cut.
+        Raises OSError."""
         atomic_file.write_json(f"{folder}/{self.name}", self.to_fields(), durable=durable)
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Self:
-        """Raises NotFound, DamagedRecord (which names the field that is missing), OSError."""
+        """Read the record's file in `folder`. Raises NotFound, DamagedRecord (whose message names
+        the missing field), OSError."""
         try:
             content = atomic_file.read_json(f"{folder}/{cls.name}")
         except NotFound:
@@ -125,7 +127,8 @@ class _WrongField(Exception):
         self.path, self.problem = path, problem
 
     def below(self, name: str) -> _WrongField:
-        """The same field, seen from the record whose field `name` (or `name[index]`) holds it."""
+        """Return the same error with a path that begins at the field `name` (or `name[index]`) of
+        the enclosing record."""
         dot = "" if self.path.startswith("[") else "."
         return _WrongField(f"{name}{dot}{self.path}", self.problem)
 

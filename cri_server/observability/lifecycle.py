@@ -71,4 +71,4 @@ class LifecycleObserver:
         """Called when the container is removed, or was rolled back."""
 
     def container_ended(self, container: Container) -> None:
-        """As `stop_container`, for a caller that does not wait."""
+        """Called like `stop_container`, by code that cannot wait."""

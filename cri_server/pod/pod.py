@@ -34,7 +34,7 @@ SHIMS_LIMIT = 5  # that are lost while one container is stopped
 
 
 class Pod:
-    """One sandbox, as its shim has it. Holds nothing itself."""
+    """One sandbox, to be controlled through its shim. The object has no state of its own."""
 
     def __init__(self, shims: Shims, sandbox: Sandbox) -> None:
         self._shims, self._sandbox = shims, sandbox
@@ -52,20 +52,21 @@ class Pod:
         return self._shims.is_silent(self._sandbox)
 
     def require_shim(self) -> None:
-        """Raises Unavailable when the pod's shim is gone or does not answer."""
+        """Check that the pod's shim answers. Raises Unavailable when it does not, or is gone."""
         self._shims.get(self._sandbox)
 
     async def run(self, *, network: bool) -> str | None:
-        """Have a shim serve the pod; the path of the pod's network namespace if `network` is true.
-        Raises Unavailable."""
+        """Have a shim serve the pod. With `network`, return the path of the pod's new network
+        namespace. Raises Unavailable."""
         return await shield_until_done(self._shims.start(self._sandbox, network=network))
 
     async def reach(self) -> bool:
-        """Connect to the pod's shim, or have another one take over; whether one answers."""
+        """Connect to the pod's shim, or have another one take over. Return whether a shim
+        answers."""
         return await self._shims.reach(self._sandbox)
 
     async def wait_taken_over(self) -> None:
-        """Wait for what is being done about a lost shim."""
+        """Wait until the replacement of a lost shim, if one is under way, has ended."""
         await self._shims.drain(self._sandbox)
 
     async def leave(self) -> None:

@@ -49,7 +49,8 @@ class Admin:
         return private.SandboxConfig(base64.b64encode(sandbox.config.SerializeToString()).decode())
 
     def exec_as(self, request: private.ExecAs) -> private.Session:
-        """Raises InvalidArgument, NotFound, WrongState."""
+        """Return the URL of an exec with the requested user, working directory and environment.
+        Raises InvalidArgument, NotFound, WrongState."""
         exec_request = api.ExecRequest(
             container_id=request.id,
             cmd=request.command,
@@ -64,12 +65,12 @@ class Admin:
         return private.Session(self._streaming.url_for_exec(options))
 
     async def pause_container(self, request: private.PauseContainer) -> private.Empty:
-        """Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
+        """Freeze the container. Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
         await pause.pause(self._services, request.id)
         return private.Empty()
 
     async def unpause_container(self, request: private.UnpauseContainer) -> private.Empty:
-        """Raises NotFound, WrongState, KernelError."""
+        """Thaw the container. Raises NotFound, WrongState, KernelError."""
         await pause.unpause(self._services, request.id)
         return private.Empty()
 
@@ -90,7 +91,8 @@ class Admin:
                 yield entry
 
     async def release_network(self, request: private.ReleaseNetwork) -> private.Refusals:
-        """Raises NotFound, WrongState."""
+        """Release the pod's network even if a plugin refuses, and return the refusals. Raises
+        NotFound, WrongState."""
         return private.Refusals(await stop.release_network(self._services, request.id))
 
     async def collect_garbage(self, request: private.CollectGarbage) -> private.GarbageItems:
@@ -110,7 +112,8 @@ class Admin:
         return private.Text(debug.stacks())
 
     async def debug_profile(self, request: private.DebugProfile) -> private.Stacks:
-        """Raises InvalidArgument, WrongState when a profile is running."""
+        """Sample the server's stacks for the requested seconds. Raises InvalidArgument, WrongState
+        when a profile is running."""
         if not 0 < request.seconds <= debug.PROFILE_LIMIT_S:
             raise InvalidArgument(f"seconds must be a number up to {debug.PROFILE_LIMIT_S:g}")
         if self._profiling:

@@ -104,7 +104,8 @@ async def remove_sandbox(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def remove_container(paths: Paths, trash: Trash, container: Container) -> None:
-    """As `remove_sandbox`; the writable layer goes to the trash."""
+    """Unlink the record, move the writable layer to the trash and delete the other folders, in one
+    thread. A save under way does not bring the record back. Raises KernelError."""
     root, state = paths.container_root(container.id), paths.container_state(container.id)
     record = paths.container_record(container.id)
     await _remove(container, record, lambda: _delete_container(root, state, trash))

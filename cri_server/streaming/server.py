@@ -106,11 +106,13 @@ class StreamingServer:
         return self._url("exec", options)
 
     def url_for_attach(self, options: AttachOptions) -> str:
-        """As `url_for_exec`, for an attach."""
+        """Return a URL that opens this attach once, within a minute. Raises `ResourceExhausted`
+        when too many URLs are unused."""
         return self._url("attach", options)
 
     def url_for_port_forward(self, options: PortForwardOptions) -> str:
-        """As `url_for_exec`, for port forwarding."""
+        """Return a URL that opens this port-forward once, within a minute. Raises
+        `ResourceExhausted` when too many URLs are unused."""
         return self._url("portforward", options)
 
     def _url(self, kind: str, options: object) -> str:

@@ -100,7 +100,8 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Return the lines that disappear without this part; None when there is no plan without it."""
+    """Return the lines of the plan that disappear without this part of the configuration; None when
+    there is no plan without it."""
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
 
@@ -127,8 +128,8 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
 
 
 def _other(value: Any) -> Any:
-    """Return a value like this one; None for what is no single value and for switches, whose
-    default is their other value."""
+    """Return another value of the same type, for a number, a text or a list of texts. None for all
+    else, and for booleans: leaving one out has the effect of its other value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -83,7 +83,8 @@ def _forward_signals(pidfd: int) -> None:
 
 
 class _Terminal:
-    """Connects our terminal (or pipes) with the process's: raw meanwhile, and resized with ours."""
+    """Copies between our terminal (or pipes) and the process's terminal. Meanwhile our terminal is
+    in raw mode, and its size is passed on."""
 
     def __init__(self, master: int, pidfd: int) -> None:
         self._master, self._pidfd = master, pidfd

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()) -> None:
-    """Let the container of that folder run `args`; returns when they were executed and the socket
-    is removed.
+    """Let the container's waiting process execute its program; return when the program runs and the
+    socket is removed. `args`, `env`: the program's, for the messages of errors.
 
-    Raises WrongState when no process waits there (started already, or dead), and NotFound and the
-    like as `create` does.
+    Raises WrongState when no process waits (the container was started before, or is dead),
+    HookFailed, KernelError, and the errors of `create` for a program that cannot be executed.
     """
     path = f"{state_dir}/{START_SOCKET}"
     connection = _connect(state_dir, path)

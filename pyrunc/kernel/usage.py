@@ -30,9 +30,11 @@ class _Level:
 
 
 def usage(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Return bytes on disk and inodes of all beneath the folder; each of several hard links counts
-    as its share. What vanishes does not count; when folders are moved meanwhile, the result is the
-    sum up to then."""
+    """Return the bytes on disk and the number of inodes of the folder and all below it.
+
+    A file with n hard links counts as 1/n for each link in the tree. Files that vanish meanwhile do
+    not count; when folders are moved meanwhile, the result is the sum up to that moment.
+    """
     used, inodes = 0.0, 0.0
     for status in _entries(path):
         links = 1 if S_ISDIR(status.st_mode) else max(1, status.st_nlink)

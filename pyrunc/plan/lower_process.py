@@ -91,8 +91,8 @@ def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    """Set the label before the clone, so in the runtime's own /proc; SELinux's label is its
-    session keyring's, too."""
+    """Set the process's label before the clone, in the runtime's own /proc. With SELinux, set the
+    label of its session keyring as well."""
     label = op.label.encode("utf-8", "surrogateescape")
     if op.module == "apparmor":
         _write_own(

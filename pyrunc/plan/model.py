@@ -333,8 +333,8 @@ class CoverRoot(Op):
 
 
 class ShareRoot(Op):
-    """Set the root's propagation of the configuration, after everything that has to bind from
-    it."""
+    """Set the root's propagation to the configured one, after all operations that bind from the
+    root."""
 
     propagation: int
 

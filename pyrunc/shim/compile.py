@@ -234,7 +234,7 @@ class PauseCompiler:
     """Compiles a pod's pause process from pause.json in `sandbox_dir`, which is read once."""
 
     def __init__(self, sandbox_dir: str, *, timed: bool = False) -> None:
-        """Raises Error, OSError."""
+        """Read pause.json. Raises Error, OSError."""
         self._id, self._timed = os.path.basename(sandbox_dir), timed
         self._parts = Timings()
         self._request = PauseRequest.read(sandbox_dir)

@@ -39,7 +39,7 @@ class Timer:
         self.function: Callable[[], None] | None = function
 
     def cancel(self) -> None:
-        """Do not call it."""
+        """Cancel the timer: its function is not called any more."""
         self.function = None
 
     def __lt__(self, other: Timer) -> bool:

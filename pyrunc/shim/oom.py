@@ -1,14 +1,15 @@
-"""Whether the OOM killer took processes of a container, also when its cgroup went before we could
-look.
+"""Decides whether the OOM killer has killed a process of a container, even if the container's
+cgroup is already gone.
 
-systemd removes a scope as soon as its last process has ended, often before the process is reaped,
-and the scope's count goes with it. The parent's count stays: the kernel adds every kill to all
-groups above. So what the parent counts beyond the sum of the groups that are left was killed in
-groups that are gone; what of that is not news at a container's end is ours.
+systemd removes a scope as soon as its last process has ended, often before the shim reaps the
+process, and the scope's count of kills is lost. The parent's count stays, because the kernel adds
+every kill to all groups above. The parent's count minus the counts of the groups that still exist
+is therefore the number of kills in removed groups. Kills from before, and those that were counted
+for other containers, are subtracted; the rest belongs to this one.
 
 Any kill counts, also of a child whose container then ended with 0, as in containerd (TaskOOM) and
-CRI-O (OOMKilled takes precedence over the exit code). The exit code decides only if another group
-may be the one that is gone.
+CRI-O (OOMKilled takes precedence over the exit code). The exit code decides only when several
+removed groups may have had the kill.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ KILLED_CODE = 137
 
 
 class KillCounts:
-    """One for all containers of a pod: they often share the parent."""
+    """Counts the OOM killer's kills for all containers of a pod, because their groups often have
+    the same parent."""
 
     def __init__(self) -> None:
-        self._explained: dict[
-            str, int
-        ] = {}  # parent -> kills in groups that are gone, as far as we know whose
-        self._counted: dict[str, int] = {}  # group -> kills that were read while it was there
+        # parent -> kills in removed groups that are attributed already
+        self._explained: dict[str, int] = {}
+        # group -> its kills, read while it existed
+        self._counted: dict[str, int] = {}
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Begin to count for `group`, which has processes: note the earlier kills beside it. Raises
-        KernelError."""
+        """Begin to count for `group`, which has processes: note the earlier kills in removed groups
+        beside it. Raises KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)
@@ -64,8 +66,8 @@ class KillCounts:
         return True
 
     def _others_may_be_gone(self, parent: str) -> bool:
-        """Whether another group below `parent` may be the one in which a process was killed: one of
-        the pod that is gone too, or another pod's, where pods share the parent."""
+        """Whether the kill may belong to another group below `parent`: one of this pod that is also
+        gone, or one of another pod, if pods share the parent."""
         gone = [
             each
             for each in self._open

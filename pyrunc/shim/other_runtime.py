@@ -115,8 +115,8 @@ class Runtime:
             return _take_pid(pid_file), listener.take()
 
     def _run(self, command: Sequence[str], stdio: Stdio | None = None) -> None:
-        """Raises PeerError with what the runtime has logged last, NotFound for a program that is
-        not in the container."""
+        """Run a command of the other runtime. Raises PeerError with the last message of its log,
+        NotFound for a program that is not in the container."""
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         logged = _size(LOG)
         try:

@@ -101,8 +101,8 @@ class Pods:
         call.answer(messages.ShimInfo(messages.PROTOCOL, self._version, own.pid, own.start_time))
 
     def _take_network(self) -> int:
-        """A network namespace for a pod alone: the one that was made ahead, or a new one. Raises
-        KernelError."""
+        """Return a network namespace that no other pod uses: the one that was made ahead, or a new
+        one. Raises KernelError."""
         network, self._network = self._network, None
         self.loop.after(NETWORK_AFTER_S, self._make_network)
         return open_network() if network is None else network

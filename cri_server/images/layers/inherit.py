@@ -68,8 +68,8 @@ class _Tree:
 
 
 class _Levels:
-    """For each directory on a path: the layers, top first, that have it and do not hide it from
-    each other."""
+    """A stack with an entry for each directory of the current path: the layers that have the
+    directory, top first, without those that an upper layer hides."""
 
     def __init__(self, trees: list[_Tree], budget: WalkBudget) -> None:
         self._budget = budget

@@ -85,9 +85,12 @@ class BlobSource:
 
 @dataclass(frozen=True, slots=True)
 class _LayerToUnpack:
-    """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob
-    `descriptor`. An image that has it several `times` unpacks it as often, because a chain id also
-    stands for the layers below."""
+    """A layer to unpack: the last of `chain`, with the uncompressed digest `diff_id`, from the blob
+    `descriptor`.
+
+    `times`: how often the image contains the layer. It is unpacked that often, because a layer's
+    folder is stored under its chain id, which covers the layers below as well.
+    """
 
     chain: list[str]
     diff_id: str

@@ -104,13 +104,14 @@ class Mounts:
             return mount
 
     def drop_tar_pages(self) -> None:
-        """Drop the page cache of tars under mounted images. Content read from such an image is in
-        memory twice: as pages of EROFS, which its containers share, and as those of the tar they
-        were copied from (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its pages).
+        """Drop the page cache of the tars of mounted images (posix_fadvise(2),
+        POSIX_FADV_DONTNEED). A tmpfs keeps its pages.
 
-        Mounting with `directio` would avoid the second copy, but a first start would then read from
-        the disk what the pull has just written. For the same reason mounts that were made since the
-        last call are skipped. Blocking.
+        File data of a mounted image is in memory twice: as pages of EROFS, which its containers
+        share, and as pages of the tar that EROFS copied them from. Mounting with `directio` would
+        avoid the second copy, but a first start would then read from the disk what the pull has
+        just written. For the same reason mounts that were made since the last call are skipped.
+        Blocking.
         """
         with self._lock:
             settled = [mount for chain_id, mount in self._mounts.items() if chain_id in self._seen]
