@@ -15,33 +15,38 @@ OBJECT_TYPES = {"dict[str, Any]", "dict[str, object]", "Mapping[str, Any]", "Map
 MAY_HOLD_OBJECTS = {
     # What others define.
     "OCI: config.json and its parts": """
-        pyrunc/accelerate/command_rehearsal.py
-        pyrunc/cgroups/convert.py pyrunc/cgroups/device_filter.py pyrunc/cgroups/group.py pyrunc/cgroups/limits.py
-        pyrunc/cgroups/scope.py pyrunc/cgroups/scope_properties.py
-        pyrunc/cli/execute.py pyrunc/cli/inspect.py pyrunc/cli/rootless.py pyrunc/cli/update.py
+        pyrunc/accelerate/command_rehearsal.py pyrunc/cgroups/convert.py
+        pyrunc/cgroups/device_filter.py pyrunc/cgroups/group.py pyrunc/cgroups/limits.py
+        pyrunc/cgroups/scope.py pyrunc/cgroups/scope_properties.py pyrunc/cli/execute.py
+        pyrunc/cli/inspect.py pyrunc/cli/rootless.py pyrunc/cli/update.py
         pyrunc/compile/descriptors.py pyrunc/compile/exec.py pyrunc/compile/pause.py
         pyrunc/container/bundle.py pyrunc/container/delete.py pyrunc/container/state.py
-        pyrunc/launch/rdt.py pyrunc/plan/model.py pyrunc/seccomp/
-        pyrunc/spec/check.py pyrunc/spec/default.py pyrunc/spec/model.py pyrunc/spec/parse.py
-        cri_server/cli/streams/execute.py cri_server/containers/exec.py cri_server/containers/restore.py
-        cri_server/containers/sessions.py cri_server/containers/update.py cri_server/nri/ cri_server/observability/lifecycle.py cri_server/pod/pod.py cri_server/spec/
-        cri_server/streaming/backend.py""",
+        pyrunc/launch/rdt.py pyrunc/plan/model.py pyrunc/seccomp/ pyrunc/spec/check.py
+        pyrunc/spec/default.py pyrunc/spec/model.py pyrunc/spec/parse.py
+        cri_server/cli/streams/execute.py cri_server/containers/exec.py
+        cri_server/containers/restore.py cri_server/containers/sessions.py
+        cri_server/containers/update.py cri_server/nri/ cri_server/observability/lifecycle.py
+        cri_server/pod/pod.py cri_server/spec/ cri_server/streaming/backend.py""",
     "OCI: the state that hooks, listeners and callers are told": """
         pyrunc/cli/container.py pyrunc/container/list.py pyrunc/container/status.py
-        pyrunc/launch/hook_process.py pyrunc/launch/hooks.py pyrunc/launch/listener.py pyrunc/launch/steps.py""",
+        pyrunc/launch/hook_process.py pyrunc/launch/hooks.py pyrunc/launch/listener.py
+        pyrunc/launch/steps.py""",
     "OCI: what a runtime says of its features": (
         "pyrunc/cli/features.py cri_server/node/oci_features.py"
     ),
     "runc: the events of a container": "pyrunc/container/stats.py",
     "OCI and Docker: manifests, indexes and configurations of images": """
-        cri_server/cli/images/clean.py
-        cri_server/images/archives/build.py cri_server/images/store/catalog.py cri_server/images/archives/export.py cri_server/images/archives/load.py
-        cri_server/images/formats/manifest.py cri_server/images/service.py""",
+        cri_server/cli/images/clean.py cri_server/images/archives/build.py
+        cri_server/images/store/catalog.py cri_server/images/archives/export.py
+        cri_server/images/archives/load.py cri_server/images/formats/manifest.py
+        cri_server/images/service.py""",
+    "JSON objects whose keys must be unique": "cri_server/typed.py",
     "containers-policy.json": "cri_server/images/signatures/policy.py",
     "Docker: config.json with logins": "cri_server/cli/images/credentials.py",
     "CNI: configurations, arguments of plugins, results": """
-        cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py cni_plugins/portmap/settings.py
-        cni_plugins/protocol/ cni_plugins/skel.py cri_server/network/ cri_server/reload.py""",
+        cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py
+        cni_plugins/portmap/settings.py cni_plugins/protocol/ cni_plugins/skel.py
+        cri_server/network/ cri_server/reload.py""",
     "Kubernetes: manifests": (
         "cri_server/cli/manifest/document.py "
         "cri_server/cli/manifest/config_maps.py "
@@ -53,8 +58,8 @@ MAY_HOLD_OBJECTS = {
     "CRI-O and containerd: descriptions in a checkpoint": "cri_server/checkpoints/describe.py",
     "CRIU: options of its RPC": "cri_server/checkpoints/options.py",
     "crictl: the info of a verbose status": """
-        cri_server/cli/observe/inspect.py cri_server/cli/observe/origins.py cri_server/cli/output/show.py
-        cri_server/status/container.py cri_server/status/sandbox.py""",
+        cri_server/cli/observe/inspect.py cri_server/cli/observe/origins.py
+        cri_server/cli/output/show.py cri_server/status/container.py cri_server/status/sandbox.py""",
     "a document as it is printed, whose fields templates name": (
         "cri_server/cli/output/formats.py cri_server/cli/output/template.py"
     ),
@@ -67,24 +72,29 @@ MAY_HOLD_OBJECTS = {
     "Python: the body of a class": "pyrunc/spec/value.py",
     # Ours, whatever it holds.
     "options of a command line by the names in its table": """
-        pyrunc/accelerate/exec_cache.py pyrunc/cli/fd_passing.py pyrunc/cli/log.py pyrunc/cli/migrate.py pyrunc/cli/parse.py
-        pyrunc/cli/process.py pyrunc/container/update.py""",
+        pyrunc/accelerate/exec_cache.py pyrunc/cli/fd_passing.py pyrunc/cli/log.py
+        pyrunc/cli/migrate.py pyrunc/cli/parse.py pyrunc/cli/process.py pyrunc/container/update.py""",
     "the framing: one object, whatever it is": """
-        pyrunc/atomic_file.py pyrunc/ipc.py cri_server/zygote/peer.py pyrunc/records.py cri_server/pod/client.py pyrunc/shim/serve.py
-        pyrunc/shim/worker.py cri_server/zygote/client.py pyrunc/zygote/loop.py""",
+        pyrunc/atomic_file.py pyrunc/ipc.py cri_server/zygote/peer.py pyrunc/records.py
+        cri_server/pod/client.py pyrunc/shim/serve.py pyrunc/shim/worker.py
+        cri_server/zygote/client.py pyrunc/zygote/loop.py""",
     "arguments before their record is read": """
-        cni_plugins/jobs.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/zygote/jobs.py
-        cri_server/images/layers/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layers/layer_job.py cri_server/images/layers/unpack.py
+        cni_plugins/jobs.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py
+        cri_server/zygote/jobs.py cri_server/images/layers/decode.py
+        cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py
+        cri_server/images/layers/layer_job.py cri_server/images/layers/unpack.py
         cri_server/security/selinux/relabel.py pyrunc/shim/main.py""",
     "arguments of any function": """
         pyrunc/zygote/child.py pyrunc/zygote/messages.py pyrunc/zygote/preload.py""",
     "OCI process objects; the fields of what a fork of a shim has made": """
-        pyrunc/shim/messages.py pyrunc/shim/compile.py pyrunc/shim/other_runtime.py pyrunc/shim/pod.py""",
+        pyrunc/shim/messages.py pyrunc/shim/compile.py pyrunc/shim/other_runtime.py
+        pyrunc/shim/pod.py""",
     "OCI's seccomp object, and what checkpoint.CriuOptions is told": "pyrunc/shim/files.py",
     "a login, which the errors of a record would show": "cri_server/rpc/image_admin.py",
     "fields of a log line, which differ by call": """
         cri_server/observability/logs/fields.py cri_server/rpc/verbs.py cri_server/rpc/admin.py
-        cri_server/observability/timeline/choose.py cri_server/observability/timeline/ring.py cri_server/cli/observe/timeline.py cri_server/cli/observe/waterfall.py
+        cri_server/observability/timeline/choose.py cri_server/observability/timeline/ring.py
+        cri_server/cli/observe/timeline.py cri_server/cli/observe/waterfall.py
         cri_server/cli/observe/past_events.py""",
     "the framing; a login; entries of the timeline": "cri_server/rpc/private.py",
 }
