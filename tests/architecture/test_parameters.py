@@ -9,7 +9,7 @@ from tests.architecture.test_imports import MAY_IMPORT, modules
 
 MOST = 7
 MAY_HAVE_MORE = {
-    "cni_plugins.bridge.links.attach_veth": "the two ends of a veth, which the plugin knows one by one",
+    "cni_plugins.bridge.links.attach_veth": "the ends of a veth, which the plugin knows one by one",
     "cri_server.cli.streams.execute.exec_": "the verb's options",
     "cri_server.cli.streams.logs.logs": "the verb's options",
     "cri_server.cli.containers.update.update": "the verb's options",

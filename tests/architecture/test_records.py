@@ -41,11 +41,10 @@ MAY_HOLD_OBJECTS = {
         cri_server/images/archives/load.py cri_server/images/formats/manifest.py
         cri_server/images/service.py""",
     "JSON objects whose keys must be unique": "cri_server/typed.py",
-    "containers-policy.json": "cri_server/images/signatures/policy.py",
     "Docker: config.json with logins": "cri_server/cli/images/credentials.py",
     "CNI: configurations, arguments of plugins, results": """
-        cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py
-        cni_plugins/portmap/settings.py cni_plugins/protocol/ cni_plugins/skel.py
+        cni_plugins/host_local/settings.py cni_plugins/ipam.py
+        cni_plugins/protocol/ cni_plugins/skel.py
         cri_server/network/ cri_server/reload.py""",
     "Kubernetes: manifests": (
         "cri_server/cli/manifest/document.py "
