@@ -116,7 +116,8 @@ class Side:
         assert self._list(Request(), wait_for_ready=True, timeout=60) == LISTED
 
     def round(self, calls: int) -> None:
-        """Return CPU time of each call in microseconds, one after the other and at once."""
+        """Measure the server's CPU time per call in microseconds: first with calls one after the
+        other, then with many calls at once."""
         one, many = self.samples.values()
         with self._measured(one, calls):
             for _ in range(calls):

@@ -13,7 +13,7 @@ from tests.support.registry import Registry
 
 
 def inside(server: Server, folder: Path) -> Registry:
-    """One whose socket is in the server's network namespace."""
+    """Run a registry whose socket is in the server's network namespace."""
     made: list[Registry] = []
 
     def make() -> None:

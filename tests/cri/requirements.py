@@ -25,7 +25,8 @@ class Requirement(NamedTuple):
 
 
 def requirements() -> dict[str, Requirement]:
-    """All of them by number, in their order. Raises ValueError for a number that is there twice."""
+    """Return all requirements by number, in their order. Raises ValueError for a number that occurs
+    twice."""
     found: dict[str, Requirement] = {}
     for line in TABLE.read_text().splitlines():
         each = Requirement(*line.split("\t"))

@@ -214,7 +214,7 @@ class Server:
 
     @property
     def channel(self) -> grpc.Channel:
-        """To call what no stub would send."""
+        """A channel for calls that no stub would send."""
         assert self._channel is not None
         return self._channel
 
@@ -225,8 +225,8 @@ class Server:
         return self._process.pid
 
     def processes(self) -> set[int]:
-        """All that descend from the server and from its keeper, whose child the zygote of the shims
-        is."""
+        """All descendants of the server and of its keeper, which is the parent of the shims'
+        zygote."""
         keeper = keeper_pid(self.state)
         return below(self.pid) | (below(keeper) if keeper else set())
 
@@ -246,7 +246,7 @@ class Server:
         self._process.wait()
 
     def wait(self, timeout_s: float = 60.0) -> int:
-        """Until it has ended by itself; its exit code."""
+        """Wait until the server has ended by itself; return its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
@@ -475,7 +475,7 @@ class Server:
         return [line.split(" ", 3)[3] for line in content[: content.rfind("\n") + 1].splitlines()]
 
     def wait_logged(self, container: str, text: str) -> None:
-        """Until this line is in the container's log."""
+        """Wait until the container's log contains this line."""
         assert wait_until(lambda: text in self.log_lines(container), 60), self.log_lines(container)
 
 

@@ -58,7 +58,7 @@ def gone(found: Things, action: str = "removed") -> set[tuple[str, str]]:
 
 
 def litter(server: Server) -> dict[tuple[str, str], Path]:
-    """One thing of each kind that nobody needs, by what gc calls it."""
+    """Make one unused thing of each kind; return their paths by (kind, name) as `gc` lists them."""
     images = server.root / "images"
     stray = {
         ("blob", "1" * 64): images / "blobs/sha256" / ("1" * 64),

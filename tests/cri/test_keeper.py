@@ -137,7 +137,7 @@ COUNTS = [
 
 
 def shims(server: Server) -> set[int]:
-    """All of the pods that are listed."""
+    """Return the pids of the shims of all listed pods."""
     return {shim_pid(server, pod.id) for pod in server.pods()}
 
 

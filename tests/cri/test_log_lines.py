@@ -36,7 +36,8 @@ class Log:
         return self._path.read_bytes()[self._at :].decode()
 
     def records(self) -> list[dict[str, Any]]:
-        """Without what the doctor says about this machine, which it does some time after the start."""
+        """The records of the log, without the doctor's findings about this machine, which come some
+        time after the start."""
         found = [json.loads(line) for line in self.text().splitlines()]
         return [record for record in found if record["logger"] != "cri_server.doctor.examine"]
 
@@ -196,7 +197,7 @@ def test_failures_of_the_node_are_warnings(server: Server) -> None:
 
 
 def test_a_missing_controller_names_the_container_and_the_setting() -> None:
-    """Also when a running container is updated."""
+    """The same holds when a running container is updated."""
     with Server(
         settings={"cgroup": {"driver": "cgroupfs", "missing_controllers": "error"}}
     ) as server:

@@ -36,7 +36,7 @@ def server(mounting_server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """One that may be restarted."""
+    """A server that the test may restart."""
     with Server(settings=EROFS) as server:
         server.load_image()
         yield server

@@ -44,8 +44,8 @@ def refused(server: Server, reference: str) -> tuple[Code, str]:
 
 @pytest.mark.requirement("4.11.1")
 def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_path: Path) -> None:
-    """All is well until CRIU is asked: then the container has ended before it began, like any that
-    cannot be started."""
+    """Everything works until CRIU is called. Then the container has the state of any container that
+    could not be started."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         member = tarfile.TarInfo("written")

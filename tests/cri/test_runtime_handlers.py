@@ -278,7 +278,7 @@ def test_user_namespaces_are_for_our_runtime(server: Server) -> None:
 
 
 def test_checkpoints_are_for_our_runtime(server: Server, tmp_path: Path) -> None:
-    """Also without CRIU: the error names the handler as the reason."""
+    """The error names the handler as the reason, also without CRIU."""
     container = server.launch(run_pod(server, "runc"))
     request = api.CheckpointContainerRequest(
         container_id=container, location=str(tmp_path / "a.tar")

@@ -39,7 +39,8 @@ def module_server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """For what leaves other processes than it found: a server that is started again."""
+    """A server for one test that leaves other processes than before. The next test gets a new
+    server."""
     with Server(network=False) as server:
         server.load_image()
         yield server

@@ -24,7 +24,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 @contextlib.contextmanager
 def collector(server: Server, path: Path, *how: str) -> Iterator[int]:
-    """One on the server's loopback; its port."""
+    """Run a collector on the server's loopback address; return its port."""
     command = server.in_its_network(
         sys.executable, "-m", "tests.support.otlp_collector", str(path), *how
     )

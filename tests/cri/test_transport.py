@@ -309,8 +309,8 @@ def test_windows_of_nothing(server: Server) -> None:
 
 
 def test_clients_that_never_read(server: Server) -> None:
-    """They are not read either when the socket is full, or cut off when we are quicker than they:
-    most streams are refused."""
+    """The server stops reading from a client whose socket is full, or closes the connection when
+    the test sends faster. Most streams are refused."""
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(10):
             client = stack.enter_context(Client(server))

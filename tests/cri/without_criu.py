@@ -76,7 +76,7 @@ def count(server: Server, container: str) -> int:
 
 
 def goes_on(server: Server, container: str) -> None:
-    """It runs, and nothing of a checkpoint is left of it."""
+    """Assert that the container runs and that its checkpoint has left nothing."""
     before = count(server, container)
     assert wait_until(lambda: count(server, container) > before, 30)
     assert sorted(p.name for p in (server.root / "containers" / container).iterdir()) == [

@@ -75,7 +75,7 @@ def test_it_starts_from_its_snapshot(program: list[str]) -> None:
 
 
 def test_an_error_of_its_code_is_reported(program: list[str]) -> None:
-    """Not by the plain script, which is not there."""
+    """The compiled program reports the error: the plain script is not there."""
     done = subprocess.run(
         [*program, "state", "absent"], capture_output=True, text=True, check=False
     )

@@ -28,7 +28,8 @@ PODS = {
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine]:
-    """After the command of docs/install.md; the ledger runs around its whole life."""
+    """A machine after the command of docs/install.md. The ledger is compared around its whole
+    life."""
     with ledger.nothing_left("the cluster"):
         started = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
         try:
@@ -57,7 +58,7 @@ def test_control_plane_proxy_and_name_server_are_ready(machine: KubeadmMachine) 
 
 
 def test_a_pod_finds_a_service_by_its_name(machine: KubeadmMachine) -> None:
-    """By CoreDNS behind its service's address, which kube-proxy made."""
+    """CoreDNS answers, at the address of its service, which kube-proxy translates."""
     machine.kubectl(
         "run", "asks", "--image=busybox", "--image-pull-policy=Never", "--", "sleep", "100000"
     )

@@ -22,7 +22,8 @@ SOCKET, FILES = "unix:///run/pyrunc/cri.sock", "/etc/pyrunc/config.toml.d"
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
-    """After the commands of docs/install.md; the ledger runs around its whole life."""
+    """A machine after the commands of docs/install.md. The ledger is compared around its whole
+    life."""
     with ledger.nothing_left("the cluster"):
         started = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
         try:
@@ -43,7 +44,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
 
 
 def pod(machine: K3sMachine, name: str) -> dict[str, Any]:
-    """As the API server has it."""
+    """Return the pod as the API server describes it."""
     return dict(json.loads(machine.kubectl("get", "pod", name, "-o", "json").stdout))
 
 

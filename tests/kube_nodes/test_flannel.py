@@ -139,8 +139,8 @@ def test_host_ports_of_one_node_from_a_pod_of_the_other(hosts: Hosts, kube: Kube
 def test_a_pod_that_goes_leaves_nothing_and_a_restarted_server_goes_on(
     hosts: Hosts, kube: Kube
 ) -> None:
-    """kill -9 of one node's server: traffic goes on meanwhile, the pod is deleted by the new one,
-    the next is reached."""
+    """After kill -9 of one node's server the pods' connections still work. The next server deletes
+    the pod of the first one, and a new pod can be reached."""
     first, second = hosts.nodes
     gone = kube.run(pod("gone", nodeName=second.host))["status"]["podIP"]
     before = set(views.ports(second))

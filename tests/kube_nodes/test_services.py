@@ -23,8 +23,8 @@ def proxies(flannel: Flannel) -> Iterator[Proxies]:
 def test_a_service_leads_to_the_pod_of_the_other_node(
     hosts: Hosts, kube: Kube, proxies: Proxies
 ) -> None:
-    """In both directions, by the address that kube-proxy's rules translate; from the node as
-    well."""
+    """The test connects in both directions, by the address that kube-proxy's rules translate, and
+    also from the node itself."""
     for node, other in hosts.pairs():
         name = f"web{other.number}"
         kube("expose", "pod", name, "--port=8000", "--target-port=80")

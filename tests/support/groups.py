@@ -1,4 +1,4 @@
-"""A test's own cgroup, for programs that put their groups beside the one they run in."""
+"""A test's own cgroup, for programs that make their cgroups beside their own one."""
 
 from __future__ import annotations
 

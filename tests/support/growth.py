@@ -79,7 +79,7 @@ def _cpu_s(work: Work) -> float:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's collector of cycles, whose pauses depend on what else is alive in this
+    """Turn Python's garbage collector off: its pauses depend on all other objects of this
     process."""
     gc.disable()
     try:

@@ -120,7 +120,7 @@ class GuestCluster(Kubectl):
         self._on_each(lambda node: node.guest.stop())
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
-        """Until `condition()`; when it does not come true the error shows what the units said last."""
+        """Wait until `condition()` is true. The error shows the last log lines of the units."""
         if wait_until(condition, timeout_s, 1.0):
             return
         units = [

@@ -63,7 +63,7 @@ class GuestControlPlane:
             self._here |= {there: here.format(folder) for there, here in JOINING.items()}
 
     def start(self) -> None:
-        """It answers when this returns."""
+        """Start the guest; return when it answers."""
         # Chosen now: a guest that boots before this takes minutes, in which others look for free
         # ports, too.
         self._here |= {":2379": f":{free_port()}", ":2380": f":{free_port()}"}

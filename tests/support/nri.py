@@ -85,11 +85,11 @@ class TestPlugin:
             self._send_request("RegisterPlugin", request)
 
     def send_raw(self, data: bytes) -> None:
-        """Whatever is no frame."""
+        """Send bytes that need not be a frame."""
         self._socket.sendall(data)
 
     def hang_up(self) -> None:
-        """As a plugin that ends."""
+        """Close the connection, like a plugin that ends."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:

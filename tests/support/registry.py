@@ -296,7 +296,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._content(parts.path, fault)
 
     def _hesitate(self, fault: Fault) -> None:
-        """Before the answer to a push: silent, or the status line and a header byte by byte."""
+        """Delay the answer to a push: send nothing, or the status line and a header byte by
+        byte."""
         if fault.stall_at is not None:
             self._stall()
         if fault.byte_delay_s:
@@ -420,7 +421,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, data, "application/octet-stream", {"Accept-Ranges": "bytes"}, fault)
 
     def _file(self, path: Path) -> None:
-        """By sendfile(2), so that a benchmark's registry takes as little of its machine as can be."""
+        """Send a file by sendfile(2), so that the registry of a benchmark takes little CPU time."""
         with path.open("rb") as file:
             self.send_response(200)
             self.send_header("Content-Type", "application/octet-stream")

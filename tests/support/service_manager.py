@@ -45,12 +45,12 @@ class ServiceManager:
 
     @property
     def messages(self) -> list[str]:
-        """All that was said so far."""
+        """All messages that the service manager has received so far."""
         self._hear()
         return self._messages
 
     def keep(self, name: str, fd: int) -> None:
-        """As if the service had stored it; it is taken over."""
+        """Store a descriptor as if the service had sent it. Closes `fd`."""
         self._hear()
         self._store.append((name, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)))
         os.close(fd)
@@ -89,7 +89,7 @@ class ServiceManager:
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
-    """Of this process."""
+    """The service manager of this process."""
     with ServiceManager(tmp_path) as made:
         monkeypatch.setenv("NOTIFY_SOCKET", str(made.address))
         yield made

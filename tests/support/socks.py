@@ -13,7 +13,8 @@ DOMAIN = 3
 
 
 class SocksProxy:
-    """On 127.0.0.1; `targets` has each (name, port) that a client asked for. Use as a `with`."""
+    """A SOCKS proxy on 127.0.0.1; a context manager. `targets`: each (name, port) that a client
+    asked for."""
 
     def __init__(self, place: tuple[str, int], login: tuple[str, str] | None = None) -> None:
         self.place, self.login = place, login

@@ -48,7 +48,7 @@ def checkpoint(server: Server, container: str, location: Path) -> Path:
 
 
 def restore(server: Server, reference: Path | str, config: api.ContainerConfig) -> str:
-    """In a new pod, which has another address."""
+    """Restore the container in a new pod, which has another address."""
     config.image.image = str(reference)
     return server.launch(server.run_pod(), config)
 

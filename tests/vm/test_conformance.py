@@ -65,7 +65,7 @@ def test_containerds_tests_of_controllers(
 
 @pytest.fixture
 def cluster(machine: Machine, boots: Boots, tmp_path: Path) -> Iterator[suite.Target]:
-    """One node, in the guest."""
+    """A cluster of one node in the guest."""
     control = GuestControlPlane(tmp_path / "control", boots.api_port, by_name=True)
     settings = {
         "port": machine.kubelet_port,

@@ -70,7 +70,8 @@ def kube(flannel: GuestFlannel) -> Kube:
 
 @pytest.fixture(scope="module")
 def hosts(flannel: GuestFlannel, kube: Kube) -> Hosts:
-    """On each node a pod, `web1` and `web2`, whose web server says who asks."""
+    """Run a pod on each node, `web1` and `web2`, whose web server answers with the client's
+    address."""
     nodes = flannel.cluster.nodes
     kube.apply(*(web_server(node) for node in nodes))
     return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})

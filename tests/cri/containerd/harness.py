@@ -43,7 +43,7 @@ class Suite:
         ]
 
     def names(self) -> set[str]:
-        """All of its tests."""
+        """The names of all tests of the suite."""
         return {*self._output("-test.list=^Test").split()}
 
     def run(self, names: Iterable[str]) -> tuple[Mapping[str, str], str]:

@@ -90,7 +90,7 @@ def _may_be_skipped(spec: dict[str, Any]) -> bool:
 
 
 def run_critest(server: Server, folder: Path) -> list[dict[str, Any]]:
-    """Its specs, with name and state."""
+    """Run critest; return its specs with name and state."""
     report = folder / "report.json"
     command = [
         *("nsenter", f"--net=/proc/{server.pid}/ns/net", "--"),

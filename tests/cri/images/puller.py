@@ -34,8 +34,8 @@ _CHANGES = (
 
 
 def count_changes(kill_at: int) -> Callable[[], int]:
-    """From now on calls that change files are counted, in all threads, and the process ends before
-    the one with that number."""
+    """Count calls that change files, in all threads, and end the process before the call with the
+    number `kill_at`."""
     count = itertools.count(1)
     last = 0
 

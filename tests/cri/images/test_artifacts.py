@@ -113,8 +113,9 @@ def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
 async def test_what_is_no_file_system_is_left_alone(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """It is neither fetched nor kept; the layers have the diff ids of the configuration in their
-    order. The image is found again, saved, loaded and pushed without it."""
+    """The store neither fetches nor stores such a layer; the other layers have the diff ids of the
+    configuration in their order. The image is found after a restart, and can be saved, loaded and
+    pushed without the layer."""
     name = put_with_others(registry, *OTHERS.values())
     assert await service.pull(name) == BUILT.id
     unused = descriptor(b"no file system", "x")["digest"]
@@ -159,7 +160,7 @@ async def test_diff_ids_are_for_file_systems_only(
 async def test_a_foreign_layer_comes_from_the_registry(
     registry: Registry, service: ImageService, kind: str
 ) -> None:
-    """Its URLs are never asked."""
+    """The client never uses the URLs of the layer's descriptor."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     document["layers"][0] |= {"mediaType": kind, "urls": ["http://198.51.100.1/layer"]}

@@ -67,7 +67,7 @@ def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
 
 
 def same(tar: bytes, folder: Path) -> tuple[str, object]:
-    """That both stores agree about a layer; what they say."""
+    """Assert that both stores treat a layer alike; return their result."""
     expected, mounted = unpacked(tar, folder / "unpacked"), outcome([tar], folder / "mounted")
     assert mounted == expected
     return mounted
@@ -306,7 +306,7 @@ def test_a_huge_sparse_file_takes_no_room(tmp_path: Path) -> None:
 
 
 def test_an_end_without_padding(tmp_path: Path) -> None:
-    """Both read the same of a tar that is cut after its last file."""
+    """Both stores read the same from a tar that is cut after its last file."""
     for blob in (header() + b"x".ljust(512, b"\0"), header() + b"x"):
         (tmp_path / str(len(blob))).mkdir()
         same(blob, tmp_path / str(len(blob)))

@@ -127,7 +127,7 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
     caplog: pytest.LogCaptureFixture,
     setting: str,
 ) -> None:
-    """As when a disk moves to a node with another kernel, and back."""
+    """This happens when a disk moves to a node with another kernel, and back."""
     service, built = await serve(opened, tmp_path / "images"), make()
     name = await pulled(service, registry, built)
     await service.close()
@@ -198,8 +198,8 @@ async def test_images_with_the_same_layers_share_an_index(
 async def test_files_that_are_sealed_are_measured_at_each_mount(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without fs-verity here: what the store asks of it. tests/vm/images has a file system that
-    answers."""
+    """The file system here has no fs-verity, so the test checks the store's calls; tests/vm/images
+    uses a file system that has it."""
     answers: dict[int, str] = {}
     monkeypatch.setattr(verity, "enable", lambda fd: True)
     monkeypatch.setattr(
@@ -230,7 +230,7 @@ async def test_files_that_are_sealed_are_measured_at_each_mount(
 async def test_what_was_read_is_in_memory_once(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As pages of the mount, not as those of the tar as well."""
+    """File data stays in memory as pages of the mount only, not also as pages of the tar."""
     monkeypatch.setattr(services, "DROP_TAR_PAGES_S", 0.1)
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)

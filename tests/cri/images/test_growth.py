@@ -52,7 +52,7 @@ def replaced(size: int) -> bytes:
 
 
 def turning(size: int) -> bytes:
-    """One name that is a directory, a file, a directory …"""
+    """Return a tar in which one name is a directory, then a file, then a directory, and so on."""
     stay = ((f"s{n}", FOLDER, "") for n in range(size))
     return tar(
         [*stay, *(("x", kind, "") for _ in range(size) for kind in (FOLDER, tarfile.REGTYPE))]

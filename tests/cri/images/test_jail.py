@@ -59,7 +59,8 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int
 
 
 async def test_nothing_an_attacker_would_try_works_in_a_decoder(tmp_path: Path) -> None:
-    """It has descriptors to read and to write, and what comes out is all that it decides."""
+    """The decoder can use only its open descriptors, and an attacker can change only the decoded
+    bytes."""
     folder, canary = tmp_path / "layer", tmp_path / "canary"
     folder.mkdir()
     canary.write_text("unharmed")

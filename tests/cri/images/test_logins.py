@@ -35,7 +35,7 @@ def secure(tmp_path: Path, certificates: tuple[Path, Path]) -> Iterator[Registry
 
 @pytest.fixture
 def tokens(tmp_path: Path, secure: Registry) -> Iterator[Registry]:
-    """Its token server, on http."""
+    """A token server for the registry, on http."""
     with Registry(tmp_path / "tokens") as running:
         secure.realm = f"{running.url}/token"
         yield running

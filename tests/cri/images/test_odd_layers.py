@@ -200,7 +200,7 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_odd_layers_are_taken(tmp_path: Path, kind: str) -> None:
-    """Both stores show the same."""
+    """Both stores show the same files."""
     tar, expected = LAYERS[kind]
     outcome, files = same(tar, tmp_path)
     assert outcome == "files" and isinstance(files, dict)

@@ -546,7 +546,7 @@ async def test_layers_unpack_in_errands(
 async def test_a_job_gives_the_same_tree_as_a_thread(
     tmp_path: Path, registry: Registry, job_service: ImageService
 ) -> None:
-    """Also device nodes, which the job may not make itself."""
+    """The layer has device nodes as well, which the job may not make itself."""
     make_everything(tmp_path / "everything")
     pack = [
         "tar",

@@ -103,7 +103,7 @@ async def test_an_image_with_sha512(
 async def test_content_that_is_another(
     tmp_path: Path, registry: Registry, service: ImageService, part: str
 ) -> None:
-    """As many bytes, but not those that the digest is of."""
+    """The content has the right size, but not the right digest."""
     _, digest = put(registry, *PARTS)
     name = f"{registry.host}/app@{digest}"
     if part == "manifest":

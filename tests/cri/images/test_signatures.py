@@ -41,7 +41,7 @@ class Signer:
 
     @property
     def public(self) -> str:
-        """For `keyData`."""
+        """The public key in the form of a policy's `keyData`."""
         pem = self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return base64.b64encode(pem).decode()
 
@@ -78,7 +78,7 @@ def attach(
 
 
 def demand(tmp_path: Path, service: ImageService, *requirements: dict[str, Any]) -> None:
-    """All that is not below registry.example is rejected."""
+    """Write a policy that rejects every image that is not below registry.example."""
     path = tmp_path / "policy.json"
     scopes = {"registry.example": list(requirements)}
     path.write_text(json.dumps({"default": [{"type": "reject"}], "transports": {"docker": scopes}}))

@@ -57,7 +57,7 @@ class Node:
 
 @pytest.fixture
 async def node(tmp_path: Path, manager: ServiceManager, registry: Registry) -> AsyncIterator[Node]:
-    """With an image that is mounted, and in the store."""
+    """A node whose store has a mounted image."""
     made = Node(tmp_path / "images", manager, registry)
     await made.restart()
     await made.pull()
@@ -116,7 +116,8 @@ async def test_a_name_of_others_is_removed(node: Node) -> None:
 
 @pytest.mark.parametrize("file", ["tars", "indexes"])
 async def test_a_file_that_was_replaced_since(node: Node, file: str) -> None:
-    """By a copy with the same content: what is mounted is not the file that is here."""
+    """The file was replaced by a copy with the same content: the mount uses another inode than the
+    path."""
     await node.stop()
     path = next((node.root / file).iterdir())
     (node.root / "copy").write_bytes(path.read_bytes())

@@ -33,7 +33,7 @@ from tests.support.registry import Registry
 
 @pytest.fixture(params=["threads", "jobs"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
-    """With images that are mounted."""
+    """An image service with mounted images."""
     zygote = await Zygote.start(JOB_MODULES) if request.param == "jobs" else None
     made = ImageService(
         tmp_path / "images", zygote=zygote, store="erofs", no_progress_timeout_s=20.0

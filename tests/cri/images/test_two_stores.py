@@ -95,7 +95,7 @@ async def test_an_image_is_converted_where_it_is(
 async def test_one_that_is_used_is_not_converted(
     tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
 ) -> None:
-    """By a container, or by one that is being made."""
+    """A container uses the image, or is being created from it."""
     store, built, users = tmp_path / "images", make(), ["c1"]
     await pulled(await serve(opened, store, store=before), registry, built)
     await opened.pop().close()
@@ -161,7 +161,7 @@ async def test_no_room_to_convert_leaves_the_image(
 async def test_images_of_the_same_layers_keep_each_its_form(
     tmp_path: Path, opened: list[ImageService]
 ) -> None:
-    """Both forms are here then, and an index says which is whose."""
+    """The layers then exist in both forms, and the index records the form of each image."""
     store, tars = tmp_path / "images", make().layers
     one, two = image(tars, {"Cmd": ["1"]}), image(tars, {"Cmd": ["2"]})
 
@@ -202,7 +202,8 @@ async def test_two_that_convert_at_once(
 async def test_an_index_without_forms_is_read(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """As other programs write it: what is here says what the image is."""
+    """Other programs write such an index. The form of each image follows from the layers on the
+    disk."""
     store, built = tmp_path / "images", make()
     await pulled(await serve(opened, store), registry, built)
     await opened.pop().close()

@@ -344,7 +344,8 @@ def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
 def test_a_bomb_is_stopped_where_the_disk_is_full(tmp_path: Path, compress: str) -> None:
-    """By the bytes that come out, however few went in, and before they are written."""
+    """The limit counts decompressed bytes, whatever the size of the blob, and is checked before
+    they are written."""
     data = compressed(layer({"zeros": bytes(60 << 20), "more": bytes(60 << 20)}), compress)
     (tmp_path / "layer").mkdir()
     with pytest.raises(ResourceExhausted, match="unpacks to more than 67108864 bytes"):

@@ -72,7 +72,8 @@ HARMLESS = ("another's update",)  # names no container, so there is nothing to d
 
 
 def outcome(server: Server, pod: str, name: str = "c") -> tuple[grpc.StatusCode | None, str]:
-    """Of a container that is created and started."""
+    """Create, start and remove a container; return the error's code and text, None and "" without
+    one."""
     try:
         config = server.container_config(metadata=cri.ContainerMetadata(name=name))
         container = server.create(pod, config)

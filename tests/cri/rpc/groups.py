@@ -10,7 +10,7 @@ BUSY = ["sh", "-c", "while :; do :; done"]
 
 
 def group_of(server: Server, container: str) -> Path:
-    """Its group in the v2 tree, found by its name."""
+    """Return the container's cgroup in the v2 tree, found by the container's id."""
     roots = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
     root = next(p for p in roots if (p / "cgroup.procs").exists())
     (found,) = (

@@ -390,7 +390,7 @@ def test_stdin_stays_open_and_tty_has_a_terminal(server: Server) -> None:
 
 @pytest.mark.requirement("4.1.1")
 def test_the_pods_own_configuration_decides(server: Server) -> None:
-    """Not the copy of it in the request."""
+    """The copy of the pod's configuration in the request has no effect."""
     pod = server.run_pod(server.pod_config("decides"))
     request = api.CreateContainerRequest(
         pod_sandbox_id=pod,

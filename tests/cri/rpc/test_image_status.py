@@ -51,7 +51,8 @@ def test_users(server: Server, registry: Registry, user: str, uid: int | None, n
 
 @pytest.mark.requirement("5.2.2", "5.3.2")
 def test_names_and_digests(server: Server, registry: Registry) -> None:
-    """By a tag it has both, by a digest only that."""
+    """An image that was pulled by tag has a tag and a digest; one that was pulled by digest has
+    only the digest."""
     digest = registry.push("both/app:v1", an_image("both"))
     name = f"{registry.host}/both/app"
     identifier = pull(server, f"{name}@{digest}")

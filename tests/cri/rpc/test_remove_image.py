@@ -48,7 +48,7 @@ def test_five_at_once_and_what_is_not_there(server: Server, registry: Registry) 
 
 @pytest.mark.requirement("5.4.3", "13.5")
 def test_an_image_that_a_container_uses(server: Server) -> None:
-    """Also one that has ended."""
+    """A container that has ended counts as well."""
     container = server.launch(server.run_pod(), server.container_config(["true"]))
     server.wait_exit(container)
     assert code_of(lambda: remove(server, IMAGE)) == grpc.StatusCode.FAILED_PRECONDITION

@@ -35,7 +35,7 @@ def test_the_log_is_there_before_the_first_line(server: Server) -> None:
 
 @pytest.mark.requirement("4.2.1", "8.13")
 def test_a_target_that_has_ended_meanwhile(server: Server) -> None:
-    """Its process namespace is looked for anew when the container starts."""
+    """The start looks up the target's process namespace again."""
     pod = server.run_pod()
     target = server.launch(pod)
     config = server.container_config(metadata=api.ContainerMetadata(name="debug"))

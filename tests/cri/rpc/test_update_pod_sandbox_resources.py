@@ -14,7 +14,7 @@ from tests.cri.server_harness import Server, code_of
 
 @pytest.mark.requirement("3.6.1", "7.2.9")
 def test_the_values_are_kept() -> None:
-    """Also over the death of the server."""
+    """The values also survive a kill of the server."""
     with Server() as server:
         pod = server.run_pod()
         for shares in (512, 256):

@@ -94,7 +94,7 @@ def headers(role: str, port: object, request: str = "") -> dict[str, list[str]]:
 
 @pytest.mark.requirement("9.11")
 async def test_a_refused_connection_is_told_on_the_error_stream(server: StreamingServer) -> None:
-    """And ends alone: the session takes others."""
+    """Only this connection ends; the session forwards further ones."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")

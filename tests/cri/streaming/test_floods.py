@@ -82,7 +82,7 @@ def websocket_fragments() -> bytes:
 
 
 def websocket_messages() -> bytes:
-    """On a channel that is not there."""
+    """Return messages for a channel that does not exist."""
     return masked(0x82, b"\x07x") * (FLOOD_BYTES // 8)
 
 
@@ -273,7 +273,7 @@ ENDS = {
 async def test_a_connection_that_has_ended_is_freed_at_once(
     backend: ProcessBackend, server: StreamingServer, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """With its buffers, not when the collector of cycles comes by."""
+    """The connection's buffers are freed at once, not at the next run of the garbage collector."""
     wires: list[weakref.ref[SocketWire]] = []
 
     class Remembered(SocketWire):

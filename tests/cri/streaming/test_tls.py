@@ -37,7 +37,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def listening(
     authority: Authority, backend: ProcessBackend
 ) -> AsyncIterator[StreamingServer]:
-    """With nothing left when the test is over."""
+    """Listen with TLS; assert at the end that no task or connection is left."""
     before = asyncio.all_tasks()
     folder = authority.folder
     server = StreamingServer(

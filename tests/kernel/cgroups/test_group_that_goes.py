@@ -15,7 +15,7 @@ ROUNDS = 2000
 
 
 def test_it_counts_as_killed() -> None:
-    """In some 20 of 2000 rounds the removal comes between open(2) and write(2), and the kernel
+    """In some 20 of 2000 rounds the group is removed between open(2) and write(2), and the kernel
     answers ENODEV."""
     with own_group("going") as group:
         racing = group / "racing"

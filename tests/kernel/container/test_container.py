@@ -141,7 +141,8 @@ def test_missing_program(box: Box, args: list[str], text: str) -> None:
 
 
 def test_arguments_that_are_too_long(box: Box, tmp_path: Path) -> None:
-    """Also where the container waits for its start, and only the error's number is reported."""
+    """The error is the same when the container waits for its start and only the errno is
+    reported."""
     args = ["true", "x" * 140_000]
     text = "argument list too long: argument 1 has 140001 bytes"
     with pytest.raises(InvalidArgument, match=text):

@@ -25,7 +25,7 @@ NAMES = [b"", b"a", b"b/c", b"b/d", b"x" * 128, b"x" * 129, b"bad name", b"\xff\
 
 @pytest.fixture
 def sanitized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    """Of the ordinary program where the compiler has no sanitizers."""
+    """Build the keeper with sanitizers, or the ordinary program if the compiler has none."""
     program, folder = tmp_path / "keeper", tmp_path / "run"
     command = [
         "cc",

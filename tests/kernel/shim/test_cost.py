@@ -125,7 +125,7 @@ def _kib(pid: int, field: str) -> int:
 
 
 def _cpu_and_switches(pid: int) -> tuple[list[str], str]:
-    """Times of /proc/PID/stat, and how often it was scheduled."""
+    """Return the CPU times in /proc/PID/stat, and the count of voluntary context switches."""
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
     status = Path(f"/proc/{pid}/status").read_text()
     return stat, next(line for line in status.splitlines() if line.startswith("voluntary_ctxt"))

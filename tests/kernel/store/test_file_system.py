@@ -104,7 +104,7 @@ def test_a_full_state_directory_is_refused(tmp_path: Path, mount: Mount) -> None
 
 
 def fill(folder: Path) -> None:
-    """Until there is neither space nor an inode."""
+    """Write to the folder until the file system has neither space nor a free inode."""
     with (
         pytest.raises(OSError, match="No space left"),
         open(folder / "fill", "wb", buffering=0) as file,

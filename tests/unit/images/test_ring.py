@@ -37,7 +37,7 @@ def ring() -> Iterator[Ring]:
 
 @pytest.fixture
 def ring_of_a_stranger() -> Iterator[Ring]:
-    """Whose sender is another process."""
+    """A ring whose sender is another process."""
     sending, receiving = open_ends()
     sender, receiver = Sender(*sending), Receiver(*receiving, copying=True)
     yield sender, receiver
@@ -99,8 +99,8 @@ def test_a_slow_sender_uses_little_memory(ring: Ring) -> None:
 
 
 def test_the_receiver_cannot_change_the_memory(ring: Ring) -> None:
-    """It may have been taken over: neither what was hashed nor the sender's mapping is its to
-    spoil."""
+    """The receiver may be under an attacker's control: it must change neither the hashed data nor
+    the sender's mapping."""
     sender, receiver = ring
     memory = receiver.fds[0]
     with pytest.raises(PermissionError):
@@ -145,7 +145,7 @@ def test_a_closed_ring_takes_nothing(ring: Ring) -> None:
 
 
 def test_a_sender_in_another_process_says_when_it_has_finished(ring_of_a_stranger: Ring) -> None:
-    """Its end may be open in this one for longer."""
+    """The sender's end may stay open in this process for longer."""
     sender, receiver = ring_of_a_stranger
     sender.write(b"all")
     sender.finish()

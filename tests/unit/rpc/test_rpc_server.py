@@ -394,7 +394,7 @@ class Raw(asyncio.Protocol):
         return self.head(stream_id, name, *more) + last(stream_id, grpc_framing.message(body))
 
     async def frames(self) -> list[tuple[int, int, int, bytes]]:
-        """All that has come when the server has closed: kind, flags, stream, body."""
+        """All frames that the server has sent when it closes: kind, flags, stream, body."""
         await asyncio.wait_for(self.lost.wait(), 10)
         found, at = [], 0
         while at < len(self.heard):
@@ -578,7 +578,8 @@ async def test_replies_wait_while_the_client_does_not_read(
 
 
 async def test_calls_that_end_while_their_reply_waits(world: World, raw: Raw) -> None:
-    """By a reset, by a deadline and with their connection; who stands behind them has his turn."""
+    """A call ends by a reset, by a deadline or with its connection; the calls that wait behind it
+    are answered."""
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     size = b"%d" % (8 << 20)
     await raw.send(raw.call(1, "large", size))
@@ -603,7 +604,8 @@ async def test_calls_that_end_while_their_reply_waits(world: World, raw: Raw) ->
 
 @pytest.mark.parametrize("end", ["abort", "break", "stop"])
 async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: str) -> None:
-    """With what it references, not when the collector of cycles comes by."""
+    """Everything that the connection references is freed at once, not at the next run of the
+    garbage collector."""
     greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
     gc.collect()
     gc.disable()

@@ -96,7 +96,7 @@ def test_a_launch_of_the_version_before(tmp_path: Path) -> None:
 
 
 def test_the_version_before_reads_a_launch() -> None:
-    """It takes a key that is there for one that is set."""
+    """The earlier version takes a key that exists for one that is set."""
     fields = LAUNCH.replace(places=[Place("mounts/1", lower=["/l"])]).to_fields()
     assert not {"runtime", "restore"} & set(fields) and "image" not in fields["rootfs"]
     assert not {"pinned", "image"} & set(fields["places"][0])

@@ -1,5 +1,5 @@
-"""To whom kills of the OOM killer belong whose cgroups are gone. The kernel's own counts are in
-tests/vm/inside."""
+"""Attributes kills of the OOM killer in cgroups that are removed already to containers. The
+kernel's own counts are in tests/vm/inside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Groups:
         return Cgroup(f"/{PARENT}/{name}", "systemd", PARENT, name)
 
     def kill_in(self, group: Cgroup) -> None:
-        """One process, which every group above counts."""
+        """Count one killed process in the group and in every group above, as the kernel does."""
         self.kills += 1
         self._count(self.parent, self.kills)
         folder = Path(group.directory)
@@ -38,7 +38,7 @@ class Groups:
         self._count(folder, count + 1)
 
     def remove(self, group: Cgroup) -> None:
-        """As systemd does with a scope that is empty."""
+        """Remove the group, as systemd removes a scope that is empty."""
         folder = Path(group.directory)
         (folder / "memory.events").unlink()
         folder.rmdir()

@@ -38,7 +38,7 @@ class Out:
 
 @dataclass
 class Client:
-    """All streams of a client, and the order in which things reached it."""
+    """The client's end of a session: all its streams, and the order of what arrived."""
 
     log: list[str] = field(default_factory=list)
     json_status: bool = True

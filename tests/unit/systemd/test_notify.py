@@ -29,7 +29,7 @@ def manager(
 
 
 def received_messages(listener: socket.socket) -> list[str]:
-    """All datagrams so far."""
+    """Return all datagrams that have arrived so far."""
     datagrams = []
     while True:
         try:

@@ -57,7 +57,8 @@ def client(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Of a server under systemd as its unit says, with a pod whose image is mounted."""
+    """The folder of a server that runs under systemd as its unit says, with a pod whose image is
+    mounted."""
     (tmp_path / "config.toml").write_text('[images]\nstore = "erofs"\n')
     places = [
         "--config",

@@ -167,7 +167,7 @@ def test_an_update_in_place(server: Server) -> None:
 
 @pytest.mark.requirement("4.7.1")
 def test_a_limit_below_what_is_in_use_is_refused(server: Server) -> None:
-    """It would end the container at once."""
+    """The limit would end the container at once."""
     script = "dd if=/dev/zero of=/dev/shm/file bs=1M count=40 2>/dev/null; sleep 1000"
     container = server.container(script, memory_limit_in_bytes=64 * MIB)
     current = server.group(container) / "memory.current"

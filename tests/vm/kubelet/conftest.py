@@ -1,4 +1,4 @@
-"""One node for all of it. A test that changes kubelet or the server puts it back."""
+"""One node for all tests of this folder. A test that changes kubelet or the server restores it."""
 
 from __future__ import annotations
 

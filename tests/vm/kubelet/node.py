@@ -37,7 +37,7 @@ class Node:
             self.api.create(PODS, manifest)
 
     def pod(self, name: str) -> Json:
-        """As the API server has it."""
+        """Return the pod as the API server describes it."""
         return self.api.get(f"{PODS}/{name}")
 
     def run(self, manifest: Json) -> Json:
@@ -89,7 +89,7 @@ class Node:
         )
 
     def pods(self) -> list[Json]:
-        """All pods of the namespace."""
+        """Return all pods of the namespace."""
         pods: list[Json] = self.api.get(PODS)["items"]
         return pods
 
@@ -129,7 +129,8 @@ class Node:
     # ---- groups and processes
 
     def pod_group(self, pod: Json) -> Path:
-        """Where kubelet puts the pod: by its class and UID, in the driver's form."""
+        """Return the cgroup in which kubelet puts the pod: by its class and UID, in the driver's
+        form."""
         quality = CLASSES[pod["status"]["qosClass"]]
         uid = pod["metadata"]["uid"]
         if self.driver == "cgroupfs":
@@ -141,7 +142,7 @@ class Node:
         return CGROUPS.joinpath(*parents, f"{name}-pod{uid.replace('-', '_')}.slice")
 
     def group(self, pod: Json, container: str = "c") -> Path:
-        """Where our server puts the container below that."""
+        """Return the cgroup in which our server puts the container, below the pod's."""
         identifier = self.container_id(pod, container)
         leaf = f"cri-pyrunc-{identifier}.scope" if self.driver == "systemd" else identifier
         return self.pod_group(pod) / leaf

@@ -47,7 +47,7 @@ MADE = {"said-nothing": "wrote", "default": "wrote", "local": "", "unconfined": 
 
 @pytest.fixture(scope="module")
 def confined(node: Node) -> Iterator[Json]:
-    """One pod with a container of each kind."""
+    """A pod with a container of each kind."""
     subprocess.run(
         ["apparmor_parser", "--replace", "--skip-cache"], input=POLICY.encode(), check=True
     )

@@ -39,7 +39,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of a container that counts and that has written and removed files."""
+    """The checkpoint of a container that counts and that has written and removed files."""
     folder = tmp_path_factory.mktemp("containerd")
     subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
     subprocess.run(["ip", "-n", NAMESPACE, "link", "set", "lo", "up"], check=True)  # CRIU tries it

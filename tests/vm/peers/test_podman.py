@@ -49,8 +49,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def checkpoint_theirs(podman: Podman, *options: str) -> None:
-    """Of a container that counts, and that ends with it: podman looks for changed files without a
-    pause."""
+    """Checkpoint a container that counts. The container ends with it, because podman looks for
+    changed files without pausing the container."""
     podman("run", "-d", "--name", "counting", IMAGE, "sh", "-c", WORKLOAD)
     try:
         assert wait_until(lambda: len(podman("logs", "counting").split()) > 5, 120, 0.5)

@@ -1,2 +1,2 @@
-"""On a kernel that enforces Debian's policy for SELinux: which labels processes and files have, and
+"""Tests on a kernel that enforces Debian's policy for SELinux: labels of processes and files, and
 what containers cannot do."""

@@ -22,7 +22,7 @@ def label(pid: int) -> SelinuxContext:
 
 
 def file_label(pid: int, path: str) -> SelinuxContext:
-    """Of a file as the process sees it."""
+    """Return the label of a file, looked up in the root of the process."""
     return read(os.getxattr(f"/proc/{pid}/root{path}", "security.selinux", follow_symlinks=False))
 
 

@@ -107,7 +107,7 @@ def test_pods_of_one_level_share_a_volume(server: Server, volume: Path) -> None:
 
 @pytest.mark.requirement("8.10")
 def test_pods_cannot_signal_each_other(server: Server, volume: Path) -> None:
-    """Not even where they see each other, in the node's pid namespace."""
+    """The kernel refuses the signal even in the host's pid namespace, where pods see each other."""
     first, second = (launch(server, volume, relabel=False, host_pid=True) for _ in range(2))
     process, _ = pids(server, first)
     assert REFUSED in output_of(server, second, "kill", "-9", str(process))

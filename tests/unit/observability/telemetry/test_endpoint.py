@@ -34,7 +34,7 @@ async def served(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def ask(path: str, request: bytes) -> bytes:
-    """All that is answered until the server closes."""
+    """Send a request; return all that the server sends until it closes."""
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(request)
     writer.write_eof()
