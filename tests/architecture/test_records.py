@@ -58,7 +58,8 @@ MAY_HOLD_OBJECTS = {
     "CRIU: options of its RPC": "cri_server/checkpoints/options.py",
     "crictl: the info of a verbose status": """
         cri_server/cli/observe/inspect.py cri_server/cli/observe/origins.py
-        cri_server/cli/output/show.py cri_server/status/container.py cri_server/status/sandbox.py""",
+        cri_server/cli/output/show.py cri_server/status/container.py
+        cri_server/status/sandbox.py""",
     "a document as it is printed, whose fields templates name": (
         "cri_server/cli/output/formats.py cri_server/cli/output/template.py"
     ),
@@ -72,7 +73,8 @@ MAY_HOLD_OBJECTS = {
     # Ours, whatever it holds.
     "options of a command line by the names in its table": """
         pyrunc/accelerate/exec_cache.py pyrunc/cli/fd_passing.py pyrunc/cli/log.py
-        pyrunc/cli/migrate.py pyrunc/cli/parse.py pyrunc/cli/process.py pyrunc/container/update.py""",
+        pyrunc/cli/migrate.py pyrunc/cli/parse.py pyrunc/cli/process.py
+        pyrunc/container/update.py""",
     "the framing: one object, whatever it is": """
         pyrunc/atomic_file.py pyrunc/ipc.py cri_server/zygote/peer.py pyrunc/records.py
         cri_server/pod/client.py pyrunc/shim/serve.py pyrunc/shim/worker.py

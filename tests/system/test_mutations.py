@@ -322,7 +322,8 @@ def test_the_full_configuration_works(judge: Judge) -> None:
 OTHER_RUNTIME = """
 cd "$0"; n=0
 while [ -z "$(timeout 0.02 cat)" ]; do
-	n=$((n+1)); mkdir $n && mount -t tmpfs other $n && mkdir $n.late && mount -t tmpfs other $n.late && echo
+	n=$((n+1)); mkdir $n && mount -t tmpfs other $n && mkdir $n.late &&
+		mount -t tmpfs other $n.late && echo
 	umount $n && rmdir $n && sleep 0.05; umount $n.late && rmdir $n.late
 done
 """

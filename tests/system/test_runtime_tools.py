@@ -36,7 +36,8 @@ if [ "$1" = kill ]; then
     sleep 0.5
     pid=$({runtime} state "$2" 2>/dev/null | sed -n 's/.*"pid": *\\([0-9]*\\).*/\\1/p')
     i=0
-    while [ $i -lt 300 ] && grep -qs trap "/proc/$pid/cmdline" && grep -Eqs '^SigCgt:.0*(10000)?$' "/proc/$pid/status"; do
+    while [ $i -lt 300 ] && grep -qs trap "/proc/$pid/cmdline" &&
+            grep -Eqs '^SigCgt:.0*(10000)?$' "/proc/$pid/status"; do
         sleep 0.1
         i=$((i+1))
     done

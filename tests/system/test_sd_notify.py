@@ -29,7 +29,8 @@ int main(int n, char **words) {
     strcpy(to.sun_path, getenv("NOTIFY_SOCKET"));
     for (int i = 1; i < n; i++) {
         sleep(1);
-        if (sendto(s, words[i], strlen(words[i]), 0, (struct sockaddr *)&to, sizeof to) < 0) return perror("sendto"), 4;
+        if (sendto(s, words[i], strlen(words[i]), 0, (struct sockaddr *)&to, sizeof to) < 0)
+            return perror("sendto"), 4;
     }
     puts("sent");
     fflush(stdout);

@@ -45,7 +45,9 @@ def main():
     facts = {
         "arguments": sys.argv[1:],
         "environ": dict(os.environ),
-        "bytes": [name.decode() for name in os.environb] == list(os.environ) == [n.decode() for n in posix.environ],
+        "bytes": [name.decode() for name in os.environb]
+        == list(os.environ)
+        == [n.decode() for n in posix.environ],
         "input": sys.stdin.read() if sys.stdin else None,
         "errors": [stream and stream.errors for stream in (sys.stdin, sys.stdout, sys.stderr)],
         "interrupt": [_signal.SIG_IGN, _signal.default_int_handler].index(_signal.getsignal(2)),
