@@ -1,5 +1,5 @@
-"""The server's start and end: opens its parts in order, and its socket once pods and images are
-known.
+"""The server's start and end: opens its parts in order, and its socket after pods and images are
+loaded.
 
 The event loop never forks, blocks on foreign storage or enters a namespace: two zygotes fork (one
 shims, one jobs) and threads wait for disks. Pods run on when the server ends, also after SIGKILL.
@@ -106,7 +106,7 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
 
 async def _unless(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
     """Run `starting`, cancelled when `stopping` is set: a start may take minutes, for imports or
-    images. Raises what `starting` raises."""
+    images. Raises the errors of `starting`."""
     start, stop = asyncio.create_task(starting), asyncio.create_task(stopping.wait())
     await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
     for task in (stop, start):
@@ -235,7 +235,7 @@ async def _renew_shims(zygote: Zygote, shims: Shims) -> None:
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:
-    """Update what names the pod's shim by its pid, after another shim has taken the pod over."""
+    """Update records that contain the shim's pid, after another shim has taken the pod over."""
     await services.network.update_path(sandbox.id, sandbox.netns_path)
     if services.paths.sandbox_record(sandbox.id).exists():
         await disk.save_sandbox(services.paths, sandbox)

@@ -1,9 +1,9 @@
-"""The recovery of a started server, before it answers: reads the records, asks the shims, completes
-or drops what was unfinished.
+"""Recovery at the server's start: reads the records, queries the shims, and completes or drops
+unfinished operations.
 
 States are derived from records and processes: a container that exited while no server ran has its
 exit record, a container whose shim is gone is ended, and after a reboot all have ended. A damaged
-record is put aside; it never prevents the start.
+record is renamed and does not prevent the start.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def _load(folder: Path, read: Callable[[Path], Thing]) -> list[Thing]:
 def _put_aside(path: Path, reason: Exception) -> None:
     try:
         if atomic_file.is_unwritten(path):
-            log.info(
-                "%s is dropped: the power was cut before the call that made it was answered", path
-            )
+            log.info("dropped the unwritten record %s: a power cut interrupted its call", path)
             path.unlink()
             return
         log.error("record of %s put aside: %s", path.stem, reason)
@@ -166,25 +164,22 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
 
     await unfinished.end_sandbox(services.paths, identifier, detach)
     await disk.delete_sandbox_folders(services.paths, identifier)
-    log.info("dropped sandbox %s, which was never finished", identifier)
+    log.info("dropped unfinished sandbox %s", identifier)
 
 
 async def _detach(services: Services, identifier: str, netns_path: str | None) -> None:
-    """A plugin that fails or hangs holds up neither the start nor the end of the processes:
-    `network.reconcile` calls it again."""
+    """Detach the network. A plugin that fails or hangs is only logged, so that it does not delay
+    the start; `network.reconcile` calls it again."""
     try:
         async with asyncio.timeout(ANSWER_S):
             await services.network.detach(identifier, netns_path)
     except (Error, TimeoutError) as error:
-        log.warning(
-            "network of sandbox %s, which was never finished: %s",
-            identifier,
-            error or "it takes too long",
-        )
+        reason = error or "timed out"
+        log.warning("the network of unfinished sandbox %s is not detached: %s", identifier, reason)
 
 
 async def drop_container(services: Services, identifier: str) -> None:
-    """Drop a container without a record or without a sandbox: it was being made or removed."""
+    """Drop a container without a record or a sandbox: its creation or removal was interrupted."""
     await unfinished.end_container(services.paths, identifier)
     await disk.remove_record(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)

@@ -59,7 +59,7 @@ class Services:
         self.timeline = Ring(self.paths.root / "timeline")
 
     def pod(self, sandbox: Sandbox) -> Pod:
-        """The door to what the sandbox's shim does."""
+        """Return the pod of a sandbox, through which verbs call its shim."""
         return Pod(self.shims, sandbox)
 
     def pod_of(self, container: Container) -> Pod | None:

@@ -33,7 +33,7 @@ SMALL_UPDATE_BYTES = 1024  # a smaller WINDOW_UPDATE costs a token, too
 
 
 class Connection:
-    """The state machine. Pass received bytes to `receive`, and send what `data_to_send` returns
+    """The state machine. Pass received bytes to `receive`, and send the result of `data_to_send`
     after each call of any method."""
 
     def __init__(

@@ -33,7 +33,7 @@ class Malformed(Exception):
 
 
 def check(fields: list[Field]) -> int | None:
-    """Check the fields; return content-length, if given. Raises Malformed."""
+    """Check the fields; return content-length, or None without it. Raises Malformed."""
     pseudo: set[bytes] = set()
     regular, length = False, None
     for name, value in fields:

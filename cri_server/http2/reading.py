@@ -20,7 +20,7 @@ class Broken(Exception):
 
 
 class Reader:
-    """Parses what a client sends."""
+    """Parses the bytes of a client."""
 
     __slots__ = ("_greeted", "_needed", "_partial")
 

@@ -78,7 +78,7 @@ class Sender:
         )
 
     def data(self, stream: Outgoing, payload: bytes) -> None:
-        """Send a part of the body, and queue what exceeds the windows."""
+        """Send a part of the body, and queue the part beyond the windows."""
         length = len(payload)
         if (
             not stream.queued
@@ -144,7 +144,8 @@ class Sender:
             self._ready.append(stream)
 
     def _pump(self) -> None:
-        """Send one frame of each ready stream in turn, until the connection's window is used up."""
+        """Send frames of the ready streams, round-robin, until the connection's window is used
+        up."""
         while self._ready and self._window_bytes > 0:
             stream = self._ready.popleft()
             stream.ready = False

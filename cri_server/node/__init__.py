@@ -1,1 +1,1 @@
-"""Facts of the host: cgroups, security modules, limits, and what OCI runtimes on it support."""
+"""Facts of the host: cgroups, security modules, limits, features of other OCI runtimes."""

@@ -85,7 +85,7 @@ def probe(config: Config) -> Node:
 
 
 def limits(requested: Sequence[str]) -> Limits:
-    """Return the limits of containers: the defaults, lowered to what is permitted, replaced by
+    """Return the limits of containers: the defaults, lowered to the permitted values, replaced by
     `requested` ones (the configuration).
 
     Raises InvalidSpec for a requested limit that is not permitted: without CAP_SYS_RESOURCE a hard

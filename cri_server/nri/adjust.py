@@ -138,8 +138,8 @@ def _device(linux: Spec, requested: api.LinuxDevice) -> None:
 
 
 def _access(device: api.LinuxDevice) -> str:
-    """The cgroup access of a device: what its file mode permits any user, and mknod of block
-    devices, as in the Go module."""
+    """The cgroup access of a device: read and write if its file mode permits them to any user, and
+    mknod of block devices, as in the Go module."""
     mode = device.file_mode.value if device.HasField("file_mode") else 0o666
     read, write = ("r" if mode & 0o444 else ""), ("w" if mode & 0o222 else "")
     return read + write + ("m" if device.type == "b" else "")

@@ -2,7 +2,7 @@
 their indices.
 
 A plugin that joins is synchronized under the same lock: events meanwhile wait, and reach it
-afterwards. It is also told of containers whose creation plugins know but that are not listed yet.
+afterwards. Its synchronization includes containers that plugins know but that are not listed yet.
 Updates and evictions of other containers are performed without this lock and without a container's
 lock, so that two requests cannot deadlock.
 """
@@ -156,7 +156,7 @@ class Nri(LifecycleObserver):
                         f"NRI plugin {plugin.name} disconnected during its synchronization"
                     )
                 self._plugins.append(plugin)
-                self._plugins.sort(key=lambda known: known.index)
+                self._plugins.sort(key=lambda each: each.index)
             log.info("NRI plugin %s has joined", plugin.name)
             merge = Merge()
             merge.add(plugin.name, response)
@@ -198,9 +198,9 @@ class Nri(LifecycleObserver):
         """Send RunPodSandbox, before the pod is listed. Raises PeerError if a plugin refuses."""
         async with self._lock:
             self._states[sandbox.id] = RUNNING
-            known = self._services.index.sandboxes
+            sandboxes = self._services.index.sandboxes
             self._pods_being_created = {
-                i: m for i, m in self._pods_being_created.items() if known.find(i) is None
+                i: m for i, m in self._pods_being_created.items() if sandboxes.find(i) is None
             }
             pod = self._pods_being_created[sandbox.id] = convert.pod(sandbox)
             await self._notify(api.RUN_POD_SANDBOX, api.RunPodSandboxRequest(pod=pod))

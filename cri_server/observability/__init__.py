@@ -1,3 +1,1 @@
-"""What the server shows of itself and its pods: logs, metrics, statistics, container events,
-timelines, profiles.
-"""
+"""Observability: logs, metrics, statistics, container events, timelines, profiles."""

@@ -26,8 +26,8 @@ def enable_signal() -> None:
 
 
 def stacks() -> str:
-    """The stacks of all threads, and of all tasks down to what each awaits. Call on the event
-    loop."""
+    """The stacks of all threads, and of all tasks with the coroutines that they await. Call on the
+    event loop."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

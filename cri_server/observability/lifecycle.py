@@ -1,8 +1,7 @@
-"""The interface through which verbs announce what happens to pods and containers.
+"""The interface through which verbs announce events of pods and containers.
 
-Verbs call every method without asking who listens. With `[nri] enabled` the observer is
-`cri_server.nri.service.Nri`; otherwise it is `LifecycleObserver` itself, whose methods do nothing,
-and nothing of NRI is imported.
+With `[nri] enabled` the observer is `cri_server.nri.service.Nri`. Otherwise it is
+`LifecycleObserver` itself, whose methods do nothing, and the modules of NRI are not imported.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class LifecycleObserver:
-    """Does nothing. A subclass may refuse an operation by raising PeerError, where it says so."""
+    """An observer that does nothing. A subclass may refuse an operation with PeerError in the
+    methods that permit it."""
 
     async def run_pod(self, sandbox: Sandbox) -> None:
         """Called before the pod is listed. May raise PeerError: the pod is refused."""
@@ -65,7 +65,7 @@ class LifecycleObserver:
         """Called when the new limits are set."""
 
     async def stop_container(self, container: Container) -> None:
-        """Called when the container has ended, by itself or not, or will never run."""
+        """Called when the container has ended or will never run."""
 
     async def remove_container(self, container: Container) -> None:
         """Called when the container is removed, or was rolled back."""

@@ -1,7 +1,7 @@
 """Locks of operations: calls that join one running operation, locks by key, a gate.
 
-kubelet repeats a call whose deadline has passed. The first call goes on in a task of its own, also
-when its caller hangs up, and the repeated call gets its result.
+kubelet repeats a call whose deadline has passed. The first call runs in a separate task, which
+continues when its caller hangs up; the repeated call gets its result.
 """
 
 from __future__ import annotations

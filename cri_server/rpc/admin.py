@@ -1,4 +1,4 @@
-"""The handlers of `pyrunc.v1.Admin` about containers, pods and the server itself: what the command
+"""The handlers of `pyrunc.v1.Admin` about containers, pods and the server itself, which the command
 line needs and CRI lacks."""
 
 from __future__ import annotations

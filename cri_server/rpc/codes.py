@@ -101,7 +101,7 @@ def message_of(error: BaseException) -> str:
 def report(call: str, error: BaseException) -> None:
     """Log that `call` failed, at debug level if `verbs` has logged it already (`has_line`).
 
-    The caller's errors are debug, too: kubelet often asks for things that are gone.
+    The caller's errors are debug, too: kubelet often requests removed objects.
     """
     import logging  # the command line imports this module for the codes alone
 

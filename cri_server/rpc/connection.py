@@ -166,7 +166,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         return self._paused or self._http.queued_bytes + self._unsent_bytes > BACKLOG_BYTES
 
     async def _wait_for_room(self, call: Call) -> None:
-        """Wait until the client has read enough of what waits for it."""
+        """Wait until the client has read enough pending data."""
         while self._is_backlogged():
             call.admitted = self._loop.create_future()
             self._waiting.append((call, None))
@@ -176,7 +176,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 call.admitted = None
 
     def _close_when_flushed(self) -> None:
-        """Close once the client has read what was written, at the latest after `FLUSH_S`."""
+        """Close once the client has read all written data, at the latest after `FLUSH_S`."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             self._cancel_timeout()

@@ -142,7 +142,7 @@ class Incoming:
     def __init__(self, encoding: bytes, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
         self._body = bytearray()
         self._encoding, self._limit_bytes, self._compressed = encoding, limit_bytes, False
-        self.length: int | None = None  # of the message on the wire, once it is known
+        self.length: int | None = None  # of the message on the wire; None before its prefix
 
     @property
     def received(self) -> int:

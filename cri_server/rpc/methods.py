@@ -45,8 +45,8 @@ _encode: Callable[[Any], bytes] = methodcaller("SerializeToString")
 
 
 def table(**services: object) -> Table:
-    """Return the methods of CRI's services, given as `RuntimeService=…`; a call without a handler
-    answers UNIMPLEMENTED.
+    """Return the methods of CRI's services. `services`: objects with handlers, by service name; a
+    call without a handler answers UNIMPLEMENTED.
 
     Raises ValueError for a public method of an object that is not a call of its service.
     """

@@ -292,7 +292,7 @@ class GarbageItem(Record):
 
 
 class GarbageItems(Record):
-    """All things on disk, and what was done with each."""
+    """All things on disk, and the action on each."""
 
     items: Sequence[GarbageItem]
 

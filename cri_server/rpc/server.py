@@ -1,5 +1,5 @@
-"""The gRPC server on a unix socket: accepts connections, limits what they hold in total, and stops
-in order.
+"""The gRPC server on a unix socket: accepts connections, limits their total memory and tasks, and
+stops in order.
 
 At the limit of connections the longest idle one is closed, so that a flood of silent connections
 does not lock kubelet out; a gRPC client reconnects when it needs to.

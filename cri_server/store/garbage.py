@@ -1,8 +1,8 @@
 """Finds files that nothing refers to, reports the reason, and removes them; reports why all other
 files stay.
 
-Start and removals clean up after themselves, so garbage is what a full or failing disk, a power cut
-or an older version has left. A running operation is not disturbed: only names that were listed
+Start and removals clean up after themselves, so garbage results from a full or failing disk, a
+power cut or an older version. A running operation is not disturbed: only names that were listed
 before a moment without operations, and that no record refers to afterwards, are removed, and every
 operation uses new names.
 """
@@ -208,8 +208,8 @@ class _Collector:
             self._keep("container", f"{container.config.metadata.name} {container.id[:12]}", why)
         sandboxes, containers, files = self._list()
         idle = await self._idle()
-        await self._half_made("pod", sandboxes, idle, unfinished_sandboxes, drop_sandbox)
-        await self._half_made("container", containers, idle, unfinished_containers, drop_container)
+        await self._unfinished("pod", sandboxes, idle, unfinished_sandboxes, drop_sandbox)
+        await self._unfinished("container", containers, idle, unfinished_containers, drop_container)
         for path in files:
             await self._file(path, idle)
         for path in [paths.trash / name for name in await services.trash.wait_deleted(PATIENCE_S)]:
@@ -243,7 +243,7 @@ class _Collector:
             await asyncio.sleep(INTERVAL_S)
         return True
 
-    async def _half_made(
+    async def _unfinished(
         self,
         kind: str,
         listed: list[str],

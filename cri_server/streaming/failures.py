@@ -1,4 +1,5 @@
-"""Logging of failed sessions: the client gets each error, the log warns of the node's own."""
+"""Logging of failed sessions: clients get all errors, the log has warnings about errors of the
+node."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ NODE_KINDS = {
 
 
 def log_failure(what: str, error: Error) -> None:
-    """Log that `what` failed: at warning level for errors of the node, else at debug level."""
+    """Log the failure of the operation `what`, at warning level for errors of the node, else at
+    debug level."""
     level = logging.WARNING if error.kind in NODE_KINDS else logging.DEBUG
     log.log(level, "%s: %s: %s", what, error.kind, error.message)

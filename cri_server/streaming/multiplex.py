@@ -31,7 +31,7 @@ FRAMES_PER_TURN = 100
 
 
 class MultiplexedStream:
-    """One stream: an `Outbound`; `inbound` is what the peer sends."""
+    """One stream: an `Outbound`; `inbound` has the peer's data."""
 
     def __init__(self, multiplexer: Multiplexer, stream_id: int, headers: Headers) -> None:
         self._multiplexer, self.stream_id, self.headers = multiplexer, stream_id, headers

@@ -293,8 +293,8 @@ class Forwarder:
 
     @staticmethod
     def _implied_request(kind: str, stream_id: int) -> str:
-        """The request id of clients that send none: they open the error stream, then the data
-        stream with the next id."""
+        """The request id of a pair without `requestid`: such clients open the error stream, then
+        the data stream with the next stream id."""
         return f"stream {stream_id if kind == 'error' else stream_id - 2}"
 
     def _start_if_complete(self, request: str, pair: _Pair) -> None:

@@ -1,6 +1,6 @@
 """The two directions of a stream, independent of the protocol.
 
-`Inbound` buffers what the client has sent. All streams of a connection share one `Budget`: when it
+`Inbound` buffers the data of the client. All streams of a connection share one `Budget`: when it
 is used up the connection stops reading, and TCP slows the client down. The peers know no other flow
 control.
 """

@@ -207,8 +207,8 @@ class SocketWire:
     async def close(self, linger_s: float = LINGER_S) -> None:
         """Send posted bytes, half-close, wait up to `linger_s` for the peer's end, and close.
 
-        Closing a socket with unread data makes the kernel send a reset, which discards what the
-        peer has not read yet; hence the wait.
+        Closing a socket with unread data makes the kernel send a reset, which discards data that
+        the peer has not read yet; hence the wait.
         """
         try:
             async with asyncio.timeout(linger_s):

@@ -169,7 +169,7 @@ class TunnelWire:
 
 
 class Channel:
-    """One channel: an `Outbound`; `inbound` is what the client sends."""
+    """One channel: an `Outbound`; `inbound` has the client's data."""
 
     def __init__(self, channels: Channels, number: int) -> None:
         self._channels, self.number = channels, number

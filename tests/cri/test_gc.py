@@ -161,7 +161,7 @@ def test_text_and_log(server: Server) -> None:
     assert "removed=1" in line and "outcome=OK" in line
 
 
-def test_a_half_made_pod_with_a_shim_is_ended() -> None:
+def test_an_unfinished_pod_with_a_shim_is_ended() -> None:
     """Its record is lost while the server runs: gc ends what holds it, as a server that starts
     would."""
     with Server(network=False) as server:

@@ -114,7 +114,7 @@ def test_a_plugin_that_fails_holds_no_start_up(server: Server, fault: str) -> No
     began = time.monotonic()
     server.start()
     assert time.monotonic() - began < SOON_S
-    assert "which was never finished" in server.tail()
+    assert "unfinished sandbox" in server.tail()
     nothing_but_networks(server)
     mended.touch()
     assert wait_until(lambda: not list((server.root / "network").glob("*.json")), 2 * SOON_S), (

@@ -20,7 +20,7 @@ def configure(level: str, form: str, limit_per_s: float) -> None:
     handler = _handler(form)
     if limit_per_s:
         handler.addFilter(RateLimit(limit_per_s))
-    # Skip what no format shows (logging HOWTO, "Optimization").
+    # Do not collect values that no format shows (logging HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     if sys.version_info >= (3, 12):
         logging.logAsyncioTasks = False

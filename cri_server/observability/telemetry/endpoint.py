@@ -21,8 +21,8 @@ from pyrunc.errors import Error, WrongState
 log = logging.getLogger(__name__)
 
 REQUEST_S = 10.0  # to receive a request, and to send a reply
-# More than twice what asyncio accepts in one turn of its loop (a backlog of 100): a connection is
-# read once before newer ones make it the oldest.
+# More than twice the connections that asyncio accepts in one turn of its loop (a backlog of 100): a
+# connection is read once before newer ones make it the oldest.
 CONNECTIONS_LIMIT = 256
 READ_BYTES = 16 << 10
 SOCKET_MODE = 0o660
@@ -38,7 +38,7 @@ class Reply:
 
 
 Route = Callable[[str], Awaitable[Reply]]
-"""Handles a request, given its Accept header."""
+"""Handles a request; the argument is its Accept header."""
 
 
 class Endpoint:

@@ -38,8 +38,8 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """A histogram: by the values of `labels` the counts per bucket of `meters.BOUNDS_S`, not
-    cumulative, and the sum in seconds."""
+    """A histogram. `samples` maps the values of `labels` to the counts per bucket of
+    `meters.BOUNDS_S` (not cumulative) and the sum in seconds."""
 
     name: str
     text: str
@@ -129,7 +129,7 @@ class Source:
         ]
 
     def problems(self) -> list[str]:
-        """What prevents the server from running pods; empty when it is healthy."""
+        """The problems that prevent the server from running pods; empty when it is healthy."""
         problems = [
             f"the zygote for {name} has ended"
             for name, z in self.services.zygotes.items()

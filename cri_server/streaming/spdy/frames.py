@@ -1,8 +1,9 @@
-"""The layout of SPDY/3.1 frames: eight bytes of head, then at most 2^24 - 1 bytes of body.
+"""The layout and encoding of SPDY/3.1 frames: a header of eight bytes, then a body of at most 2^24
+- 1 bytes.
 
-A control frame's head is version and type (16 bits each, top bit set), a data frame's is the stream
-id; both go on with eight bits of flags and 24 bits of length. Only building is here: reading needs
-the state of a connection.
+The header of a control frame begins with version and type (16 bits each, top bit set), of a data
+frame with the stream id; eight bits of flags and 24 bits of length follow. `connection` decodes
+frames, because that needs the connection's state.
 """
 
 from __future__ import annotations

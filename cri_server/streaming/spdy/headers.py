@@ -1,10 +1,8 @@
-"""Header blocks: name-value pairs, compressed with one zlib stream per direction that lives as long
-as the connection.
+"""Header blocks: name-value pairs, compressed with one zlib stream per direction of a connection.
 
 Both streams start from the dictionary of SPDY/3 (its Adler-32 is e3c6a7c2) and are flushed, not
-ended, after each block. Since the state is shared, a block that cannot be read breaks the
-connection, not only its stream. What a block may become when unpacked is limited, so a small frame
-cannot fill the memory.
+ended, after each block. Since all blocks share this state, a block that cannot be decompressed is a
+connection error. The decompressed size is limited, so that a small frame cannot fill the memory.
 """
 
 from __future__ import annotations
