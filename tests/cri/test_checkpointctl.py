@@ -14,7 +14,7 @@ from tests.unit.checkpoints.test_read import container
 
 
 @pytest.mark.slow
-def test_it_shows_the_container(tmp_path: Path) -> None:
+def test_checkpointctl_shows_the_container(tmp_path: Path) -> None:
     work, upper, archive = tmp_path / "work", tmp_path / "upper", tmp_path / "a.tar"
     (work / names.IMAGES).mkdir(parents=True)
     (work / names.IMAGES / "inventory.img").write_bytes(b"x" * 2048)

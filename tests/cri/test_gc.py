@@ -130,7 +130,7 @@ def test_images_go_only_when_asked_and_unused(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_what_is_not_known_is_told_and_left(server: Server) -> None:
+def test_unknown_files_are_reported_and_not_removed(server: Server) -> None:
     strange = [
         server.root / "somebody's",
         server.root / "images/notes",

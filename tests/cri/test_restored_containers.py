@@ -113,7 +113,7 @@ def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -
     assert code == Code.NOT_FOUND and "the image of the checkpoint is not on this node" in said
 
 
-def test_what_is_no_archive(server: Server, criu: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_archive_are_refused(server: Server, criu: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tar")
     for reference, code, why in (
         (str(tmp_path / "missing"), Code.NOT_FOUND, "does not exist on this node"),

@@ -321,7 +321,7 @@ def test_clients_that_never_read(server: Server) -> None:
                 raise AssertionError("all of it was taken")
 
 
-def test_events_that_nobody_reads(server: Server) -> None:
+def test_events_of_clients_that_do_not_read(server: Server) -> None:
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(50):
             client = stack.enter_context(Client(server))
@@ -415,7 +415,7 @@ def test_many_large_answers_at_once(server: Server) -> None:
     assert "does not read" not in server.log.read_text()
 
 
-def test_large_answers_that_nobody_takes(server: Server) -> None:
+def test_large_answers_to_clients_that_do_not_read(server: Server) -> None:
     """Their connection is not cut off for it, and what was kept for it goes with it."""
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=LARGE_ANSWER, timeout=120)

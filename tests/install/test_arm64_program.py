@@ -66,7 +66,7 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return words
 
 
-def test_it_starts_from_its_snapshot(program: list[str]) -> None:
+def test_the_program_starts_from_its_snapshot(program: list[str]) -> None:
     """The C library's variables are among its data there: R_AARCH64_COPY, which one of them has in
     read-only memory."""
     done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=False)
@@ -74,7 +74,7 @@ def test_it_starts_from_its_snapshot(program: list[str]) -> None:
     assert done.stdout.startswith("pyrunc version ")
 
 
-def test_an_error_of_its_code_is_reported(program: list[str]) -> None:
+def test_an_error_of_the_programs_code_is_reported(program: list[str]) -> None:
     """The compiled program reports the error: the plain script is not there."""
     done = subprocess.run(
         [*program, "state", "absent"], capture_output=True, text=True, check=False

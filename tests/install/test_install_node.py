@@ -94,7 +94,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(root: Path) -> None:
     assert listing(root) == installed
 
 
-def test_what_lies_there(root: Path) -> None:
+def test_the_installed_files(root: Path) -> None:
     run(root)
     unit = (root / "etc/systemd/system/pyrunc-cri.service").read_text()
     assert f"ExecStart={PROGRAM} serve\n" in unit and "KillMode=process" in unit

@@ -25,14 +25,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tree"
 
 
-def test_it_needs_the_interpreter_that_it_was_built_for_and_no_compiler() -> None:
+def test_the_package_needs_the_interpreter_of_its_build_and_no_compiler() -> None:
     depends = package.field(package.build(), "Depends")
     assert re.search(r"python3 \(>= 3\.(\d+)\), python3 \(<< 3\.\d+\), python3\.\1", depends)
     assert "libseccomp2" in depends and "libc6 (>=" in depends
     assert not re.search(r"\bgcc|-dev|make|pip|venv", depends)
 
 
-def test_its_version_begins_with_the_codes_and_ends_with_the_debian() -> None:
+def test_the_version_begins_with_the_codes_and_ends_with_the_debian_release() -> None:
     version = package.field(package.build(), "Version")
     assert re.fullmatch(
         rf"{re.escape(pyrunc.__version__)}(~git\d{{14}}\.[0-9a-f]+)?-1~debian\d+", version

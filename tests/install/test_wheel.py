@@ -18,7 +18,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return guest_node.wheel(tmp_path_factory.mktemp("wheel"))
 
 
-def test_its_tag_names_the_architecture_of_the_programs_inside(wheel: Path) -> None:
+def test_the_wheels_tag_names_the_architecture_of_the_programs_inside(wheel: Path) -> None:
     machine = platform.machine()
     assert (
         wheel.name
@@ -44,7 +44,7 @@ def test_the_programs_lie_where_the_modules_look_for_them(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "pyrunc/native/pyrunc-"))]
 
 
-def test_it_carries_its_licence_and_the_version_of_the_code(wheel: Path) -> None:
+def test_the_wheel_contains_its_licence_and_the_version_of_the_code(wheel: Path) -> None:
     folder = f"pyrunc-{pyrunc.__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         facts = email.message_from_bytes(archive.read(f"{folder}/METADATA"))

@@ -25,7 +25,7 @@ def test_output_input_and_exit_code(box: Box) -> None:
     assert (result.out, result.err, result.code) == ("in\n", "err\n", 3)
 
 
-def test_it_shares_the_containers_namespaces(box: Box) -> None:
+def test_an_exec_shares_the_containers_namespaces(box: Box) -> None:
     for kind in ("mnt", "pid", "net", "ipc", "uts", "cgroup"):
         inside = box.exec("readlink", f"/proc/self/ns/{kind}").ok().out.strip()
         assert (
@@ -35,7 +35,7 @@ def test_it_shares_the_containers_namespaces(box: Box) -> None:
         )
 
 
-def test_it_lives_in_the_containers_cgroup(runtime: Runtime, box: Box, tmp_path: Path) -> None:
+def test_an_exec_is_in_the_containers_cgroup(runtime: Runtime, box: Box, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     box.exec("sleep", "30", options=["--detach", "--pid-file", str(file)]).ok()
     here = Path(f"/proc/{file.read_text()}/cgroup").read_text()

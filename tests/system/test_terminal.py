@@ -34,7 +34,7 @@ def test_detached_the_master_goes_to_the_console_socket(runtime: Runtime, tmp_pa
         box.gone()
 
 
-def test_its_size_is_the_configured_one(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_terminal_has_the_configured_size(runtime: Runtime, tmp_path: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         with_terminal(config)
         config["process"]["consoleSize"] = {"height": 33, "width": 77}

@@ -73,7 +73,7 @@ def test_resources_of_another_shape(runtime: Runtime, box: Box, text: str) -> No
         assert "linux.resources.pids" in result.err
 
 
-def test_what_is_not_there_and_what_has_ended(runtime: Runtime) -> None:
+def test_update_of_a_missing_and_of_an_ended_container_fails(runtime: Runtime) -> None:
     update(runtime, "--pids-limit", "5", "nobody").fails("does not exist")
     box = runtime.box("true").up()
     box.gone()

@@ -166,6 +166,6 @@ def test_nothing_is_left_of_package_and_pods(machine: Guest, debs: tuple[Path, P
     assert wait_until(is_as_before, PATIENCE_S, 5), "\n".join(sorted(changed[0]))
 
 
-def test_it_installs_again(machine: Guest) -> None:
+def test_the_package_can_be_installed_again(machine: Guest) -> None:
     types(machine, "apt install ./pyrunc_*.deb")
     assert "active" in types(machine, "systemctl is-active pyrunc-cri; pyrunc-cri pods")

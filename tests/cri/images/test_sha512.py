@@ -100,7 +100,7 @@ async def test_an_image_with_sha512(
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_content_that_is_another(
+async def test_content_with_another_digest_is_refused(
     tmp_path: Path, registry: Registry, service: ImageService, part: str
 ) -> None:
     """The content has the right size, but not the right digest."""

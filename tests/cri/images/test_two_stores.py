@@ -92,7 +92,7 @@ async def test_an_image_is_converted_where_it_is(
 
 
 @STORES
-async def test_one_that_is_used_is_not_converted(
+async def test_an_image_in_use_is_not_converted(
     tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
 ) -> None:
     """A container uses the image, or is being created from it."""

@@ -115,7 +115,7 @@ def test_a_refusal_is_an_error_with_its_message(server: Server, plugin: GoPlugin
     assert not server.containers()
 
 
-def test_it_is_synchronized_with_many_containers(
+def test_a_plugin_is_synchronized_with_many_containers(
     server: Server, nri_socket: Path, tmp_path: Path
 ) -> None:
     pod = server.run_pod()
@@ -131,7 +131,7 @@ def test_it_is_synchronized_with_many_containers(
         late.end()
 
 
-def test_it_is_started_from_the_folder_and_ends_with_the_server(tmp_path: Path) -> None:
+def test_a_plugin_is_started_from_the_folder_and_ends_with_the_server(tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "conf").mkdir()
     program = tmp_path / "plugins" / "30-go"

@@ -56,7 +56,9 @@ def test_without_criu(server: Server, counting: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_right(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
+def test_invalid_locations_are_refused(
+    server: Server, counting: str, criu: Path, tmp_path: Path
+) -> None:
     for location in (
         "",
         "relative.tar",

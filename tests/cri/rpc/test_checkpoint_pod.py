@@ -44,7 +44,7 @@ def checkpoint(
 
 
 @pytest.mark.requirement("4.12.1")
-def test_what_cannot_be_right(
+def test_invalid_checkpoint_requests_are_refused(
     server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path
 ) -> None:
     sandbox, containers = pod

@@ -51,7 +51,7 @@ def test_exec_needs_a_running_container(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.9.1")
-def test_it_runs_as_the_container_does(server: Server) -> None:
+def test_an_exec_has_the_containers_namespaces_user_and_rights(server: Server) -> None:
     config = server.container_config(
         envs=[api.KeyValue(key="MINE", value=b"1")], working_dir="/made"
     )

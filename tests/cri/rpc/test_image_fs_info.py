@@ -22,7 +22,7 @@ def test_all_of_each_file_system_is_set(server: Server) -> None:
 
 
 @pytest.mark.requirement("1.2")
-def test_it_answers_without_an_image() -> None:
+def test_an_empty_store_is_reported() -> None:
     with Server(network=False) as server:
         (found,) = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems
         assert found.HasField("used_bytes") and found.timestamp

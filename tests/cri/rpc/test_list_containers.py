@@ -10,7 +10,7 @@ from tests.cri.server_harness import IMAGE, Server
 
 
 @pytest.mark.requirement("2.10", "4.1.7", "4.5.1", "4.5.2")
-def test_what_an_item_has(server: Server) -> None:
+def test_each_item_has_the_containers_fields(server: Server) -> None:
     config = server.container_config(labels={"l": "x", "empty": ""}, annotations={"n": ""})
     config.metadata.attempt = 2
     pod = server.run_pod()

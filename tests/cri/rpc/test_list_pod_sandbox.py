@@ -9,7 +9,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("3.5.1", "2.10")
-def test_what_an_item_has(server: Server) -> None:
+def test_each_item_has_the_sandboxs_fields(server: Server) -> None:
     config = server.pod_config(labels={"a": "1", "empty": ""}, annotations={"b": "2"})
     config.metadata.attempt = 3
     pod = server.run_pod(config)

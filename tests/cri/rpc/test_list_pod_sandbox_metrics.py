@@ -67,7 +67,7 @@ def test_metrics_are_those_that_were_announced(server: Server) -> None:
 
 
 @pytest.mark.requirement("10.2.3", "10.2.2")
-def test_whose_the_samples_are(server: Server) -> None:
+def test_samples_have_the_pods_and_containers_names(server: Server) -> None:
     """Each has the pod's and the container's names as labels, in the descriptor's order."""
     pod = server.run_pod()
     container = server.launch(pod)

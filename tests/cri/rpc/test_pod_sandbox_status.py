@@ -47,7 +47,7 @@ def test_a_pod_whose_process_has_died_is_not_ready(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.4.4", "13.7", "10.3.4")
-def test_it_has_the_statuses_of_its_containers(server: Server) -> None:
+def test_a_pods_status_has_the_statuses_of_its_containers(server: Server) -> None:
     pod, other = server.run_pod(), server.run_pod()
     container = server.launch(pod)
     server.create(other)

@@ -50,7 +50,7 @@ def test_ports_may_come_with_the_streams(server: Server) -> None:
 
 
 @pytest.mark.requirement("1.a.8", "1.a.1")
-def test_what_is_refused(server: Server) -> None:
+def test_invalid_port_forwards_are_refused(server: Server) -> None:
     pod = server.run_pod()
     for port in (0, -1, 65536):
         request = api.PortForwardRequest(pod_sandbox_id=pod, port=[port])

@@ -12,7 +12,7 @@ from tests.cri.server_harness import Server, code_of
 
 
 @pytest.mark.requirement("3.3.1", "3.3.2", "1.a.2")
-def test_what_goes_and_what_stays(server: Server) -> None:
+def test_containers_are_removed_and_files_of_the_host_stay(server: Server) -> None:
     """A pod that still runs is stopped; its containers go, files of the host do not; its name is
     free again."""
     folder = server.folder / "kept"

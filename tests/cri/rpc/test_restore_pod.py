@@ -91,7 +91,7 @@ def test_all_containers_are_created_and_none_runs(
 
 
 @pytest.mark.requirement("4.12.2")
-def test_what_does_not_fit(server: Server, criu: Path, tmp_path: Path) -> None:
+def test_invalid_restore_requests_are_refused(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     for wanted, code, why in (
         (request(server, folder, "one"), Code.INVALID_ARGUMENT, "the checkpoint has one, two"),
@@ -121,7 +121,7 @@ def test_what_does_not_fit(server: Server, criu: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("4.12.2")
-def test_what_fails_in_the_middle_leaves_no_pod(server: Server, criu: Path, tmp_path: Path) -> None:
+def test_a_failed_restore_leaves_no_pod(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     (folder / f"{1:064x}.tar").write_bytes(b"no archive")
     code, said = refused(server, request(server, folder, "one", "two"))

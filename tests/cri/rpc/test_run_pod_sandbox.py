@@ -248,7 +248,7 @@ def test_sysctls_that_would_be_the_nodes(
 
 
 @pytest.mark.requirement("13.15")
-def test_no_sysctl_is_set_that_nobody_asked_for(server: Server) -> None:
+def test_only_requested_sysctls_are_set(server: Server) -> None:
     container = server.launch(server.run_pod())
     names = ("ip_unprivileged_port_start", "ping_group_range")
     found = [

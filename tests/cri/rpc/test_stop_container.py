@@ -83,7 +83,7 @@ def test_the_signal_of_the_request_comes_before_the_images(
 
 
 @pytest.mark.requirement("4.3.2", "1.a.2")
-def test_what_does_not_run_is_left_as_it_is(server: Server) -> None:
+def test_a_stop_does_not_change_a_container_that_does_not_run(server: Server) -> None:
     container = server.create(server.run_pod())
     server.stop_container(container, 5)
     assert server.status(container).state == api.CONTAINER_CREATED

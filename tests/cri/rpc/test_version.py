@@ -21,7 +21,7 @@ def test_the_versions_that_kubelet_expects(server: Server, asked: str) -> None:
 
 
 @pytest.mark.requirement("1.10")
-def test_fields_that_nobody_knows(server: Server) -> None:
+def test_unknown_fields_are_ignored(server: Server) -> None:
     """Another version of the interface may have more."""
     call = server.channel.unary_unary(
         "/runtime.v1.RuntimeService/Version", response_deserializer=api.VersionResponse.FromString

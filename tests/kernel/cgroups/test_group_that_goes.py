@@ -14,7 +14,7 @@ from tests.support.groups import own_group
 ROUNDS = 2000
 
 
-def test_it_counts_as_killed() -> None:
+def test_a_group_that_is_removed_during_kill_counts_as_killed() -> None:
     """In some 20 of 2000 rounds the group is removed between open(2) and write(2), and the kernel
     answers ENODEV."""
     with own_group("going") as group:

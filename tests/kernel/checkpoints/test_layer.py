@@ -43,7 +43,9 @@ def opener(folder: Path) -> int:
     return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def test_it_is_the_same_afterwards(upper: Path, tar: Path, tmp_path: Path) -> None:
+def test_a_layers_files_are_the_same_after_a_restore(
+    upper: Path, tar: Path, tmp_path: Path
+) -> None:
     (upper / "etc").mkdir(mode=0o750)
     (upper / "etc/plain").write_bytes(b"content")
     os.chown(upper / "etc/plain", 12, 34)

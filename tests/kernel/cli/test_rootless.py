@@ -125,7 +125,7 @@ def test_attached_with_its_exit_code(rootless: RootlessRuntime) -> None:
     assert (done.returncode, done.stdout) == (7, "said\n"), done.stderr
 
 
-def test_its_root_has_no_rights_outside(rootless: RootlessRuntime) -> None:
+def test_root_of_a_rootless_container_has_no_rights_outside(rootless: RootlessRuntime) -> None:
     """Neither the machine's files nor ids that she does not have."""
     secret = rootless.folder / "secret"
     secret.write_text("for root only")

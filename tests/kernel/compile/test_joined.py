@@ -68,7 +68,7 @@ def join(box: Box, pid: int, *kinds: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["network", "ipc", "uts", "cgroup", "pid", "time"])
-def test_one_kind(box: Box, elsewhere: int, kind: str) -> None:
+def test_joining_one_namespace(box: Box, elsewhere: int, kind: str) -> None:
     join(box, elsewhere, kind)
     with box.running() as (created, request):
         name = NAMES[kind]
@@ -79,7 +79,7 @@ def test_one_kind(box: Box, elsewhere: int, kind: str) -> None:
         assert link == os.readlink(f"/proc/{elsewhere}/ns/{name}")
 
 
-def test_its_cgroup_is_given_to_the_user_of_a_joined_namespace(box: Box, elsewhere: int) -> None:
+def test_the_cgroup_belongs_to_the_user_of_a_joined_namespace(box: Box, elsewhere: int) -> None:
     """A process that is cloned into the group, or enters it later, is in the other user
     namespace, which does not own the group."""
     join(box, elsewhere, "user")
@@ -92,7 +92,7 @@ def test_its_cgroup_is_given_to_the_user_of_a_joined_namespace(box: Box, elsewhe
 
 
 @pytest.mark.parametrize("maps", [True, False])
-def test_all_of_another(box: Box, elsewhere: int, maps: bool) -> None:
+def test_joining_all_namespaces_of_a_process(box: Box, elsewhere: int, maps: bool) -> None:
     """The maps of the namespace apply, whether the configuration repeats them or not."""
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid", "cgroup", "time")
     if maps:
@@ -153,7 +153,9 @@ def test_the_mount_namespace(box: Box, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(NAMES))
 @pytest.mark.parametrize("what", ["other kind", "file", "missing"])
-def test_what_is_not_such_a_namespace(box: Box, tmp_path: Path, kind: str, what: str) -> None:
+def test_a_path_to_another_kind_of_file_is_refused(
+    box: Box, tmp_path: Path, kind: str, what: str
+) -> None:
     (tmp_path / "file").touch()
     wrong = "uts" if kind != "uts" else "ipc"
     path = {
@@ -183,7 +185,7 @@ def test_what_is_not_such_a_namespace(box: Box, tmp_path: Path, kind: str, what:
         ("ipc", {"sysctl": {"kernel.shmmax": "1"}}, "linux.sysctl.kernel.shmmax: needs an? ipc"),
     ],
 )
-def test_nothing_of_the_hosts_is_set(
+def test_settings_of_the_hosts_namespaces_are_refused(
     box: Box, kind: str, change: dict[str, object], words: str
 ) -> None:
     box.config["hostname"] = ""

@@ -92,7 +92,7 @@ def own_cgroup(box: Box, *options: str) -> None:
 
 
 @pytest.mark.parametrize(("user", "owner"), [(0, 100000), (7, 100007)])
-def test_its_cgroup_is_its_own(mapped: Box, user: int, owner: int) -> None:
+def test_the_cgroup_belongs_to_the_containers_user(mapped: Box, user: int, owner: int) -> None:
     own_cgroup(mapped)
     mapped.process["user"] = {"uid": user, "gid": 3}
     with mapped.running() as (created, request):

@@ -52,7 +52,7 @@ def own(pid: int, kind: str) -> bool:
 
 
 @pytest.mark.requirement("3.1.10")
-def test_what_it_is(tmp_path: Path) -> None:
+def test_the_pause_process_has_no_rights(tmp_path: Path) -> None:
     with started_pause(sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096"}) as pod:
         status = dict(
             line.split(":\t", 1)
@@ -86,7 +86,7 @@ def test_under_a_filter_that_does_not_let_it_wait_it_ends() -> None:
         assert result is not None and (result.si_code, result.si_status) == (os.CLD_EXITED, 1)
 
 
-def test_it_leaves_on_sigterm() -> None:
+def test_the_pause_process_exits_on_sigterm() -> None:
     with started_pause() as pod:
         os.kill(pod.pid, signal.SIGTERM)
         result = os.waitid(os.P_PIDFD, pod.pidfd, os.WEXITED | os.WNOWAIT)

@@ -427,7 +427,7 @@ def test_a_killed_one_is_replaced(keeper: Keeper, tmp_path: Path) -> None:
     other.close()
 
 
-def test_it_ends_when_nothing_is_left_to_keep(tmp_path: Path) -> None:
+def test_a_keeper_ends_when_its_store_is_empty(tmp_path: Path) -> None:
     keeper = ensure(tmp_path)
     pid, pidfd, reading = started(keeper, "exec sleep 100")
     keeper.close()
@@ -454,7 +454,7 @@ def test_another_version_is_said(keeper: Keeper, monkeypatch: pytest.MonkeyPatch
         keeper.hello()
 
 
-def test_one_that_no_server_finds_again_ends(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_keeper_whose_folder_was_removed_ends(keeper: Keeper, tmp_path: Path) -> None:
     """Its folder was deleted, as a tmpfs is with its boot; what it stores would stay for ever."""
     keeper.put("a", b"content")
     pid = keeper.hello()

@@ -42,7 +42,9 @@ def group_of(path: Path, image: Path) -> int:
     return (path.stat().st_ino - 1) // int(line.split()[-1])
 
 
-def test_pods_and_containers_folders_get_it_on_an_ext4_without_a_journal(tmp_path: Path) -> None:
+def test_pods_and_containers_folders_are_spread_on_an_ext4_without_a_journal(
+    tmp_path: Path,
+) -> None:
     """Also on an existing folder of an earlier version, whose other attributes stay; all can be
     removed as before."""
     image = make_ext4(tmp_path / "disk", *GROUPS_OF_1024_INODES, "-O", "^has_journal")
@@ -64,7 +66,7 @@ def test_pods_and_containers_folders_get_it_on_an_ext4_without_a_journal(tmp_pat
         shutil.rmtree(disk / "root")
 
 
-def test_it_is_left_alone_where_the_kernel_has_a_journal(tmp_path: Path) -> None:
+def test_folders_on_an_ext4_with_a_journal_are_not_spread(tmp_path: Path) -> None:
     image = make_ext4(tmp_path / "disk", "-O", "has_journal")
     with mounted(tmp_path, "-o", "loop", image) as disk:
         assert not spread_subfolders(disk)
@@ -72,7 +74,7 @@ def test_it_is_left_alone_where_the_kernel_has_a_journal(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", ["tmpfs", "overlay"])
-def test_another_file_system_is_none_of_its_business(what: str, tmp_path: Path) -> None:
+def test_folders_on_another_file_system_are_not_spread(what: str, tmp_path: Path) -> None:
     layers = [tmp_path / name for name in ("lower", "upper", "work")]
     for layer in layers:
         layer.mkdir()

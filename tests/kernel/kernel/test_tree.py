@@ -43,7 +43,7 @@ def test_deep_trees_go_and_links_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "fifo", "missing"])
-def test_what_is_no_folder_goes_too(tmp_path: Path, kind: str) -> None:
+def test_remove_tree_also_removes_a_file(tmp_path: Path, kind: str) -> None:
     (tmp_path / "folder").mkdir()
     path = tmp_path / "it"
     {

@@ -12,7 +12,7 @@ from pyrunc.kernel.usage import BLOCK_BYTES, usage
 from tests.kernel.kernel.test_tree import DEPTH, make_deep
 
 
-def test_it_equals_the_result_of_du(tmp_path: Path) -> None:
+def test_usage_equals_the_result_of_du(tmp_path: Path) -> None:
     top = tmp_path / "top"
     (top / "a/b").mkdir(parents=True)
     (top / "a/file").write_bytes(b"x" * 100_000)

@@ -132,7 +132,7 @@ def test_orphans_are_reaped(machine: str) -> None:
         ends_with(pidfd, 0)
 
 
-def test_it_uses_next_to_no_memory_and_no_time(machine: str) -> None:
+def test_the_pause_process_uses_next_to_no_memory_and_no_time(machine: str) -> None:
     if machine != NATIVE:
         return  # under qemu the numbers are qemu's
     with started_pause(machine) as (pid, _):

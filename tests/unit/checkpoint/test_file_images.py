@@ -29,7 +29,7 @@ def test_of_the_root_only(tmp_path: Path) -> None:
     assert root_mode(tmp_path, criu_images.files(tree)) == 0o1555
 
 
-def test_where_it_is_not_said(tmp_path: Path) -> None:
+def test_images_without_the_roots_mode(tmp_path: Path) -> None:
     assert file_images.root_mode(str(tmp_path)) is None
     assert root_mode(tmp_path, HEAD) is None
     assert root_mode(tmp_path, criu_images.files({"/": None, "/bin": stat.S_IFDIR | 0o700})) is None
@@ -50,7 +50,7 @@ def test_where_it_is_not_said(tmp_path: Path) -> None:
         (HEAD + criu_images.entry(message([(3, b"\x0f")])), "malformed entry"),
     ],
 )
-def test_what_is_no_image(tmp_path: Path, content: bytes, why: str) -> None:
+def test_damaged_images_are_refused(tmp_path: Path, content: bytes, why: str) -> None:
     with pytest.raises(InvalidArgument, match=why):
         root_mode(tmp_path, content)
 

@@ -31,5 +31,5 @@ def test_no_line_of_help_is_cut_in_80_columns() -> None:
         (f"Do this, {'then that ' * 9}", "Do this"),
     ],
 )
-def test_a_summary_ends_where_a_part_of_the_sentence_does(text: str, short: str) -> None:
+def test_a_long_summary_is_cut_at_a_punctuation_mark(text: str, short: str) -> None:
     assert summary(text) == short and len(short) <= SUMMARY_CHARACTERS

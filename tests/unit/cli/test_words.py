@@ -41,7 +41,7 @@ def test_ids(good: str) -> None:
 @pytest.mark.parametrize(
     "bad", ["", ".", "..", ".a", "a/b", "a b", "é", "a\n", "a\0", "a" * 256, "a:b"]
 )
-def test_what_is_no_id(bad: str) -> None:
+def test_invalid_ids_are_refused(bad: str) -> None:
     with pytest.raises(InvalidArgument, match="invalid container ID format"):
         check_id(bad)
 
@@ -60,7 +60,7 @@ def test_signals(text: str, number: int) -> None:
     "text",
     ["", "-9", "65", "SIGFOO", "RTMIN+", "RTMIN-1", "RTMIN+99", "9 ", "¹", "RTMIN+²", "9" * 5000],
 )
-def test_what_is_no_signal(text: str) -> None:
+def test_invalid_signals_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_signal(text)
 
@@ -84,7 +84,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "k", "1x", "1.5g", "--1", "0x10"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--memory-swap"):
         size_bytes(text, "memory_swap")
 
@@ -97,7 +97,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "0s", "five s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         duration_s(text)
 

@@ -492,7 +492,7 @@ def test_an_invalid_list(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"nonsense", b"[" * 100000, b'"' + b"x" * (1 << 20) + b'"', b"\xff\xfe"]
 )
-def test_what_is_not_an_object(content: bytes) -> None:
+def test_a_list_that_is_no_object_is_refused(content: bytes) -> None:
     with pytest.raises(CniError) as refused:
         parse_list(content)
     assert refused.value.code == 6

@@ -206,6 +206,6 @@ def test_a_platform_that_is_named_takes_just_this_image(text: str, chosen: str) 
         "windows/amd64",
     ],
 )
-def test_what_is_no_platform_is_refused(text: str) -> None:
+def test_invalid_platforms_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="platform "):
         platforms.parse(text)

@@ -41,7 +41,7 @@ D = "sha256:" + "a1" * 32
         ),
     ],
 )
-def test_what_it_means(text: str, full: str, tagged: str | None) -> None:
+def test_the_full_form_of_a_reference(text: str, full: str, tagged: str | None) -> None:
     reference = Reference.parse(text)
     assert (str(reference), reference.tagged) == (full, tagged)
     assert Reference.parse(full) == (

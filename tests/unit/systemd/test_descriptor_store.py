@@ -104,7 +104,7 @@ def test_names_that_the_manager_would_refuse(manager: ServiceManager, file: int,
     assert manager.messages == []
 
 
-def test_it_is_taken_once(file: int) -> None:
+def test_stored_descriptors_are_taken_once(file: int) -> None:
     store = DescriptorStore({"a": file})
     assert store.take() == {"a": file} and store.take() == {}
 

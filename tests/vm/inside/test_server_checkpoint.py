@@ -37,7 +37,7 @@ CHECKPOINT_IMAGE = "registry.test/checkpoint:1"
 
 
 @pytest.mark.requirement("4.11.1", "13.19")
-def test_it_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
+def test_a_container_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 5)
     archive = checkpoint(server, first, tmp_path / "a.tar")
@@ -221,7 +221,7 @@ def test_a_terminal(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_limited_and_confined_again(server: Server, tmp_path: Path) -> None:
+def test_a_restored_container_is_limited_and_confined_again(server: Server, tmp_path: Path) -> None:
     container_config = config(server)
     container_config.linux.resources.memory_limit_in_bytes = 128 << 20
     container_config.linux.security_context.no_new_privs = True

@@ -89,7 +89,7 @@ def restore(container: Container, *options: str) -> None:
     )
 
 
-def test_it_goes_on_where_it_was(counting: Container) -> None:
+def test_a_restored_container_goes_on_where_it_was(counting: Container) -> None:
     wait_beyond(counting, 5)
     counting.pyrunc("checkpoint", *images(counting), counting.id)
     assert counting.id not in counting.pyrunc("list", "-q").stdout.split()
@@ -238,7 +238,7 @@ def test_a_network_namespace_by_path(container: Container) -> None:
         subprocess.run(["ip", "netns", "del", container.id], check=True)
 
 
-def test_its_cgroup_is_its_user_s_again(container: Container) -> None:
+def test_a_restored_cgroup_belongs_to_its_user_again(container: Container) -> None:
     """An ordinary user who may write to the tree that it sees: the group is that user's, its limits
     are not."""
 

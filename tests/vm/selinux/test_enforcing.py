@@ -62,7 +62,7 @@ def reads(server: Server, container: str) -> str:
     return output_of(server, container, "cat", "/volume/file")
 
 
-def test_it_enforces_and_containers_work(server: Server, volume: Path) -> None:
+def test_the_kernel_enforces_selinux_and_containers_work(server: Server, volume: Path) -> None:
     assert ENFORCE.read_text() == "1"
     container = launch(server, volume, relabel=False)
     process, pause = pids(server, container)
