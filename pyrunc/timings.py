@@ -15,8 +15,8 @@ CLOCK_MONOTONIC_RAW = 4
 
 
 class Timings:
-    """Parts in time: `noted` has (name, begin, end, index of the enclosing part or -1), in
-    seconds of CLOCK_MONOTONIC, enclosing parts first."""
+    """Measured parts of an operation. `noted`: (name, begin, end, index of the enclosing part or
+    -1) for each part, in seconds of CLOCK_MONOTONIC, enclosing parts first."""
 
     __slots__ = ("_last_s", "noted")
 

@@ -40,7 +40,7 @@ def open_netns(path: str) -> int:
 
 @contextlib.contextmanager
 def open_for(path: str) -> Iterator[int]:
-    """`open_netns` for a block."""
+    """A block with an open descriptor of the network namespace at `path`."""
     descriptor = open_netns(path)
     try:
         yield descriptor

@@ -21,7 +21,7 @@ Key = tuple[str, ...]  # table, key; longer in a table of tables
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file. `text` is needed to look up lines."""
+    """A parsed configuration file. `text`: its content, in which `place` looks up line numbers."""
 
     path: Path
     text: str

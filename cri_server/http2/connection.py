@@ -33,8 +33,8 @@ SMALL_UPDATE_BYTES = 1024  # a smaller WINDOW_UPDATE costs a token, too
 
 
 class Connection:
-    """The state machine. Pass received bytes to `receive`, and send the result of `data_to_send`
-    after each call of any method."""
+    """An HTTP/2 connection as a state machine without I/O. Pass received bytes to `receive`, and
+    send the result of `data_to_send` after each call of any method."""
 
     def __init__(
         self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic

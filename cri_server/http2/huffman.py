@@ -70,7 +70,7 @@ class _Tree:
             at = self.children[at][nibble >> shift & 1]
             if at < 0:
                 if ~at == END_OF_STRING:
-                    raise BadHuffman("the end of string symbol")
+                    raise BadHuffman("the data contains the end-of-string symbol")
                 out.append(~at)
                 at = 0
         step = self.steps[node << 4 | nibble] = at, bytes(out)

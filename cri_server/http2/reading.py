@@ -12,7 +12,7 @@ Frame = tuple[int, int, int, bytes]  # kind, flags, stream, body
 
 
 class Broken(Exception):
-    """A connection error."""
+    """A connection error: the connection must be closed with a GOAWAY."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(code, reason)

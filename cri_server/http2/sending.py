@@ -16,7 +16,7 @@ Chunk = bytes | memoryview
 
 
 class Overflow(Exception):
-    """A window exceeds 2^31-1."""
+    """A flow-control window exceeds 2^31-1."""
 
 
 class Outgoing:

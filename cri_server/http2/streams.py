@@ -7,7 +7,7 @@ from cri_server.http2.sending import Outgoing
 
 
 class Stream:
-    """An open stream."""
+    """An open stream of an HTTP/2 connection."""
 
     __slots__ = ("left_bytes", "out", "receiving", "sending", "window_bytes")
 

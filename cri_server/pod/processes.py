@@ -44,7 +44,7 @@ class ShimProcess:
         self.silent, self.taking = False, 0
 
     async def await_answer(self) -> None:
-        """Return when it answers again, or is dead."""
+        """Wait until the shim answers again, or is dead."""
         try:
             await self.client.shim()
         except Error:
@@ -56,7 +56,8 @@ class ShimProcesses:
     """The shims of one server. Use from one event loop."""
 
     def __init__(self, zygote: Zygote, folder: Path, count: int = 0) -> None:
-        """`folder` holds a folder of each shim; `count` 0: `default_count`."""
+        """`folder` contains a folder for each shim. `count`: how many shims to run; 0 means
+        `default_count`."""
         self._zygote, self._folder, self._count = zygote, folder, count or default_count()
         self._shims: list[ShimProcess] = []
         self._outdated: dict[Process, Path] = {}

@@ -41,8 +41,9 @@ OnMoved = Callable[[Sandbox], Awaitable[None]]
 
 
 class Shims:
-    """Connects pods to shims. `on_exit(sandbox, container)` is called after an exit was
-    noted; None: the pause process's. `on_moved(sandbox)` after another shim has taken over."""
+    """Connects pods to shims. `on_exit(sandbox, container)` is called after an exit was noted;
+    `container` is None for the pause process. `on_moved(sandbox)` is called after another shim has
+    taken over."""
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
         self.processes, self._paths, self._index = processes, paths, index
@@ -65,7 +66,8 @@ class Shims:
             client.timed = timed
 
     def get(self, sandbox: Sandbox) -> ShimClient:
-        """Return the connection. Raises Unavailable when the shim is gone or does not answer."""
+        """Return the connection to the sandbox's shim. Raises Unavailable when the shim is gone or
+        does not answer."""
         client = self.find(sandbox)
         if client is None:
             what = "does not answer" if self.is_silent(sandbox) else "is gone"
@@ -476,7 +478,7 @@ class Shims:
         await self.stored.drop(*(await self.stored.ids(tries=1) - ids))
 
     async def _end_once(self, sandbox: Sandbox) -> None:
-        """`end_orphans`, also when it is under way already."""
+        """Run `end_orphans`, or wait for the run that is under way."""
         task = self._ending.get(sandbox.id)
         if task is None:
             task = asyncio.get_running_loop().create_task(self.end_orphans(sandbox))

@@ -25,7 +25,7 @@ from pyrunc.records import Request
 
 
 class Admin:
-    """The handlers."""
+    """The handlers of the private calls about pods, containers and the server."""
 
     def __init__(self, services: Services, streaming: StreamingServer) -> None:
         self._services, self._streaming = services, streaming

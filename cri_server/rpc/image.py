@@ -37,7 +37,7 @@ def message(image: Image) -> api.Image:
 
 
 class ImageService:
-    """The handlers."""
+    """The handlers of CRI's ImageService."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -23,7 +23,7 @@ AUTH_FIELDS = ("username", "password", "auth", "server_address", "identity_token
 
 
 class ImageAdmin:
-    """The handlers."""
+    """The handlers of the private calls about images."""
 
     def __init__(self, services: Services) -> None:
         self._images = services.images

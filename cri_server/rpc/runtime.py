@@ -45,7 +45,8 @@ Item = TypeVar("Item")
 
 
 class RuntimeService:
-    """The handlers; `streaming` hands out the URLs of exec, attach and port-forward."""
+    """The handlers of CRI's RuntimeService. `streaming` hands out the URLs of exec, attach and
+    port-forward."""
 
     def __init__(self, services: Services, streaming: StreamingServer) -> None:
         self._services, self._streaming = services, streaming

@@ -403,9 +403,13 @@ async def leave_for_removal(context: RunContext) -> None:
 
 
 def step_order(context: RunContext) -> tuple[str, ...]:
-    """The order of `holder` and `network` where one needs the other, else nothing. A namespace that
-    the clone of the pause process makes comes first. Network sysctls are set when the pause process
-    starts and may name eth0, so the network comes first then (as in containerd and CRI-O)."""
+    """Return the order of the steps `holder` (the pause process) and `network`; empty if they can
+    run at the same time.
+
+    If the clone of the pause process makes the network namespace, `holder` is first. Network
+    sysctls are set when the pause process starts and may name eth0, so `network` is first if there
+    are any (as in containerd and CRI-O).
+    """
     if not has_pinned_network(context.sandbox.options):
         return ("holder", "network")
     return ("network", "holder") if sysctls.concern_network(context.config.linux.sysctls) else ()

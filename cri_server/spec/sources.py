@@ -107,8 +107,11 @@ def open_real(path: str, destination: str, open_sources: OpenSources) -> str:
 
 
 def real_path(path: str) -> str:
-    """`path` without symlinks; missing directories at its end are created. A dangling link is an
-    error: its owner would choose what is created on the host. Raises KernelError."""
+    """Return `path` with all symbolic links resolved; create missing directories at its end.
+
+    A dangling link is an error, because the link's owner would choose what is created on the host.
+    Raises KernelError.
+    """
     existing, missing = path, list[str]()
     try:
         while not os.path.lexists(existing):

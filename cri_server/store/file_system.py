@@ -32,8 +32,8 @@ _DIRENT64 = Struct("=QqHB")  # d_ino, d_off, d_reclen, d_type; getdents64(2)
 
 
 def check(paths: Paths) -> None:
-    """Raise WrongState, Unsupported, KernelError or ResourceExhausted with the folder and the
-    reason.
+    """Check that the two directories can hold pods. Raises WrongState, Unsupported, KernelError or
+    ResourceExhausted with the folder and the reason.
 
     A full root is no error: kubelet frees it through this server.
     """

@@ -88,7 +88,7 @@ class Dials:
 
 
 class ForwardLimits:
-    """Limits connections and dials into pods: of a session, or in total (`whole`)."""
+    """Limits connections and dials into pods: those of one session, or all if `whole` is None."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
         """`pod`: the sandbox id of a session's pod."""

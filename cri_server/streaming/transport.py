@@ -29,7 +29,7 @@ class ConnectionLost(Exception):
 
 
 class Leaving(Protocol):
-    """A connection whose peer may disconnect."""
+    """A connection that can report that its peer has disconnected."""
 
     async def hung_up(self) -> None:
         """Wait until the peer has closed its side, also while no task receives."""

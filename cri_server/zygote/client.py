@@ -149,7 +149,8 @@ class Zygote:
     async def run_for_fd(
         self, function: str, arguments: Record | None = None, timeout_s: float | None = None
     ) -> JobResult:
-        """`run` for a function that may return a list of one descriptor, which is in `fds` then."""
+        """Like `run`, for a function that may return a list of one descriptor; the result has it in
+        `fds`."""
         request = Run(function, _fields(arguments), {}, timeout_s)
         return await self._run(request, _JobPipes(OUTPUT_LIMIT_BYTES, 1), (), b"")
 

@@ -31,8 +31,9 @@ class Workers:
     """The workers of one kind. Use from one event loop."""
 
     def __init__(self, zygote: Zygote, function: str, name: str, at_work: int, idle: int) -> None:
-        """`function(arguments, [socket])` answers until the socket closes; `name` is for the words
-        of errors. `at_work`: how many work at a time; `idle`: how many idle ones stay."""
+        """`function(arguments, [socket])` answers requests until the socket closes. `name`: for
+        error messages. `at_work`: the largest number of busy workers; `idle`: of idle ones that
+        stay."""
         self._zygote = zygote
         self._function = function
         self._name = name
@@ -43,7 +44,7 @@ class Workers:
         self._ending: set[asyncio.Task[JobResult]] = set()
 
     def close(self) -> None:
-        """Hang up; they end by themselves."""
+        """Close the connections of idle workers, which end by themselves."""
         while self._idle:
             self._retire(self._idle.pop())
 
@@ -131,7 +132,7 @@ class Workers:
 
 
 class _Worker:
-    """One worker. `ending` is the job that it runs in."""
+    """A connection to one worker. `ending`: the task that waits for the worker's job."""
 
     def __init__(self, zygote: Zygote, function: str, name: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -31,8 +31,8 @@ V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useH
 
 
 class CgroupSetting:
-    """`content` for `file`. `dispensable`: without the file there is nothing to limit, so a
-    missing file is no error."""
+    """The `content` to write to the cgroup's file `file`. `dispensable`: no error if the file is
+    missing, because the kernel then has nothing to limit."""
 
     __slots__ = ("content", "dispensable", "file")
 

@@ -36,7 +36,7 @@ CAUSES_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A place in config.json."""
+    """The place in config.json that causes a line of the plan."""
 
     path: str
     line: int

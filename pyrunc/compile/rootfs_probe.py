@@ -179,9 +179,12 @@ def stdio_owner(spec: Spec) -> int | None:
 
 
 def cgroup_owner(spec: Spec) -> int | None:
-    """Return the owner, as an id of the host, of the cgroup: the container's user, if the
-    container has a cgroup tree of its own that it may write to. None: it stays ours. Source:
-    runtime-spec, config-linux.md, "Cgroup ownership"."""
+    """Return the uid on the host that will own the cgroup: the container's user, if the container
+    mounts a writable cgroup tree of its own cgroup namespace. None: the runtime's user stays the
+    owner.
+
+    Source: runtime-spec, config-linux.md, "Cgroup ownership".
+    """
     namespace = spec.linux.namespace("cgroup")
     cgroup_mounts = [
         mount for mount in spec.mounts if normal(mount.destination) == "/sys/fs/cgroup"

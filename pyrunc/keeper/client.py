@@ -120,9 +120,11 @@ class Keeper:
         timeout_s: float = TIMEOUT_S,
         on_close: Callable[[int], object] | None = None,
     ) -> None:
-        """`on_close` is called with the connection's number before it is closed; the caller then
-        reconnects itself: a call on a broken connection raises Unavailable, where it is repeated
-        otherwise."""
+        """`on_close` is called with the socket's number before the socket is closed.
+
+        With `on_close` the caller connects again itself: a call on a broken connection raises
+        Unavailable. Without it, the call is repeated on a new connection.
+        """
         self.folder = os.fspath(folder)
         self._timeout_s, self._on_close = timeout_s, on_close
         self._socket: socket | None = None
@@ -130,11 +132,12 @@ class Keeper:
         self._absent_until = 0.0
 
     def fileno(self) -> int:
-        """The connection, readable when the keeper has ended; -1 when there is none."""
+        """The connection's descriptor, which is readable when the keeper has ended; -1 without a
+        connection."""
         return self._socket.fileno() if self._socket else -1
 
     def close(self) -> None:
-        """Hang up. The next call connects again."""
+        """Close the connection. The next call connects again."""
         if self._socket:
             if self._on_close:
                 self._on_close(self._socket.fileno())
@@ -142,31 +145,34 @@ class Keeper:
             self._socket = None
 
     def hello(self) -> int:
-        """The keeper's pid."""
+        """Return the keeper's pid."""
         return self._ask(HELLO).pid
 
     def put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Store copies of the descriptors, in the place of what has this name. The caller keeps its
-        own."""
+        """Store the data and copies of the descriptors under the name, replacing an entry of that
+        name. The caller's descriptors stay open."""
         self._ask(PUT, name, data, fds)
 
     def post_put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
-        """`put` without waiting: it is done even if we are killed now. What the keeper refuses is
-        in `refused` after the next call, or `collect`. Raises Unavailable also when the socket is
-        full, as the two methods below."""
+        """Send a `put` without waiting for the answer; the keeper carries it out even if this
+        process is killed now.
+
+        If the keeper refuses it, the errno is in `refused` after the next call or `collect`. Raises
+        Unavailable also when the socket is full, like `post_drop` and `post_note`.
+        """
         self._post(PUT, name, data, fds)
 
     def post_drop(self, name: str) -> None:
-        """`drop` without waiting."""
+        """Send a `drop` without waiting for the answer."""
         self._post(DROP, name)
 
     def post_note(self, pid: int, start_time: int, status: int) -> None:
-        """`note` without waiting."""
+        """Send a `note` without waiting for the answer."""
         self._post(NOTE, process=(pid, start_time), status=status)
 
     def collect(self) -> list[int]:
-        """The errnos with which the keeper has refused what was posted, so far. Raises Unavailable
-        when it has hung up."""
+        """Return the errnos of all posted calls that the keeper has refused so far. Raises
+        Unavailable when the keeper has closed the connection."""
         try:
             while self._socket is not None:
                 self._take_refusal(self._receive(self._socket, MSG_DONTWAIT)[0])

@@ -1,9 +1,9 @@
-"""Carries out a launch: the process runs its program, its parent the plan's steps, until the user's
-program is executed, or until the launch failed and nothing is left.
+"""Carries out a launch: the process runs its program and its parent runs the plan's steps, until
+the user's program is executed or the launch has failed and is undone.
 
-The same for a container, an exec and a pod's pause process: the launcher is spawned, the process
-reports its pid, waits at the lines where its parent has steps, and closes its side of the socket by
-execve.
+A container, an exec and a pod's pause process are launched in the same way: the launcher is
+spawned; the process reports its pid, waits at the lines where its parent has steps, and closes its
+side of the socket by execve.
 """
 
 from __future__ import annotations

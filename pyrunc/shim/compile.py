@@ -101,8 +101,8 @@ class CompiledContainer(Compiled):
 
 
 class CompiledPause(Compiled):
-    """The pause process. `pins`: detached mounts that the pod shares, by name; `new_network`: it
-    makes the network namespace."""
+    """A compiled pause process. `pins`: detached mounts for the pod's containers, by name.
+    `new_network`: its clone makes the network namespace."""
 
     __slots__ = ("new_network", "pins")
 
@@ -119,13 +119,14 @@ class CompiledPause(Compiled):
 
 
 class ContainerCompiler:
-    """Compiles a container from its request and from config.json and launch.json in `directory`,
-    which are read once. `fds`: of the request's images and opened sources, the caller's."""
+    """Compiles a container from its request, and from config.json and launch.json in `directory`,
+    which are read once. `fds`: the descriptors of the request's images and opened sources, which
+    stay the caller's."""
 
     def __init__(
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int], oom_score: int
     ) -> None:
-        """`oom_score`: of a process whose configuration has none. Raises Error, OSError."""
+        """`oom_score`: for a process whose configuration has none. Raises Error, OSError."""
         self._id, self._directory = request.container, directory
         self._timed, self._oom_score = request.timed, oom_score
         images = len(request.images)
@@ -404,7 +405,7 @@ _specs: dict[str, tuple[tuple[int, ...], Spec]] = {}
 
 
 def _spec(directory: str) -> Spec:
-    """The container's configuration, parsed once as long as the file is the same."""
+    """Return the container's configuration, from a cache unless the file has changed."""
     path = f"{directory}/{messages.CONFIG}"
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())

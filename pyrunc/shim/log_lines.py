@@ -63,5 +63,6 @@ def time_stamp() -> bytes:
 
 
 def _whole_lines(prefix: bytes, lines: bytes) -> list[bytes]:
-    """`lines` ends with a newline or is empty: one record each."""
+    """Return the log record of whole lines, each with the prefix. `lines` ends with a newline or is
+    empty."""
     return [prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"] if lines else []

@@ -155,8 +155,8 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
 
 
 class StoredPause(Record):
-    """A pause process. With it go its pidfd, the network namespace if it has one, and its mounts by
-    these names."""
+    """The keeper's entry of a pause process. Its descriptors are the pidfd, the network namespace
+    if `network`, and a mount for each name in `mounts`."""
 
     pid: int
     start_time: int
@@ -171,8 +171,8 @@ class StoredPause(Record):
 
 
 class StoredContainer(Record):
-    """A container that runs. With it go the pidfd of its first process and what its `outputs` are
-    read from."""
+    """The keeper's entry of a running container. Its descriptors are the pidfd of the first
+    process, and those that the shim reads `outputs` from."""
 
     pid: int
     start_time: int
@@ -200,7 +200,8 @@ class Done(Record):
 
 
 class Network(Record):
-    """`netns_path`: the path of the network namespace that the shim pins, if there is one."""
+    """The answer about a pod's network. `netns_path`: the path of the network namespace that the
+    shim pins, if there is one."""
 
     netns_path: str | None = None
 
@@ -213,7 +214,7 @@ class StartPause(Request):
 
 
 class PauseStarted(Record):
-    """A pause process."""
+    """The pause process runs. `netns_path`: the path of its network namespace."""
 
     pid: int
     start_time: int
@@ -260,7 +261,7 @@ class StartContainer(Request):
 
 
 class ContainerStarted(Record):
-    """A container's first process."""
+    """The container's first process runs."""
 
     pid: int
     start_time: int
@@ -269,15 +270,14 @@ class ContainerStarted(Record):
 
 
 class TakeOverPause(Request):
-    """Go on with the pause process of a shim that was lost, which the keeper has. The answer is a
-    `Network`."""
+    """Take over the pause process of a lost shim from the keeper. The answer is a `Network`."""
 
     call = "adopt_holder"
 
 
 class TakeOverContainer(Request):
-    """Go on with a container of a shim that was lost, which the keeper has. `sessions`: pid and
-    start time of each exec session, which are ended."""
+    """Take over a container of a lost shim from the keeper. `sessions`: pid and start time of each
+    exec session, which is ended."""
 
     call = "adopt_container"
     container: Id
@@ -365,7 +365,7 @@ class GetState(Request):
 
 
 class PauseState(Record):
-    """The pause process."""
+    """The pause process in a `State`."""
 
     pid: int
     start_time: int
@@ -374,7 +374,7 @@ class PauseState(Record):
 
 
 class ContainerState(Record):
-    """A container; `exit` once it has ended."""
+    """A container in a `State`. `exit` is set when it has ended."""
 
     id: Id
     pid: int
@@ -385,8 +385,9 @@ class ContainerState(Record):
 
 
 class State(Record):
-    """All that a shim knows of a pod. `netns_path`: the network namespace that it pins, also
-    without a pause process; `execs`: sessions that run. `protocol` is the shim's."""
+    """The pod's state as its shim has it. `protocol`: the shim's protocol version; `netns_path`:
+    the network namespace that the shim pins, also without a pause process; `execs`: running
+    sessions."""
 
     protocol: int
     pid: int
@@ -448,7 +449,7 @@ class GetShim(Request):
 
 
 class ShimInfo(Record):
-    """A shim. `version`: that of the server which started it."""
+    """The shim's process and versions. `version`: of the server that started the shim."""
 
     protocol: int
     version: str
@@ -457,7 +458,7 @@ class ShimInfo(Record):
 
 
 class ShimRecord(Record):
-    """`shim.json`."""
+    """The shim's process, in `shim.json`."""
 
     pid: int
     start_time: int

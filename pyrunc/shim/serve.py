@@ -37,7 +37,7 @@ def handler(kind: type[Asked], function: Callable[[Call, Asked], None]) -> Handl
 
 
 class Call:
-    """One request, and the only way to answer it."""
+    """A request, which is answered exactly once, by `answer` or `fail`."""
 
     def __init__(self, connection: Connection, message: Message, fds: list[int]) -> None:
         self.connection = connection
@@ -69,7 +69,7 @@ class Call:
 
 
 class Connection:
-    """One client."""
+    """A client's connection."""
 
     def __init__(self, server: Server, sock: socket) -> None:
         self._server, self._socket = server, sock
@@ -143,7 +143,8 @@ class Connection:
 
 
 class Server:
-    """The listening socket. `calls` are what `handler` makes."""
+    """Accepts connections on the listening socket and dispatches their requests. `calls`: the
+    results of `handler`."""
 
     def __init__(
         self,

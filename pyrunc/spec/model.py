@@ -161,7 +161,7 @@ class Device(Value):
 
 
 class TimeOffset(Value):
-    """An offset of a clock."""
+    """The offset of a clock in a time namespace, from the host's clock."""
 
     secs: int = 0
     nanosecs: int = 0

@@ -20,15 +20,15 @@ UNANSWERED = 0
 
 
 class Ready(Record):
-    """The zygote's first message: its pid, or why it cannot start."""
+    """The zygote's first message: its pid, or the error that prevents its start."""
 
     ready: int | None = None
     error: Message | None = None
 
 
 class Fork(Request):
-    """Start a child that outlives server and zygote, with the descriptors that come along. Answered
-    with a `Forked`."""
+    """Start a child that outlives server and zygote. The request's descriptors are the child's. The
+    answer is a `Forked`."""
 
     call = "fork"
     function: str
@@ -36,14 +36,14 @@ class Fork(Request):
 
 
 class Forked(Record):
-    """The child."""
+    """The pid of the new child."""
 
     pid: int
 
 
 class Run(Request):
-    """Run a job, with stdin, stdout, stderr, its result socket and its own descriptors.
-    Answered with an `Ended` then. The deadline is `timeout_s` from now, None for none."""
+    """Run a job. The request's descriptors are stdin, stdout, stderr, the result socket and those
+    of the job. The answer is an `Ended` when the job ends. `timeout_s`: None for no deadline."""
 
     call = "run"
     function: str
@@ -53,7 +53,7 @@ class Run(Request):
 
 
 class Ended(Record):
-    """a job's end. `exit_code` is 128 + n for signal n; `timed_out`: it was killed at its
+    """The end of a job. `exit_code` is 128 + n for signal n; `timed_out`: the job was killed at its
     deadline."""
 
     exit_code: int

@@ -43,8 +43,8 @@ def systemd_run(arguments: list[str]) -> int:
 
 
 def systemctl(arguments: list[str]) -> int:
-    """`list-units [--state=running]`, `restart`, `kill`, `stop` and `reset-failed` of such
-    units."""
+    """Run `list-units [--state=running]`, `restart`, `kill`, `stop` or `reset-failed` on units that
+    this stand-in has started."""
     verb, *names = [word for word in arguments if not word.startswith("-")]
     if verb == "list-units":
         running_only = "--state=running" in arguments

@@ -99,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """Images for several platforms."""
+    """An image index: manifests for several platforms."""
 
     manifests: list[Descriptor]
 

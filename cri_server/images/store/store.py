@@ -45,8 +45,8 @@ class Store:
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `descriptors`: as
-        for `Mounts`."""
+        """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `descriptors`: see
+        `Mounts`."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)

@@ -82,7 +82,7 @@ class GoneAway:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A connection error; its GOAWAY is ready to be sent."""
+    """A connection error. The GOAWAY frame is ready to be sent."""
 
     reason: str
 

@@ -14,7 +14,7 @@ TIMEOUT_S = 300
 
 
 class Clock:
-    """Seconds that the test counts."""
+    """A clock that stands still unless the test sets `now_s`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
