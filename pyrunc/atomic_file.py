@@ -114,8 +114,8 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
 
 
 def is_unwritten(path: str | os.PathLike[str]) -> bool:
-    """Tell whether the power was cut before the file, `named_first`, was synced: it has its name
-    and no content. Raises OSError."""
+    """Tell whether a file that was written with `named_first` is empty, because the power was cut
+    before it was synced. Raises OSError."""
     return os.path.getsize(path) == 0
 
 

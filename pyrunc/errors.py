@@ -43,7 +43,7 @@ class Error(Exception):
 
 
 class InvalidArgument(Error):
-    """The caller's request cannot be right, whatever the node's state."""
+    """The request is invalid, whatever the state of the node is."""
 
     kind = "invalid_argument"
 
@@ -73,19 +73,19 @@ class InvalidSpec(InvalidArgument):
 
 
 class NotFound(Error):
-    """The thing that the caller names does not exist."""
+    """The object that the caller names does not exist."""
 
     kind = "not_found"
 
 
 class AlreadyExists(Error):
-    """The name is taken by something else."""
+    """The name is in use already."""
 
     kind = "already_exists"
 
 
 class WrongState(Error):
-    """The thing exists, but not in the state that the operation needs."""
+    """The object exists, but not in the state that the operation needs."""
 
     kind = "wrong_state"
 

@@ -325,7 +325,7 @@ class _ByteCounter:
             self.flush()
 
     def flush(self) -> None:
-        """Report what was not reported yet."""
+        """Report the progress that was not reported yet."""
         size, self._size, self._last = self._size, 0, time.monotonic()
         if size:
             self._notify(size)

@@ -300,7 +300,8 @@ class ImageService:
             return await self._store.convert(image_id, is_used)
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
-        """The mounts of these images, as far as they are mounted. Raises NotFound, KernelError."""
+        """Return the mounts of those of the images that are mounted. Raises NotFound,
+        KernelError."""
         image_mounts = [
             (await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)
         ]

@@ -160,8 +160,8 @@ def refuse_with_server(request: Request) -> None:
 
 
 def refuse_with_mounts(root: Path) -> None:
-    """Raise WrongState while something is mounted below a folder that is to be removed, so that
-    foreign files survive."""
+    """Raise WrongState if anything is mounted below a folder that is to be removed, because
+    removing it could delete files of another file system."""
     folders = [os.path.realpath(beneath(root, path)) for path in _folders(_settings(root))]
     for mount in mount_points():
         if any(mount.path.startswith(f"{folder}/") for folder in folders):

@@ -244,7 +244,7 @@ class ShimClient:
         await self._ask(messages.ReopenLog(container), messages.Done)
 
     async def state(self) -> messages.State:
-        """Ask what the shim knows of the pod."""
+        """Ask for the pod's state as the shim has it."""
         return await self._ask(messages.GetState(), messages.State)
 
     async def take_pod(

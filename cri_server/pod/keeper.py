@@ -102,7 +102,7 @@ class KeeperWatch:
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
     async def close(self) -> None:
-        """End the watch; the keeper goes on."""
+        """Stop watching the keeper, which continues."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -128,10 +128,10 @@ class Shims:
         sandbox.reachable = True
 
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
-        """Connect to the shim that may live and learn what it knows; whether it has answered.
+        """Connect to a shim that may still run, and read its state. Return whether it has answered.
 
-        Another shim takes over from a dead one, or its processes are ended. A silent shim is waited
-        for in the background from then on: `is_silent`.
+        If the shim is dead, another one takes over, or its processes are ended. If it is silent
+        (`is_silent`), the server goes on to wait for it in the background.
         """
         if self.find(sandbox) is not None:
             return True
@@ -336,7 +336,7 @@ class Shims:
                 )
 
     def _learn(self, sandbox: Sandbox, state: messages.State) -> None:
-        """The shim's word holds, whatever became of the folders that its containers had."""
+        """Take over the shim's state of the pod, also for containers whose folders were deleted."""
         sandbox.pause_alive = state.pause_running
         if state.pause is not None:
             sandbox.pause = Process(state.pause.pid, state.pause.start_time)
@@ -375,8 +375,8 @@ class Shims:
         log.warning("container %s runs, but its folder %s was deleted", container.id, folder)
 
     async def replace_outdated(self) -> None:
-        """End shims of another version, one after the other: their pods go on in shims of this one.
-        A shim of whose pods the keeper does not have everything stays until they end."""
+        """End shims of another version, one after the other; a shim of this version takes over
+        their pods. A shim stays until its pods end if the keeper lacks an entry of any of them."""
         current = self.processes.of_this_version()
         pods: dict[Process, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
@@ -430,12 +430,12 @@ class Shims:
         sandbox.reachable = False
 
     def _forget(self, sandbox: Sandbox) -> ShimClient | None:
-        """The connection that it had, if any."""
+        """Forget the sandbox; return the connection to its shim, if there was one."""
         self._pods.pop(sandbox.id, None)
         return self._clients.pop(sandbox.id, None)
 
     def disconnect(self) -> None:
-        """Close all connections; the shims go on."""
+        """Close all connections. The shims continue."""
         for task in self._answers.values():
             task.cancel()
         for client in self._clients.values():

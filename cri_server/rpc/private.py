@@ -282,7 +282,7 @@ class CollectGarbage(Request):
 
 
 class GarbageItem(Record):
-    """A thing on disk, as `store.garbage.Item`."""
+    """An object on disk and the action on it, like `store.garbage.Item`."""
 
     kind: str
     name: str
@@ -292,7 +292,7 @@ class GarbageItem(Record):
 
 
 class GarbageItems(Record):
-    """All things on disk, and the action on each."""
+    """All examined objects on disk, and the action on each."""
 
     items: Sequence[GarbageItem]
 

@@ -52,7 +52,8 @@ def with_paths(
 def _content(
     mount: dict[str, Any], place: str, requests: Mapping[str, MountRequest]
 ) -> Place | None:
-    """The mount to attach at the mount's source; None if its source is a path, or it has none."""
+    """Return the mount to attach at the source of an OCI mount; None if the source is a path, or
+    missing."""
     source = mount.get("source", "")
     if source == POD_SHM:
         return Place(place, pinned=source.removeprefix(OUR_MOUNTS))

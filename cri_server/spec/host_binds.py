@@ -71,8 +71,8 @@ def _destination(spec: dict[str, Any], place: Place) -> str:
 
 
 def _binds_only(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> Spec:
-    """Parse only the parts of the spec that say who makes these mounts: parsing all takes ten times
-    as long."""
+    """Parse only the parts of the spec that decide which process makes the mounts. Parsing
+    everything takes ten times as long."""
     linux = {
         key: spec["linux"][key]
         for key in ("namespaces", "rootfsPropagation")

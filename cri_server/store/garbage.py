@@ -62,8 +62,11 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A thing on disk. `action`: `keep`; `remove` and `convert` of a dry run; `removed`,
-    `converted`, `failed`. `why`: the reason."""
+    """A file, folder or other object on disk, and the action on it.
+
+    `action`: `keep`; `remove` and `convert` in a dry run; `removed`, `converted`, `failed`. `why`:
+    the reason.
+    """
 
     kind: str
     name: str
@@ -99,7 +102,8 @@ class _Collector:
     async def _remove(
         self, kind: str, name: str, why: str, size_bytes: int, remove: Callable[[], Any]
     ) -> None:
-        """Report and, unless in a dry run, remove a thing; a failure does not stop the others."""
+        """Report the object and remove it, unless in a dry run. A failure does not stop the
+        others."""
         if self._dry_run:
             self.items.append(Item(kind, name, "remove", why, size_bytes))
             return

@@ -31,7 +31,7 @@ class Peer:
         on_other: Callable[[dict[str, Any]], None],
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """Owns `sock`, which must be non-blocking; `name` is for the words of errors."""
+        """Takes over `sock`, which must be non-blocking. `name`: for error messages."""
         self.lost = False
         self._socket = sock
         self._name = name

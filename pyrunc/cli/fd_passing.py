@@ -54,8 +54,8 @@ def pass_descriptors(
 
 
 def _write_pid(path: str, pid: int) -> None:
-    """Write the pid file whole, by a rename; what is not a regular file (`/dev/stdout`,
-    `>(...)`, a FIFO) is written to. Raises OSError."""
+    """Write the pid file atomically, by a rename. A path that is not a regular file (`/dev/stdout`,
+    `>(...)`, a FIFO) is opened and written. Raises OSError."""
     text = str(pid).encode()
     if os.path.exists(path) and (not os.path.isfile(path) or path.startswith("/dev/")):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

@@ -74,8 +74,8 @@ def _leave_out(
     causes: dict[str, set[Path]],
     remaining: list[int],
 ) -> None:
-    """Leave out what lies in `path`, deepest last: a line belongs to the smallest part that it
-    needs. Adds to `causes`; `remaining` limits the number of parts."""
+    """Add to `causes`, for each line of the plan, the smallest parts of the configuration below
+    `path` without which the line disappears. `remaining` limits the number of tried parts."""
     for child in _children(bundle.document, path):
         remaining[0] -= 1
         if remaining[0] < 0 or child in NOT_TRIED:
@@ -154,7 +154,7 @@ def _joined(paths: set[Path]) -> set[Path]:
 
 
 def _item(path: Path) -> Path:
-    """Return the item of a list that the path lies in, or the path."""
+    """Return the path of the list item that contains `path`, or `path` if no list does."""
     number = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
     return path[: number + 1]
 

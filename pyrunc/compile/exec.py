@@ -57,10 +57,9 @@ class ExecRequest(Value):
 
 
 def merged(spec: Spec, document: dict[str, Any]) -> Process:
-    """Parse an OCI process object, and take what it does not name from the container's. Raises
-    InvalidSpec.
+    """Parse an OCI process object; fields that it lacks are the container's. Raises InvalidSpec.
 
-    Never inherited: the terminal. The umask follows the container's unless the object's user has
+    The terminal is never the container's. The umask is the container's unless the object's user has
     one.
     """
     process, base = parse_process(document), spec.process

@@ -28,11 +28,11 @@ OUTPUT_LIMIT_BYTES = 4096
 
 
 def enter(spec: Spec) -> Spec:
-    """Become root of the user namespace that `spec` asks for, with mounts of our own; returns
-    `spec` as seen from there.
+    """Become root of the user namespace that `spec` requests, in a new mount namespace; return
+    `spec` as seen from inside.
 
-    Raises InvalidSpec for what an ordinary user cannot have, KernelError, NotFound and PeerError
-    for newuidmap.
+    Raises InvalidSpec for settings that need root of the host, KernelError, and NotFound or
+    PeerError when newuidmap is missing or fails.
     """
     linux = spec.linux
     own = (os.geteuid(), os.getegid())
@@ -89,8 +89,8 @@ def _refuse(spec: Spec) -> None:
 
 
 def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
-    """Refuse a map without the two ids as which we go on: 0 and the user's own. newuidmap judges
-    the rest."""
+    """Raise InvalidSpec for a map without the two ids that the runtime needs: 0 and the user's own.
+    The rest is checked by newuidmap."""
     if not any(entry.container_id == 0 and entry.size for entry in entries):
         raise InvalidSpec(
             f"linux.{name}", "rootless container's id 0 must be mapped: it starts as root"
@@ -124,7 +124,8 @@ def _inner_id(own: int, file: str) -> int | None:
 
 
 def _is_own(entries: Sequence[IdMap], own: int) -> bool:
-    """Tell whether it is the one map that a user may write without help (user_namespaces(7))."""
+    """Tell whether the entries are the only map that a user may write without newuidmap: the user's
+    own id alone (user_namespaces(7))."""
     return [(entry.host_id, entry.size) for entry in entries] == [(own, 1)]
 
 

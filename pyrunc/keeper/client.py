@@ -410,7 +410,8 @@ def end(folder: str | os.PathLike[str]) -> None:
 
 
 def _spawn(folder: str) -> int:
-    """Start the program, which goes on in the background; the exit code of its first process."""
+    """Start the keeper's program, which forks into the background; return the exit code of its
+    first process."""
     try:
         pid = os.posix_spawn(
             PROGRAM, ["pyrunc-keeper", folder], os.environ, setsigmask=[], setsigdef=_CATCHABLE

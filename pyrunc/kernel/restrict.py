@@ -127,8 +127,8 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> bytes:
-    """Return a BPF program of instructions about the call's number: it answers `other` when they
-    are passed, `end` where one of them jumps _TO_END."""
+    """Return a BPF program that checks the number of a call by the instructions `lines`. It answers
+    `end` when one of them jumps to _TO_END, else `other`."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUALS, 1, 0, arch().audit),

@@ -77,8 +77,8 @@ def may_make(host: HostFacts) -> bool:
 
 
 def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
-    """Return the nodes of a container with a user namespace, which may not make them itself (but
-    it may make a FIFO)."""
+    """Return the device nodes to bind from outside into a container with a user namespace, which
+    may not make them (except FIFOs)."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
     if _has_own({normal(mount.destination): mount for mount in spec.mounts}):
@@ -107,5 +107,5 @@ def _has_own(destinations: Mapping[str, Mount]) -> bool:
 
 
 def _covered(destinations: Mapping[str, Mount]) -> bool:
-    """Tell whether a mount makes a file where a default device goes."""
+    """Tell whether a mount has the path of a default device as its destination."""
     return any(path in destinations for path, _, _ in DEFAULT)

@@ -73,7 +73,8 @@ class PlanAssembler(Assembler):
         self._line = where
 
     def extract(self) -> Fragment:
-        """Take all operations so far out as a fragment; the data stays."""
+        """Remove all operations from the assembler and return them as a fragment. Their data stays
+        in the shared block."""
         for jump in self._jumps:
             # The operation after the fragment is a target, too.
             self._packed[jump.index] = jump.packed(len(self._packed) + 1)

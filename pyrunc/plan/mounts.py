@@ -190,18 +190,18 @@ def is_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Tell whether the caller makes it, as a detached mount: binds, overlays, whose layers may
-    be many and lie anywhere, and a tmpfs that begins as a copy."""
+    """Tell whether the caller makes the mount, detached: a bind, an overlay, whose layers may be
+    many and anywhere, or a tmpfs that begins as a copy."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 
 def is_remount(mount: Mount) -> bool:
-    """Tell whether it only changes the existing mount."""
+    """Tell whether the entry only changes an existing mount."""
     return "remount" in mount.options
 
 
 def copies_up(mount: Mount) -> bool:
-    """Tell whether it is a tmpfs with the content of the folder that it covers."""
+    """Tell whether the mount is a tmpfs that begins with the content of the folder below it."""
     return mount.type == "tmpfs" and "tmpcopyup" in mount.options
 
 

@@ -139,8 +139,8 @@ class RunningProgram:
         return message
 
     def release(self, byte: int = 1) -> None:
-        """Let a `wait` go on. When the program has ended already this is no error: `receive`
-        reports it."""
+        """Let the program continue after a `wait`. No error if the program has ended already,
+        because `receive` reports that."""
         if self._socket is None:
             raise Error("the program's socket is closed")
         try:

@@ -46,7 +46,7 @@ class LogFile:
 
     @property
     def waiting(self) -> bool:
-        """True while there is something held back that `retry` should try to write."""
+        """Whether there are records that could not be written yet and that `retry` should write."""
         return bool(self._held or self.dropped_bytes) and self._fd >= 0
 
     def write(self, records: bytes) -> None:
@@ -61,7 +61,7 @@ class LogFile:
                 self._on_waiting()
 
     def retry(self) -> bool:
-        """Write what was held back; True when nothing is left."""
+        """Write the waiting records; return whether all are written."""
         if self._fd < 0:
             return True
         if self._held:

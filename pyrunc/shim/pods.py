@@ -134,8 +134,8 @@ def _own_record() -> messages.ShimRecord:
 
 
 def _open_lock(sandbox_dir: str) -> int:
-    """The pod's lock, which this shim and its forks share: a process that gets it alone knows that
-    all of them have ended."""
+    """Open and share the pod's lock, which this shim and its forks hold. A process that gets the
+    lock exclusively knows that all of them have ended."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     lock = os.open(f"{sandbox_dir}/{messages.LOCK}", flags, 0o600)
     try:

@@ -53,7 +53,7 @@ class Reaper:
 
     @property
     def held(self) -> bool:
-        """Whether something is being started, or cleared away in a worker."""
+        """Whether a process is being started, or a worker is cleaning up."""
         return self._holds > 0
 
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:

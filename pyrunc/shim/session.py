@@ -104,9 +104,11 @@ class Container:
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
-        """Kill the sessions of a shim that was lost: those of `leaders` (pid and start time of
-        their first processes), and those that can be told from the container's own processes,
-        because a server that was killed as well has no list."""
+        """Kill the exec sessions of a lost shim: those of `leaders` (pid and start time of their
+        first processes), and those that the container's process tree shows.
+
+        The second kind is needed when the server was killed as well and has no list.
+        """
         for pid, start_time in leaders:
             leader = tree.stat(pid)
             if leader is not None and leader.start_time == start_time:
@@ -330,8 +332,8 @@ class Container:
             self._stop.exited()
 
     def _write_exit(self, end: Exit) -> None:
-        """Write exit.json before any client is told. A failure is reported on stderr: the clients
-        are told all the same."""
+        """Write exit.json before any client is notified. A failure is reported on stderr and does
+        not prevent the notification."""
         try:
             path = f"{self.directory}/{messages.EXIT_RECORD}"
             atomic_file.write_json(path, end.to_fields())

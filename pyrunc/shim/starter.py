@@ -77,7 +77,7 @@ class SupervisedProcess:
 
 
 class StartedProcess(Record):
-    """The record of a `Process` that a fork has started; its terminal's master goes with it."""
+    """The record of a `Process` that a fork has started. The terminal's master is sent with it."""
 
     pid: int
     start_time: int

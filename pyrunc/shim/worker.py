@@ -34,8 +34,8 @@ class WorkerLost(Unavailable):
 
 
 class Worker:
-    """A fork that runs `work()`; its result, fields and descriptors, goes to `on_done`, or its
-    error to `on_failed`."""
+    """A fork of the shim that runs `work()`. `on_done` gets its result, which is fields and
+    descriptors; `on_failed` gets its error."""
 
     def __init__(
         self,

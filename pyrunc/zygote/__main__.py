@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _give_up(number: int, frame: object) -> None:
-    """The server ends while this imports: what a rehearsal has made goes."""
+    """Raise SystemExit on SIGTERM during the imports, so that a rehearsal removes its files."""
     sys.exit(128 + number)
 
 

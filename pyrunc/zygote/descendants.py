@@ -49,9 +49,12 @@ def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
 
 
 def open_descendant(pid: int, family: set[int]) -> int | None:
-    """A pidfd of a process whose parent is one of `family`; None when it is not (any more): its
-    number may have been reused since it was listed, so the parent is looked at after the pidfd
-    was opened."""
+    """Return a pidfd of a process whose parent is one of `family`; None when there is no such
+    process.
+
+    The number may have been reused since it was listed, so the parent is checked after the pidfd
+    was opened.
+    """
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -31,12 +31,12 @@ class Incoming(ABC):
     def _put(self, data: bytes) -> None: ...
 
     def restart(self) -> None:
-        """Discard what was written."""
+        """Discard the written bytes."""
         self._hash, self.size = hasher(self._algorithm), 0
 
     @property
     def digest(self) -> str:
-        """The digest of what was written so far."""
+        """The digest of the bytes that were written so far."""
         return f"{self._algorithm}:{self._hash.hexdigest()}"
 
     def check(self, digest: str, size: int | None = None) -> None:

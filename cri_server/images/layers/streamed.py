@@ -38,7 +38,8 @@ class StreamedBlob(Incoming):
         self._sender.write(data)
 
     def restart(self) -> None:
-        """Discard what was written. Raises Interrupted unless it was nothing."""
+        """Discard the written bytes. Raises Interrupted if there are any, because the reader has
+        them already."""
         if self.size:
             super().restart()
             raise Interrupted

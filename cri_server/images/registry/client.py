@@ -58,7 +58,7 @@ class Unavailable(PeerError):
 
 
 class Forbidden(PeerError):
-    """A server redirected the client to a place where it does not go."""
+    """A server redirected the client to an address that the client refuses."""
 
 
 class Session:

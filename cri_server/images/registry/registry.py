@@ -345,7 +345,8 @@ class Registry:
     # ---- what a push and a login need
 
     def url(self, host: Host, what: str) -> str:
-        """The URL of something in the repository."""
+        """Return the URL of `what` (`manifests/TAG`, `blobs/DIGEST`, …) in the repository on this
+        host."""
         return (
             f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
         )

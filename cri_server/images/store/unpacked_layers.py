@@ -156,7 +156,7 @@ class Layers:
         self._throw_away(self._path(chain_id))
 
     def empty_trash(self) -> None:
-        """Delete what was thrown away. Slow: run it in a thread."""
+        """Delete all folders in the trash. Slow: run it in a thread."""
         for name in os.listdir(self._trash):
             self._delete(self._trash, name)
 

@@ -243,7 +243,8 @@ def _histogram(name: str, text: str, labels: Labels, durations: meters.Meters) -
 
 
 def _counted(counts: Mapping[str, int], *always: str) -> dict[Labels, float]:
-    """Samples of `counts`, and 0 for missing keys of `always`, so that an alert sees the change."""
+    """Return the samples of `counts`, with 0 for missing keys of `always`: an alert then sees the
+    change from 0 to 1."""
     return _labelled({**dict.fromkeys(always, 0), **counts})
 
 
