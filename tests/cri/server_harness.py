@@ -337,7 +337,8 @@ class Server:
     # -- words
 
     def load_image(self, content: bytes | None = None) -> str:
-        """A docker-archive, else the busybox image, built here from /bin/busybox; returns its id."""
+        """A docker-archive, else the busybox image, built here from /bin/busybox; returns its
+        id."""
         archive = self.folder / "busybox.tar"
         archive.write_bytes(content or busybox_archive(IMAGE))
         assert self._channel is not None

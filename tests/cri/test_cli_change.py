@@ -92,8 +92,12 @@ def test_confirmation_on_a_terminal(server: Server) -> None:
     command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} rm -a"
     for typed, left in (("n\n", {"web"}), ("y\n", set())):
         done = subprocess.run(
-            ["script", "-qec", command, "/dev/null"], input=typed, capture_output=True, text=True, cwd=REPOSITORY
-        )  # fmt: skip
+            ["script", "-qec", command, "/dev/null"],
+            input=typed,
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+        )
         assert "remove default/web" in done.stdout and "[y/N]" in done.stdout
         assert names(server) == left
 
@@ -368,12 +372,17 @@ def test_port_forward(server: Server) -> None:
         assert process.stdout is not None
         line = process.stdout.readline().decode().split()
         assert line[:2] == ["Forwarding", "from"] and line[3:] == ["->", "8080"]
-        fetch = f"import socket; s = socket.create_connection(('127.0.0.1', {line[2].split(':')[1]})); s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); print(s.makefile().read())"
+        fetch = (
+            f"import socket; s = socket.create_connection(('127.0.0.1', {line[2].split(':')[1]}));"
+            " s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); print(s.makefile().read())"
+        )
 
         def got() -> bool:
             done = subprocess.run(
-                ["nsenter", f"--net=/proc/{server.pid}/ns/net", "--", sys.executable, "-c", fetch], capture_output=True, timeout=30
-            )  # fmt: skip
+                ["nsenter", f"--net=/proc/{server.pid}/ns/net", "--", sys.executable, "-c", fetch],
+                capture_output=True,
+                timeout=30,
+            )
             return b"hello" in done.stdout
 
         assert wait_until(got, 30)

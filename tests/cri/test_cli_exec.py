@@ -61,7 +61,10 @@ def test_exec_ends_a_command_after_its_timeout(web: Server) -> None:
 
 def test_another_user_environment_and_directory(web: Server) -> None:
     """User and groups are looked up in the container; HOME is that of the user."""
-    script = "printf 'root:x:0:0::/root:/bin/sh\\nme:x:1000:100::/tmp:/bin/sh\\n' > /etc/passwd; printf 'users:x:100:\\nmore:x:7:me\\n' > /etc/group"
+    script = (
+        "printf 'root:x:0:0::/root:/bin/sh\\nme:x:1000:100::/tmp:/bin/sh\\n' > /etc/passwd; printf"
+        " 'users:x:100:\\nmore:x:7:me\\n' > /etc/group"
+    )
     cli(web, "exec", "web/c", "sh", "-c", script)
     for user, ids in (
         ("me", b"1000 100 100 7"),
@@ -72,7 +75,23 @@ def test_another_user_environment_and_directory(web: Server) -> None:
         done = cli(web, "exec", "-u", user, "web/c", "sh", "-c", "echo $(id -u) $(id -g) $(id -G)")
         assert done.stdout.split() == ids.split(), user
     show = 'echo "$A $B $PWD $HOME"'
-    done = cli(web, "exec", "-e", "A=1", "--env", "B=x=y", "-w", "/etc", "-u", "me", "web/c", "--", "sh", "-c", show)  # fmt: skip
+    done = cli(
+        web,
+        "exec",
+        "-e",
+        "A=1",
+        "--env",
+        "B=x=y",
+        "-w",
+        "/etc",
+        "-u",
+        "me",
+        "web/c",
+        "--",
+        "sh",
+        "-c",
+        show,
+    )
     assert done.stdout == b"1 x=y /etc /tmp\n"
     assert cli(web, "exec", "web/c", "sh", "-c", show).stdout.startswith(b"  / "), (
         "of this command only"

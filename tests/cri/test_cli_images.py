@@ -188,8 +188,9 @@ def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None
 
     (own_id,) = pull(name).lines
     pulled = pull("--platform", "linux/s390x", name)
-    assert pulled.err.strip() == (
-        "pyrunc-cri: this processor runs images for linux/s390x only with binfmt_misc"
+    assert (
+        pulled.err.strip()
+        == "pyrunc-cri: this processor runs images for linux/s390x only with binfmt_misc"
     )
     (foreign_id,) = pulled.lines
     assert foreign_id != own_id and ok(server, "images", "-q", name).lines == [foreign_id]
@@ -216,10 +217,17 @@ def test_an_invalid_platform_is_refused(server: Server, platform: str) -> None:
 def test_a_pull_shows_its_progress_on_a_terminal_only(server: Server, registry: Registry) -> None:
     name = f"{registry.host}/team/progress:1"
     ok(server, "push", "--creds", "user:secret", IMAGE, name)
-    command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} pull --creds user:secret {name}"
+    command = (
+        f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} pull --creds"
+        f" user:secret {name}"
+    )
     done = subprocess.run(
-        ["script", "-qec", command, "/dev/null"], capture_output=True, cwd=REPOSITORY, stdin=subprocess.DEVNULL, timeout=60
-    )  # fmt: skip
+        ["script", "-qec", command, "/dev/null"],
+        capture_output=True,
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
     assert done.returncode == 0 and f"pulling {name}".encode() in done.stdout, done
     assert done.stdout.split(b"\x1b[K")[-1].startswith(b"sha256:"), "the line is gone at the end"
     assert ok(server, "pull", "--creds", "user:secret", name).err == ""
@@ -232,8 +240,12 @@ def test_a_load_shows_its_progress_on_a_terminal_only(server: Server, tmp_path: 
         f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} load {archive}"
     )
     done = subprocess.run(
-        ["script", "-qec", command, "/dev/null"], capture_output=True, cwd=REPOSITORY, stdin=subprocess.DEVNULL, timeout=60
-    )  # fmt: skip
+        ["script", "-qec", command, "/dev/null"],
+        capture_output=True,
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
     assert done.returncode == 0 and b"loading small.tar" in done.stdout, done
     assert b"unpacking" in done.stdout, "the server goes on when it has read all"
     assert done.stdout.split(b"\x1b[K")[-1].startswith(b"sha256:"), "the line is gone at the end"

@@ -19,7 +19,10 @@ def twins(module_server: Server) -> Iterator[Server]:
         config = module_server.pod_config("web")
         config.metadata.namespace, config.metadata.uid = namespace, namespace
         pod = module_server.run_pod(config)
-        module_server.launch(pod, module_server.container_config(envs=[api.KeyValue(key="N", value=namespace.encode())]))  # fmt: skip
+        module_server.launch(
+            pod,
+            module_server.container_config(envs=[api.KeyValue(key="N", value=namespace.encode())]),
+        )
     yield module_server
     module_server.remove_all()
 
@@ -39,7 +42,9 @@ def test_the_namespace_selects_the_pod(twins: Server, name: str) -> None:
     status = ok(twins, "inspect", "--type", "container", name).json
     assert status["status"]["id"] == container.id
     assert ok(twins, "update", "--memory", "64Mi", name).out == f"{name}\n"
-    assert [line.split()[0] for line in ok(twins, "stats", "--seconds", "0", name).lines[1:]] == [container.id[:12]]  # fmt: skip
+    assert [line.split()[0] for line in ok(twins, "stats", "--seconds", "0", name).lines[1:]] == [
+        container.id[:12]
+    ]
     assert call(twins, "inspect", "--type", "container", f"red/web/{name[-1]}").error.startswith(
         "no such"
     )
@@ -62,5 +67,8 @@ def test_one_namespace_shows_it_in_wide_lists_only(twins: Server) -> None:
     assert "NAMESPACE" in ok(twins, "ps", "-o", "wide", *green).lines[0]
     (pod,) = (p.id for p in twins.pods() if p.metadata.namespace == "blue")
     twins.remove_pod(pod)
-    assert "NAMESPACE" not in ok(twins, "ps").lines[0] and "NAMESPACE" in ok(twins, "ps", "-o", "wide").lines[0]  # fmt: skip
+    assert (
+        "NAMESPACE" not in ok(twins, "ps").lines[0]
+        and "NAMESPACE" in ok(twins, "ps", "-o", "wide").lines[0]
+    )
     assert ok(twins, "ps", "-o", "name").lines == ["web/c"]

@@ -89,7 +89,10 @@ def test_a_bad_value_has_exit_code_2(words: list[str]) -> None:
 
 
 def test_help_of_a_verb() -> None:
-    assert ok("unix:///x.sock", "help", "image", "prune").out == ok("unix:///x.sock", "image", "prune", "--help").out  # fmt: skip
+    assert (
+        ok("unix:///x.sock", "help", "image", "prune").out
+        == ok("unix:///x.sock", "image", "prune", "--help").out
+    )
     assert "Pods and containers:" in ok("unix:///x.sock", "help").out
     assert call("unix:///x.sock", "help", "nope").code == 2
 
@@ -141,7 +144,7 @@ def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> No
         addresses = [line[2].rpartition(":") for line in lines]
         assert [address[0] for address in addresses] == ["127.0.0.1", "[::1]"]
         assert addresses[0][2] == addresses[1][2] and {line[4] for line in lines} == {"8080"}
-        fetch = f"import socket; s = socket.create_connection(('::1', {addresses[1][2]})); print(s.makefile().read())"  # fmt: skip
+        fetch = f"import socket; s = socket.create_connection(('::1', {addresses[1][2]})); print(s.makefile().read())"  # noqa: E501
 
         def got() -> bool:
             command = server.in_its_network(sys.executable, "-c", fetch)

@@ -85,9 +85,10 @@ def test_a_stopped_pod_starts_again_with_its_volumes(server: Server) -> None:
         assert states(server)["main"] == (1, api.CONTAINER_RUNNING)
         (main,) = (c.id for c in server.containers() if c.metadata.name == "main")
         server.wait_logged(main, "prepared")
-        assert server.log_lines(main) == ["prepared", "prepared"], (
-            "the volume lived, prepare ran again"
-        )
+        assert server.log_lines(main) == [
+            "prepared",
+            "prepared",
+        ], "the volume lived, prepare ran again"
         ok(server, "rm", "-f", "--folder", folder(server), "web")
         assert not list(Path(folder(server)).iterdir()), "rm finds the folder of the new attempt"
 
@@ -125,8 +126,10 @@ def test_start_reports_why_it_starts_nothing(server: Server) -> None:
     )
     server.stop_pod(pod)
     for verb in ("start", "restart"):
-        assert call(server, verb, "c").error == (
-            "container c: its pod default/web is stopped; pyrunc-cri start default/web starts both"
+        assert (
+            call(server, verb, "c").error
+            == "container c: its pod default/web is stopped; pyrunc-cri start default/web starts"
+            " both"
         )
     kubelets = server.run_pod(server.pod_config("node", labels={"io.kubernetes.pod.uid": "u"}))
     server.launch(kubelets, server.container_config(["true"]))
@@ -143,7 +146,8 @@ def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
     manifest = server.folder / "web.yaml"
     deaf = "trap '' TERM; echo up; while :; do sleep 0.02; done"
     manifest.write_text(
-        f"{{apiVersion: v1, kind: Pod, metadata: {{name: web}}, spec: {{terminationGracePeriodSeconds: 0, "
+        f"{{apiVersion: v1, kind: Pod, metadata: {{name: web}}, spec:"
+        f" {{terminationGracePeriodSeconds: 0, "
         f'containers: [{{name: c, image: "{IMAGE}", command: [sh, -c, "{deaf}"]}}]}}}}'
     )
     ok(server, "run", "--folder", folder(server), str(manifest))
@@ -160,8 +164,7 @@ def test_a_pod_knows_its_own_name_and_address_also_when_it_starts_again(server: 
     """/etc/hosts is as kubelet writes it, with hostAliases; environment and arguments use
     status.podIP."""
     manifest = server.folder / "web.yaml"
-    manifest.write_text(
-        f"""
+    manifest.write_text(f"""
 apiVersion: v1
 kind: Pod
 metadata: {{name: web}}
@@ -172,8 +175,7 @@ spec:
       image: {IMAGE}
       env: [{{name: IP, valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}}}]
       command: [sh, -c, "echo $IP $0; exec sleep 3600", "arg-$(IP)"]
-"""
-    )
+""")
     ok(server, "run", "--folder", folder(server), str(manifest))
     addresses = []
     for attempt in range(2):

@@ -122,7 +122,10 @@ def test_formats(web: Server) -> None:
     assert "containers:\n- id:" in ok(web, "ps", "-o", "yaml").out
     assert "OWNER" in ok(web, "ps", "-o", "wide").lines[0]
     assert len(ok(web, "ps", "--no-headers").lines) == 2
-    template = '{{.ID}}: {{.metadata.name}} {{index .labels "app" | upper}}{{if eq .state "x"}}?{{else}}!{{end}}'
+    template = (
+        '{{.ID}}: {{.metadata.name}} {{index .labels "app" | upper}}{{if eq .state'
+        ' "x"}}?{{else}}!{{end}}'
+    )
     assert ok(web, "ps", "--name", "main", "--format", template).lines == [
         f"{container['id']}: main WEB!"
     ]
@@ -151,8 +154,12 @@ def test_no_colours_but_on_a_terminal(web: Server) -> None:
 
     def shown(**more: str) -> bytes:
         done = subprocess.run(
-            ["script", "-qec", command, "/dev/null"], capture_output=True, cwd=REPOSITORY, env={**environment, **more}, stdin=subprocess.DEVNULL
-        )  # fmt: skip
+            ["script", "-qec", command, "/dev/null"],
+            capture_output=True,
+            cwd=REPOSITORY,
+            env={**environment, **more},
+            stdin=subprocess.DEVNULL,
+        )
         return done.stdout
 
     assert b"\x1b[32mrunning" in shown(TERM="xterm")
@@ -364,8 +371,12 @@ def test_completion(web: Server) -> None:
             "COMP_CWORD": str(2 + len(words.split(" "))),
         }
         done = subprocess.run(
-            [sys.executable, "-m", "cri_server.cli.main"], cwd=REPOSITORY, env={**os.environ, **environment}, capture_output=True, text=True
-        )  # fmt: skip
+            [sys.executable, "-m", "cri_server.cli.main"],
+            cwd=REPOSITORY,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+        )
         return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
     assert set(offered("logs ")) >= {"main", "web/main", "web", "db"}
@@ -376,7 +387,19 @@ def test_completion(web: Server) -> None:
 
 
 def test_watch_prints_changes(web: Server) -> None:
-    command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{web.socket}", "pods", "-o", "name", "-w", "--interval", "0.1"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "--address",
+        f"unix://{web.socket}",
+        "pods",
+        "-o",
+        "name",
+        "-w",
+        "--interval",
+        "0.1",
+    ]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         timer = threading.Timer(60, process.kill)
         timer.start()

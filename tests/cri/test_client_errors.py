@@ -161,8 +161,23 @@ def test_an_ordinary_user_cannot_run_a_server_or_read_roots_files(open_folder: P
 
 
 def test_the_runtime_prints_one_line_for_an_ordinary_user() -> None:
-    command_lines = ("list", "state x", "kill x", "delete x", "ps x", "start x", "pause x", "resume x", "events x", "spec",
-             "run -b / x", "create -b / x", "update --memory 1 x", "--root /root/x list", "exec x true")  # fmt: skip
+    command_lines = (
+        "list",
+        "state x",
+        "kill x",
+        "delete x",
+        "ps x",
+        "start x",
+        "pause x",
+        "resume x",
+        "events x",
+        "spec",
+        "run -b / x",
+        "create -b / x",
+        "update --memory 1 x",
+        "--root /root/x list",
+        "exec x true",
+    )
     commands = [["pyrunc", *arguments.split()] for arguments in command_lines]
     for arguments, (code, output) in zip(
         command_lines, answers(*commands, user=NOBODY), strict=True
@@ -181,7 +196,10 @@ def test_missing_sockets_and_files_are_errors(tmp_path: Path) -> None:
         f"unix://{tmp_path}/file": "it is not a socket",
         f"unix://{tmp_path}": "it is not a socket",
         f"unix://{tmp_path}/file/x": "Not a directory",
-        f"unix://{tmp_path}/stale": "connection refused, the socket is of a server that has ended (start one: pyrunc-cri serve)",
+        f"unix://{tmp_path}/stale": (
+            "connection refused, the socket is of a server that has ended (start one: pyrunc-cri"
+            " serve)"
+        ),
     }
     for address, answer in zip(
         reasons, client(*(["--address", a, "ps"] for a in reasons)), strict=True

@@ -25,7 +25,7 @@ def run(server: Server, command: str, limits: str) -> str:
     path.write_text(f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: talks, annotations: {{{ANNOTATION}: {limits}}}}}, spec: {{containers: [
   {{name: main, image: "{IMAGE}", command: [sh, -c, "{command}"]}}]}}}}
-""")
+""")  # noqa: E501
     cli(server, "run", "--folder", str(server.folder / "pods"), str(path))
     (container,) = server.containers()
     return container.id

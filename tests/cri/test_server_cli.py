@@ -41,7 +41,7 @@ spec:
       volumeMounts: [{{name: data, mountPath: /data, readOnly: true}}]
   volumes:
     - {{name: data, emptyDir: {{}}}}
-"""
+"""  # noqa: E501
 
 
 def run(
@@ -295,7 +295,7 @@ def test_rm_shows_all_containers_at_a_time_and_returns_the_first_failure(server:
   {{name: a, image: "{IMAGE}", command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from a"]}},
   {{name: b, image: "{IMAGE}", command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from b; exit 4"]}},
   {{name: c, image: "{IMAGE}", command: [sh, -c, "exit 5"]}}]}}}}
-""")
+""")  # noqa: E501
     with started(
         server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)
     ) as process:
@@ -413,7 +413,7 @@ def test_a_user_of_a_manifest(server: Server) -> None:
     manifest = f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: user}}, spec: {{securityContext: {{runAsGroup: 33, runAsNonRoot: true}}, containers: [
   {{name: main, image: "{IMAGE}", command: [id], securityContext: {{runAsUser: 1000}}}}]}}}}
-"""
+"""  # noqa: E501
     assert "uid=1000 gid=33" in run(server, manifest, "--rm").stdout.decode()
     error = run(server, manifest.replace("runAsUser: 1000", "runAsUser: 0"), code=1).stderr.decode()
     assert "runAsNonRoot: container main would run as root" in error and not server.pods()
@@ -470,7 +470,7 @@ def test_run_with_a_config_map_and_a_secret(server: Server) -> None:
 {apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {COLOUR: blue, page: "hello\\n"}}
 ---
 {apiVersion: v1, kind: Secret, metadata: {name: keys}, stringData: {password: "pa$(COLOUR)"}}
-""")
+""")  # noqa: E501
     path = server.folder / "pod.yaml"
     path.write_text(f"""
 apiVersion: v1
@@ -488,7 +488,7 @@ spec:
   volumes:
     - {{name: page, configMap: {{name: settings, items: [{{key: page, path: index}}]}}}}
     - {{name: keys, secret: {{secretName: keys, defaultMode: 0440}}}}
-""")
+""")  # noqa: E501
     arguments = ("run", "--rm", "--folder", str(server.folder / "pods"), str(path), str(objects))
     done = cli(server, *arguments)
     output = done.stdout.decode().split("--- output")[1].splitlines()[1:]

@@ -153,7 +153,8 @@ def test_a_server_killed_with_a_launch_that_waits(own_server: Server) -> None:
 
 
 def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server) -> None:
-    """What the start had made by then ends, and the container can be started again, or has ended."""
+    """What the start had made by then ends, and the container can be started again, or has
+    ended."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.create(pod)

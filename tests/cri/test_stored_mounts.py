@@ -56,7 +56,7 @@ def superblocks(server: Server) -> set[int]:
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])
-def test_new_containers_share_the_pages_of_those_that_run(manager: ServiceManager, how: Callable[[Server], object]) -> None:  # fmt: skip
+def test_new_containers_share_the_pages_of_those_that_run(manager: ServiceManager, how: Callable[[Server], object]) -> None:  # fmt: skip  # noqa: E501
     with serving(manager) as server:
         load(server)
         pod = server.run_pod(host_network=True)

@@ -78,7 +78,7 @@ for name, soft in (("NOFILE", -1), ("STACK", 16 << 20), ("CORE", 4096), ("FSIZE"
     hard = resource.getrlimit(number)[1]
     resource.setrlimit(number, (hard if soft < 0 or 0 <= hard < soft else soft, hard))
 os.execv(sys.argv[2], sys.argv[2:])
-"""
+"""  # noqa: E501
 
 
 def surrounded() -> tuple[str, ...]:

@@ -342,7 +342,8 @@ def test_half_open_connections(server: Server) -> None:
 
 
 def test_thousands_of_connections(server: Server) -> None:
-    """At the limit the longest idle one makes room, so that those who have something to ask get in."""
+    """At the limit the longest idle one makes room, so that those who have something to ask get
+    in."""
     count = 3000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard == resource.RLIM_INFINITY or hard > count + 500

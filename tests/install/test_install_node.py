@@ -267,8 +267,9 @@ class TestKubelet:
             (root / self.DROP_IN)
             .read_text()
             .endswith(
-                "[Service]\nExecStart=\nExecStart=/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock "
-                "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
+                "[Service]\nExecStart=\nExecStart=/opt/kubelet"
+                " --container-runtime-endpoint=unix:///run/containerd/containerd.sock"
+                " --container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
             )
         )
 

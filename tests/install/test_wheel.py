@@ -22,7 +22,7 @@ def test_the_wheels_tag_names_the_architecture_of_the_programs_inside(wheel: Pat
     machine = platform.machine()
     assert (
         wheel.name
-        == f"pyrunc-{pyrunc.__version__}-py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}.whl"
+        == f"pyrunc-{pyrunc.__version__}-py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}.whl"  # noqa: E501
     )
 
 

@@ -32,163 +32,385 @@ MOUNTS = "pyrunc/plan/lower_mount.py"
 
 MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "destinations are opened by path": (
-        [("pyrunc/program/macros.py", "IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS",
-        "IN_ROOT = 0"),
-         ("pyrunc/program/macros.py",
-         "BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS", "BENEATH = 0")],
-        "test_mounts.py::test_a_folder_that_is_swapped_while_it_is_mounted_on"),
+        [
+            (
+                "pyrunc/program/macros.py",
+                "IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS",
+                "IN_ROOT = 0",
+            ),
+            (
+                "pyrunc/program/macros.py",
+                "BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS",
+                "BENEATH = 0",
+            ),
+        ],
+        "test_mounts.py::test_a_folder_that_is_swapped_while_it_is_mounted_on",
+    ),
     "links in destinations lead out": (
-        [("pyrunc/program/macros.py", "IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS",
-        "IN_ROOT = 0"),
-         ("pyrunc/program/macros.py",
-         "BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS", "BENEATH = 0")],
-        "test_dev.py::test_dev_is_a_link"),
+        [
+            (
+                "pyrunc/program/macros.py",
+                "IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS",
+                "IN_ROOT = 0",
+            ),
+            (
+                "pyrunc/program/macros.py",
+                "BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS",
+                "BENEATH = 0",
+            ),
+        ],
+        "test_dev.py::test_dev_is_a_link",
+    ),
     "procfs goes where a link leads": (
-        [("pyrunc/plan/lowering.py",
-        "f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS",
-        "f.O_PATH | self.o_directory, 0, IN_ROOT")],
-        "test_procfs.py::test_a_link_in_place_of_the_directory"),
-    "mounts land inside procfs": ([(MOUNTS, PROC_CHECK, "")],
-    "test_procfs.py::test_a_volume_that_a_link_puts_into_proc"),
-    "anything is bound to /proc": ([(MOUNTS, TREE_CHECK, ""), (MOUNTS, INODE_CHECK, "")],
-    "test_procfs.py::test_a_volume_over_proc"),
+        [
+            (
+                "pyrunc/plan/lowering.py",
+                "f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS",
+                "f.O_PATH | self.o_directory, 0, IN_ROOT",
+            )
+        ],
+        "test_procfs.py::test_a_link_in_place_of_the_directory",
+    ),
+    "mounts land inside procfs": (
+        [(MOUNTS, PROC_CHECK, "")],
+        "test_procfs.py::test_a_volume_that_a_link_puts_into_proc",
+    ),
+    "anything is bound to /proc": (
+        [(MOUNTS, TREE_CHECK, ""), (MOUNTS, INODE_CHECK, "")],
+        "test_procfs.py::test_a_volume_over_proc",
+    ),
     "sysctls by the container's /proc": (
-        [(LOWER, 'low.numbers["proc"], f"sys/{op.path}", how',
-        'f.AT_FDCWD, f"/proc/sys/{op.path}", low.how(f.O_WRONLY, 0, 0)')],
-        "test_procfs.py::test_sysctls_do_not_pass_through_the_containers_proc"),
-    "anything is procfs": ([(LOWER, 'require_proc(low, proc, "/proc is no procfs")', "pass")],
-    "test_procfs.py::test_a_process_that_sees_another_proc"),
-    "own files by their paths": ([(LOWER,
-    "f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)\n    for", "0)\n    for")],
-                                 "test_procfs.py::test_where_a_processs_own_files_are_written"),
-    "sysctl values of several lines": ([("pyrunc/spec/check.py", 'if "\\n" in value:',
-    "if False:")], "test_procfs.py::test_values_that_hold_a_second_setting"),
-    "a source is looked up twice": ([(MOUNTS, "0, f.RESOLVE_NO_SYMLINKS)", "0, 0)")],
-    "test_mounts.py::test_a_source_that_is_swapped_during_create"),
-    "a host path is made by its name": ([("cri_server/spec/sources.py",
-    "        for name in resolved.strip",
-    "        os.makedirs(resolved, exist_ok=True)\n        for name in ''.strip")],
-                                        "test_server.py::test_a_missing_source_is_made_where_it_was_looked_up"),
-    "a restart takes what the server finds": ([("cri_server/cli/containers/restart.py",
-    "sources.check(client, identifier, config, plain)", "pass")],
-                                              "test_command_line.py::test_a_restart_follows_no_link_of_the_container"),
-    "a container's file is opened unseen": ([("pyrunc/kernel/path.py",
-    'raise OSError(errno.ESTALE, "not a regular file any more", name)', "pass")],
-                                            "test_command_line.py::test_what_became_something_else_is_not_opened"),
-    "a host path is looked up twice": ([("cri_server/containers/create.py",
-    "[mount.source for mount in context.requested_mounts if mount.request.host_path]", "[]")],
-                                       "test_server.py::test_a_source_that_is_swapped_before_it_is_opened"),
-    "any null is good": ([(MOUNTS, NULL_CHECK, ""),
-    (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', "")],
-                         "test_dev.py::test_null_is_something_else"),
-    "any null is good, the race": ([(MOUNTS, NULL_CHECK, ""),
-    (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', "")],
-                                   "test_dev.py::test_null_that_is_swapped"),
-    "the console follows a link": ([(MOUNTS, "place = _console_place(low)",
-    'place = low.place("/dev/console", False)')], "test_dev.py::test_console_is_a_link"),
-    "any device is the default one": ([(MOUNTS, "_same_device(low, op, folder, name, kind)",
-    "pass")], "test_dev.py::test_a_default_device_is_there_already"),
-    "newcomers are dumpable": ([("pyrunc/program/macros.py",
-    'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)',
-    'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)')],
-                               "test_newcomer.py::test_a_process_that_waits_for_start_cannot_be_inspected"),
-    "newcomers are dumpable, exec": ([("pyrunc/program/macros.py",
-    'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)',
-    'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)')],
-                                     "test_newcomer.py::test_an_entering_process_cannot_be_inspected"),
-    "the group's folder stays open": ([(LOWER, CLOSE_CGROUP, "pass"),
-    (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass")],
-                                      "test_descriptors.py::test_what_waits_for_start_holds_nothing_of_the_host"),
-    "the group's folder stays open, exec": ([(LOWER, CLOSE_CGROUP, "pass")],
-    "test_descriptors.py::test_what_enters_holds_nothing_of_the_host"),
-    "getcwd is not asked": ([(LOWER, CLOSE_CGROUP, "pass"),
-    (LOWER, 'macros.require(a, first, "eq", ord("/"), ENOENT, OUTSIDE)', "")],
-                            "test_descriptors.py::test_the_working_directory_of_an_exec"),
-    "nothing is closed before execve": ([(LOWER,
-    "macros.close_all_from(a, first, keep, may_fail=low.filtered)", "pass"),
-    (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass")],
-                                        "test_descriptors.py::test_three_descriptors_and_no_more"),
-    "the launcher is its file": ([("pyrunc/program/launch.py",
-    'return _fd.open_sealed_executable("pyrunc:launcher", content)',
-    "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)")],
-                                 "test_executable.py::test_what_waits_for_start_is_a_sealed_memfd"),
-    "the launcher is its file, the exploit": ([("pyrunc/program/launch.py",
-    'return _fd.open_sealed_executable("pyrunc:launcher", content)',
-    "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)")],
-                                              "test_executable.py::test_overwriting_through_another_process"),
-    "the group list is the caller's": ([("pyrunc/plan/identity.py",
-    "ops.append(model.SetGroups(user.additional_gids))", "pass")],
-    "test_identity.py::test_groups_are_the_listed_ones"),
-    "everything is inheritable": ([("pyrunc/plan/identity.py",
-    "_mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable",
-    "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable")],
-                                  "test_identity.py::test_nothing_is_inheritable"),
-    "file capabilities are inherited": ([("pyrunc/plan/identity.py",
-    "_mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable",
-    "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable")],
-                                        "test_identity.py::test_a_file_with_an_inheritable_capability_gives_none"),
-    "users are read as Python reads numbers": ([("pyrunc/cli/process.py",
-    "if not (digits.isascii() and digits.isdigit()) or int(digits) > MAX_ID:",
-    "if not digits.isdigit():")],
-                                               "test_identity.py::test_users_are_whole_numbers"),
+        [
+            (
+                LOWER,
+                'low.numbers["proc"], f"sys/{op.path}", how',
+                'f.AT_FDCWD, f"/proc/sys/{op.path}", low.how(f.O_WRONLY, 0, 0)',
+            )
+        ],
+        "test_procfs.py::test_sysctls_do_not_pass_through_the_containers_proc",
+    ),
+    "anything is procfs": (
+        [(LOWER, 'require_proc(low, proc, "/proc is no procfs")', "pass")],
+        "test_procfs.py::test_a_process_that_sees_another_proc",
+    ),
+    "own files by their paths": (
+        [
+            (
+                LOWER,
+                "f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)\n    for",
+                "0)\n    for",
+            )
+        ],
+        "test_procfs.py::test_where_a_processs_own_files_are_written",
+    ),
+    "sysctl values of several lines": (
+        [("pyrunc/spec/check.py", 'if "\\n" in value:', "if False:")],
+        "test_procfs.py::test_values_that_hold_a_second_setting",
+    ),
+    "a source is looked up twice": (
+        [(MOUNTS, "0, f.RESOLVE_NO_SYMLINKS)", "0, 0)")],
+        "test_mounts.py::test_a_source_that_is_swapped_during_create",
+    ),
+    "a host path is made by its name": (
+        [
+            (
+                "cri_server/spec/sources.py",
+                "        for name in resolved.strip",
+                "        os.makedirs(resolved, exist_ok=True)\n        for name in ''.strip",
+            )
+        ],
+        "test_server.py::test_a_missing_source_is_made_where_it_was_looked_up",
+    ),
+    "a restart takes what the server finds": (
+        [
+            (
+                "cri_server/cli/containers/restart.py",
+                "sources.check(client, identifier, config, plain)",
+                "pass",
+            )
+        ],
+        "test_command_line.py::test_a_restart_follows_no_link_of_the_container",
+    ),
+    "a container's file is opened unseen": (
+        [
+            (
+                "pyrunc/kernel/path.py",
+                'raise OSError(errno.ESTALE, "not a regular file any more", name)',
+                "pass",
+            )
+        ],
+        "test_command_line.py::test_what_became_something_else_is_not_opened",
+    ),
+    "a host path is looked up twice": (
+        [
+            (
+                "cri_server/containers/create.py",
+                "[mount.source for mount in context.requested_mounts if mount.request.host_path]",
+                "[]",
+            )
+        ],
+        "test_server.py::test_a_source_that_is_swapped_before_it_is_opened",
+    ),
+    "any null is good": (
+        [
+            (MOUNTS, NULL_CHECK, ""),
+            (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', ""),
+        ],
+        "test_dev.py::test_null_is_something_else",
+    ),
+    "any null is good, the race": (
+        [
+            (MOUNTS, NULL_CHECK, ""),
+            (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', ""),
+        ],
+        "test_dev.py::test_null_that_is_swapped",
+    ),
+    "the console follows a link": (
+        [(MOUNTS, "place = _console_place(low)", 'place = low.place("/dev/console", False)')],
+        "test_dev.py::test_console_is_a_link",
+    ),
+    "any device is the default one": (
+        [(MOUNTS, "_same_device(low, op, folder, name, kind)", "pass")],
+        "test_dev.py::test_a_default_device_is_there_already",
+    ),
+    "newcomers are dumpable": (
+        [
+            (
+                "pyrunc/program/macros.py",
+                'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)',
+                'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)',
+            )
+        ],
+        "test_newcomer.py::test_a_process_that_waits_for_start_cannot_be_inspected",
+    ),
+    "newcomers are dumpable, exec": (
+        [
+            (
+                "pyrunc/program/macros.py",
+                'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)',
+                'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)',
+            )
+        ],
+        "test_newcomer.py::test_an_entering_process_cannot_be_inspected",
+    ),
+    "the group's folder stays open": (
+        [
+            (LOWER, CLOSE_CGROUP, "pass"),
+            (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass"),
+        ],
+        "test_descriptors.py::test_what_waits_for_start_holds_nothing_of_the_host",
+    ),
+    "the group's folder stays open, exec": (
+        [(LOWER, CLOSE_CGROUP, "pass")],
+        "test_descriptors.py::test_what_enters_holds_nothing_of_the_host",
+    ),
+    "getcwd is not asked": (
+        [
+            (LOWER, CLOSE_CGROUP, "pass"),
+            (LOWER, 'macros.require(a, first, "eq", ord("/"), ENOENT, OUTSIDE)', ""),
+        ],
+        "test_descriptors.py::test_the_working_directory_of_an_exec",
+    ),
+    "nothing is closed before execve": (
+        [
+            (LOWER, "macros.close_all_from(a, first, keep, may_fail=low.filtered)", "pass"),
+            (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass"),
+        ],
+        "test_descriptors.py::test_three_descriptors_and_no_more",
+    ),
+    "the launcher is its file": (
+        [
+            (
+                "pyrunc/program/launch.py",
+                'return _fd.open_sealed_executable("pyrunc:launcher", content)',
+                "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)",
+            )
+        ],
+        "test_executable.py::test_what_waits_for_start_is_a_sealed_memfd",
+    ),
+    "the launcher is its file, the exploit": (
+        [
+            (
+                "pyrunc/program/launch.py",
+                'return _fd.open_sealed_executable("pyrunc:launcher", content)',
+                "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)",
+            )
+        ],
+        "test_executable.py::test_overwriting_through_another_process",
+    ),
+    "the group list is the caller's": (
+        [("pyrunc/plan/identity.py", "ops.append(model.SetGroups(user.additional_gids))", "pass")],
+        "test_identity.py::test_groups_are_the_listed_ones",
+    ),
+    "everything is inheritable": (
+        [
+            (
+                "pyrunc/plan/identity.py",
+                "_mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable",
+                "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable",
+            )
+        ],
+        "test_identity.py::test_nothing_is_inheritable",
+    ),
+    "file capabilities are inherited": (
+        [
+            (
+                "pyrunc/plan/identity.py",
+                "_mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable",
+                "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable",
+            )
+        ],
+        "test_identity.py::test_a_file_with_an_inheritable_capability_gives_none",
+    ),
+    "users are read as Python reads numbers": (
+        [
+            (
+                "pyrunc/cli/process.py",
+                "if not (digits.isascii() and digits.isdigit()) or int(digits) > MAX_ID:",
+                "if not digits.isdigit():",
+            )
+        ],
+        "test_identity.py::test_users_are_whole_numbers",
+    ),
     "files of an image are opened unseen": (
-        [("pyrunc/kernel/path.py", "    place = open_in_root(root_fd, path)\n",
-        "    return open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)\n    place = open_in_root(root_fd, path)\n")],
-        "test_identity.py::test_passwd_is_something_else"),
-    "files of an image are looked up on the host": ([("pyrunc/kernel/path.py",
-    "RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)", "0)")],
-    "test_identity.py::test_passwd_is_something_else"),
-    "limits name any file": ([("pyrunc/cgroups/convert.py",
-    'if "/" in file or "\\0" in file or not controller or not dot or not parameter:', "if False:"),
-                              ("pyrunc/kernel/cgroup.py",
-                              'if "/" in file or file in ("", ".", "..") or "\\0" in file:',
-                              "if False:")],
-                             "test_cgroups.py::test_file_names_from_limits"),
-    "no device filter": ([("pyrunc/compile/descriptors.py", "cgroup.set_devices(rules)", "pass")],
-    "test_cgroups.py::test_devices_of_the_host"),
-    "no session of its own": ([(LOWER, 'low.a.sys("setsid")', "pass")],
-    "test_calls.py::test_typing_into_the_callers_terminal"),
-    "no keyring of its own": ([("pyrunc/plan/build.py", "    if options.keyring:\n",
-    "    if False:\n")], "test_calls.py::test_keys_of_the_caller"),
-    "images are what CRIU opens": ([("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):",
-    "if False:")], "test_checkpoints.py::test_images_that_are_no_files"),
-    "images are what CRIU opens, dump": ([("pyrunc/checkpoint/criu_images.py",
-    "if not S_ISREG(mode):", "if False:")],
-    "test_checkpoints.py::test_a_dump_does_not_write_through_links"),
-    "no filter": ([("pyrunc/compile/descriptors.py", "    if not seccomp:\n", "    if True:\n")],
-    "test_calls.py::test_other_tables_are_no_way_around_a_filter"),
-    "no new privileges only for the first": ([("pyrunc/plan/identity.py",
-    "    if process.no_new_privileges:\n", "    if False:\n")],
-    "test_calls.py::test_no_new_privileges_reaches_exec"),
-    "errors hold what they hold": ([("pyrunc/cli/log.py", ".translate(VISIBLE)",
-    ".translate({})")], "test_calls.py::test_terminal_text_of_a_container_in_our_errors"),
-    "cells hold what they hold": ([("cri_server/cli/output/show.py", ".translate(VISIBLE)",
-    ".translate({})")], "test_calls.py::test_terminal_text_of_a_container_in_our_tables"),
-    "the state folder is for all": ([("pyrunc/container/state.py", "os.mkdir(folder, CLAIMED)",
-    "os.mkdir(folder, CLAIMED | 0o011)")], "test_requests.py::test_modes_of_the_state"),
-    "pids are trusted": ([("pyrunc/container/status.py",
-    "if not alive(state.pid, state.start_time):", "if not state.pid:")],
-    "test_requests.py::test_a_state_folder_that_was_tampered_with"),
-    "deep JSON is not caught": ([("pyrunc/jsontext.py", "except RecursionError:",
-    "except ZeroDivisionError:")], "test_requests.py::test_a_configuration_that_is_no_object"),
-    "numbers may be names": ([("cri_server/spec/user.py",
-    "    if not _is_number(text):\n        for", "    if True:\n        for")],
-    "test_server.py::test_numeric_users_are_never_names"),
-    "logs follow links": ([("pyrunc/shim/log_file.py", "flags | os.O_NOFOLLOW", "flags")],
-    "test_server.py::test_a_link_where_the_log_goes"),
-    "folders of logs follow links": ([("pyrunc/shim/log_file.py", "FOLDER | os.O_NOFOLLOW",
-    "FOLDER"), ("pyrunc/kernel/path.py", "O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC",
-    "O_PATH | O_DIRECTORY | O_CLOEXEC")], "test_server.py::test_links_on_the_way_to_the_log"),
-    "annotations are copied": ([("cri_server/spec/build.py",
-    '        "io.kubernetes.cri.container-type": "container",\n',
-    '        **inputs.sandbox.annotations, "io.kubernetes.cri.container-type": "container",\n')],
-                               "test_server.py::test_annotations_are_no_orders"),
-    "output without an end": ([("cri_server/containers/exec.py",
-    "OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)", "OUTPUT_LIMIT_BYTES = 1 << 40")],
-    "test_server.py::test_endless_output_of_an_exec"),
-    "folders keep their modes": ([("cri_server/store/paths.py", "os.chmod(path, mode)", "pass")],
-    "test_server.py::test_other_users_cannot_reach_sockets_and_folders"),
-}  # fmt: skip
+        [
+            (
+                "pyrunc/kernel/path.py",
+                "    place = open_in_root(root_fd, path)\n",
+                "    return open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)\n    place = open_in_root(root_fd, path)\n",  # noqa: E501
+            )
+        ],
+        "test_identity.py::test_passwd_is_something_else",
+    ),
+    "files of an image are looked up on the host": (
+        [("pyrunc/kernel/path.py", "RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)", "0)")],
+        "test_identity.py::test_passwd_is_something_else",
+    ),
+    "limits name any file": (
+        [
+            (
+                "pyrunc/cgroups/convert.py",
+                'if "/" in file or "\\0" in file or not controller or not dot or not parameter:',
+                "if False:",
+            ),
+            (
+                "pyrunc/kernel/cgroup.py",
+                'if "/" in file or file in ("", ".", "..") or "\\0" in file:',
+                "if False:",
+            ),
+        ],
+        "test_cgroups.py::test_file_names_from_limits",
+    ),
+    "no device filter": (
+        [("pyrunc/compile/descriptors.py", "cgroup.set_devices(rules)", "pass")],
+        "test_cgroups.py::test_devices_of_the_host",
+    ),
+    "no session of its own": (
+        [(LOWER, 'low.a.sys("setsid")', "pass")],
+        "test_calls.py::test_typing_into_the_callers_terminal",
+    ),
+    "no keyring of its own": (
+        [("pyrunc/plan/build.py", "    if options.keyring:\n", "    if False:\n")],
+        "test_calls.py::test_keys_of_the_caller",
+    ),
+    "images are what CRIU opens": (
+        [("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):", "if False:")],
+        "test_checkpoints.py::test_images_that_are_no_files",
+    ),
+    "images are what CRIU opens, dump": (
+        [("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):", "if False:")],
+        "test_checkpoints.py::test_a_dump_does_not_write_through_links",
+    ),
+    "no filter": (
+        [("pyrunc/compile/descriptors.py", "    if not seccomp:\n", "    if True:\n")],
+        "test_calls.py::test_other_tables_are_no_way_around_a_filter",
+    ),
+    "no new privileges only for the first": (
+        [("pyrunc/plan/identity.py", "    if process.no_new_privileges:\n", "    if False:\n")],
+        "test_calls.py::test_no_new_privileges_reaches_exec",
+    ),
+    "errors hold what they hold": (
+        [("pyrunc/cli/log.py", ".translate(VISIBLE)", ".translate({})")],
+        "test_calls.py::test_terminal_text_of_a_container_in_our_errors",
+    ),
+    "cells hold what they hold": (
+        [("cri_server/cli/output/show.py", ".translate(VISIBLE)", ".translate({})")],
+        "test_calls.py::test_terminal_text_of_a_container_in_our_tables",
+    ),
+    "the state folder is for all": (
+        [
+            (
+                "pyrunc/container/state.py",
+                "os.mkdir(folder, CLAIMED)",
+                "os.mkdir(folder, CLAIMED | 0o011)",
+            )
+        ],
+        "test_requests.py::test_modes_of_the_state",
+    ),
+    "pids are trusted": (
+        [
+            (
+                "pyrunc/container/status.py",
+                "if not alive(state.pid, state.start_time):",
+                "if not state.pid:",
+            )
+        ],
+        "test_requests.py::test_a_state_folder_that_was_tampered_with",
+    ),
+    "deep JSON is not caught": (
+        [("pyrunc/jsontext.py", "except RecursionError:", "except ZeroDivisionError:")],
+        "test_requests.py::test_a_configuration_that_is_no_object",
+    ),
+    "numbers may be names": (
+        [
+            (
+                "cri_server/spec/user.py",
+                "    if not _is_number(text):\n        for",
+                "    if True:\n        for",
+            )
+        ],
+        "test_server.py::test_numeric_users_are_never_names",
+    ),
+    "logs follow links": (
+        [("pyrunc/shim/log_file.py", "flags | os.O_NOFOLLOW", "flags")],
+        "test_server.py::test_a_link_where_the_log_goes",
+    ),
+    "folders of logs follow links": (
+        [
+            ("pyrunc/shim/log_file.py", "FOLDER | os.O_NOFOLLOW", "FOLDER"),
+            (
+                "pyrunc/kernel/path.py",
+                "O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC",
+                "O_PATH | O_DIRECTORY | O_CLOEXEC",
+            ),
+        ],
+        "test_server.py::test_links_on_the_way_to_the_log",
+    ),
+    "annotations are copied": (
+        [
+            (
+                "cri_server/spec/build.py",
+                '        "io.kubernetes.cri.container-type": "container",\n',
+                '        **inputs.sandbox.annotations, "io.kubernetes.cri.container-type": "container",\n',  # noqa: E501
+            )
+        ],
+        "test_server.py::test_annotations_are_no_orders",
+    ),
+    "output without an end": (
+        [
+            (
+                "cri_server/containers/exec.py",
+                "OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)",
+                "OUTPUT_LIMIT_BYTES = 1 << 40",
+            )
+        ],
+        "test_server.py::test_endless_output_of_an_exec",
+    ),
+    "folders keep their modes": (
+        [("cri_server/store/paths.py", "os.chmod(path, mode)", "pass")],
+        "test_server.py::test_other_users_cannot_reach_sockets_and_folders",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -179,9 +179,12 @@ def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -
         os.close(here)
     (data / "plain").write_text("plain\n")
     change = mount("/data", "tmpfs", "tmpfs", "tmpcopyup")
-    result = runtime.run("sh", "-c",
-        "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",
-                        change=lambda c: c["mounts"].append(change))  # fmt: skip
+    result = runtime.run(
+        "sh",
+        "-c",
+        "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",  # noqa: E501
+        change=lambda c: c["mounts"].append(change),
+    )
     assert result.ok().out == "plain\nkept\n"
 
 

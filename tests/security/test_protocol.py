@@ -68,7 +68,7 @@ int main(int argc, char **argv)
 	}
 	return argc < 0;
 }
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")

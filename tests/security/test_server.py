@@ -695,8 +695,13 @@ def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) 
     container = server.launch(pod, container_config(server))
     devices = server.output(container, "sh", "-c", script).split()
     assert devices == [str(server.root.stat().st_dev)] * 3
-    places = {Path(m["source"]) for m in json.loads((server.state / "containers" / container / "config.json").read_text())["mounts"]
-              if m["type"] == "bind"}  # fmt: skip
+    places = {
+        Path(m["source"])
+        for m in json.loads((server.state / "containers" / container / "config.json").read_text())[
+            "mounts"
+        ]
+        if m["type"] == "bind"
+    }
     assert places and not [p for p in places if p.is_relative_to(server.state)]
 
 

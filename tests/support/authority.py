@@ -44,7 +44,7 @@ class Authority:
         """A certificate for `subject`, valid under NAMES and `names` (`IP:…`, `DNS:…`)."""
         extensions, request = self.folder / f"{name}.names", f"{self.folder}/{name}.csr"
         extensions.write_text(
-            f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"
+            f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"  # noqa: E501
         )
         self._openssl(
             "req",

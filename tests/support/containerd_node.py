@@ -44,7 +44,7 @@ NETWORK = """\
     {"type": "portmap", "capabilities": {"portMappings": true}}
   ]
 }
-"""
+"""  # noqa: E501
 INSTALL = f"""
 set -e
 mkdir -p /mnt/containerd /etc/containerd /etc/cni/net.d /opt/cni/bin

@@ -1,4 +1,5 @@
-"""ginkgo, which runs Kubernetes' own specs several at a time: started, waited for, its report read."""
+"""ginkgo, which runs Kubernetes' own specs several at a time: started, waited for, its report
+read."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ i=0; while [ ! -b /dev/vda ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
 # A procfs below the new root would let user namespaces mount one without masks (mount_too_revealing in fs/namespace.c).
 mount -t ext4 /dev/vda /mnt && mount --move /dev /mnt/dev && umount /sys && umount /proc && exec switch_root /mnt /sbin/init
 echo no-root-disk; sleep 1000
-"""
+"""  # noqa: E501
 SERVICES = "10.0.2.100"
 UNWANTED = (
     "apt-daily.timer",
@@ -279,7 +279,8 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
 
 
 def _is_of(path: Path, architecture: Architecture) -> bool:
-    """Whether the file, not a link to it, is a program of that architecture: e_machine of elf(5)."""
+    """Whether the file, not a link to it, is a program of that architecture: e_machine of
+    elf(5)."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:

@@ -32,7 +32,7 @@ cat >{FOLDER}/flannel/net-conf.json
 systemd-run -q --unit flanneld --setenv NODE_NAME=NODE -p Restart=always -p RestartSec=2 {PROGRAMS}/flanneld \\
   --kube-subnet-mgr --kubeconfig-file /etc/kubernetes/node.conf --net-config-path {FOLDER}/flannel/net-conf.json \\
   --subnet-file {FOLDER}/flannel/subnet.env --iface eth1 --ip-masq
-"""
+"""  # noqa: E501
 
 
 class Unit:

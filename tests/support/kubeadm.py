@@ -38,7 +38,7 @@ EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
 EnvironmentFile=-/etc/default/kubelet
 ExecStart=
 ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
-"""
+"""  # noqa: E501
 PACKAGES = f"""
 set -e
 for disk in kubernetes kubeadm; do
@@ -55,7 +55,7 @@ cat >/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf <<'E'
 {KUBEADM_DROP_IN}E
 systemctl daemon-reload
 systemctl enable -q kubelet
-"""
+"""  # noqa: E501
 
 
 def install_packages(guest: Guest) -> None:

@@ -230,7 +230,8 @@ def e2e_helpers() -> Path:
 
 
 def e2e_node() -> Path:
-    """The program `e2e_node.test`, Kubernetes' tests of a node that start a kubelet of their own."""
+    """The program `e2e_node.test`, Kubernetes' tests of a node that start a kubelet of their
+    own."""
     program = cache() / "kube" / f"{KUBERNETES}-e2e" / "e2e_node.test"
     if not program.exists():
         suite = "k8s.io/kubernetes/test/e2e_node"
@@ -377,7 +378,8 @@ def _build_own_main(name: str, requirement: str, text: str, program: Path) -> No
 
 
 def peer() -> Path:
-    """The folder with containerd, ctr, its shim, runc (bin/) and the reference CNI plugins (cni/)."""
+    """The folder with containerd, ctr, its shim, runc (bin/) and the reference CNI plugins
+    (cni/)."""
     out = cache() / "peer" / f"containerd-{CONTAINERD}-runc-{RUNC}"
     if not (out / "bin" / "containerd").exists():
         containerd = "github.com/containerd/containerd/v2"

@@ -51,7 +51,7 @@ cat >{Network().conf_dir}/10-pods.conflist
 # The suite calls sudo, which the guest does not have, and writes files beside its program.
 printf '#!/bin/sh\\nexec "$@"\\n' >/usr/local/bin/sudo && chmod +x /usr/local/bin/sudo
 ln -s {DISK}/e2e_node.test {FOLDER}/e2e_node.test
-"""
+"""  # noqa: E501
 # The suite's own output goes to a file: it is megabytes.
 RUN = f"""cd {FOLDER} && rm -rf reports && mkdir reports
 printf %s "$(systemctl show --property=MainPID --value {UNIT})" >server.pid

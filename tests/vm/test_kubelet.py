@@ -19,7 +19,8 @@ INSIDE = "tests/vm/kubelet"
 
 @pytest.fixture(scope="module")
 def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
-    """The guest as a Kubernetes node; it stays one until the boot ends, its control plane does not."""
+    """The guest as a Kubernetes node; it stays one until the boot ends, its control plane does
+    not."""
     control = GuestControlPlane(tmp_path_factory.mktemp("control"), boots.api_port)
     try:
         control.start()

@@ -35,7 +35,10 @@ class Suite:
         listed.write_text(images.image_list())
         (folder / "bin").mkdir()
         (folder / "bin" / "runc").symlink_to(Path(sys.executable).parent / "pyrunc")
-        private = f'mount -t tmpfs suite /var/lib && mkdir {CONTAINERD_ROOT} && PATH={folder}/bin:$PATH exec "$@"'
+        private = (
+            f"mount -t tmpfs suite /var/lib && mkdir {CONTAINERD_ROOT} && PATH={folder}/bin:$PATH"
+            ' exec "$@"'
+        )
         program = str(toolchain.containerd_integration())
         self._command = [
             *server.in_its_network("unshare", "--mount", "sh", "-c", private, "sh", program),

@@ -15,8 +15,26 @@ from tests.cri.images.test_hostile import OPAQUE, device, fifo, hardlink
 
 EXAMPLES = int(os.environ.get("PYRUNC_HOSTILE_EXAMPLES", "400"))
 NAMES = some.sampled_from(
-    ["a", "b", "a/b", "a/b/c", ".", "..", "a/..", "/a", "../canary/file", "l", "l/x", ".wh.a", "a/.wh.b", OPAQUE, f"a/{OPAQUE}", "ä", "a" * 200]
-)  # fmt: skip
+    [
+        "a",
+        "b",
+        "a/b",
+        "a/b/c",
+        ".",
+        "..",
+        "a/..",
+        "/a",
+        "../canary/file",
+        "l",
+        "l/x",
+        ".wh.a",
+        "a/.wh.b",
+        OPAQUE,
+        f"a/{OPAQUE}",
+        "ä",
+        "a" * 200,
+    ]
+)
 NODES = some.one_of(
     some.binary(max_size=20).map(Node),
     some.sampled_from([directory(), directory(0), fifo(), device(0, 0), device(1, 3)]),
@@ -30,11 +48,19 @@ def every_kind() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         members = [
-            ("d", directory(0o1777)), ("d/f", Node(b"content" * 50, pax={"SCHILY.xattr.user.a": "b", "mtime": "1.5"})),
-            ("l", symlink("../../canary")), ("l/x", Node(b"1")), ("h", hardlink("d/f")), ("d/.wh.gone", Node()),
-            (f"d/{OPAQUE}", Node()), ("fifo", fifo()), ("null", device(1, 3)), ("d", Node(b"replaced")),
-            ("n" * 150, Node(b"long")), ("sparse", Node(b"xx", pax={"GNU.sparse.map": "0,1,5,1", "GNU.sparse.size": "9"})),
-        ]  # fmt: skip
+            ("d", directory(0o1777)),
+            ("d/f", Node(b"content" * 50, pax={"SCHILY.xattr.user.a": "b", "mtime": "1.5"})),
+            ("l", symlink("../../canary")),
+            ("l/x", Node(b"1")),
+            ("h", hardlink("d/f")),
+            ("d/.wh.gone", Node()),
+            (f"d/{OPAQUE}", Node()),
+            ("fifo", fifo()),
+            ("null", device(1, 3)),
+            ("d", Node(b"replaced")),
+            ("n" * 150, Node(b"long")),
+            ("sparse", Node(b"xx", pax={"GNU.sparse.map": "0,1,5,1", "GNU.sparse.size": "9"})),
+        ]
         for name, node in members:
             build._add(tar, name, node)
     return buffer.getvalue()

@@ -58,7 +58,8 @@ def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Lay
 
 @pytest.fixture(params=["unpacked", "erofs"])
 def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What image services do with layers that are told nothing else; those of child processes, too."""
+    """What image services do with layers that are told nothing else; those of child processes,
+    too."""
     defaults = ImageService.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "store", request.param)

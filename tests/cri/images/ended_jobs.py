@@ -19,9 +19,23 @@ FILE = "PYRUNC_TESTS_JOB_CHANGES"
 EXIT_CODE = 77
 _NUMBERS = Struct("=QQ")
 _CHANGES = (
-    "mkdir", "mknod", "rename", "unlink", "link", "symlink", "write", "pwrite", "ftruncate", "fsync",
-    "chmod", "fchmod", "chown", "fchown", "utime", "setxattr",
-)  # fmt: skip
+    "mkdir",
+    "mknod",
+    "rename",
+    "unlink",
+    "link",
+    "symlink",
+    "write",
+    "pwrite",
+    "ftruncate",
+    "fsync",
+    "chmod",
+    "fchmod",
+    "chown",
+    "fchown",
+    "utime",
+    "setxattr",
+)
 
 
 class Changes:

@@ -29,8 +29,20 @@ from pyrunc.errors import Error
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
 JOBS = "PYRUNC_TESTS_IMAGE_ERRANDS"
 _CHANGES = (
-    "mkdir", "rename", "unlink", "rmdir", "link", "symlink", "write", "pwrite", "ftruncate", "fsync", "chmod", "chown", "utime",
-)  # fmt: skip
+    "mkdir",
+    "rename",
+    "unlink",
+    "rmdir",
+    "link",
+    "symlink",
+    "write",
+    "pwrite",
+    "ftruncate",
+    "fsync",
+    "chmod",
+    "chown",
+    "utime",
+)
 
 
 def count_changes(kill_at: int) -> Callable[[], int]:

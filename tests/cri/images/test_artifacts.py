@@ -26,28 +26,88 @@ OCI, EMPTY = types.OCI_CONFIG, "application/vnd.oci.empty.v1+json"
 ARTIFACTS = [
     # who makes it, artifactType, the configuration's type, the layer's type, the type that the
     # error names
-    ("Helm", "", "application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", 2),
+    (
+        "Helm",
+        "",
+        "application/vnd.cncf.helm.config.v1+json",
+        "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
+        2,
+    ),
     ("cosign sign", "", OCI, "application/vnd.dev.cosign.simplesigning.v1+json", 3),
-    ("cosign sign 3", "application/vnd.dev.sigstore.bundle.v0.3+json", EMPTY, "application/vnd.dev.sigstore.bundle.v0.3+json", 1),
+    (
+        "cosign sign 3",
+        "application/vnd.dev.sigstore.bundle.v0.3+json",
+        EMPTY,
+        "application/vnd.dev.sigstore.bundle.v0.3+json",
+        1,
+    ),
     ("cosign attach sbom", "", OCI, "text/spdx+json", 3),
     ("buildkit's attestations", "", OCI, "application/vnd.in-toto+json", 3),
     ("Notation", "application/vnd.cncf.notary.signature", EMPTY, "application/jose+json", 1),
     ("Notation 1.0", "", "application/vnd.cncf.notary.signature", "application/jose+json", 2),
-    ("Flux", "", "application/vnd.cncf.flux.config.v1+json", "application/vnd.cncf.flux.content.v1.tar+gzip", 2),
+    (
+        "Flux",
+        "",
+        "application/vnd.cncf.flux.config.v1+json",
+        "application/vnd.cncf.flux.content.v1.tar+gzip",
+        2,
+    ),
     ("ORAS 1.2", "application/vnd.unknown.artifact.v1", EMPTY, types.OCI_LAYER, 1),
     ("ORAS 1.0", "", "application/vnd.unknown.config.v1+json", types.OCI_LAYER, 2),
     ("Ollama", "", types.DOCKER_CONFIG, "application/vnd.ollama.image.model", 3),
-    ("ModelPack", "application/vnd.cnai.model.manifest.v1+json", EMPTY, "application/vnd.cnai.model.weight.v1.raw", 1),
-    ("Singularity", "", "application/vnd.sylabs.sif.config.v1+json", "application/vnd.sylabs.sif.layer.v1.sif", 2),
-    ("Spin", "", "application/vnd.fermyon.spin.application.v1+config", "application/vnd.wasm.content.layer.v1+wasm", 2),
-    ("wasm-to-oci", "", "application/vnd.wasm.config.v1+json", "application/vnd.wasm.content.layer.v1+wasm", 2),
-    ("runwasi's oci-tar-builder", "", OCI, "application/vnd.bytecodealliance.wasm.component.layer.v0+wasm", 3),
+    (
+        "ModelPack",
+        "application/vnd.cnai.model.manifest.v1+json",
+        EMPTY,
+        "application/vnd.cnai.model.weight.v1.raw",
+        1,
+    ),
+    (
+        "Singularity",
+        "",
+        "application/vnd.sylabs.sif.config.v1+json",
+        "application/vnd.sylabs.sif.layer.v1.sif",
+        2,
+    ),
+    (
+        "Spin",
+        "",
+        "application/vnd.fermyon.spin.application.v1+config",
+        "application/vnd.wasm.content.layer.v1+wasm",
+        2,
+    ),
+    (
+        "wasm-to-oci",
+        "",
+        "application/vnd.wasm.config.v1+json",
+        "application/vnd.wasm.content.layer.v1+wasm",
+        2,
+    ),
+    (
+        "runwasi's oci-tar-builder",
+        "",
+        OCI,
+        "application/vnd.bytecodealliance.wasm.component.layer.v0+wasm",
+        3,
+    ),
     ("wkg", "", "application/vnd.wasm.config.v0+json", "application/wasm", 2),
-    ("docker compose publish", "application/vnd.docker.compose.project", EMPTY, "application/vnd.docker.compose.file+yaml", 1),
-    ("docker plugin push", "", "application/vnd.docker.plugin.v1+json", "application/vnd.docker.image.rootfs.diff.tar.gzip", 2),
+    (
+        "docker compose publish",
+        "application/vnd.docker.compose.project",
+        EMPTY,
+        "application/vnd.docker.compose.file+yaml",
+        1,
+    ),
+    (
+        "docker plugin push",
+        "",
+        "application/vnd.docker.plugin.v1+json",
+        "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        2,
+    ),
     ("containerd's EROFS layers", "", OCI, "application/vnd.erofs.layer.v1", 3),
     ("an empty artifact", "", EMPTY, EMPTY, 3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact[0])
@@ -91,10 +151,13 @@ async def test_an_artifact_manifest_is_refused(registry: Registry, service: Imag
 BUILT = image([layer({"top": "1", "one": "1"}), layer({"top": "2"})])
 OTHERS = {
     "WebAssembly": {"mediaType": "application/vnd.wasm.content.layer.v1+wasm"},
-    "an attestation": {"mediaType": "application/vnd.in-toto+json", "annotations": {"in-toto.io/predicate-type": "x"}},
+    "an attestation": {
+        "mediaType": "application/vnd.in-toto+json",
+        "annotations": {"in-toto.io/predicate-type": "x"},
+    },
     "a signature": {"mediaType": "application/vnd.dev.cosign.simplesigning.v1+json"},
     "by sha512": {"mediaType": "text/plain", "digest": "sha512:" + "0" * 128},
-}  # fmt: skip
+}
 
 
 def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
@@ -155,8 +218,13 @@ async def test_diff_ids_are_for_file_systems_only(
         await service.pull(f"{registry.host}/app:v1")
 
 
-@pytest.mark.parametrize("kind", ["application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
-                                  "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+    ],
+)
 async def test_a_foreign_layer_comes_from_the_registry(
     registry: Registry, service: ImageService, kind: str
 ) -> None:

@@ -110,13 +110,21 @@ def test_every_kind_of_file_with_every_attribute(tmp_path: Path, options: list[s
 
 
 def test_names_and_links_of_every_length(tmp_path: Path) -> None:
-    """Directories of one block and of many, links inside an inode's block and in one of their own."""
+    """Directories of one block and of many, links inside an inode's block and in one of their
+    own."""
     members = [
         (f"{'d' * length}/{'n' * length}", Node(b"x" * length)) for length in range(1, 256, 13)
     ]
     members += [(f"many/{number:03}{'m' * (number % 250)}", Node()) for number in range(700)]
-    members += [(f"links/{length}", symlink("l" * length)) for length in (1, 59, 447, 448, 449, 511, 512, 513, 4000, 4095)]  # fmt: skip
-    members += [("-before-dot", Node()), ("a-file-of-a-block", Node(b"x" * 512)), ("and-one-more", Node(b"x" * 513))]  # fmt: skip
+    members += [
+        (f"links/{length}", symlink("l" * length))
+        for length in (1, 59, 447, 448, 449, 511, 512, 513, 4000, 4095)
+    ]
+    members += [
+        ("-before-dot", Node()),
+        ("a-file-of-a-block", Node(b"x" * 512)),
+        ("and-one-more", Node(b"x" * 513)),
+    ]
     kind, files = same(raw_tar(*members), tmp_path)
     assert kind == "files" and isinstance(files, dict) and len(files) > 700
 
@@ -139,13 +147,26 @@ NOBODY = 0xFFFFFFFF
         {"user.a": "x", "user.b": "y" * 3000, "user.": "nameless", f"user.{'n' * 250}": "long"},
         {"security.capability": "\x01\0\0\x02\0\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0"},
         {"security.capability": "not one"},
-        {"system.posix_acl_access": acl((1, 7, NOBODY), (2, 5, 1000), (4, 1, NOBODY), (16, 5, NOBODY), (32, 0, NOBODY))},
+        {
+            "system.posix_acl_access": acl(
+                (1, 7, NOBODY), (2, 5, 1000), (4, 1, NOBODY), (16, 5, NOBODY), (32, 0, NOBODY)
+            )
+        },
         {"system.posix_acl_access": acl((1, 6, NOBODY), (4, 4, NOBODY), (32, 0, NOBODY))},
-        {"system.posix_acl_access": acl((1, 6, NOBODY), (2, 4, 5), (4, 4, NOBODY), (32, 0, NOBODY))},
+        {
+            "system.posix_acl_access": acl(
+                (1, 6, NOBODY), (2, 4, 5), (4, 4, NOBODY), (32, 0, NOBODY)
+            )
+        },
         {"system.posix_acl_access": "not one"},
-        {"user.overlay.opaque": "y", "trusted.overlay.opaque": "y", "security.selinux": "z", "user.ok": "1"},
+        {
+            "user.overlay.opaque": "y",
+            "trusted.overlay.opaque": "y",
+            "security.selinux": "z",
+            "user.ok": "1",
+        },
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("what", ["file", "directory", "link", "fifo"])
 def test_attributes(tmp_path: Path, attributes: dict[str, str], what: str) -> None:
     pax = {f"SCHILY.xattr.{name}": value for name, value in attributes.items()}
@@ -170,7 +191,9 @@ def test_more_attributes_than_an_inode_can_say(tmp_path: Path) -> None:
         assert {
             n: len(os.getxattr(root / "f", n)) for n in os.listxattr(root / "f")
         } == dict.fromkeys([f"user.{name}" for name in "abcd"], 60_000)
-    assert outcome([raw_tar(("f", Node(pax=large | {"SCHILY.xattr.user.e": "e" * 60_000})))], tmp_path / "five") == ("refused", None)  # fmt: skip
+    assert outcome(
+        [raw_tar(("f", Node(pax=large | {"SCHILY.xattr.user.e": "e" * 60_000})))], tmp_path / "five"
+    ) == ("refused", None)
 
 
 def test_a_hard_link_into_a_folder_that_gives_way(tmp_path: Path) -> None:
@@ -198,26 +221,57 @@ def test_content_that_no_block_is_shared_with(tmp_path: Path) -> None:
 
 STACKS = {
     "a whiteout": [BASE, raw_tar(("etc/.wh.shadow", Node()), ("opt/.wh.old", Node()))],
-    "an opaque directory": [BASE, raw_tar(("opt", directory()), (f"opt/{OPAQUE}", Node()), ("opt/new", Node(b"n")))],
-    "a whiteout before its name": [BASE, raw_tar(("opt/.wh.old", Node()), ("opt/old/new", Node(b"n")))],
-    "a whiteout after its name": [BASE, raw_tar(("opt/old", directory()), ("opt/old/new", Node(b"n")), ("opt/.wh.old", Node()))],
-    "a whiteout beside a file": [BASE, raw_tar(("opt/old", Node(b"a file")), ("opt/.wh.old", Node()))],
+    "an opaque directory": [
+        BASE,
+        raw_tar(("opt", directory()), (f"opt/{OPAQUE}", Node()), ("opt/new", Node(b"n"))),
+    ],
+    "a whiteout before its name": [
+        BASE,
+        raw_tar(("opt/.wh.old", Node()), ("opt/old/new", Node(b"n"))),
+    ],
+    "a whiteout after its name": [
+        BASE,
+        raw_tar(("opt/old", directory()), ("opt/old/new", Node(b"n")), ("opt/.wh.old", Node())),
+    ],
+    "a whiteout beside a file": [
+        BASE,
+        raw_tar(("opt/old", Node(b"a file")), ("opt/.wh.old", Node())),
+    ],
     "an opaque root": [BASE, raw_tar((OPAQUE, Node()), ("only", Node(b"x")))],
-    "an opaque root with its own looks": [BASE, raw_tar((".", directory(0o700, uid=5)), (OPAQUE, Node()), ("etc/x", Node()))],
-    "undescribed directories": [BASE, raw_tar(("tmp/x", Node(b"x")), ("opt/y/z", Node(b"y"))), raw_tar(("opt/w", Node()))],
-    "undescribed, below a whiteout": [BASE, raw_tar((".wh.opt", Node())), raw_tar(("opt/new", Node(b"n")))],
-    "described twice": [BASE, raw_tar(("opt", directory(0o711, uid=3))), raw_tar(("opt/x", Node()))],
+    "an opaque root with its own looks": [
+        BASE,
+        raw_tar((".", directory(0o700, uid=5)), (OPAQUE, Node()), ("etc/x", Node())),
+    ],
+    "undescribed directories": [
+        BASE,
+        raw_tar(("tmp/x", Node(b"x")), ("opt/y/z", Node(b"y"))),
+        raw_tar(("opt/w", Node())),
+    ],
+    "undescribed, below a whiteout": [
+        BASE,
+        raw_tar((".wh.opt", Node())),
+        raw_tar(("opt/new", Node(b"n"))),
+    ],
+    "described twice": [
+        BASE,
+        raw_tar(("opt", directory(0o711, uid=3))),
+        raw_tar(("opt/x", Node())),
+    ],
     "a file over a directory": [BASE, raw_tar(("opt", Node(b"now a file")))],
     "a directory over a file": [BASE, raw_tar(("etc/passwd/new", Node(b"n")))],
-    "a link over a directory": [BASE, raw_tar(("opt", symlink("etc")), ("opt/through", Node(b"x")))],
+    "a link over a directory": [
+        BASE,
+        raw_tar(("opt", symlink("etc")), ("opt/through", Node(b"x"))),
+    ],
     "the root's looks": [raw_tar((".", directory(0o750, uid=9))), raw_tar(("x", Node()))],
     "a fake whiteout": [BASE, raw_tar(("etc/passwd", Node(kind=b"3", device=(0, 0))))],
     "one layer twice": [BASE, raw_tar(("opt/.wh.old", Node())), BASE],
     "hard links, of which one is hidden": [
-        raw_tar(("a", Node(b"x")), ("b", hardlink("a")), ("c", hardlink("a"))), raw_tar((".wh.b", Node())),
+        raw_tar(("a", Node(b"x")), ("b", hardlink("a")), ("c", hardlink("a"))),
+        raw_tar((".wh.b", Node())),
     ],
     "nothing at all": [layer({}), layer({})],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", STACKS)
@@ -314,7 +368,11 @@ def test_an_end_without_padding(tmp_path: Path) -> None:
 
 def test_a_device_node_of_every_number(tmp_path: Path) -> None:
     numbers = [(0, 1), (1, 0), (255, 255), (256, 256), (4095, (1 << 20) - 1)]
-    members = [(f"{kind}{n}", Node(kind=kind.encode(), device=number)) for n, number in enumerate(numbers) for kind in "34"]  # fmt: skip
+    members = [
+        (f"{kind}{n}", Node(kind=kind.encode(), device=number))
+        for n, number in enumerate(numbers)
+        for kind in "34"
+    ]
     kind, files = same(raw_tar(*members), tmp_path)
     assert kind == "files" and isinstance(files, dict)
     assert {f.device for f in files.values() if f.kind in "bc"} == {os.makedev(*n) for n in numbers}

@@ -249,7 +249,8 @@ async def test_what_was_read_is_in_memory_once(
 async def test_an_image_just_mounted_is_read_from_memory(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """What the pull has written is there for the first container, whenever the server drops pages."""
+    """What the pull has written is there for the first container, whenever the server drops
+    pages."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     service._store.drop_tar_pages()

@@ -454,9 +454,17 @@ async def test_a_distant_registry_cannot_send_us_home(
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"[]", b'{"token": 5}', b'{"token": ""}', b'{"token": "a\\r\\nX: y"}', b'{"token": "' + b"x" * 2_000_000 + b'"}', b"{" * 100_000],
+    [
+        b"",
+        b"[]",
+        b'{"token": 5}',
+        b'{"token": ""}',
+        b'{"token": "a\\r\\nX: y"}',
+        b'{"token": "' + b"x" * 2_000_000 + b'"}',
+        b"{" * 100_000,
+    ],
     ids=["empty", "list", "number", "nothing", "newline", "huge", "deep"],
-)  # fmt: skip
+)
 async def test_a_token_server_that_answers_nonsense(
     tmp_path: Path, service: ImageService, answer: bytes
 ) -> None:
@@ -653,12 +661,22 @@ async def test_a_wrong_configuration(
 @pytest.mark.parametrize(
     ("user", "uid", "username"),
     [
-        ("", None, ""), ("0", 0, ""), ("1002", 1002, ""), ("1003:1004", 1003, ""), ("www-data", None, "www-data"),
-        ("www-data:adm", None, "www-data"), ("2147483647", 2147483647, ""), ("2147483648", None, "2147483648"),
-        ("4294967296", None, "4294967296"), ("-1", None, "-1"), ("root:x:0:0", None, "root"), ("a\nb", None, "a\nb"),
-        ("٣", None, "٣"), ("1e3", None, "1e3"),
+        ("", None, ""),
+        ("0", 0, ""),
+        ("1002", 1002, ""),
+        ("1003:1004", 1003, ""),
+        ("www-data", None, "www-data"),
+        ("www-data:adm", None, "www-data"),
+        ("2147483647", 2147483647, ""),
+        ("2147483648", None, "2147483648"),
+        ("4294967296", None, "4294967296"),
+        ("-1", None, "-1"),
+        ("root:x:0:0", None, "root"),
+        ("a\nb", None, "a\nb"),
+        ("٣", None, "٣"),
+        ("1e3", None, "1e3"),
     ],
-)  # fmt: skip
+)
 async def test_the_user_is_a_number_or_a_name_never_root_by_mistake(
     registry: Registry, service: ImageService, user: str, uid: int | None, username: str
 ) -> None:
@@ -680,8 +698,25 @@ async def test_a_digest_that_the_registry_does_not_keep(
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "a/UPPER", "a//b", "a:b:c", "name:", "name@", "name@sha256:abc", "a" * 300, "-a", "a/../b", "host:99999999/a", "a\nb", "a b", "http://a/b", "x@sha384:" + "a" * 96],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "a/UPPER",
+        "a//b",
+        "a:b:c",
+        "name:",
+        "name@",
+        "name@sha256:abc",
+        "a" * 300,
+        "-a",
+        "a/../b",
+        "host:99999999/a",
+        "a\nb",
+        "a b",
+        "http://a/b",
+        "x@sha384:" + "a" * 96,
+    ],
+)
 async def test_a_malformed_reference(service: ImageService, name: str) -> None:
     with pytest.raises(Error) as caught:
         await service.pull(name)
@@ -694,13 +729,27 @@ async def test_a_malformed_reference(service: ImageService, name: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        Fault("", status=206, body=b"x" * 400_000, headers={"Content-Range": "bytes 0-399999/400000"}),
+        Fault(
+            "", status=206, body=b"x" * 400_000, headers={"Content-Range": "bytes 0-399999/400000"}
+        ),
         Fault("", status=206, body=b"x" * 9, headers={"Content-Range": "bytes 100000-100008/9"}),
-        Fault("", status=206, body=b"x" * 400_000, headers={"Content-Range": "bytes 100000-100008/*"}),
+        Fault(
+            "", status=206, body=b"x" * 400_000, headers={"Content-Range": "bytes 100000-100008/*"}
+        ),
         Fault("", status=206, body=b"x" * 9),
         Fault("", status=206, body=b"x" * 9, headers={"Content-Range": f"bytes {'9' * 5000}-1/*"}),
-        Fault("", status=206, body=b"x" * 9, headers={"Content-Range": "bytes -1-8/9, bytes 100000-100008/*"}),
-        Fault("", status=206, body=b"x" * 9, headers={"Content-Type": "multipart/byteranges; boundary=a"}),
+        Fault(
+            "",
+            status=206,
+            body=b"x" * 9,
+            headers={"Content-Range": "bytes -1-8/9, bytes 100000-100008/*"},
+        ),
+        Fault(
+            "",
+            status=206,
+            body=b"x" * 9,
+            headers={"Content-Type": "multipart/byteranges; boundary=a"},
+        ),
         Fault("", status=200, body=b"x" * 500_000),
         Fault("", status=200, headers={"Content-Length": "9" * 5000}),
         Fault("", status=200, headers={"Content-Length": "\xb2"}),
@@ -709,7 +758,7 @@ async def test_a_malformed_reference(service: ImageService, name: str) -> None:
         Fault("", status=503, headers={"Retry-After": "\xb2"}),
         Fault("", status=503, headers={"Retry-After": "-5"}),
     ],
-)  # fmt: skip
+)
 async def test_lies_about_ranges(
     registry: Registry,
     service: ImageService,

@@ -133,7 +133,9 @@ REFUSED: dict[str, list[tuple[str, Node]]] = {
     "a NUL in a name": [("name", Node(b"x", pax={"path": "a\0b"}))],
     "a NUL in a link": [("name", Node(kind=tarfile.SYMTYPE, link="x", pax={"linkpath": "a\0b"}))],
     "up by PAX": [("innocent", Node(b"x", pax={"path": "../../canary/file"}))],
-    "up by PAX for sparse files": [("innocent", Node(b"x", pax={"GNU.sparse.name": "../canary/file"}))],
+    "up by PAX for sparse files": [
+        ("innocent", Node(b"x", pax={"GNU.sparse.name": "../canary/file"}))
+    ],
     "an owner that means nobody": [("a", Node(b"x", pax={"uid": str(2**32 - 1)}))],
     "an owner out of range": [("a", Node(b"x", pax={"gid": str(2**40)}))],
     "a negative size": [("a", Node(b"x", pax={"size": "-5"}))],
@@ -141,24 +143,54 @@ REFUSED: dict[str, list[tuple[str, Node]]] = {
     "a size beyond everything": [("a", Node(b"x", pax={"size": "9" * 30}))],
     "a size beyond the archive": [("a", Node(b"x", pax={"size": "40000000"}))],
     "a time that is no number": [("a", Node(b"x", pax={"mtime": "nan"}))],
-    "a sparse map that overlaps": [("a", Node(b"xx", pax={"GNU.sparse.map": "0,1,0,1", "GNU.sparse.size": "9"}))],
-    "a sparse map that runs backwards": [("a", Node(b"xx", pax={"GNU.sparse.map": "5,1,2,1", "GNU.sparse.size": "9"}))],
-    "a sparse map that is odd": [("a", Node(b"xx", pax={"GNU.sparse.map": "0,1,2", "GNU.sparse.size": "9"}))],
-    "a sparse map out of the file": [("a", Node(b"xx", pax={"GNU.sparse.map": "8,2", "GNU.sparse.size": "9"}))],
-    "a sparse map for other data": [("a", Node(b"xx", pax={"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}))],
-    "a sparse map that is text": [("a", Node(b"xx", pax={"GNU.sparse.map": "a,b", "GNU.sparse.size": "9"}))],
+    "a sparse map that overlaps": [
+        ("a", Node(b"xx", pax={"GNU.sparse.map": "0,1,0,1", "GNU.sparse.size": "9"}))
+    ],
+    "a sparse map that runs backwards": [
+        ("a", Node(b"xx", pax={"GNU.sparse.map": "5,1,2,1", "GNU.sparse.size": "9"}))
+    ],
+    "a sparse map that is odd": [
+        ("a", Node(b"xx", pax={"GNU.sparse.map": "0,1,2", "GNU.sparse.size": "9"}))
+    ],
+    "a sparse map out of the file": [
+        ("a", Node(b"xx", pax={"GNU.sparse.map": "8,2", "GNU.sparse.size": "9"}))
+    ],
+    "a sparse map for other data": [
+        ("a", Node(b"xx", pax={"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}))
+    ],
+    "a sparse map that is text": [
+        ("a", Node(b"xx", pax={"GNU.sparse.map": "a,b", "GNU.sparse.size": "9"}))
+    ],
     "a sparse map without a size": [("a", Node(b"x", pax={"GNU.sparse.map": "0,1"}))],
-    "a sparse list without a size": [("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))],
+    "a sparse list without a size": [
+        ("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))
+    ],
     "an attribute's name with a NUL": [("a", Node(pax={"SCHILY.xattr.user.a\0b": "x"}))],
     "an attribute of 100 kB": [("a", Node(pax={"SCHILY.xattr.user.a": "x" * 100_000}))],
-    "a file that takes its own folder's place": [("a", directory()), ("a/b", Node(b"x")), ("a", hardlink("a/b"))],
+    "a file that takes its own folder's place": [
+        ("a", directory()),
+        ("a/b", Node(b"x")),
+        ("a", hardlink("a/b")),
+    ],
     "a sparse list that is text": [
-        ("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}))
+        (
+            "a",
+            Node(
+                b"x" * 512,
+                pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
+            ),
+        )
     ],
     "a sparse list without end": [
-        ("a", Node(b"9999999\n" * 64, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}))
+        (
+            "a",
+            Node(
+                b"9999999\n" * 64,
+                pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
+            ),
+        )
     ],
-}  # fmt: skip
+}
 
 CONTAINED: dict[str, tuple[list[tuple[str, Node]], set[str]]] = {
     "absolute names": ([("/etc/pyrunc-was-here", Node(b"x"))], {"etc", "etc/pyrunc-was-here"}),
@@ -174,35 +206,70 @@ CONTAINED: dict[str, tuple[list[tuple[str, Node]], set[str]]] = {
         [("a", symlink("..")), ("b", symlink("a/a/a")), ("b/canary/file", Node(b"x"))],
         {"a", "b", "canary", "canary/file"},
     ),
-    "a link that is replaced by a file": ([("l", symlink("../../canary/file")), ("l", Node(b"x"))], {"l"}),
+    "a link that is replaced by a file": (
+        [("l", symlink("../../canary/file")), ("l", Node(b"x"))],
+        {"l"},
+    ),
     "a link that is replaced by a folder": (
         [("l", symlink("../../canary")), ("l", directory()), ("l/file", Node(b"x"))],
         {"l", "l/file"},
     ),
     "a folder that becomes a link between two files": (
-        [("d", directory()), ("d/a", Node()), ("d", symlink("../../canary")), ("d/file", Node(b"x"))],
+        [
+            ("d", directory()),
+            ("d/a", Node()),
+            ("d", symlink("../../canary")),
+            ("d/file", Node(b"x")),
+        ],
         {"d", "canary", "canary/file"},
     ),
-    "attributes through a link": ([("l", symlink("../../canary/file")), ("l", Node(b"", 0o777, uid=5))], {"l"}),
-    "a link to magic": ([("l", symlink("/proc/self/root/etc")), ("l/x", Node(b"x"))], {"l", "proc", "proc/self", "proc/self/root", "proc/self/root/etc", "proc/self/root/etc/x"}),
+    "attributes through a link": (
+        [("l", symlink("../../canary/file")), ("l", Node(b"", 0o777, uid=5))],
+        {"l"},
+    ),
+    "a link to magic": (
+        [("l", symlink("/proc/self/root/etc")), ("l/x", Node(b"x"))],
+        {"l", "proc", "proc/self", "proc/self/root", "proc/self/root/etc", "proc/self/root/etc/x"},
+    ),
     "a link to itself by hard link": ([("a", Node(b"x")), ("a", hardlink("a"))], {"a"}),
     "a hard link to a link": ([("l", symlink("/etc/passwd")), ("a", hardlink("l"))], {"l", "a"}),
-    "a whiteout of what leads out": ([("l", symlink("../../canary")), ("l/.wh.file", Node())], {"l", "canary", "canary/file"}),
+    "a whiteout of what leads out": (
+        [("l", symlink("../../canary")), ("l/.wh.file", Node())],
+        {"l", "canary", "canary/file"},
+    ),
     "an opaque link": ([("l", symlink("../../canary")), (f"l/{OPAQUE}", Node())], {"l", "canary"}),
     "an opaque root": ([(OPAQUE, Node()), ("a", Node())], {"a"}),
-    "notes of aufs": ([(".wh..wh.plnk/1.2", Node(b"x")), (".wh..wh.aufs", Node()), ("a", Node())], {"a"}),
+    "notes of aufs": (
+        [(".wh..wh.plnk/1.2", Node(b"x")), (".wh..wh.aufs", Node()), ("a", Node())],
+        {"a"},
+    ),
     "a whiteout twice": ([(".wh.a", Node()), (".wh.a", Node())], {"a"}),
     "a whiteout that is a folder": ([(".wh.a", directory()), ("b", Node())], {"a", "b"}),
-    "a whiteout with content": ([(".wh.a", Node(b"content " * 200)), ("b", Node(b"y"))], {"a", "b"}),
-    "case tricks": ([("Link", symlink("../../canary")), ("LINK/file", Node(b"x"))], {"Link", "LINK", "LINK/file"}),
-    "dots and slashes": ([(".//a/./b//", directory()), ("././a/b/c", Node(b"x"))], {"a", "a/b", "a/b/c"}),
-    "a name that looks like up": ([("...", Node(b"x")), ("..a/b", Node(b"y"))], {"...", "..a", "..a/b"}),
+    "a whiteout with content": (
+        [(".wh.a", Node(b"content " * 200)), ("b", Node(b"y"))],
+        {"a", "b"},
+    ),
+    "case tricks": (
+        [("Link", symlink("../../canary")), ("LINK/file", Node(b"x"))],
+        {"Link", "LINK", "LINK/file"},
+    ),
+    "dots and slashes": (
+        [(".//a/./b//", directory()), ("././a/b/c", Node(b"x"))],
+        {"a", "a/b", "a/b/c"},
+    ),
+    "a name that looks like up": (
+        [("...", Node(b"x")), ("..a/b", Node(b"y"))],
+        {"...", "..a", "..a/b"},
+    ),
     "a name with a newline": ([("a\nb", Node(b"x"))], {"a\nb"}),
     "a device": ([("mem", device(1, 1)), ("sda", device(8, 0, tarfile.BLKTYPE))], {"mem", "sda"}),
     "a time before there was time": ([("a", Node(b"x", pax={"mtime": "-99999999999.5"}))], {"a"}),
     "a time after all time": ([("a", Node(b"x", pax={"mtime": "9999999999999999.9"}))], {"a"}),
-    "five hundred levels": ([("/".join(["d"] * 500) + "/f", Node(b"x"))], {"/".join(["d"] * n) for n in range(1, 501)} | {"/".join(["d"] * 500) + "/f"}),
-}  # fmt: skip
+    "five hundred levels": (
+        [("/".join(["d"] * 500) + "/f", Node(b"x"))],
+        {"/".join(["d"] * n) for n in range(1, 501)} | {"/".join(["d"] * 500) + "/f"},
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -220,7 +287,15 @@ def test_contained(jail: Jail, case: str) -> None:
 
 def test_nobody_else_writes_overlayfs_orders(jail: Jail) -> None:
     """`trusted.*` and `*.overlay.*` are dropped, security.capability and user.* kept."""
-    orders = ["trusted.overlay.opaque", "trusted.overlay.redirect", "trusted.overlay.metacopy", "trusted.x", "user.overlay.opaque", "security.selinux", "security.ima"]  # fmt: skip
+    orders = [
+        "trusted.overlay.opaque",
+        "trusted.overlay.redirect",
+        "trusted.overlay.metacopy",
+        "trusted.x",
+        "user.overlay.opaque",
+        "security.selinux",
+        "security.ima",
+    ]
     tree = jail.unpack(
         raw_tar(*[(f"d{n}", xattr(name, "/etc")) for n, name in enumerate([*orders, "user.ok"])])
     )
@@ -240,15 +315,26 @@ def test_setuid_and_sticky_bits_are_kept_and_unknown_ones_dropped(jail: Jail) ->
 
 
 def header(
-    name: bytes = b"a", *, kind: bytes = b"0", size: bytes = b"00000000001\0", mode: bytes = b"0000644\0",
-    link: bytes = b"", uid: bytes = b"0000000\0", mtime: bytes = b"00000000000\0", magic: bytes = b"ustar\x0000",
+    name: bytes = b"a", *, kind: bytes = b"0", size: bytes = b"00000000001\0", mode: bytes = b"0000644\0",  # noqa: E501
+    link: bytes = b"", uid: bytes = b"0000000\0", mtime: bytes = b"00000000000\0", magic: bytes = b"ustar\x0000",  # noqa: E501
     devices: bytes = b"0000000\x000000000\0", rest: bytes = b"", checksum: bytes | None = None,
 ) -> bytes:  # fmt: skip
     """A header of these raw fields, and a right checksum unless one is given."""
     block = bytearray(
-        name.ljust(100, b"\0") + mode + uid + uid + size + mtime + b" " * 8 + kind + link.ljust(100, b"\0")
-        + magic + bytes(64) + devices + rest.ljust(167, b"\0")
-    )  # fmt: skip
+        name.ljust(100, b"\0")
+        + mode
+        + uid
+        + uid
+        + size
+        + mtime
+        + b" " * 8
+        + kind
+        + link.ljust(100, b"\0")
+        + magic
+        + bytes(64)
+        + devices
+        + rest.ljust(167, b"\0")
+    )
     assert len(block) == 512
     block[148:156] = checksum if checksum is not None else b"%06o\0 " % sum(block)
     return bytes(block)
@@ -259,7 +345,11 @@ END = bytes(1024)
 PAX_DATA = b"11 path=ab\n"
 RAW: dict[str, bytes] = {
     "a wrong checksum": header(checksum=b"000000\0 ") + DATA + END,
-    "a wrong checksum later": header(b"ok") + DATA + header(b"bad", checksum=b"000000\0 ") + DATA + END,
+    "a wrong checksum later": header(b"ok")
+    + DATA
+    + header(b"bad", checksum=b"000000\0 ")
+    + DATA
+    + END,
     "a checksum of letters": header(checksum=b"abcdef\0 ") + DATA + END,
     "a size of letters": header(size=b"hello worl\0 ") + DATA + END,
     "a negative size": header(size=b"\xff" * 12) + DATA + END,
@@ -276,19 +366,53 @@ RAW: dict[str, bytes] = {
     "a long name without a file": header(b"././@LongLink", kind=b"L") + DATA + END,
     "a long name of 1 GiB": header(b"././@LongLink", kind=b"L", size=b"10000000000\0") + DATA,
     "a PAX header of 2 MiB": header(kind=b"x", size=b"%011o\0" % (2 << 20)) + bytes(2 << 20) + END,
-    "a PAX header without a file": header(kind=b"x", size=b"%011o\0" % 11) + PAX_DATA.ljust(512, b"\0") + END,
-    "a PAX record too long": header(kind=b"x", size=b"%011o\0" % 11) + b"99 path=ab\n".ljust(512, b"\0") + header() + DATA + END,
-    "a PAX record too short": header(kind=b"x", size=b"%011o\0" % 11) + b"3 path=abc\n".ljust(512, b"\0") + header() + DATA + END,
-    "a PAX record of nothing": header(kind=b"x", size=b"%011o\0" % 4) + b"0 =\n".ljust(512, b"\0") + header() + DATA + END,
-    "a PAX record without =": header(kind=b"x", size=b"%011o\0" % 9) + b"9 path-a\n".ljust(512, b"\0") + header() + DATA + END,
-    "a PAX record without length": header(kind=b"x", size=b"%011o\0" % 9) + b"path=abc\n".ljust(512, b"\0") + header() + DATA + END,
-    "a device number of 2^40": header(kind=b"3", size=b"0" * 11 + b"\0", devices=b"\x80\x00\x01" + bytes(5) + b"0000001\0") + END,
-    "a sparse header out of range": header(kind=b"S", magic=b"ustar  \0", rest=bytes(41) + b"77777777777\x0077777777777\0" + bytes(72) + b"\0" + b"00000000001\0") + DATA + END,
-    "a sparse header without end": header(kind=b"S", magic=b"ustar  \0", rest=bytes(137) + b"\1" + b"00000000001\0") + (bytes(504) + b"\1" + bytes(7)) * 3,
+    "a PAX header without a file": header(kind=b"x", size=b"%011o\0" % 11)
+    + PAX_DATA.ljust(512, b"\0")
+    + END,
+    "a PAX record too long": header(kind=b"x", size=b"%011o\0" % 11)
+    + b"99 path=ab\n".ljust(512, b"\0")
+    + header()
+    + DATA
+    + END,
+    "a PAX record too short": header(kind=b"x", size=b"%011o\0" % 11)
+    + b"3 path=abc\n".ljust(512, b"\0")
+    + header()
+    + DATA
+    + END,
+    "a PAX record of nothing": header(kind=b"x", size=b"%011o\0" % 4)
+    + b"0 =\n".ljust(512, b"\0")
+    + header()
+    + DATA
+    + END,
+    "a PAX record without =": header(kind=b"x", size=b"%011o\0" % 9)
+    + b"9 path-a\n".ljust(512, b"\0")
+    + header()
+    + DATA
+    + END,
+    "a PAX record without length": header(kind=b"x", size=b"%011o\0" % 9)
+    + b"path=abc\n".ljust(512, b"\0")
+    + header()
+    + DATA
+    + END,
+    "a device number of 2^40": header(
+        kind=b"3", size=b"0" * 11 + b"\0", devices=b"\x80\x00\x01" + bytes(5) + b"0000001\0"
+    )
+    + END,
+    "a sparse header out of range": header(
+        kind=b"S",
+        magic=b"ustar  \0",
+        rest=bytes(41) + b"77777777777\x0077777777777\0" + bytes(72) + b"\0" + b"00000000001\0",
+    )
+    + DATA
+    + END,
+    "a sparse header without end": header(
+        kind=b"S", magic=b"ustar  \0", rest=bytes(137) + b"\1" + b"00000000001\0"
+    )
+    + (bytes(504) + b"\1" + bytes(7)) * 3,
     "text": b"this is not a tar archive, it is just text\n" * 30,
     "noise": random.Random(3).randbytes(5000),
     "half a block": b"x" * 100,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", RAW)
@@ -309,10 +433,28 @@ def test_raw_headers_are_refused(jail: Jail, case: str) -> None:
         (header(kind=b"7") + DATA + END, {"a"}),
         (header(b"old/", magic=bytes(8), size=b"0" * 11 + b"\0") + END, {"old"}),
         (header(b"label", kind=b"V", size=b"0" * 11 + b"\0") + header() + DATA + END, {"a"}),
-        (header(kind=b"g", size=b"%011o\0" % 11) + PAX_DATA.ljust(512, b"\0") + header() + DATA + END, {"a"}),
+        (
+            header(kind=b"g", size=b"%011o\0" % 11)
+            + PAX_DATA.ljust(512, b"\0")
+            + header()
+            + DATA
+            + END,
+            {"a"},
+        ),
     ],
-    ids=["nothing", "only an end", "no end", "half an end", "garbage", "entries after the end", "contiguous", "v7 folder", "label", "global"],
-)  # fmt: skip
+    ids=[
+        "nothing",
+        "only an end",
+        "no end",
+        "half an end",
+        "garbage",
+        "entries after the end",
+        "contiguous",
+        "v7 folder",
+        "label",
+        "global",
+    ],
+)
 def test_raw_archives_that_are_fine(jail: Jail, blob: bytes, expected: set[str]) -> None:
     assert names(jail.unpack(blob)) == expected
 

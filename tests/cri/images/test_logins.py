@@ -123,10 +123,19 @@ async def test_a_mirror_is_not_waited_for(
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        ("0", 0), ("17", 17), (" 17 ", 17), ("1000000060", 60), ("999999999", 999999999), ("", None), ("soon", None),
-        ("Sun, 09 Sep 2001 01:47:40 GMT", 60), ("Sun, 09 Sep 2001 01:40:00 GMT", 0), ("Sun, 99 Sep 2001", None),
-        ("-5", None), ("9" * 400, None),
+        ("0", 0),
+        ("17", 17),
+        (" 17 ", 17),
+        ("1000000060", 60),
+        ("999999999", 999999999),
+        ("", None),
+        ("soon", None),
+        ("Sun, 09 Sep 2001 01:47:40 GMT", 60),
+        ("Sun, 09 Sep 2001 01:40:00 GMT", 0),
+        ("Sun, 99 Sep 2001", None),
+        ("-5", None),
+        ("9" * 400, None),
     ],
-)  # fmt: skip
+)
 def test_how_long_a_host_wants_to_be_left_alone(value: str, seconds: float | None) -> None:
     assert registries.retry_after(value, 1e9) == seconds

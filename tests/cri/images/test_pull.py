@@ -357,9 +357,15 @@ async def test_only_what_has_changed_is_fetched(registry: Registry, service: Ima
 
 HEADS = {
     "distribution, Harbor, Quay, GHCR, Docker Hub": ({}, False),
-    "registry.access.redhat.com: no Docker-Content-Digest": ({"headers": {"Docker-Content-Digest": ""}}, True),
+    "registry.access.redhat.com: no Docker-Content-Digest": (
+        {"headers": {"Docker-Content-Digest": ""}},
+        True,
+    ),
     "no digest of ours": ({"headers": {"Docker-Content-Digest": "sha512:" + "0" * 128}}, True),
-    "the digest of another platform's manifest": ({"headers": {"Docker-Content-Digest": "sha256:" + "0" * 64}}, True),
+    "the digest of another platform's manifest": (
+        {"headers": {"Docker-Content-Digest": "sha256:" + "0" * 64}},
+        True,
+    ),
     "registry.centos.org: HEAD is 403": ({"status": 403}, True),
     "HEAD is 404": ({"status": 404}, True),
     "HEAD is 405": ({"status": 405}, True),
@@ -367,7 +373,7 @@ HEADS = {
     "HEAD is 501": ({"status": 501}, True),
     "HEAD is 503": ({"status": 503}, True),
     "HEAD is 429": ({"status": 429}, True),
-}  # fmt: skip
+}
 """What registries answer to HEAD of a manifest, and whether a GET follows. Found in
 distribution-spec 207, containerd 3238, 6684 and its resolver, regclient 363, watchtower 667."""
 
@@ -491,7 +497,8 @@ async def test_a_pull_is_not_ended_by_a_caller_that_hangs_up(
 async def test_what_is_collected_is_not_taken_for_here(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """A pull that begins while an earlier one's rubbish is deleted finds it deleted, or keeps it."""
+    """A pull that begins while an earlier one's rubbish is deleted finds it deleted, or keeps
+    it."""
     store = service._store
     digest = store.blobs.put(b"rubbish")
     deleting, go_on = threading.Event(), threading.Event()
@@ -707,7 +714,8 @@ async def test_what_hosts_toml_says_about_a_host(
     hosts_toml(
         tmp_path,
         "registry.example",
-        f'[host."{registry.url}/v2/cached"]\noverride_path = true\n[host."{registry.url}/v2/cached".header]\nX-Ours = ["a", "b"]\n',
+        f'[host."{registry.url}/v2/cached"]\noverride_path ='
+        f' true\n[host."{registry.url}/v2/cached".header]\nX-Ours = ["a", "b"]\n',
     )
     await service.pull("registry.example/app:v1")
     assert {r.headers.get("x-ours") for r in registry.requests} == {"a, b"}
@@ -722,7 +730,8 @@ async def test_a_broken_hosts_toml_is_named(tmp_path: Path, service: ImageServic
 async def test_a_registry_of_the_default_file_hears_which_registry_is_meant(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """`server` alone in `_default` sends everything to one place, which has to know the registry."""
+    """`server` alone in `_default` sends everything to one place, which has to know the
+    registry."""
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "_default", f'server = "{registry.url}"\n')
     await service.pull("Registry.example:443/app:v1")
@@ -878,8 +887,9 @@ async def test_a_rewrite_and_the_administrators_login(
         hosts_toml(
             tmp_path,
             "registry.example",
-            f'server = "{registry.url}"\n[host."{mirror.url}"]\nrewrite = {{ "^team/(.*)" = "all/team/$1" }}\n'
-            f'[host."{mirror.url}".auth]\nusername = "admin"\npassword = "own"\n',
+            f'server = "{registry.url}"\n[host."{mirror.url}"]\nrewrite = {{ "^team/(.*)" ='
+            f' "all/team/$1" }}\n[host."{mirror.url}".auth]\nusername = "admin"\npassword ='
+            ' "own"\n',
         )
         await service.pull("registry.example/team/app:v1")
         [listed] = await service.list()

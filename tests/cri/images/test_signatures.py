@@ -23,13 +23,20 @@ from tests.support.registry import Registry
 
 NAME = "registry.example/team/app"
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, bytes], bytes]]] = {
-    "ec": (lambda: ec.generate_private_key(ec.SECP256R1()), lambda key, data: key.sign(data, ec.ECDSA(SHA256()))),
-    "ec384": (lambda: ec.generate_private_key(ec.SECP384R1()), lambda key, data: key.sign(data, ec.ECDSA(SHA256()))),
+    "ec": (
+        lambda: ec.generate_private_key(ec.SECP256R1()),
+        lambda key, data: key.sign(data, ec.ECDSA(SHA256())),
+    ),
+    "ec384": (
+        lambda: ec.generate_private_key(ec.SECP384R1()),
+        lambda key, data: key.sign(data, ec.ECDSA(SHA256())),
+    ),
     "rsa": (
-        lambda: rsa.generate_private_key(65537, 2048), lambda key, data: key.sign(data, padding.PKCS1v15(), SHA256()),
+        lambda: rsa.generate_private_key(65537, 2048),
+        lambda key, data: key.sign(data, padding.PKCS1v15(), SHA256()),
     ),
     "ed25519": (ed25519.Ed25519PrivateKey.generate, lambda key, data: key.sign(data)),
-}  # fmt: skip
+}
 
 
 class Signer:
@@ -59,8 +66,11 @@ class Signer:
         signature = base64.b64encode(self._sign(self._key, payload)).decode()
         stored = registry.put_blob(payload)
         return {
-            "mediaType": PAYLOAD, "size": len(payload), "digest": stored, "annotations": {SIGNATURE: signature},
-        }  # fmt: skip
+            "mediaType": PAYLOAD,
+            "size": len(payload),
+            "digest": stored,
+            "annotations": {SIGNATURE: signature},
+        }
 
 
 def attach(

@@ -136,20 +136,44 @@ BAD_ARCHIVES = {
     "a manifest that is no JSON": (layer({"manifest.json": "{"}), "not JSON"),
     "a manifest of another kind": (layer({"manifest.json": "{}"}), "not a list"),
     "an entry without layers": (layer({"manifest.json": "[{}]"}), "not an image"),
-    "a missing configuration": (layer({"manifest.json": '[{"Config":"c","Layers":[]}]'}), "is not in the archive"),
-    "a configuration outside": (layer({"manifest.json": '[{"Config":"../../../etc/passwd","Layers":[]}]'}), "is not in the archive"),
-    "a link in a circle": (
-        layer({"manifest.json": '[{"Config":"a","Layers":[]}]', "a": build.symlink("b"), "b": build.symlink("a")}),
+    "a missing configuration": (
+        layer({"manifest.json": '[{"Config":"c","Layers":[]}]'}),
         "is not in the archive",
     ),
-    "a blob under another digest": (layer({f"blobs/sha256/{'0' * 64}": "x"}), "the content has the digest"),
-    "an empty index": (layer({"index.json": '{"schemaVersion":2,"manifests":[]}'}), "no image for this machine"),
+    "a configuration outside": (
+        layer({"manifest.json": '[{"Config":"../../../etc/passwd","Layers":[]}]'}),
+        "is not in the archive",
+    ),
+    "a link in a circle": (
+        layer(
+            {
+                "manifest.json": '[{"Config":"a","Layers":[]}]',
+                "a": build.symlink("b"),
+                "b": build.symlink("a"),
+            }
+        ),
+        "is not in the archive",
+    ),
+    "a blob under another digest": (
+        layer({f"blobs/sha256/{'0' * 64}": "x"}),
+        "the content has the digest",
+    ),
+    "an empty index": (
+        layer({"index.json": '{"schemaVersion":2,"manifests":[]}'}),
+        "no image for this machine",
+    ),
     "names that are none, in both forms": (
-        layer({"index.json": '{"schemaVersion":2,"manifests":[]}', "c": "{}", "manifest.json": '[{"Config":"c","RepoTags":5}]'}),
+        layer(
+            {
+                "index.json": '{"schemaVersion":2,"manifests":[]}',
+                "c": "{}",
+                "manifest.json": '[{"Config":"c","RepoTags":5}]',
+            }
+        ),
         "RepoTags is not a list",
     ),
     "half": (docker_archive({"a:b": make()})[:300_000], "truncated"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_ARCHIVES)
@@ -367,8 +391,15 @@ async def test_a_damaged_index_is_repaired(
     for name in which:
         path = tmp_path / "images" / name
         data = path.read_bytes()
-        damaged = {"gone": None, "empty": b"", "cut": data[: len(data) // 2], "flipped": data.replace(b"sha256", b"sha257"),
-                   "list": b"[]", "null": b'{"manifests": null}', "deep": b"[" * 200_000}[how]  # fmt: skip
+        damaged = {
+            "gone": None,
+            "empty": b"",
+            "cut": data[: len(data) // 2],
+            "flipped": data.replace(b"sha256", b"sha257"),
+            "list": b"[]",
+            "null": b'{"manifests": null}',
+            "deep": b"[" * 200_000,
+        }[how]
         if damaged is None:
             path.unlink()
         else:

@@ -64,9 +64,13 @@ def make_everything(root: Path) -> None:
             file.seek(number * 64 << 10)
             file.write(b"x" * 4096)
     attributes = [
-        ("plain", 0o4755, 0, 0), ("empty", 0o2711, 12, 34), ("folder", 0o1777, 0, 0), ("folder/deeper", 0o2775, 1000, 1000),
-        ("ünï-codé", 0o000, 65534, 65534), ("sparse", 0o600, 3_000_000_000, 3_000_000_000),
-    ]  # fmt: skip
+        ("plain", 0o4755, 0, 0),
+        ("empty", 0o2711, 12, 34),
+        ("folder", 0o1777, 0, 0),
+        ("folder/deeper", 0o2775, 1000, 1000),
+        ("ünï-codé", 0o000, 65534, 65534),
+        ("sparse", 0o600, 3_000_000_000, 3_000_000_000),
+    ]
     for name, mode, uid, gid in attributes:
         os.chown(root / name, uid, gid)
         os.chmod(root / name, mode)

@@ -20,7 +20,7 @@ from cri_server.network.service import NetworkService
 from cri_server.zygote.client import Zygote
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, new_host
 
-RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'
+RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'  # noqa: E501
 ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
 
 

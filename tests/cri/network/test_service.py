@@ -180,7 +180,7 @@ HOSTILE = {
     "wrong version": 'echo \'{"cniVersion":"9.0.0"}\'',
     "no address": 'echo \'{"cniVersion":"1.1.0"}\'',
     "address elsewhere": (
-        'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"cni0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\''
+        'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"cni0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\''  # noqa: E501
     ),
     "interface path": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"../../x"}]}\'',
     "300 addresses": (

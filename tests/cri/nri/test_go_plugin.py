@@ -1,4 +1,5 @@
-"""A plugin on the stub of NRI's own Go module, connected from outside and started from the folder."""
+"""A plugin on the stub of NRI's own Go module, connected from outside and started from the
+folder."""
 
 from __future__ import annotations
 

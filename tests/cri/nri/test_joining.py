@@ -32,7 +32,7 @@ with plugin:
     (folder / name).write_text(f"{{os.environ['NRI_PLUGIN_SOCKET']}} {{plugin.config.config}}")
     plugin.wait_s = 3600
     plugin.wait(lambda: plugin.closed)
-"""
+"""  # noqa: E501
 
 
 def test_a_late_plugin_is_synchronized(server: Server, nri_socket: Path) -> None:

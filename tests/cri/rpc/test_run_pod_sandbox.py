@@ -109,7 +109,8 @@ def test_sysctls_of_the_pod(server: Server) -> None:
 
 
 def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> None:
-    """Which is there before they are set; and what they forbid is forbidden on that interface, too."""
+    """Which is there before they are set; and what they forbid is forbidden on that interface,
+    too."""
     asked = {"net.ipv4.conf.eth0.log_martians": "1", "net/ipv6/conf/all/disable_ipv6": "1"}
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=asked)))
     container = server.launch(pod)
@@ -208,7 +209,8 @@ def namespaces_of(server: Server, pod: str) -> dict[str, str]:
 
 @pytest.mark.requirement("3.1.1")
 def test_namespaces(server: Server) -> None:
-    """Those of the server's node, which has a network of its own, are shared where that is asked."""
+    """Those of the server's node, which has a network of its own, are shared where that is
+    asked."""
     nodes = {
         kind: os.readlink(f"/proc/{server.pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")
     }

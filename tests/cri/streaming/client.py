@@ -26,7 +26,8 @@ OUTCOME_LIMIT_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Terminal:
-    """What the session is joined to. `stdin` gives input until it ends; sizes are (columns, lines)."""
+    """What the session is joined to. `stdin` gives input until it ends; sizes are (columns,
+    lines)."""
 
     stdin: AsyncIterator[bytes] | None = None
     stdout_fd: int | None = None
@@ -130,7 +131,8 @@ async def _read_all(inbound: Inbound) -> bytes:
 
 
 def _exit_code(outcome: bytes) -> int:
-    """What the Status object says. Raises `PeerError` if the session failed, or if it is no Status."""
+    """What the Status object says. Raises `PeerError` if the session failed, or if it is no
+    Status."""
     try:
         status = json.loads(outcome)
         if status["status"] == "Success":

@@ -1,4 +1,5 @@
-"""The whole chain: Go's clients, the streaming server, a shim, and a process in a real container."""
+"""The whole chain: Go's clients, the streaming server, a shim, and a process in a real
+container."""
 
 from __future__ import annotations
 

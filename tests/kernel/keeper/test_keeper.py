@@ -1,4 +1,5 @@
-"""The keeper with real processes: what it stores, what it starts and reaps, and whom it survives."""
+"""The keeper with real processes: what it stores, what it starts and reaps, and whom it
+survives."""
 
 from __future__ import annotations
 

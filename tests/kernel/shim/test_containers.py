@@ -308,7 +308,7 @@ async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None
     """Each writes its name and the status that it was told; startContainer runs inside and has
     another file."""
     trace = pod.folder / "trace"
-    script = f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""
+    script = f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""  # noqa: E501
     kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
     hooks = {kind: [{"path": "/bin/sh", "args": ["sh", "-c", script, kind]}] for kind in kinds}
     pod.container("a", "echo run; read x", stdin=True, stdin_once=True)

@@ -52,13 +52,20 @@ def program(path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "name", "same"),
     [
-        ("r.example", "r.example/a", True), ("*.io", "k8s.io/a", True), ("*.io", "a.k8s.io/a", False),
-        ("app*.k8s.io", "app1.k8s.io/a", True), ("r.example/a", "r.example/ab", True), ("r.example/b", "r.example/a", False),
-        ("r.example:5000", "r.example/a", False), ("r.example", "r.example:5000/a", True),
-        ("https://r.example", "r.example/a", True), ("r.*", "r.example/a", True),
-        ("R.example:443/a", "r.example/a", True), ("r.example:443", "r.example:5000/a", False),
+        ("r.example", "r.example/a", True),
+        ("*.io", "k8s.io/a", True),
+        ("*.io", "a.k8s.io/a", False),
+        ("app*.k8s.io", "app1.k8s.io/a", True),
+        ("r.example/a", "r.example/ab", True),
+        ("r.example/b", "r.example/a", False),
+        ("r.example:5000", "r.example/a", False),
+        ("r.example", "r.example:5000/a", True),
+        ("https://r.example", "r.example/a", True),
+        ("r.*", "r.example/a", True),
+        ("R.example:443/a", "r.example/a", True),
+        ("r.example:443", "r.example:5000/a", False),
     ],
-)  # fmt: skip
+)
 def test_patterns_match_images(pattern: str, name: str, same: bool) -> None:
     assert helpers.matches(pattern, name) == same
 

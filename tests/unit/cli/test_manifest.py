@@ -19,27 +19,36 @@ from pyrunc.errors import InvalidSpec
 # The fields of k8s.io/api/core/v1 (and of ObjectMeta), v0.36.3.
 KUBERNETES: dict[type, str] = {
     pod_model.Pod: "apiVersion kind metadata spec status",
-    pod_model.Metadata: """name generateName namespace selfLink uid resourceVersion generation creationTimestamp
-        deletionTimestamp deletionGracePeriodSeconds labels annotations ownerReferences finalizers managedFields""",
-    pod_model.Spec: """volumes initContainers containers ephemeralContainers restartPolicy terminationGracePeriodSeconds
-        activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName serviceAccount automountServiceAccountToken nodeName
-        hostNetwork hostPID hostIPC shareProcessNamespace securityContext imagePullSecrets hostname subdomain affinity
-        schedulerName tolerations hostAliases priorityClassName priority dnsConfig readinessGates runtimeClassName
-        enableServiceLinks preemptionPolicy overhead topologySpreadConstraints setHostnameAsFQDN os hostUsers
-        schedulingGates resourceClaims resources hostnameOverride schedulingGroup""",
-    pod_model.Container: """name image command args workingDir ports envFrom env resources resizePolicy restartPolicy
-        restartPolicyRules volumeMounts volumeDevices livenessProbe readinessProbe startupProbe lifecycle
-        terminationMessagePath terminationMessagePolicy imagePullPolicy securityContext stdin stdinOnce tty""",
+    pod_model.Metadata: """name generateName namespace selfLink uid resourceVersion generation
+        creationTimestamp deletionTimestamp deletionGracePeriodSeconds labels annotations
+        ownerReferences finalizers managedFields""",
+    pod_model.Spec: """volumes initContainers containers ephemeralContainers restartPolicy
+        terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector
+        serviceAccountName serviceAccount automountServiceAccountToken nodeName hostNetwork
+        hostPID hostIPC shareProcessNamespace securityContext imagePullSecrets hostname
+        subdomain affinity schedulerName tolerations hostAliases priorityClassName priority
+        dnsConfig readinessGates runtimeClassName enableServiceLinks preemptionPolicy overhead
+        topologySpreadConstraints setHostnameAsFQDN os hostUsers schedulingGates resourceClaims
+        resources hostnameOverride schedulingGroup""",
+    pod_model.Container: """name image command args workingDir ports envFrom env resources
+        resizePolicy restartPolicy restartPolicyRules volumeMounts volumeDevices livenessProbe
+        readinessProbe startupProbe lifecycle terminationMessagePath terminationMessagePolicy
+        imagePullPolicy securityContext stdin stdinOnce tty""",
     pod_model.ContainerPort: "name hostPort containerPort protocol hostIP",
     pod_model.Env: "name value valueFrom",
-    pod_model.VolumeMount: "name readOnly recursiveReadOnly mountPath subPath mountPropagation subPathExpr",
-    pod_model.PodSecurity: """seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot supplementalGroups
-        supplementalGroupsPolicy fsGroup sysctls fsGroupChangePolicy seccompProfile appArmorProfile seLinuxChangePolicy""",
-    pod_model.ContainerSecurity: """capabilities privileged seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot
-        readOnlyRootFilesystem allowPrivilegeEscalation procMount seccompProfile appArmorProfile""",
-    pod_model.Volume: """name hostPath emptyDir gcePersistentDisk awsElasticBlockStore gitRepo secret nfs iscsi glusterfs
-        persistentVolumeClaim rbd flexVolume cinder cephfs flocker downwardAPI fc azureFile configMap vsphereVolume quobyte
-        azureDisk photonPersistentDisk projected portworxVolume scaleIO storageos csi ephemeral image""",
+    pod_model.VolumeMount: (
+        "name readOnly recursiveReadOnly mountPath subPath mountPropagation subPathExpr"
+    ),
+    pod_model.PodSecurity: """seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot
+        supplementalGroups supplementalGroupsPolicy fsGroup sysctls fsGroupChangePolicy
+        seccompProfile appArmorProfile seLinuxChangePolicy""",
+    pod_model.ContainerSecurity: """capabilities privileged seLinuxOptions windowsOptions runAsUser
+        runAsGroup runAsNonRoot readOnlyRootFilesystem allowPrivilegeEscalation procMount
+        seccompProfile appArmorProfile""",
+    pod_model.Volume: """name hostPath emptyDir gcePersistentDisk awsElasticBlockStore gitRepo
+        secret nfs iscsi glusterfs persistentVolumeClaim rbd flexVolume cinder cephfs flocker
+        downwardAPI fc azureFile configMap vsphereVolume quobyte azureDisk photonPersistentDisk
+        projected portworxVolume scaleIO storageos csi ephemeral image""",
     pod_model.EmptyDir: "medium sizeLimit",
     pod_model.HostPath: "path type",
     pod_model.Resources: "limits requests claims",
@@ -102,8 +111,16 @@ def test_the_fields_are_those_of_kubernetes(kind: type[msgspec.Struct]) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("spec.containers.0.comand", ["x"], "spec.containers[0].comand: no such field; did you mean 'command'?"),
-        ("spec.containers.0.Command", ["x"], "spec.containers[0].Command: no such field; did you mean 'command'?"),
+        (
+            "spec.containers.0.comand",
+            ["x"],
+            "spec.containers[0].comand: no such field; did you mean 'command'?",
+        ),
+        (
+            "spec.containers.0.Command",
+            ["x"],
+            "spec.containers[0].Command: no such field; did you mean 'command'?",
+        ),
         ("spec.hostpid", True, "spec.hostpid: no such field; did you mean 'hostPID'?"),
         ("spec.nodename", "n", "spec.nodename: no such field; did you mean 'nodeName'?"),
         ("spec.zebra", 1, "spec.zebra: no such field"),
@@ -111,13 +128,33 @@ def test_the_fields_are_those_of_kubernetes(kind: type[msgspec.Struct]) -> None:
         ("spec.restartPolicy", "OnFailure", "spec.restartPolicy: is not supported"),
         ("spec.hostUsers", False, "spec.hostUsers: is not supported"),
         ("spec.volumes.0.nfs", {"server": "s"}, "spec.volumes[0].nfs: is not supported"),
-        ("spec.volumes.0.emptyDir.medium", "Memory", "spec.volumes[0].emptyDir.medium: is not supported"),
-        ("spec.containers.0.lifecycle", {"preStop": {"sleep": {"seconds": 1}}}, "spec.containers[0].lifecycle: is not supported"),
-        ("spec.containers.0.resources.limits.nvidia/gpu", 1, "spec.containers[0].resources.limits.nvidia/gpu: is not supported"),
-        ("spec.containers.0.resources.limits.hugepages-2Mi", "2Mi", "spec.containers[0].resources.limits.hugepages-2Mi: is not supported"),
-        ("spec.containers.0.resources.limits.mem", "2Mi", "spec.containers[0].resources.limits.mem: no such field; did you mean 'memory'?"),
+        (
+            "spec.volumes.0.emptyDir.medium",
+            "Memory",
+            "spec.volumes[0].emptyDir.medium: is not supported",
+        ),
+        (
+            "spec.containers.0.lifecycle",
+            {"preStop": {"sleep": {"seconds": 1}}},
+            "spec.containers[0].lifecycle: is not supported",
+        ),
+        (
+            "spec.containers.0.resources.limits.nvidia/gpu",
+            1,
+            "spec.containers[0].resources.limits.nvidia/gpu: is not supported",
+        ),
+        (
+            "spec.containers.0.resources.limits.hugepages-2Mi",
+            "2Mi",
+            "spec.containers[0].resources.limits.hugepages-2Mi: is not supported",
+        ),
+        (
+            "spec.containers.0.resources.limits.mem",
+            "2Mi",
+            "spec.containers[0].resources.limits.mem: no such field; did you mean 'memory'?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_unsupported_fields_are_refused(path: str, value: Any, message: str) -> None:
     document = changed(path, value)
     assert refusal(document) == f"{message} (--lenient ignores it)"
@@ -170,7 +207,10 @@ def test_kubernetes_defaults_and_nulls_are_fine(path: str, value: Any) -> None:
         ("a: 1", "kind: is required"),
         (
             "kind: Deployment",
-            "kind: run supports only Pod, not Deployment; make a Pod from its template and give it a name",
+            (
+                "kind: run supports only Pod, not Deployment; make a Pod from its template and give"
+                " it a name"
+            ),
         ),
         ("{kind: List, items: [1, 2]}", "expected one Pod, found no object"),
         (
@@ -228,40 +268,116 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         ("spec.containers.0.name", "C", "spec.containers[0].name: 'C' is not a container's name"),
         ("spec.containers.0.name", "c" * 64, "is longer than 63 characters"),
         ("spec.containers.0.image", " i", "spec.containers[0].image: ' i' is not an image's name"),
-        ("spec.containers.0.env.0.name", "A=B", "spec.containers[0].env[0].name: 'A=B' is not a variable's name"),
-        ("spec.containers.0.ports.0.containerPort", 0, "spec.containers[0].ports[0].containerPort: 0 is not a port"),
+        (
+            "spec.containers.0.env.0.name",
+            "A=B",
+            "spec.containers[0].env[0].name: 'A=B' is not a variable's name",
+        ),
+        (
+            "spec.containers.0.ports.0.containerPort",
+            0,
+            "spec.containers[0].ports[0].containerPort: 0 is not a port",
+        ),
         ("spec.containers.0.ports.0.hostPort", 65536, "ports[0].hostPort: 65536 is not a port"),
         ("spec.containers.0.ports.0.name", "80", "ports[0].name: '80' is not a port's name"),
         ("spec.containers.0.ports.0.hostIP", "::x", "ports[0].hostIP: '::x' is not an IP address"),
-        ("spec.containers.0.ports", [{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}], "ports[1].name: 'a' is used twice"),
-        ("spec.containers.0.ports", [{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9}], "ports[1].hostPort: 9 is used twice"),
+        (
+            "spec.containers.0.ports",
+            [{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}],
+            "ports[1].name: 'a' is used twice",
+        ),
+        (
+            "spec.containers.0.ports",
+            [{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9}],
+            "ports[1].hostPort: 9 is used twice",
+        ),
         ("spec.volumes.1.name", "v", "spec.volumes[1].name: 'v' is used twice"),
         ("spec.volumes.1.name", "../v", "spec.volumes[1].name: '../v' is not a volume's name"),
-        ("spec.volumes.1.emptyDir", {}, "spec.volumes[1]: expected one of hostPath, emptyDir, configMap, secret, downwardAPI and projected"),
-        ("spec.volumes.1.hostPath.path", "/a/../b", "spec.volumes[1].hostPath.path: '/a/../b' contains '..'"),
+        (
+            "spec.volumes.1.emptyDir",
+            {},
+            "spec.volumes[1]: expected one of hostPath, emptyDir, configMap, secret, downwardAPI and projected",  # noqa: E501
+        ),
+        (
+            "spec.volumes.1.hostPath.path",
+            "/a/../b",
+            "spec.volumes[1].hostPath.path: '/a/../b' contains '..'",
+        ),
         ("spec.volumes.1.hostPath.path", "a", "spec.volumes[1].hostPath.path: 'a' is not absolute"),
-        ("spec.volumes.1.hostPath.type", "Folder", "spec.volumes[1].hostPath.type: invalid enum value 'Folder'"),
+        (
+            "spec.volumes.1.hostPath.type",
+            "Folder",
+            "spec.volumes[1].hostPath.type: invalid enum value 'Folder'",
+        ),
         ("spec.containers.0.volumeMounts.0.mountPath", "/a:b", "mountPath: '/a:b' contains ':'"),
-        ("spec.containers.0.volumeMounts", [{"name": "v", "mountPath": "/a"}, {"name": "h", "mountPath": "/a/"}], "volumeMounts[1].mountPath: '/a' is mounted over twice"),
-        ("spec.containers.0.volumeMounts.0.mountPropagation", "Bidirectional", "mountPropagation: Bidirectional needs privileged"),
-        ("spec.containers.0.volumeMounts.0.recursiveReadOnly", "Enabled", "recursiveReadOnly: needs readOnly"),
-        ("spec.containers.0.resources.requests.cpu", 2, "requests.cpu: 2 is more than the limit of 1"),
-        ("spec.containers.0.securityContext", {"privileged": True, "allowPrivilegeEscalation": False}, "cannot be false for a privileged container"),
-        ("spec.containers.0.securityContext.runAsUser", -1, "securityContext.runAsUser: -1 is not in 0..2147483647"),
-        ("spec.securityContext.seccompProfile", {"type": "Localhost"}, "seccompProfile.localhostProfile: is required with type Localhost"),
+        (
+            "spec.containers.0.volumeMounts",
+            [{"name": "v", "mountPath": "/a"}, {"name": "h", "mountPath": "/a/"}],
+            "volumeMounts[1].mountPath: '/a' is mounted over twice",
+        ),
+        (
+            "spec.containers.0.volumeMounts.0.mountPropagation",
+            "Bidirectional",
+            "mountPropagation: Bidirectional needs privileged",
+        ),
+        (
+            "spec.containers.0.volumeMounts.0.recursiveReadOnly",
+            "Enabled",
+            "recursiveReadOnly: needs readOnly",
+        ),
+        (
+            "spec.containers.0.resources.requests.cpu",
+            2,
+            "requests.cpu: 2 is more than the limit of 1",
+        ),
+        (
+            "spec.containers.0.securityContext",
+            {"privileged": True, "allowPrivilegeEscalation": False},
+            "cannot be false for a privileged container",
+        ),
+        (
+            "spec.containers.0.securityContext.runAsUser",
+            -1,
+            "securityContext.runAsUser: -1 is not in 0..2147483647",
+        ),
+        (
+            "spec.securityContext.seccompProfile",
+            {"type": "Localhost"},
+            "seccompProfile.localhostProfile: is required with type Localhost",
+        ),
         ("spec.securityContext.sysctls.0.name", "../x", "sysctls[0].name: '../x' is not a sysctl"),
         ("spec.hostname", "a.b", "spec.hostname: 'a.b' is not a host's name"),
-        ("spec.dnsConfig.nameservers", ["x"], "spec.dnsConfig.nameservers[0]: 'x' is not an IP address"),
-        ("spec.terminationGracePeriodSeconds", -1, "spec.terminationGracePeriodSeconds: -1 is not in 0..2147483647"),
-        ("spec.terminationGracePeriodSeconds", 10**12, "spec.terminationGracePeriodSeconds: 1000000000000 is not in 0.."),
+        (
+            "spec.dnsConfig.nameservers",
+            ["x"],
+            "spec.dnsConfig.nameservers[0]: 'x' is not an IP address",
+        ),
+        (
+            "spec.terminationGracePeriodSeconds",
+            -1,
+            "spec.terminationGracePeriodSeconds: -1 is not in 0..2147483647",
+        ),
+        (
+            "spec.terminationGracePeriodSeconds",
+            10**12,
+            "spec.terminationGracePeriodSeconds: 1000000000000 is not in 0..",
+        ),
         ("spec.containers.0.resources.limits.memory", "10E", "limits.memory: '10E' is too large"),
         ("spec.containers.0.resources.limits.memory", "1e30", "limits.memory: '1e30' is too large"),
-        ("spec.containers.0.resources.limits.memory", "-1", "limits.memory: '-1' is not a quantity"),
+        (
+            "spec.containers.0.resources.limits.memory",
+            "-1",
+            "limits.memory: '-1' is not a quantity",
+        ),
         ("spec.containers.0.resources.limits.cpu", "1E", "limits.cpu: '1E' is too large"),
-        ("spec.containers.0.command", ["\ud800"], "spec.containers[0].command[0]: '\\ud800' is not text"),
+        (
+            "spec.containers.0.command",
+            ["\ud800"],
+            "spec.containers[0].command[0]: '\\ud800' is not text",
+        ),
         ("spec.dnsPolicy", "Nine", "spec.dnsPolicy: invalid enum value 'Nine'"),
     ],
-)  # fmt: skip
+)
 def test_rules_beyond_types(path: str, value: Any, message: str) -> None:
     assert message in refusal(changed(path, value))
 

@@ -33,7 +33,12 @@ SECRET = {
 def pod(volumes: Any = (), spec: dict[str, Any] | None = None, **container: Any) -> dict[str, Any]:
     main = {"name": "c", "image": "i", **container}
     metadata = {"name": "p", "labels": {"app": "web"}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [main], "volumes": list(volumes), **(spec or {})}}  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": [main], "volumes": list(volumes), **(spec or {})},
+    }
 
 
 def read(*documents: dict[str, Any]) -> tuple[Pod, list[str]]:
@@ -122,30 +127,158 @@ def test_probes_are_reported() -> None:
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([pod(envFrom=[{"configMapRef": {"name": "x"}}]), MAP], "spec.containers[0].envFrom[0].configMapRef: no ConfigMap 'x' in the manifest; its ConfigMaps are: settings"),
-        ([pod(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]), SECRET], "spec.containers[0].env[0].valueFrom.secretKeyRef: Secret 'keys' has no key 'x'"),
-        ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"nam": "x"}}}])], "spec.containers[0].env[0].valueFrom.configMapKeyRef: no such field `nam`"),
-        ([pod(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}])], "'status.hostIP' is not supported; supported are metadata.name"),
-        ([pod([{"name": "v", "downwardAPI": {"items": [{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}]}}])], "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath: 'status.podIP' is not supported"),
-        ([pod([{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}])], "spec.volumes[0].projected.sources[0].serviceAccountToken: is not supported; supported are configMap, secret, downwardAPI"),
-        ([pod([{"name": "v", "projected": {"sources": [{"configMap": {"name": "settings", "items": [{"key": "COLOUR", "path": "../x"}]}}]}}]), MAP], "'../x' is not a path in the volume"),
-        ([pod(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.gpu"}}}])], "'limits.gpu' is not supported; supported are limits.cpu"),
-        ([pod(env=[{"name": "A", "valueFrom": {"fileKeyRef": {}}}])], "valueFrom.fileKeyRef: is not supported; supported are configMapKeyRef"),
-        ([pod(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])], "has both value and valueFrom"),
-        ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "raw"}}}]), MAP], "its content is not text"),
-        ([pod([{"name": "v", "configMap": {"name": "x"}}])], "spec.volumes[0].configMap: no ConfigMap 'x' in the manifest; its ConfigMaps are: none"),
-        ([pod([{"name": "v", "configMap": {"name": "settings", "items": [{"key": "raw", "path": "../x"}]}}]), MAP], "'../x' is not a path in the volume"),
+        (
+            [pod(envFrom=[{"configMapRef": {"name": "x"}}]), MAP],
+            "spec.containers[0].envFrom[0].configMapRef: no ConfigMap 'x' in the manifest; its ConfigMaps are: settings",  # noqa: E501
+        ),
+        (
+            [
+                pod(
+                    env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]
+                ),
+                SECRET,
+            ],
+            "spec.containers[0].env[0].valueFrom.secretKeyRef: Secret 'keys' has no key 'x'",
+        ),
+        (
+            [pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"nam": "x"}}}])],
+            "spec.containers[0].env[0].valueFrom.configMapKeyRef: no such field `nam`",
+        ),
+        (
+            [pod(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}])],
+            "'status.hostIP' is not supported; supported are metadata.name",
+        ),
+        (
+            [
+                pod(
+                    [
+                        {
+                            "name": "v",
+                            "downwardAPI": {
+                                "items": [{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}]
+                            },
+                        }
+                    ]
+                )
+            ],
+            "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath: 'status.podIP' is not supported",  # noqa: E501
+        ),
+        (
+            [
+                pod(
+                    [
+                        {
+                            "name": "v",
+                            "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]},
+                        }
+                    ]
+                )
+            ],
+            "spec.volumes[0].projected.sources[0].serviceAccountToken: is not supported; supported are configMap, secret, downwardAPI",  # noqa: E501
+        ),
+        (
+            [
+                pod(
+                    [
+                        {
+                            "name": "v",
+                            "projected": {
+                                "sources": [
+                                    {
+                                        "configMap": {
+                                            "name": "settings",
+                                            "items": [{"key": "COLOUR", "path": "../x"}],
+                                        }
+                                    }
+                                ]
+                            },
+                        }
+                    ]
+                ),
+                MAP,
+            ],
+            "'../x' is not a path in the volume",
+        ),
+        (
+            [
+                pod(
+                    env=[
+                        {"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.gpu"}}}
+                    ]
+                )
+            ],
+            "'limits.gpu' is not supported; supported are limits.cpu",
+        ),
+        (
+            [pod(env=[{"name": "A", "valueFrom": {"fileKeyRef": {}}}])],
+            "valueFrom.fileKeyRef: is not supported; supported are configMapKeyRef",
+        ),
+        (
+            [
+                pod(
+                    env=[
+                        {
+                            "name": "A",
+                            "value": "x",
+                            "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
+                        }
+                    ]
+                )
+            ],
+            "has both value and valueFrom",
+        ),
+        (
+            [
+                pod(
+                    env=[
+                        {
+                            "name": "A",
+                            "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "raw"}},
+                        }
+                    ]
+                ),
+                MAP,
+            ],
+            "its content is not text",
+        ),
+        (
+            [pod([{"name": "v", "configMap": {"name": "x"}}])],
+            "spec.volumes[0].configMap: no ConfigMap 'x' in the manifest; its ConfigMaps are: none",
+        ),
+        (
+            [
+                pod(
+                    [
+                        {
+                            "name": "v",
+                            "configMap": {
+                                "name": "settings",
+                                "items": [{"key": "raw", "path": "../x"}],
+                            },
+                        }
+                    ]
+                ),
+                MAP,
+            ],
+            "'../x' is not a path in the volume",
+        ),
         ([pod([{"name": "v", "@files": []}])], "spec.volumes[0].@files: no such field"),
         ([pod(), MAP, MAP], "ConfigMap settings: occurs twice"),
-        ([pod(), {**MAP, "metadata": {"name": "x", "namespace": "other"}}], "'other' is not the namespace of the Pod, 'default'"),
+        (
+            [pod(), {**MAP, "metadata": {"name": "x", "namespace": "other"}}],
+            "'other' is not the namespace of the Pod, 'default'",
+        ),
         ([pod(), {**SECRET, "data": {"x": "?"}}], "Secret keys data.x: is not base64"),
         ([pod(), {**MAP, "dta": {}}], "ConfigMap settings dta: no such field"),
-        ([pod(), {**MAP, "data": {"x": 5}}], "ConfigMap settings data.x: expected `str`, got `int`"),
+        (
+            [pod(), {**MAP, "data": {"x": 5}}],
+            "ConfigMap settings data.x: expected `str`, got `int`",
+        ),
         ([pod(), {**MAP, "metadata": {}}], "ConfigMap metadata.name: is required"),
         ([pod(), pod()], "expected one Pod, found 2"),
         ([MAP], "expected one Pod, found 0"),
     ],
-)  # fmt: skip
+)
 def test_an_error_has_its_path(documents: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(Error) as caught:
         read(*documents)
@@ -175,7 +308,11 @@ def test_the_downward_api_in_an_environment() -> None:
 
 def test_downward_and_projected_volumes() -> None:
     label = {"path": "all", "fieldRef": {"fieldPath": "metadata.labels"}}
-    cpu = {"path": "cpu", "mode": 0o600, "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu", "divisor": "1m"}}  # fmt: skip
+    cpu = {
+        "path": "cpu",
+        "mode": 0o600,
+        "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu", "divisor": "1m"},
+    }
     sources = [
         {"configMap": {"name": "settings", "items": [{"key": "COLOUR", "path": "a/colour"}]}},
         {"secret": {"name": "keys", "items": [{"key": "user", "path": "user"}]}},
@@ -198,12 +335,22 @@ def test_lenient_leaves_out_only_the_reported_parts() -> None:
     mounted."""
     env = [{"name": "A", "valueFrom": {"fileKeyRef": {}}}, {"name": "B", "value": "b"}]
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
-    text = yaml.safe_dump(pod(volumes, {"hostUsers": False}, env=env, volumeMounts=[{"name": "data", "mountPath": "/data"}]))  # fmt: skip
+    text = yaml.safe_dump(
+        pod(
+            volumes,
+            {"hostUsers": False},
+            env=env,
+            volumeMounts=[{"name": "data", "mountPath": "/data"}],
+        )
+    )
     parsed, messages = parse(text, lenient=True)
     assert [(e.name, e.value) for e in parsed.spec.containers[0].env] == [("B", "b")]
     assert parsed.spec.volumes[0].empty_dir is not None
     assert messages == [
-        "spec.containers[0].env[0].valueFrom.fileKeyRef: is not supported; supported are configMapKeyRef, secretKeyRef, fieldRef, resourceFieldRef",
+        (
+            "spec.containers[0].env[0].valueFrom.fileKeyRef: is not supported; supported are"
+            " configMapKeyRef, secretKeyRef, fieldRef, resourceFieldRef"
+        ),
         "spec.hostUsers: is not supported",
         "spec.volumes[0].persistentVolumeClaim: is not supported",
     ]

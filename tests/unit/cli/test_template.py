@@ -44,8 +44,22 @@ def test_templates(text: str, result: str | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{{", "{{.id", "{{end}}", "{{if .id}}", "{{.no}}", "{{nothing .id}}", "{{.id.x}}", "{{.id .id}}", "{{|}}", "{{}}", "{{len 5}}", "{{(.id}}", "{{range .id}}{{end}}"],
-)  # fmt: skip
+    [
+        "{{",
+        "{{.id",
+        "{{end}}",
+        "{{if .id}}",
+        "{{.no}}",
+        "{{nothing .id}}",
+        "{{.id.x}}",
+        "{{.id .id}}",
+        "{{|}}",
+        "{{}}",
+        "{{len 5}}",
+        "{{(.id}}",
+        "{{range .id}}{{end}}",
+    ],
+)
 def test_an_error_in_a_template_quotes_it(text: str) -> None:
     with pytest.raises(Error) as caught:
         Template(text).render(VALUE)

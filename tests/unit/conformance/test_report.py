@@ -1,4 +1,5 @@
-"""A run of the conformance suite summed up: what counts as what, and that nothing selected is lost."""
+"""A run of the conformance suite summed up: what counts as what, and that nothing selected is
+lost."""
 
 from __future__ import annotations
 

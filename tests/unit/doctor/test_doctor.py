@@ -21,8 +21,8 @@ from cri_server.doctor import (
 )
 from cri_server.doctor.model import Check, Finding, Host, Level
 
-FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""
-BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""
+FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""  # noqa: E501
+BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""  # noqa: E501
 GOOD = {
     "/proc/sys/kernel/osrelease": "6.12.9-amd64",
     "/proc/self/ns/cgroup": "",
@@ -33,7 +33,9 @@ GOOD = {
     "/proc/self/ns/user": "",
     "/proc/self/ns/uts": "",
     "/proc/sys/user/max_user_namespaces": "31000",
-    "/proc/sys/kernel/seccomp/actions_avail": "kill_process kill_thread trap errno user_notif trace log allow",
+    "/proc/sys/kernel/seccomp/actions_avail": (
+        "kill_process kill_thread trap errno user_notif trace log allow"
+    ),
     "/proc/filesystems": "nodev\tsysfs\n\text4\nnodev\toverlay\n",
     "/proc/sys/net/bridge/bridge-nf-call-iptables": "1",
     "/proc/sys/net/ipv4/ip_forward": "1",
@@ -47,10 +49,14 @@ GOOD = {
     "/run/systemd/system/x": "",
     "/etc/cni/net.d/10.conflist": BRIDGE,
     "/usr/lib/systemd/system/kubelet.service": "[Service]\nExecStart=/usr/bin/kubelet",
-    "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": '[Service]\nEnvironment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"\n'
-    "EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\n"
-    "ExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS\n",
-    "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/pyrunc/cri.sock"',
+    "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": (
+        '[Service]\nEnvironment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"\n'
+        "EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\n"
+        "ExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS\n"
+    ),
+    "/var/lib/kubelet/kubeadm-flags.env": (
+        'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/pyrunc/cri.sock"'
+    ),
     "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\n",
 }
 CHECKS: tuple[Check, ...] = (
@@ -276,7 +282,9 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
         (
             {
                 FLAGS: None,
-                "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///x",
+                "/var/lib/kubelet/config.yaml": (
+                    "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///x"
+                ),
             },
             {},
             "kubelet",
@@ -331,7 +339,7 @@ def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> N
     and driver mean nothing."""
     drop_in = (
         '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf'
-        ' --kubeconfig=/etc/kubernetes/kubelet.conf"\nEnvironment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet'
+        ' --kubeconfig=/etc/kubernetes/kubelet.conf"\nEnvironment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet'  # noqa: E501
         " $A $B\n"
     )
     changes = {"/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": drop_in, FLAGS: None}

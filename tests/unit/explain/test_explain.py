@@ -114,7 +114,10 @@ def test_find(query: str, names: list[str]) -> None:
     ("text", "name"),
     [
         (
-            "pyrunc-cri: no server at unix:///run/pyrunc/cri.sock: no such file (start one: pyrunc-cri serve)",
+            (
+                "pyrunc-cri: no server at unix:///run/pyrunc/cri.sock: no such file (start one:"
+                " pyrunc-cri serve)"
+            ),
             "no-server",
         ),
         ("dial unix /run/pyrunc/cri.sock: connect: connection refused", "no-server"),
@@ -128,7 +131,10 @@ def test_find(query: str, names: list[str]) -> None:
         ),
         ('exec: "pgrep": executable file not found in $PATH', "no-command"),
         (
-            "NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized",
+            (
+                "NetworkPluginNotReady message:Network plugin returns error: cni plugin not"
+                " initialized"
+            ),
             "network-not-ready",
         ),
         ("no IP addresses available in range set: 10.88.0.1-10.88.255.254", "no-address"),
@@ -150,7 +156,10 @@ def test_find(query: str, names: list[str]) -> None:
         ("rpc error: code = DeadlineExceeded desc = context deadline exceeded", "deadline"),
         ("command terminated with exit code 137", "killed"),
         (
-            "container web/c: its pod default/web is stopped; pyrunc-cri start default/web starts both",
+            (
+                "container web/c: its pod default/web is stopped; pyrunc-cri start default/web"
+                " starts both"
+            ),
             "pod-stopped",
         ),
         ("pod default/web exists: 0e2b43fb2e20, ready", "already-exists"),

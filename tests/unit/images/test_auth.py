@@ -62,13 +62,21 @@ def test_a_malformed_auth_is_refused_without_showing_it(text: str) -> None:
 @pytest.mark.parametrize(
     ("address", "host", "used"),
     [
-        ("", UPSTREAM, True), ("", MIRROR, False),
-        ("r.example", UPSTREAM, True), ("https://r.example/v2/", UPSTREAM, True), ("R.EXAMPLE", UPSTREAM, True),
-        ("r.example:443", UPSTREAM, True), ("r.example:8443", UPSTREAM, False), ("other.example", UPSTREAM, False), ("r.example.evil.example", UPSTREAM, False),
-        ("evil@r.example", UPSTREAM, True), ("r.example", MIRROR, False), ("mirror.example:5000", MIRROR, True),
+        ("", UPSTREAM, True),
+        ("", MIRROR, False),
+        ("r.example", UPSTREAM, True),
+        ("https://r.example/v2/", UPSTREAM, True),
+        ("R.EXAMPLE", UPSTREAM, True),
+        ("r.example:443", UPSTREAM, True),
+        ("r.example:8443", UPSTREAM, False),
+        ("other.example", UPSTREAM, False),
+        ("r.example.evil.example", UPSTREAM, False),
+        ("evil@r.example", UPSTREAM, True),
+        ("r.example", MIRROR, False),
+        ("mirror.example:5000", MIRROR, True),
         ("mirror.example:5000", UPSTREAM, False),
     ],
-)  # fmt: skip
+)
 def test_for_whom(address: str, host: Host, used: bool) -> None:
     sent = credential(Auth("u", "p", server_address=address), R, host)
     assert sent == (SECRET if used else ANONYMOUS)
@@ -250,21 +258,50 @@ def test_any_answer_is_a_token_or_our_error(data: bytes) -> None:
 
 # (whose, its WWW-Authenticate, the scheme that counts, where the token comes from)
 FIELD = [
-    ("Docker Hub", 'Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull"',
-     "bearer", "https://auth.docker.io/token?service=registry.docker.io&scope=repository%3Aa%2Fb%3Apull"),
-    ("quay", 'Bearer realm="https://quay.io/v2/auth",service="quay.io",scope="repository:a/b:pull"',
-     "bearer", "https://quay.io/v2/auth?service=quay.io&scope=repository%3Aa%2Fb%3Apull"),
-    ("GitLab", 'Bearer realm="https://gitlab.example/jwt/auth",service="container_registry",scope="repository:a/b:pull",error="invalid_token"',
-     "bearer", "https://gitlab.example/jwt/auth?service=container_registry&scope=repository%3Aa%2Fb%3Apull"),
-    ("Harbor", 'Bearer realm="https://harbor.example/service/token",service="harbor-registry"',
-     "bearer", "https://harbor.example/service/token?service=harbor-registry&scope=s"),
-    ("Artifactory", 'Bearer realm="https://a.example/artifactory/api/docker/r/v2/token",service="a.example"',
-     "bearer", "https://a.example/artifactory/api/docker/r/v2/token?service=a.example&scope=s"),
-    ("ACR", 'Basic realm="r.azurecr.io", Bearer realm="https://r.azurecr.io/oauth2/token",service="r.azurecr.io"',
-     "bearer", "https://r.azurecr.io/oauth2/token?service=r.azurecr.io&scope=s"),
-    ("ECR", 'Basic realm="https://1.dkr.ecr.us-east-1.amazonaws.com/",service="ecr.amazonaws.com"', "basic", ""),
+    (
+        "Docker Hub",
+        'Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull"',
+        "bearer",
+        "https://auth.docker.io/token?service=registry.docker.io&scope=repository%3Aa%2Fb%3Apull",
+    ),
+    (
+        "quay",
+        'Bearer realm="https://quay.io/v2/auth",service="quay.io",scope="repository:a/b:pull"',
+        "bearer",
+        "https://quay.io/v2/auth?service=quay.io&scope=repository%3Aa%2Fb%3Apull",
+    ),
+    (
+        "GitLab",
+        'Bearer realm="https://gitlab.example/jwt/auth",service="container_registry",scope="repository:a/b:pull",error="invalid_token"',
+        "bearer",
+        "https://gitlab.example/jwt/auth?service=container_registry&scope=repository%3Aa%2Fb%3Apull",
+    ),
+    (
+        "Harbor",
+        'Bearer realm="https://harbor.example/service/token",service="harbor-registry"',
+        "bearer",
+        "https://harbor.example/service/token?service=harbor-registry&scope=s",
+    ),
+    (
+        "Artifactory",
+        'Bearer realm="https://a.example/artifactory/api/docker/r/v2/token",service="a.example"',
+        "bearer",
+        "https://a.example/artifactory/api/docker/r/v2/token?service=a.example&scope=s",
+    ),
+    (
+        "ACR",
+        'Basic realm="r.azurecr.io", Bearer realm="https://r.azurecr.io/oauth2/token",service="r.azurecr.io"',
+        "bearer",
+        "https://r.azurecr.io/oauth2/token?service=r.azurecr.io&scope=s",
+    ),
+    (
+        "ECR",
+        'Basic realm="https://1.dkr.ecr.us-east-1.amazonaws.com/",service="ecr.amazonaws.com"',
+        "basic",
+        "",
+    ),
     ("Nexus", 'BASIC realm="Sonatype Nexus Repository Manager"', "basic", ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,14 @@ from cri_server.images.layers import tar_headers
 from cri_server.images.layers.inflate import BadLayer, Stream
 
 KINDS = {
-    tarfile.REGTYPE: tar_headers.FILE, tarfile.DIRTYPE: tar_headers.DIRECTORY, tarfile.SYMTYPE: tar_headers.SYMLINK,
-    tarfile.LNKTYPE: tar_headers.HARDLINK, tarfile.CHRTYPE: tar_headers.CHARACTER, tarfile.BLKTYPE: tar_headers.BLOCK_DEVICE,
+    tarfile.REGTYPE: tar_headers.FILE,
+    tarfile.DIRTYPE: tar_headers.DIRECTORY,
+    tarfile.SYMTYPE: tar_headers.SYMLINK,
+    tarfile.LNKTYPE: tar_headers.HARDLINK,
+    tarfile.CHRTYPE: tar_headers.CHARACTER,
+    tarfile.BLKTYPE: tar_headers.BLOCK_DEVICE,
     tarfile.FIFOTYPE: tar_headers.FIFO,
-}  # fmt: skip
+}
 
 
 @contextmanager
@@ -97,10 +101,16 @@ def test_what_tarfile_writes_we_read(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"0", 0), (b"1.5", 1_500_000_000), (b"1.123456789", 1_123_456_789), (b"1.1234567899", 1_123_456_789),
-        (b"-1.5", -1_500_000_000), (b"-1", -1_000_000_000), (b"1700000000.000000001", 1_700_000_000_000_000_001), (b".5", 500_000_000),
+        (b"0", 0),
+        (b"1.5", 1_500_000_000),
+        (b"1.123456789", 1_123_456_789),
+        (b"1.1234567899", 1_123_456_789),
+        (b"-1.5", -1_500_000_000),
+        (b"-1", -1_000_000_000),
+        (b"1700000000.000000001", 1_700_000_000_000_000_001),
+        (b".5", 500_000_000),
     ],
-)  # fmt: skip
+)
 def test_times_keep_their_nanoseconds(text: bytes, expected: int) -> None:
     assert tar_headers._time(text) == expected
 

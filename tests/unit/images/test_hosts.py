@@ -170,31 +170,78 @@ def test_refused_with_the_files_name(tmp_path: Path, text: str, words: str) -> N
 # What documents of programs have in hosts.toml, and what it means: (where from, the text, what is
 # known of the first host).
 FIELD = [
-    ("containerd's hosts.md: client certificate and key in one file", 'client = [["c.crt", "c.key"], ["c.pem", ""]]',
-     lambda h: [Path(k).name if k else None for _, k in h.client] == ["c.key", None]),
-    ("containerd: capabilities in any case", 'capabilities = ["Pull", "RESOLVE"]', lambda h: h.can(PULL) and h.can(RESOLVE)),
-    ("containerd: no capabilities are all", "capabilities = []", lambda h: h.can(PULL) and h.can(RESOLVE)),
-    ("containerd: a proxy of its own", 'proxy = "http://u:p@proxy.example:3128/"',
-     lambda h: h.proxy.url == "http://proxy.example:3128" and h.proxy.headers),
-    ("containerd: SOCKS", 'proxy = "socks5h://u:p@proxy.example"', lambda h: h.proxy.is_socks and h.proxy.login == ("u", "p")),
+    (
+        "containerd's hosts.md: client certificate and key in one file",
+        'client = [["c.crt", "c.key"], ["c.pem", ""]]',
+        lambda h: [Path(k).name if k else None for _, k in h.client] == ["c.key", None],
+    ),
+    (
+        "containerd: capabilities in any case",
+        'capabilities = ["Pull", "RESOLVE"]',
+        lambda h: h.can(PULL) and h.can(RESOLVE),
+    ),
+    (
+        "containerd: no capabilities are all",
+        "capabilities = []",
+        lambda h: h.can(PULL) and h.can(RESOLVE),
+    ),
+    (
+        "containerd: a proxy of its own",
+        'proxy = "http://u:p@proxy.example:3128/"',
+        lambda h: h.proxy.url == "http://proxy.example:3128" and h.proxy.headers,
+    ),
+    (
+        "containerd: SOCKS",
+        'proxy = "socks5h://u:p@proxy.example"',
+        lambda h: h.proxy.is_socks and h.proxy.login == ("u", "p"),
+    ),
     ("containerd: the default time", 'dial_timeout = ""', lambda h: h.dial_timeout_s == 30),
     ("Go's ParseDuration", 'dial_timeout = "1.5s250ms.5s"', lambda h: h.dial_timeout_s == 2.25),
-    ("k3s's and RKE2's private-registry page", 'rewrite = { "^rancher/(.*)" = "mirrorproject/rancher-images/$1" }',
-     lambda h: h.repository("rancher/pause") == "mirrorproject/rancher-images/pause"),
-    ("k3s: everything below a project (Harbor, Nexus, Artifactory)", 'rewrite = { "(.*)" = "docker-hub/$1" }',
-     lambda h: h.repository("library/busybox") == "docker-hub/library/busybox"),
-    ("the same without a group", 'rewrite = { ".*" = "all" }', lambda h: h.repository("library/busybox") == "all"),
-    ("Go's named groups", 'rewrite = { "^(?P<path>.+)$" = "docker-hub/${path}" }',
-     lambda h: h.repository("library/busybox") == "docker-hub/library/busybox"),
-    ("RE2's classes", "rewrite = { '^([[:alnum:]]+)/(.*)\\z' = '${2}-$1' }", lambda h: h.repository("a1/b") == "b-a1"),
+    (
+        "k3s's and RKE2's private-registry page",
+        'rewrite = { "^rancher/(.*)" = "mirrorproject/rancher-images/$1" }',
+        lambda h: h.repository("rancher/pause") == "mirrorproject/rancher-images/pause",
+    ),
+    (
+        "k3s: everything below a project (Harbor, Nexus, Artifactory)",
+        'rewrite = { "(.*)" = "docker-hub/$1" }',
+        lambda h: h.repository("library/busybox") == "docker-hub/library/busybox",
+    ),
+    (
+        "the same without a group",
+        'rewrite = { ".*" = "all" }',
+        lambda h: h.repository("library/busybox") == "all",
+    ),
+    (
+        "Go's named groups",
+        'rewrite = { "^(?P<path>.+)$" = "docker-hub/${path}" }',
+        lambda h: h.repository("library/busybox") == "docker-hub/library/busybox",
+    ),
+    (
+        "RE2's classes",
+        "rewrite = { '^([[:alnum:]]+)/(.*)\\z' = '${2}-$1' }",
+        lambda h: h.repository("a1/b") == "b-a1",
+    ),
     ("Go's longest name", 'rewrite = { "^(a)" = "$1x/" }', lambda h: h.repository("ab") == "/b"),
     ("Go's names", 'rewrite = { "^(a)" = "${01}$1é/-" }', lambda h: h.repository("ab") == "/-b"),
     ("Go's dollar", 'rewrite = { "^a" = "b$$c$" }', lambda h: h.repository("a") == "b$c$"),
     ("Go's empty matches", 'rewrite = { "x*" = "-" }', lambda h: h.repository("axxb") == "-a-b-"),
-    ("nydus-snapshotter's keys", 'failure_limit = 5\nping_url = "http://x"\nhealth_check_interval = 5', lambda h: h.can(PULL)),
-    ("keys of others", "plain_http = true\nauth = { realm = 'x', username = 'u' }", lambda h: h.auth.username == "u"),
-    ("spegel", 'dial_timeout = "200ms"\ncapabilities = ["pull", "resolve"]', lambda h: h.dial_timeout_s == 0.2),
-]  # fmt: skip
+    (
+        "nydus-snapshotter's keys",
+        'failure_limit = 5\nping_url = "http://x"\nhealth_check_interval = 5',
+        lambda h: h.can(PULL),
+    ),
+    (
+        "keys of others",
+        "plain_http = true\nauth = { realm = 'x', username = 'u' }",
+        lambda h: h.auth.username == "u",
+    ),
+    (
+        "spegel",
+        'dial_timeout = "200ms"\ncapabilities = ["pull", "resolve"]',
+        lambda h: h.dial_timeout_s == 0.2,
+    ),
+]
 
 
 @pytest.mark.parametrize(("source", "text", "holds"), FIELD, ids=[source for source, *_ in FIELD])

@@ -63,9 +63,20 @@ def test_the_most_specific_scope_decides(tmp_path: Path, image: str, scope: str)
 @pytest.mark.parametrize(
     ("scope", "images"),
     [
-        ("r.example/team", ["R.EXAMPLE/team/a", "r.example:443/team/a:v1", f"R.example:0443/team/a@{DIGEST}"]),
+        (
+            "r.example/team",
+            ["R.EXAMPLE/team/a", "r.example:443/team/a:v1", f"R.example:0443/team/a@{DIGEST}"],
+        ),
         ("R.example:443/team", ["r.example/team/a"]),
-        ("docker.io/team", ["index.docker.io/team/a", "REGISTRY-1.docker.io/team/a", "docker.io:443/team/a", "team/a"]),
+        (
+            "docker.io/team",
+            [
+                "index.docker.io/team/a",
+                "REGISTRY-1.docker.io/team/a",
+                "docker.io:443/team/a",
+                "team/a",
+            ],
+        ),
         ("registry-1.docker.io/library", ["busybox", "Docker.io/busybox"]),
         ("docker.io/busybox:1", ["busybox:1", "index.docker.io/library/busybox:1"]),
         ("127.0.0.1:5000", ["127.1:5000/a", "0x7f000001:5000/a", "[::ffff:7f00:1]:5000/a"]),
@@ -73,7 +84,7 @@ def test_the_most_specific_scope_decides(tmp_path: Path, image: str, scope: str)
         ("*.Example:443", ["R.example/a", "a.r.EXAMPLE:443/a"]),
         ("localhost", ["LOCALHOST/a", "localhost:80/a"]),
     ],
-)  # fmt: skip
+)
 def test_no_spelling_of_a_registry_escapes_its_scope(
     tmp_path: Path, scope: str, images: list[str]
 ) -> None:
@@ -108,22 +119,59 @@ def test_without_a_scope_the_default_decides(tmp_path: Path) -> None:
         ({"type": "matchRepository"}, "r.example/a:v1", "R.example:443/a", True),
         ({"type": "matchRepository"}, "r.example/a:v1", "r.example:5000/a", False),
         ({"type": "matchExact"}, "R.example:443/a:v1", "r.example/a:v1", True),
-        ({"type": "exactRepository", "dockerRepository": "O.example:443/a"}, "r.example/z", "o.example/a", True),
-        ({"type": "remapIdentity", "prefix": "M.example:443/x", "signedPrefix": "V.example"},
-         "m.example/x/a/b:v1", "v.example/a/b:v1", True),
+        (
+            {"type": "exactRepository", "dockerRepository": "O.example:443/a"},
+            "r.example/z",
+            "o.example/a",
+            True,
+        ),
+        (
+            {"type": "remapIdentity", "prefix": "M.example:443/x", "signedPrefix": "V.example"},
+            "m.example/x/a/b:v1",
+            "v.example/a/b:v1",
+            True,
+        ),
         ({"type": "matchRepository"}, "r.example/a:v1", "NO reference", False),
         ({"type": "matchExact"}, f"r.example/a@{DIGEST}", "r.example/a:v1", False),
         ({"type": "matchExact"}, "r.example:5000/a:v1", "r.example:5000/a:v1", True),
-        ({"type": "exactReference", "dockerReference": "o.example/a:v1"}, "r.example/a:v2", "o.example/a:v1", True),
-        ({"type": "exactReference", "dockerReference": "o.example/a:v1"}, "r.example/a:v1", "o.example/a:v2", False),
-        ({"type": "exactRepository", "dockerRepository": "o.example/a"}, "r.example/z", "o.example/a:v2", True),
-        ({"type": "exactRepository", "dockerRepository": "o.example/a"}, "o.example/b", "o.example/b", False),
-        ({"type": "remapIdentity", "prefix": "m.example/x", "signedPrefix": "v.example"},
-         "m.example/x/a/b:v1", "v.example/a/b:v1", True),
-        ({"type": "remapIdentity", "prefix": "m.example/x", "signedPrefix": "v.example"},
-         "m.example/xy/b:v1", "v.exampley/b:v1", False),
+        (
+            {"type": "exactReference", "dockerReference": "o.example/a:v1"},
+            "r.example/a:v2",
+            "o.example/a:v1",
+            True,
+        ),
+        (
+            {"type": "exactReference", "dockerReference": "o.example/a:v1"},
+            "r.example/a:v1",
+            "o.example/a:v2",
+            False,
+        ),
+        (
+            {"type": "exactRepository", "dockerRepository": "o.example/a"},
+            "r.example/z",
+            "o.example/a:v2",
+            True,
+        ),
+        (
+            {"type": "exactRepository", "dockerRepository": "o.example/a"},
+            "o.example/b",
+            "o.example/b",
+            False,
+        ),
+        (
+            {"type": "remapIdentity", "prefix": "m.example/x", "signedPrefix": "v.example"},
+            "m.example/x/a/b:v1",
+            "v.example/a/b:v1",
+            True,
+        ),
+        (
+            {"type": "remapIdentity", "prefix": "m.example/x", "signedPrefix": "v.example"},
+            "m.example/xy/b:v1",
+            "v.exampley/b:v1",
+            False,
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_signature_may_claim(
     identity: dict[str, str], image: str, claimed: str, meant: bool, tmp_path: Path
 ) -> None:
@@ -145,20 +193,50 @@ def test_what_a_signature_may_claim(
         ({}, "missing required field `default`"),
         ({"default": []}, "default: the list of requirements is empty"),
         ({"default": ACCEPT, "transport": {}}, "unknown field `transport`"),
-        ('{"default": [{"type": "reject"}], "default": [{"type": "reject"}]}', "key 'default' occurs twice"),
+        (
+            '{"default": [{"type": "reject"}], "default": [{"type": "reject"}]}',
+            "key 'default' occurs twice",
+        ),
         ({"default": [{"type": "signedBy", "keyPath": "/x"}]}, "'signedBy' is not one of"),
-        ({"default": [{"type": "sigstoreSigned"}]}, "needs one of keyPath, keyPaths, keyData and keyDatas"),
-        ({"default": [{"type": "sigstoreSigned", "keyPath": "/x", "keyData": "eA=="}]}, "needs one of"),
-        ({"default": [{"type": "sigstoreSigned", "keyPath": "/x", "rekorPublicKeyPath": "/y"}]}, "unknown field"),
+        (
+            {"default": [{"type": "sigstoreSigned"}]},
+            "needs one of keyPath, keyPaths, keyData and keyDatas",
+        ),
+        (
+            {"default": [{"type": "sigstoreSigned", "keyPath": "/x", "keyData": "eA=="}]},
+            "needs one of",
+        ),
+        (
+            {"default": [{"type": "sigstoreSigned", "keyPath": "/x", "rekorPublicKeyPath": "/y"}]},
+            "unknown field",
+        ),
         ({"default": [{"type": "reject", "keyPath": "/x"}]}, "reject has no keys"),
-        ({"default": ACCEPT, "transports": {"docker": {"r.example": REJECT, "R.example:443": ACCEPT}}},
-         "'r.example' and 'R.example:443' are the same scope"),
+        (
+            {
+                "default": ACCEPT,
+                "transports": {"docker": {"r.example": REJECT, "R.example:443": ACCEPT}},
+            },
+            "'r.example' and 'R.example:443' are the same scope",
+        ),
         ({"default": ACCEPT, "transports": {"docker": {"r.example/A:1": ACCEPT}}}, "r.example/A:1"),
-        ({"default": ACCEPT, "transports": {"docker": {"r": []}}}, "transports.docker.r: the list of requirements is empty"),
-        ({"default": [{"type": "sigstoreSigned", "keyPath": "/x", "signedIdentity": {"type": "exactReference"}}]},
-         "exactReference takes dockerReference"),
+        (
+            {"default": ACCEPT, "transports": {"docker": {"r": []}}},
+            "transports.docker.r: the list of requirements is empty",
+        ),
+        (
+            {
+                "default": [
+                    {
+                        "type": "sigstoreSigned",
+                        "keyPath": "/x",
+                        "signedIdentity": {"type": "exactReference"},
+                    }
+                ]
+            },
+            "exactReference takes dockerReference",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_wrong_is_refused_as_a_whole(tmp_path: Path, content: Any, why: str) -> None:
     path = write(tmp_path, content)
     with pytest.raises(WrongState) as caught:

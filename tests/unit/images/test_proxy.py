@@ -20,23 +20,47 @@ def bypassed(no_proxy: str, url: str) -> bool:
 @pytest.mark.parametrize(
     ("no_proxy", "direct", "proxied"),
     [
-        ("10.0.0.0/8", ["https://10.1.2.3:5000", "https://[::ffff:10.1.2.3]"], ["https://11.1.2.3", "https://r10.example"]),
+        (
+            "10.0.0.0/8",
+            ["https://10.1.2.3:5000", "https://[::ffff:10.1.2.3]"],
+            ["https://11.1.2.3", "https://r10.example"],
+        ),
         ("fd00::/8", ["https://[fd12::1]:5000"], ["https://[fe80::1]", "https://10.0.0.1"]),
         ("10.1.2.3", ["https://10.1.2.3", "http://10.1.2.3:80"], ["https://10.1.2.30"]),
         ("10.1.2.3:5000", ["https://10.1.2.3:5000"], ["https://10.1.2.3", "https://10.1.2.3:50"]),
         ("[fd12::1]:443", ["https://[fd12::1]", "https://[FD12:0::1]"], ["https://[fd12::1]:444"]),
         ("fd12::1", ["https://[fd12::1]:5"], ["https://[fd12::2]"]),
-        ("example.com", ["https://example.com", "https://a.Example.com:5"], ["https://anexample.com", "https://example.com.org"]),
-        (".example.com", ["https://a.example.com", "https://a.b.example.com"], ["https://example.com"]),
-        ("*.example.com", ["https://a.example.com"], ["https://example.com", "https://aexample.com"]),
-        ("EXAMPLE.com:443", ["https://example.com", "https://a.example.com:443"], ["https://example.com:5000", "http://example.com"]),
-        ("a.example , , b.example", ["https://b.example", "https://a.example"], ["https://c.example"]),
+        (
+            "example.com",
+            ["https://example.com", "https://a.Example.com:5"],
+            ["https://anexample.com", "https://example.com.org"],
+        ),
+        (
+            ".example.com",
+            ["https://a.example.com", "https://a.b.example.com"],
+            ["https://example.com"],
+        ),
+        (
+            "*.example.com",
+            ["https://a.example.com"],
+            ["https://example.com", "https://aexample.com"],
+        ),
+        (
+            "EXAMPLE.com:443",
+            ["https://example.com", "https://a.example.com:443"],
+            ["https://example.com:5000", "http://example.com"],
+        ),
+        (
+            "a.example , , b.example",
+            ["https://b.example", "https://a.example"],
+            ["https://c.example"],
+        ),
         ("*", ["https://anything.example", "https://10.0.0.1"], []),
         ("x, *", ["https://anything.example"], []),
         ("", ["https://localhost:5", "https://127.0.0.9", "https://[::1]"], ["https://a.example"]),
         ("10.0.0.0/99,:80,/8,*x", [], ["https://10.0.0.1", "https://a.example"]),
     ],
-)  # fmt: skip
+)
 def test_who_is_asked_directly(no_proxy: str, direct: list[str], proxied: list[str]) -> None:
     assert [u for u in (*direct, *proxied) if bypassed(no_proxy, u)] == direct
 

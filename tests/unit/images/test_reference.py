@@ -51,9 +51,39 @@ def test_the_full_form_of_a_reference(text: str, full: str, tagged: str | None) 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "/", "a/", "/a", "a//b", "a:", ":a", "a:b:c", "@", f"@{D}", "a@", "a@sha256:1", f"a@{D}1", "A", "a/B", "a b", "a\n",
-     "-a", "a-", "a..b", "a/./b", "a/../b", "_a", "a:-x", "a:" + "t" * 129, "a" * 256, "host:/a", "ho_st.x/a", "http://h/a", "é"],
-)  # fmt: skip
+    [
+        "",
+        "/",
+        "a/",
+        "/a",
+        "a//b",
+        "a:",
+        ":a",
+        "a:b:c",
+        "@",
+        f"@{D}",
+        "a@",
+        "a@sha256:1",
+        f"a@{D}1",
+        "A",
+        "a/B",
+        "a b",
+        "a\n",
+        "-a",
+        "a-",
+        "a..b",
+        "a/./b",
+        "a/../b",
+        "_a",
+        "a:-x",
+        "a:" + "t" * 129,
+        "a" * 256,
+        "host:/a",
+        "ho_st.x/a",
+        "http://h/a",
+        "é",
+    ],
+)
 def test_malformed(text: str) -> None:
     with pytest.raises(InvalidArgument, match="image "):
         Reference.parse(text)
@@ -82,18 +112,31 @@ def test_whatever_is_accepted_is_stable_and_safe(text: str) -> None:
 
 
 SPELLINGS = {
-    "docker.io": ["index.docker.io", "registry-1.docker.io", "Docker.IO", "docker.io:443", "INDEX.docker.io:0443", "docker.io."],
+    "docker.io": [
+        "index.docker.io",
+        "registry-1.docker.io",
+        "Docker.IO",
+        "docker.io:443",
+        "INDEX.docker.io:0443",
+        "docker.io.",
+    ],
     "r.example": ["R.Example", "r.example:443", "r.example:0443", "r.example."],
     "r.example:80": ["R.example:080"],
     "localhost": ["LOCALHOST", "localhost:80"],
     "localhost:443": ["Localhost:0443"],
-    "127.0.0.1:5000": ["127.1:5000", "0x7f.0.0.1:5000", "2130706433:5000", "017700000001:5000", "[::ffff:7f00:1]:5000"],
+    "127.0.0.1:5000": [
+        "127.1:5000",
+        "0x7f.0.0.1:5000",
+        "2130706433:5000",
+        "017700000001:5000",
+        "[::ffff:7f00:1]:5000",
+    ],
     "10.0.0.5": ["10.5:443", "0xA.0.0.5", "[::FFFF:a00:5]"],
     "[::1]:5000": ["[0:0:0:0:0:0:0:1]:5000", "[0::0001]:05000"],
     "[fd00::1]": ["[FD00::1]:443"],
     "999.999.999.999": ["999.999.999.999:443"],
     "10.example": ["10.example:443"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("normal", "spellings"), SPELLINGS.items())

@@ -64,7 +64,8 @@ class Client:
 
 
 class Process(Descriptors):
-    """A session whose process is the test: it has the other ends of the pipes, and exits when told."""
+    """A session whose process is the test: it has the other ends of the pipes, and exits when
+    told."""
 
     def __init__(self) -> None:
         (self.its_stdin, stdin), (stdout, self.its_stdout), (stderr, self.its_stderr) = (

@@ -57,8 +57,8 @@ def test_doctor_on_a_machine_with_systemd() -> None:
 
 
 def test_images_are_unpacked_where_containers_would_not_share_their_mount() -> None:
-    """Debian's kernels, 6.1 and 6.12. The log gives the reason, and a server that is to mount images
-    where it cannot does not start."""
+    """Debian's kernels, 6.1 and 6.12. The log gives the reason, and a server that is to mount
+    images where it cannot does not start."""
     with Server(network=False) as server:
         assert (
             "images are unpacked, not mounted: otherwise each container would have its own mount"

@@ -100,7 +100,7 @@ class Node:
         )
         return [f"{e['reason']}: {e.get('message', '')}" for e in listing["items"]]
 
-    def until(self, condition: Callable[[], Any], what: str, name: str = "", patience_s: float = PATIENCE_S) -> Any:  # fmt: skip
+    def until(self, condition: Callable[[], Any], what: str, name: str = "", patience_s: float = PATIENCE_S) -> Any:  # fmt: skip  # noqa: E501
         """Ask until the answer is true and return it; what went on otherwise."""
         answers: list[Any] = []
 
@@ -155,7 +155,8 @@ class Node:
         return str(identifier)
 
     def main_pid(self, pod: Json, container: str = "c") -> int:
-        """The container's first process, by its group, which a scope's placeholder is just leaving."""
+        """The container's first process, by its group, which a scope's placeholder is just
+        leaving."""
         pids = map(int, (self.group(pod, container) / "cgroup.procs").read_text().split())
         return min(filter(_is_of_container, pids))
 

@@ -1,4 +1,5 @@
-"""AppArmor and user namespaces: what the kernel says about the processes, and what they cannot do."""
+"""AppArmor and user namespaces: what the kernel says about the processes, and what they cannot
+do."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def test_processes(node: Node, busy: Json) -> None:
 
 @pytest.mark.requirement("10.1.5")
 def test_pressure(numbers: Json) -> None:
-    """Pressure stall information (on by default since 1.34) comes through, for pods and containers."""
+    """Pressure stall information (on by default since 1.34) comes through, for pods and
+    containers."""
     (container,) = numbers["containers"]
     for part in (container["cpu"], container["memory"], numbers["cpu"]):
         assert {"full", "some"} <= set(part["psi"])

@@ -71,7 +71,7 @@ class User:
         """What comes out of a new terminal, with newlines alone at the ends of lines."""
         master, slave = os.openpty()
         with subprocess.Popen(
-            [*self._become(), *words], stdin=slave, stdout=slave, stderr=slave, cwd="/tmp", start_new_session=True,
+            [*self._become(), *words], stdin=slave, stdout=slave, stderr=slave, cwd="/tmp", start_new_session=True,  # noqa: E501
             env=self._environment(),
         ) as running:  # fmt: skip
             os.close(slave)

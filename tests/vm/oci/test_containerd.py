@@ -1,4 +1,5 @@
-"""containerd with our runtime behind its runc shim: by `ctr`, and over CRI with systemd's cgroups."""
+"""containerd with our runtime behind its runc shim: by `ctr`, and over CRI with systemd's
+cgroups."""
 
 from __future__ import annotations
 

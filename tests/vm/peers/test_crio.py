@@ -121,7 +121,8 @@ def _spec(ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(ours: bytes) -> bytes:
-    """What is new, and changed files: without the root, and without folders that have only changed."""
+    """What is new, and changed files: without the root, and without folders that have only
+    changed."""
     theirs = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(ours)) as tar,

@@ -71,7 +71,7 @@ def test_the_kernel_enforces_selinux_and_containers_work(server: Server, volume:
         cat /etc/hosts /etc/resolv.conf /proc/self/status /proc/1/cmdline /sys/fs/cgroup/cgroup.controllers >/written
         head -c 1 /dev/urandom >/dev/null
         mkdir /dev/shm/folder
-        echo fine"""
+        echo fine"""  # noqa: E501
     answer = server.exec(container, "sh", "-c", script)
     assert (answer.stdout, answer.stderr, answer.exit_code) == (b"fine\n", b"", 0)
 

@@ -108,7 +108,7 @@ MEASURE = """(w) => {
     loaded: w.performance.getEntriesByType('resource').length,
     most: [...d.querySelectorAll('.most, .error')].map(e => e.textContent),
   }
-}"""
+}"""  # noqa: E501
 
 
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:

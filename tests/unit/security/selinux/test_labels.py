@@ -36,13 +36,33 @@ def test_a_pod_without_options_gets_the_policys_labels_at_its_own_level() -> Non
 @pytest.mark.parametrize(
     ("options", "process", "mount"),
     [
-        ({"level": "s0:c5,c6"}, "system_u:system_r:container_t:s0:c5,c6", "system_u:object_r:container_file_t:s0:c5,c6"),
-        ({"type": "svirt_t"}, "system_u:system_r:svirt_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"),
-        ({"role": "r_r"}, "system_u:r_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"),
-        ({"user": "u_u"}, "u_u:system_r:container_t:s0:c1,c2", "u_u:object_r:container_file_t:s0:c1,c2"),
-        ({"user": "a", "role": "b", "type": "c", "level": "s0"}, "a:b:c:s0", "a:object_r:container_file_t:s0"),
+        (
+            {"level": "s0:c5,c6"},
+            "system_u:system_r:container_t:s0:c5,c6",
+            "system_u:object_r:container_file_t:s0:c5,c6",
+        ),
+        (
+            {"type": "svirt_t"},
+            "system_u:system_r:svirt_t:s0:c1,c2",
+            "system_u:object_r:container_file_t:s0:c1,c2",
+        ),
+        (
+            {"role": "r_r"},
+            "system_u:r_r:container_t:s0:c1,c2",
+            "system_u:object_r:container_file_t:s0:c1,c2",
+        ),
+        (
+            {"user": "u_u"},
+            "u_u:system_r:container_t:s0:c1,c2",
+            "u_u:object_r:container_file_t:s0:c1,c2",
+        ),
+        (
+            {"user": "a", "role": "b", "type": "c", "level": "s0"},
+            "a:b:c:s0",
+            "a:object_r:container_file_t:s0",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_requested_label_is_merged_with_the_default(
     options: dict[str, str], process: str, mount: str
 ) -> None:
@@ -76,12 +96,16 @@ def test_a_policy_without_levels() -> None:
     assert label == SelinuxLabels(
         "system_u:system_r:container_t", "system_u:object_r:container_file_t"
     )
-    assert label.level == "" and labels.of_container(
-        plain, security(type="x_t"), label
-    ).process == ("system_u:system_r:x_t")
+    assert (
+        label.level == ""
+        and labels.of_container(plain, security(type="x_t"), label).process
+        == "system_u:system_r:x_t"
+    )
 
 
-@pytest.mark.parametrize("level", ["s0", "s0:c1", "s0:c1,c2", "s0:c0.c1023", "s0-s0:c1.c5,c7", "s0-s15:c0.c1023"])  # fmt: skip
+@pytest.mark.parametrize(
+    "level", ["s0", "s0:c1", "s0:c1,c2", "s0:c0.c1023", "s0-s0:c1.c5,c7", "s0-s15:c0.c1023"]
+)
 def test_a_level(level: str) -> None:
     context.check(api.SELinuxOption(level=level))
 

@@ -25,7 +25,11 @@ def sandbox(**options: str) -> Sandbox:
 
 
 def services(policy: Any = POLICY, categories: int = 2) -> Services:
-    parts = SimpleNamespace(node=SimpleNamespace(selinux=policy), index=SimpleNamespace(sandboxes=[]), selinux_levels=SelinuxLevels(categories))  # fmt: skip
+    parts = SimpleNamespace(
+        node=SimpleNamespace(selinux=policy),
+        index=SimpleNamespace(sandboxes=[]),
+        selinux_levels=SelinuxLevels(categories),
+    )
     return cast(Services, parts)
 
 
