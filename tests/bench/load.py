@@ -55,8 +55,8 @@ def version(client: cri.Client, runtime: str) -> str:
 
 
 class Bench:
-    """One server under measurement; `samples` maps a step to its durations in milliseconds, `rates`
-    a rate to its values."""
+    """A server under measurement. `samples`: the durations of each step in milliseconds; `rates`:
+    the values of each rate."""
 
     def __init__(self, server: Server, folder: Path, image: str = IMAGE) -> None:
         self.name = server.name

@@ -45,8 +45,8 @@ class Cost(NamedTuple):
 
 
 class Side:
-    """One runtime: its command, its containers' folder, and its samples: wall time, CPU time,
-    peak memory."""
+    """A runtime under measurement: its command, its containers' folder, and its samples: wall time,
+    CPU time, peak memory."""
 
     def __init__(
         self, name: str, program: Sequence[str], folder: Path, prefix: Sequence[str] = ()

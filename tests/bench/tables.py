@@ -15,8 +15,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: its name, each server's value, ours last, and the unit; a rate is better when
-    it is higher."""
+    """A row of figures: its name, each server's value, ours last, and the unit. A rate is better
+    when it is higher."""
 
     step: str
     values: Sequence[float]
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """One run: servers, place, time, and groups of rows by their title."""
+    """The result of a run: servers, place, time, and groups of rows by their title."""
 
     names: Sequence[str]
     versions: Sequence[str]

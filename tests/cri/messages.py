@@ -183,8 +183,8 @@ class Generator:
             return Message(call, bytes(octets), None)
 
     def _change(self, message: Any) -> None:
-        """One field, found by going down from the top by chance, gets another value, one more or
-        none."""
+        """Change one field, chosen at random from the top downwards: give it another value, or add
+        or remove one."""
         while True:
             fields = [f for f in message.DESCRIPTOR.fields if f.name != "windows"]
             if not fields:

@@ -44,7 +44,7 @@ def test_two_dashes_within_the_command_belong_to_it(web: Server) -> None:
 
 
 def test_piped_input_ends_without_a_terminal(web: Server) -> None:
-    """As in kubectl, the command gets no terminal: on one, its stdin would never end."""
+    """The command gets no terminal, as in kubectl: on a terminal its stdin would never end."""
     done = cli(web, "exec", "-it", "web/c", "cat", stdin=b"line\n")
     assert done.stdout == b"line\n" and b"stdin is not a terminal: -t is ignored" in done.stderr
     assert cli(web, "exec", "-it", "web/c", "cat").stdout == b""

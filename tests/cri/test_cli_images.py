@@ -307,8 +307,8 @@ def test_prune(server: Server) -> None:
 
 
 def test_image_prune_removes_images_only(server: Server) -> None:
-    """As in docker and podman: without `-a` only images without a name; pods and containers stay,
-    also ended ones."""
+    """Without `-a` only images without a name are removed, as in docker and podman. Pods and
+    containers stay, even if they have ended."""
     archive = server.folder / "other.tar"
     for name in ("registry.test/renamed:1", "registry.test/unused:1"):
         archive.write_bytes(small(name, Labels={"for": name}))

@@ -59,8 +59,8 @@ def network_of(process: int) -> int:
 
 
 def test_a_plugin_gets_one_name_from_add_to_del(server: Server) -> None:
-    """Also when the pod's shim and the server are replaced in between; earlier DEL got another path
-    than ADD then."""
+    """The name stays the same when the pod's shim and the server are replaced in between. In
+    earlier versions DEL got another path than ADD then."""
     pod = server.run_pod()
     name = f"{server.names}/{pod}"
     assert known_of(server, pod)["netns"] == name
@@ -115,8 +115,8 @@ ADD_ONS = {
 
 @pytest.mark.parametrize("add_on", ADD_ONS)
 def test_an_add_ons_pod_sees_the_names_that_come_and_go(server: Server, add_on: str) -> None:
-    """It runs before the pods that it serves: it must see later mounts and unmounts
-    (mountPropagation: HostToContainer)."""
+    """The add-on's pod runs before the pods that it serves, so it must see later mounts and
+    unmounts (mountPropagation: HostToContainer)."""
     folder, of_name = ADD_ONS[add_on]
     folder = folder or str(server.names)
     mount = api.Mount(

@@ -422,7 +422,7 @@ VERBS = {
 
 
 def life(server: Server, config: api.PodSandboxConfig) -> None:
-    """One pod from creation to removal, with every verb."""
+    """Run a pod from creation to removal, with every verb."""
     pod = server.run_pod(config)
     container = server.launch(pod)
     request = api.UpdateContainerResourcesRequest(container_id=container)

@@ -87,8 +87,8 @@ def test_without_a_manager_each_server_has_pages_of_its_own() -> None:
 
 
 def test_a_server_in_another_mount_namespace(manager: ServiceManager) -> None:
-    """As one whose unit was changed to have a private /tmp: what is stored was mounted in another
-    namespace."""
+    """This happens when the server's unit was changed to have a private /tmp: the stored mounts
+    were made in another namespace."""
     with serving(manager) as server:
         load(server)
         pod = server.run_pod(host_network=True)

@@ -159,7 +159,8 @@ def test_a_terminal_is_handed_over(server: Server) -> None:
 
 
 def test_the_network_goes_with_the_pod(server: Server) -> None:
-    """Its namespace is at another path now, which the end of the pod and another container use."""
+    """The network namespace has another path after the take-over. Another container and the end of
+    the pod use that path."""
     pod = server.run_pod()
     first = server.launch(pod)
     address = server.pod_status(pod).network.ip

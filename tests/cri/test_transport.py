@@ -461,7 +461,7 @@ def test_cancelled_calls(server: Server) -> None:
     assert wait_until(lambda: "sleep 987" not in server.output(container, "ps"), 60)
 
 
-def test_what_is_kept_encoded_follows_the_facts(server: Server) -> None:
+def test_cached_messages_follow_the_state(server: Server) -> None:
     """Lists and statuses through a container's life, each compared with the other."""
     pod = server.run_pod(host_network=True)
     try:

@@ -73,7 +73,7 @@ PASSWD = "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1000:web:/home/web:/bin/sh\n
 
 
 class Box:
-    """One bundle with an overlay root whose lower layer is `image`."""
+    """A bundle with an overlay root whose lower layer is `image`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.image = folder, folder / "image"

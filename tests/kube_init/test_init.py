@@ -70,7 +70,7 @@ def test_a_pod_finds_a_service_by_its_name(machine: KubeadmMachine) -> None:
 
 
 def test_the_cluster_outlives_a_killed_server(machine: KubeadmMachine) -> None:
-    """Also the API server, which kubelet asks, is a pod of the server that was killed."""
+    """The API server, which kubelet needs, is a pod of the killed server as well."""
     before = restarts(machine.pods("-A"))
     machine.node.server.stop(signal.SIGKILL)
     machine.kubectl("delete", "pod", "asks", "--wait=false")

@@ -44,7 +44,7 @@ OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One line of the table."""
+    """A row of the table of attacks."""
 
     attacker: str
     summary: str

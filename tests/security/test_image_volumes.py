@@ -54,7 +54,7 @@ echo done
 
 @pytest.fixture(scope="module", params=["unpacked", "erofs"])
 def server(request: pytest.FixtureRequest, probe: Path) -> Iterator[Server]:
-    """One that unpacks images, and one that mounts them."""
+    """A server that unpacks images, and one that mounts them."""
     with Server(network=False, settings={"images": {"store": request.param}}) as server:
         server.load_image()
         files: dict[str, build.Node | bytes | str] = {

@@ -9,7 +9,7 @@ from tests.support.processes import Program
 
 
 class Proxies:
-    """One kube-proxy per node. Its rules end with the node's network namespace."""
+    """A kube-proxy for each node. Its rules end with the node's network namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self._program = cluster, toolchain.kube_proxy()

@@ -59,8 +59,8 @@ def remove_pods(socket: Path | str) -> None:
 
 
 def remove_pods_beside_others(socket: Path | str, timeout_s: float) -> None:
-    """As `remove_pods`, and once more where a call fails since another client removes the same pod
-    at that time."""
+    """Remove all pods like `remove_pods`, and repeat if a call fails because another client removes
+    the same pod."""
     failed: grpc.RpcError | None = None
 
     def removed() -> bool:

@@ -432,7 +432,7 @@ class Link:
 
 
 class Guest:
-    """One boot of the disk. Use as a context manager, or `start` and `stop`."""
+    """A boot of the guest's disk. Use as a context manager, or call `start` and `stop`."""
 
     def __init__(
         self,
@@ -484,8 +484,8 @@ class Guest:
             )
 
     def _connect(self) -> bool:
-        """One connection for all commands: to make one takes emulated processors some seconds. It
-        ends with the guest."""
+        """Open the one connection for all commands, because each new one takes emulated processors
+        some seconds. It ends with the guest."""
         command = [*self._ssh_command(), "-f", "-N", "-M"]
         return (
             subprocess.run(

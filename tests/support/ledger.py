@@ -39,7 +39,7 @@ _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 @dataclass
 class Ledger:
-    """One snapshot: kind of object -> key of each -> its description."""
+    """A snapshot of the machine: kind of object -> key of each object -> its description."""
 
     entries: Entries = field(default_factory=dict)
     of_machine: bool = True

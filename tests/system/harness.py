@@ -139,7 +139,7 @@ class Runtime:
 
 
 class Box:
-    """One container by id."""
+    """A container, by its id."""
 
     def __init__(self, runtime: Runtime, name: str, folder: Path) -> None:
         self.runtime, self.id, self.folder = runtime, name, folder

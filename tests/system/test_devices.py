@@ -26,7 +26,7 @@ def test_the_device_rules_decide(runtime: Runtime, access: str, works: bool) -> 
     assert ("open" in result.out) == works, result
 
 
-def test_what_no_rule_allows_is_denied(runtime: Runtime) -> None:
+def test_devices_without_a_rule_are_denied(runtime: Runtime) -> None:
     def change(config: Config) -> None:
         config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
 

@@ -64,7 +64,8 @@ class Boots:
 
 @pytest.fixture(scope="package")
 def boots() -> Iterator[Boots]:
-    """It ends with the last test of the folder: an idle guest takes processor time, too."""
+    """The guest ends with the last test of the folder, because an idle guest takes processor time,
+    too."""
     made = Boots()
     yield made
     made.stop()

@@ -265,8 +265,8 @@ async def test_what_registries_have_called_an_images_configuration(
 async def test_an_archive_with_signatures_beside_the_image(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """As `cosign save` writes: the layout's index lists the image, its signatures and its
-    attestations."""
+    """`cosign save` writes such an archive: the layout's index lists the image, its signatures and
+    its attestations."""
     data, blobs = manifest_of(BUILT)
     signature = json.dumps(
         {

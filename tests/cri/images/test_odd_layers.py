@@ -208,8 +208,8 @@ def test_odd_layers_are_taken(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_hard_link_into_a_lower_layer_is_refused_by_its_name(take: Take) -> None:
-    """As by containerd, whose unpacker links inside the layer's own folder: a layer is to have the
-    file itself."""
+    """containerd refuses such a layer as well, because its unpacker links inside the layer's own
+    folder: a layer must contain the file itself."""
     with pytest.raises(
         BadLayer, match="'a': a hard link to 'bin/sh', which the layer does not have"
     ):

@@ -656,8 +656,8 @@ async def test_short_names_go_to_docker_io_and_its_mirror(
 async def test_mirrors_are_asked_in_order(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """One that is dead, one that has nothing, one that may not resolve, one that breaks off, then
-    the registry."""
+    """The first mirror is dead, the second has no such image, the third may not resolve, the fourth
+    breaks off; then the registry is asked."""
     built = make()
     registry.push("app:v1", built)
     with (
@@ -953,7 +953,7 @@ async def test_https(
 async def test_a_proxy_of_hosts_toml(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts in place of the environment's, and of NO_PROXY."""
+    """This proxy overrides the proxies of the environment, and NO_PROXY."""
     registry.push("app:v1", make())
     text = f'server = "http://registry.example"\nproxy = "{registry.url}"\n'
     hosts_toml(tmp_path, "registry.example", text)

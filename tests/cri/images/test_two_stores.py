@@ -158,7 +158,7 @@ async def test_no_room_to_convert_leaves_the_image(
     assert await service.convert(built.id)
 
 
-async def test_images_of_the_same_layers_keep_each_its_form(
+async def test_each_image_of_the_same_layers_keeps_its_form(
     tmp_path: Path, opened: list[ImageService]
 ) -> None:
     """The layers then exist in both forms, and the index records the form of each image."""

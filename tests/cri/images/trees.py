@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Facts:
-    """One name. `links`: the other names of the same file."""
+    """The facts of one name in a tree. `links`: the other names of the same file."""
 
     kind: str
     mode: int

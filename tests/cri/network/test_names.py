@@ -86,8 +86,8 @@ async def test_what_a_reboot_leaves_of_a_name_goes_with_the_attachment(node: Nod
 
 
 async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
-    """It has no name: its plugins got /proc/SHIM/fd/N for ADD, which changes when another shim
-    takes over."""
+    """The pod's network namespace has no name. Its plugins got /proc/SHIM/fd/N for ADD, which
+    changes when another shim takes over."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()

@@ -265,8 +265,8 @@ def test_cdi_devices(server: Server) -> None:
 @pytest.mark.requirement("6.15")
 @pytest.mark.parametrize(("place", "below"), [("/sys", "/sys/fs/cgroup"), ("/dev", "/dev/shm")])
 def test_the_hosts_folder_at_its_own_place(server: Server, place: str, below: str) -> None:
-    """As cAdvisor, node-exporter and device plugins mount them: what is mounted below is the
-    host's, too."""
+    """cAdvisor, node-exporter and device plugins mount such folders. Mounts below the folder are
+    the host's as well."""
     mount = api.Mount(container_path=place, host_path=place, readonly=True)
     container = server.launch(server.run_pod(), server.container_config(mounts=[mount]))
     host = os.stat(below)
@@ -510,8 +510,8 @@ def test_what_is_mounted_in_every_container(server: Server) -> None:
 
 @pytest.mark.requirement("7.1.3", "7.1.2")
 def test_one_group_below_the_parent(server: Server) -> None:
-    """It is called as the container and holds its execs, too; the parent, which is kubelet's,
-    stays."""
+    """The group has the container's id as its name and contains the container's execs. The parent,
+    which is kubelet's, stays."""
     tree = next(
         p
         for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))

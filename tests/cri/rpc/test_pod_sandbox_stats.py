@@ -33,8 +33,8 @@ def test_a_pod_with_a_container(server: Server) -> None:
 
 @pytest.mark.requirement("10.1.15")
 def test_the_pods_figures_are_those_of_its_group(server: Server) -> None:
-    """Not the sum of its containers': what one that has ended used counts, and the pause process;
-    what runs counts once."""
+    """The figures are not the sum of the containers': they include the pause process and the usage
+    of containers that have ended, and count each running process once."""
     parent = f"/{server.folder.name}/pod-of-stats"
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent=parent)))
     ended = server.container_config(

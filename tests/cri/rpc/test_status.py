@@ -21,7 +21,7 @@ def test_conditions(server: Server) -> None:
 
 @pytest.mark.requirement("10.5.1", "3.1.3")
 def test_a_node_without_a_network() -> None:
-    """It says why pods are refused, at once; those on the node's network run."""
+    """The status says at once why pods are refused. Pods on the host network run."""
     with Server(network=False) as server:
         found = {c.type: c for c in server.runtime.Status(api.StatusRequest()).status.conditions}
         assert found["RuntimeReady"].status and not found["NetworkReady"].status

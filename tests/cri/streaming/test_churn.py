@@ -351,8 +351,8 @@ async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
 async def test_a_pod_that_sends_for_ever_to_a_client_that_has_left_is_cut_off(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a stream of events whose reader was interrupted: kubectl up to 1.31 hangs until that
-    ends."""
+    """This happens with a stream of events whose reader was interrupted: kubectl up to 1.31 hangs
+    until the stream ends."""
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_LIMIT_S", 0.3)
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.1)
     cut_off = asyncio.Event()

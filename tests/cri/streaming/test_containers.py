@@ -166,7 +166,8 @@ def shell(node: Server, **changes: bool) -> str:
 @pytest.mark.requirement("9.8")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_attach_and_end_the_input_once(client: Client, node: Server, transport: str) -> None:
-    """As critest does: write to a shell, end stdin, get the output and the end."""
+    """The test does what critest does: it writes to a shell, ends stdin, and reads the output to
+    its end."""
     container = shell(node, stdin_once=True)
     process = client.attach(container, stdin=True, more=TRANSPORTS[transport])
     assert process.communicate(b"echo hello\n", timeout=60) == (b"hello\n", b"")

@@ -39,8 +39,8 @@ async def test_exit_code(go: GoExec, protocol: str, command: str, code: int) -> 
 
 @pytest.mark.parametrize("protocol", SPDY[1:3])
 async def test_old_clients_read_a_text(go: GoExec, protocol: str) -> None:
-    """Not v1: Go's v1 client takes the end of the outputs or the text for the outcome, whichever it
-    sees first."""
+    """v1 is left out, because Go's v1 client takes either the end of the outputs or the text for
+    the outcome, whichever comes first."""
     outcome = await go("exit 3", protocol=protocol)
     assert outcome.exit_code == FAILED
     assert b"exit code 3" in outcome.stderr
@@ -140,8 +140,8 @@ async def test_a_client_that_does_not_read_holds_the_process_back(
 async def test_a_process_that_does_not_read_stdin(
     go: GoExec, backend: ProcessBackend, protocol: str
 ) -> None:
-    """Its client is held back; when the client is killed the process goes too, though nobody reads
-    the connection."""
+    """The server makes the client wait. When the client is killed the process is killed too,
+    although no task reads the connection."""
     with open("/dev/zero", "rb") as zero:
         process = await go.start(
             "exec sleep 60", stdin=True, stdin_fd=zero.fileno(), protocol=protocol

@@ -151,7 +151,8 @@ async def test_refused(server: StreamingServer, data: bytes, status: int) -> Non
 
 
 async def test_the_kubelets_host_is_not_ours(server: StreamingServer) -> None:
-    """It passes on the Host of its own client, so the name says nothing; the token does."""
+    """kubelet forwards the Host header of its own client. The server therefore ignores the name and
+    checks the token."""
     for host in ("10.1.2.3:10250", "node.example", "[::1]:10250"):
         path = path_of(server.url_for_exec(SHELL))
         assert (await answer(server, request(path, *SPDY, host=host)))[0] == 101

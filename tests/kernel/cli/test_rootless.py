@@ -148,9 +148,9 @@ KEPT = [{"containerID": 0, "hostID": GRANTED, "size": UID}, {"containerID": UID,
         {"containerID": UID + 1, "hostID": GRANTED + UID, "size": 10}]  # fmt: skip
 
 
-def test_root_of_it_is_another_of_her_ids(rootless: RootlessRuntime) -> None:
-    """As `podman run --userns=keep-id`: inside she has her own id, and root is an id of
-    /etc/subuid. Her files stay hers."""
+def test_root_is_another_id_than_the_users_own(rootless: RootlessRuntime) -> None:
+    """The user's own id is mapped to itself and root to an id of /etc/subuid, as by `podman run
+    --userns=keep-id`. The files stay the user's."""
     for name, line in (
         ("passwd", f"hers:x:{UID}:{UID}::/:/bin/sh"),
         ("subuid", f"hers:{GRANTED}:65536"),
@@ -201,7 +201,7 @@ def test_root_of_it_is_another_of_her_ids(rootless: RootlessRuntime) -> None:
     ],
     ids=["limits", "path", "map", "foreign-map", "namespace"],
 )
-def test_what_she_cannot_have_is_refused(
+def test_settings_that_need_root_are_refused(
     rootless: RootlessRuntime, linux: dict[str, Any], why: str
 ) -> None:
     rootless.make("true")

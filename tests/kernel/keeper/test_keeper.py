@@ -259,7 +259,7 @@ def test_a_program_that_is_not_there_ends_with_127(keeper: Keeper) -> None:
 def test_how_orphans_end_is_known_by_pid_and_start_time(
     keeper: Keeper, script: str, code: int
 ) -> None:
-    """Of a program that is killed, as a shim would be, with a child in a session of its own."""
+    """The orphan is a child in its own session, whose parent is killed as a shim could be."""
     inner = f"setsid sh -c 'echo $$ >&5; read line <&6; {script}'"
     with pipe() as (waiting, go):
         reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -456,7 +456,8 @@ def test_another_version_is_said(keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_keeper_whose_folder_was_removed_ends(keeper: Keeper, tmp_path: Path) -> None:
-    """Its folder was deleted, as a tmpfs is with its boot; what it stores would stay for ever."""
+    """The folder disappears, as a tmpfs does at a reboot; otherwise the keeper would store its
+    entries forever."""
     keeper.put("a", b"content")
     pid = keeper.hello()
     keeper.close()

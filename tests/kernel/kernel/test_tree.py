@@ -68,7 +68,7 @@ def test_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bind", [True, False])
-def test_what_is_mounted_inside_is_not_touched(tmp_path: Path, bind: bool) -> None:
+def test_remove_tree_does_not_touch_mounts(tmp_path: Path, bind: bool) -> None:
     outside, top = tmp_path / "outside", tmp_path / "top"
     for folder in (outside, top / "a" / "mounted", top / "b" / "c"):
         folder.mkdir(parents=True)

@@ -29,7 +29,7 @@ def test_usage_equals_the_result_of_du(tmp_path: Path) -> None:
     assert usage(top / "none") == (0, 0) == usage(top / "link")
 
 
-def test_what_is_too_deep_for_a_path_is_counted(tmp_path: Path) -> None:
+def test_folders_too_deep_for_a_path_are_counted(tmp_path: Path) -> None:
     make_deep(tmp_path / "top", tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     assert usage(tmp_path / "top")[1] == 2 * DEPTH

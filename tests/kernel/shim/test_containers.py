@@ -135,8 +135,8 @@ async def test_a_pause_process_that_cannot_be_started_while_it_is_stopped(pod: T
 
 
 async def test_nothing_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPod) -> None:
-    """Its configuration names the pause process's namespaces by a pid, which a process of the host
-    may have got meanwhile."""
+    """The container's configuration names the pause process's namespaces by a pid, which another
+    process of the host may have by then."""
     held = await hold(pod)
     os.kill(held.pid, signal.SIGKILL)
     await until(lambda: pod.events)

@@ -458,7 +458,8 @@ async def test_the_descendants_of_an_ended_session_can_still_be_killed(pod: Test
 
 
 async def test_a_fork_bomb_in_a_session_is_killed(pod: TestPod) -> None:
-    """It forks for ever, 40 at a time; after the kill nothing of it is left in the container."""
+    """The session's process forks without an end, 40 times at once. After the kill no process of
+    the session is left in the container."""
     await pod.run("a", "exec sleep 1000")
     bomb = "f() { i=0; while [ $i -lt 40 ]; do (sleep 0.02; :) & i=$((i+1)); done; wait; f; }; f"
     session = await _exec(pod, "a", bomb)

@@ -26,7 +26,7 @@ def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -
 
 
 def test_two_may_remove_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them sees its listed files vanish, and ends in the same way."""
+    """The listed files vanish for one of the two processes, which then ends in the same way."""
     folder, scandir = tmp_path / "container", os.scandir
     (folder / "programs").mkdir(parents=True)
     for path in (folder / "state.json", folder / "programs" / "one", folder / "programs" / "two"):

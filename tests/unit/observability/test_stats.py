@@ -78,8 +78,8 @@ def test_cpu_and_its_pressure() -> None:
 
 @pytest.mark.requirement("5.5.2")
 async def test_sizes_of_layers_are_returned_without_a_walk(tmp_path: Path) -> None:
-    """One that was never measured is walked meanwhile, once; what is asked later finds what that
-    walk found."""
+    """A layer without a measurement is measured in the background, once; later requests return the
+    result."""
     layers, upper = stats.LayerSizes(), tmp_path / "upper"
     upper.mkdir()
     (upper / "file").write_bytes(b"x" * MIB)

@@ -122,7 +122,8 @@ def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_image_volumes(server: Server, tmp_path: Path) -> None:
-    """Of one layer and of two: each is an overlay, which is made again and not in the archive."""
+    """The volumes have one and two layers. Each volume is an overlay, which is made again and is
+    not in the archive."""
     mounts = []
     for number, layers in enumerate(
         ([{"file": b"below"}], [{"file": b"below"}, {"file": b"above"}])
@@ -166,7 +167,7 @@ def test_sources_are_what_they_were(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> None:
-    """As `buildah add` makes one of an archive."""
+    """`buildah add` makes such an image from an archive."""
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 3)
     archive = checkpoint(server, first, tmp_path / "a.tar")

@@ -62,7 +62,7 @@ def checkpoint_theirs(podman: Podman, *options: str) -> None:
 @pytest.mark.requirement("4.11.1")
 @pytest.mark.parametrize("compression", ["zstd", "none"])
 def test_an_archive(server: Server, podman: Podman, tmp_path: Path, compression: str) -> None:
-    """Its root has the mode 0555, for the image says none; zstd is what podman chooses."""
+    """The root has the mode 0555, because the image does not name one. zstd is podman's default."""
     archive = tmp_path / "theirs.tar"
     checkpoint_theirs(podman, "--compress", compression, "--export", str(archive))
     container = restore(server, archive, config(server))

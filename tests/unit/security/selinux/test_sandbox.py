@@ -34,7 +34,7 @@ def services(policy: Any = POLICY, categories: int = 2) -> Services:
 
 
 def test_a_level_is_free_again_when_no_sandbox_has_it() -> None:
-    """With two categories there is one level."""
+    """The policy has two categories, so there is only one level."""
     server, first, second = services(), sandbox(), sandbox()
     with labelled(server, first):
         assert first.selinux.level == "s0:c0,c1"
