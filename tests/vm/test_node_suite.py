@@ -1,7 +1,7 @@
 """The specs of Kubernetes' node suite that need cgroup v2, with kubelet's groups of pods: what
 tests/kube_e2e_node skips on a hybrid host.
 
-A processor of the guest is emulated: few specs of each kind, and an hour for all.
+A processor of the guest is emulated: few specs of each kind, and half an hour for all.
 """
 
 from __future__ import annotations
