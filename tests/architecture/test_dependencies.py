@@ -38,7 +38,7 @@ def generated() -> list[Path]:
     return list((ROOT / "cri_server/api").glob("*.py"))
 
 
-def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+def test_imported_and_declared_packages_are_the_same() -> None:
     files = [path for package in MAY_IMPORT for _, path in modules(package)] + generated()
     tops = {name.split(".")[0] for path in files for name, _ in imports(path)}
     assert tops - sys.stdlib_module_names - set(MAY_IMPORT) - BUILT_IN == declared()

@@ -101,7 +101,7 @@ MAY_HOLD_OBJECTS = {
 }
 
 
-def test_what_is_ours_is_typed() -> None:
+def test_our_records_are_typed() -> None:
     with_objects = set(_files_with_objects())
     listed: dict[str, set[str]] = {}
     for where in MAY_HOLD_OBJECTS.values():

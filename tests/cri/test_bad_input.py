@@ -137,7 +137,7 @@ def test_containers(server: Server, pod: str, change: dict[str, Any]) -> None:
 
 
 @pytest.mark.requirement("1.a.1", "1.a.2", "1.a.3", "1.a.4", "4.1.1", "4.1.2")
-def test_what_does_not_exist(server: Server, pod: str) -> None:
+def test_unknown_ids_and_names(server: Server, pod: str) -> None:
     runtime = server.runtime
     absent = grpc.StatusCode.NOT_FOUND
     unknown_image = server.container_config(image=api.ImageSpec(image="no/such:image"))
@@ -192,7 +192,7 @@ def test_streams_are_checked_before_a_url_is_given(server: Server, pod: str) -> 
 
 
 @pytest.mark.requirement("4.7.1")
-def test_what_only_the_kernel_can_refuse(server: Server, pod: str) -> None:
+def test_values_that_only_the_kernel_can_refuse(server: Server, pod: str) -> None:
     """Names and values that look right, until a path is walked or a limit is written."""
     container = server.launch(pod)
     below_a_file = server.create(

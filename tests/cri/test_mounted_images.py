@@ -295,7 +295,7 @@ def test_an_image_is_mounted_for_a_person(tmp_path: Path, store: str, layers: in
         assert list(place.iterdir()) == []
 
 
-def test_what_is_no_image_is_not_unmounted(server: Server, tmp_path: Path) -> None:
+def test_mounts_that_are_no_image_are_not_unmounted(server: Server, tmp_path: Path) -> None:
     for folder, words in (
         (tmp_path, "nothing is mounted at"),
         (Path("/proc"), "is no image: proc"),

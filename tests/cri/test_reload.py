@@ -49,7 +49,7 @@ def pinned(server: Server) -> bool:
     return bool(image.pinned)
 
 
-def test_what_can_change_changes_and_the_rest_is_named(server: Server) -> None:
+def test_a_reload_names_the_keys_that_need_a_restart(server: Server) -> None:
     assert not pinned(server)
     said = reload(server, f"[images]\npinned = [{json.dumps(IMAGE)}]\n[streaming]\nport = 1\n")
     assert pinned(server)

@@ -211,7 +211,9 @@ def test_a_program_that_is_not_there(server: Server, handler: str) -> None:
 
 
 @pytest.mark.parametrize("handler", OTHERS)
-def test_what_is_killed_from_outside_leaves_nothing(server: Server, handler: str) -> None:
+def test_a_container_that_is_killed_from_outside_leaves_nothing(
+    server: Server, handler: str
+) -> None:
     pod = run_pod(server, handler)
     container = server.launch(pod, server.container_config(("sh", "-c", "sleep 1000 & sleep 2000")))
     pids = json.loads(

@@ -113,7 +113,7 @@ def test_an_end_by_a_signal(server: Server, end: Callable[[int], None], code: in
     server.remove_all()
 
 
-def test_what_is_written_while_there_is_no_shim_is_logged(server: Server) -> None:
+def test_output_without_a_shim_is_logged_later(server: Server) -> None:
     pod = server.run_pod()
     counts = "while [ $i -lt 500 ]; do i=$((i+1)); echo $i; done"
     script = (
@@ -245,7 +245,7 @@ def test_zygotes_that_are_killed_as_well(own_server: Server) -> None:
     nothing_left(server)
 
 
-def test_what_is_stored_is_closed_in_the_end(server: Server) -> None:
+def test_stored_descriptors_are_closed_in_the_end(server: Server) -> None:
     folder = Path(f"/proc/{keeper_pid(server.state)}/fd")
     before = len(list(folder.iterdir()))
     pod = server.run_pod()

@@ -39,7 +39,7 @@ def test_the_version_begins_with_the_codes_and_ends_with_the_debian_release() ->
     )
 
 
-def test_all_that_a_node_needs_is_there(tree: Path) -> None:
+def test_the_package_has_all_files_that_a_node_needs(tree: Path) -> None:
     expected = [
         "usr/bin/pyrunc",
         "usr/bin/pyrunc-cri",

@@ -65,14 +65,14 @@ def test_the_end_is_none(pair: Pair) -> None:
     assert ipc.receive(pair[1]) is None
 
 
-def test_nothing_there_is_would_block(pair: Pair) -> None:
+def test_receive_without_a_message_would_block(pair: Pair) -> None:
     pair[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         ipc.receive(pair[1])
 
 
 @pytest.mark.parametrize("packet", [b"x", b"[]", b"1", b"{", b'{"a":', b"M", b"\xff\xff", b"{}{}"])
-def test_what_is_not_a_message_is_a_peers_error_and_leaks_no_descriptor(
+def test_an_invalid_message_is_a_peers_error_and_leaks_no_descriptor(
     pair: Pair, packet: bytes
 ) -> None:
     before = set(os.listdir("/proc/self/fd"))

@@ -37,7 +37,7 @@ class Broken(Record):
     what: set[int]
 
 
-def test_what_was_written_is_what_is_read() -> None:
+def test_a_written_record_is_read_unchanged() -> None:
     one = Outer(
         "a", Inner(1), [Inner(2), Inner(3)], {"x": 4}, 1, "/p", {"deep": [{}]}, [("t", 1.5)]
     )
@@ -57,7 +57,7 @@ def test_a_field_that_is_none_by_default_does_not_travel() -> None:
     }
 
 
-def test_what_another_version_adds_is_ignored_and_what_it_lacks_has_its_default() -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_have_their_default() -> None:
     assert Outer.of({"name": "a", "inner": None, "new": 1}) == Outer("a", None)
 
 
@@ -92,7 +92,7 @@ def test_what_another_version_adds_is_ignored_and_what_it_lacks_has_its_default(
         ({"name": "a", "inner": None, "free": []}, r"Outer: free is \[\], not an object"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], words: str) -> None:
+def test_the_wrong_field_is_named(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         Outer.of(fields)
     with pytest.raises(PeerError, match=words):

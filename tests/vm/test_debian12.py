@@ -34,7 +34,9 @@ def test_limits(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_what_is_killed(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kills_on_a_kernel_without_pidfd_info_exit(
+    guest: Guest, capsys: pytest.CaptureFixture[str]
+) -> None:
     """This kernel does not tell how a process ended that has been reaped (PIDFD_INFO_EXIT)."""
     remote.run(
         guest,

@@ -12,7 +12,7 @@ from tests.cri.containerd import harness, images, selection
 
 @pytest.mark.slow
 @pytest.mark.timeout(harness.TIMEOUT_S + 1200)
-def test_all_that_apply_pass(tmp_path: Path) -> None:
+def test_all_applicable_tests_pass(tmp_path: Path) -> None:
     with harness.against_a_server(tmp_path, images.all_of_them()) as suite:
         listed = {
             *selection.APPLY,

@@ -173,7 +173,7 @@ def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
     return f"{registry.host}/app:v1"
 
 
-async def test_what_is_no_file_system_is_left_alone(
+async def test_layers_that_are_no_file_system_are_ignored(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     """The store neither fetches nor stores such a layer; the other layers have the diff ids of the

@@ -74,7 +74,7 @@ def same(tar: bytes, folder: Path) -> tuple[str, object]:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_unpacking_refuses_is_refused(tmp_path: Path, case: str) -> None:
+def test_layers_that_unpacking_refuses_are_refused(tmp_path: Path, case: str) -> None:
     assert same(raw_tar(*REFUSED[case]), tmp_path)[0] == "refused"
 
 
@@ -84,7 +84,7 @@ def test_raw_headers_that_unpacking_refuses_are_refused(tmp_path: Path, case: st
 
 
 @pytest.mark.parametrize("case", CONTAINED)
-def test_what_unpacking_contains_looks_the_same(tmp_path: Path, case: str) -> None:
+def test_mounted_layers_equal_unpacked_layers(tmp_path: Path, case: str) -> None:
     assert same(raw_tar(*CONTAINED[case][0]), tmp_path)[0] == "files"
 
 

@@ -227,7 +227,7 @@ async def test_files_that_are_sealed_are_measured_at_each_mount(
     assert names(tmp_path / "images/verity") == set()
 
 
-async def test_what_was_read_is_in_memory_once(
+async def test_read_file_data_is_in_memory_once(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """File data stays in memory as pages of the mount only, not also as pages of the tar."""
@@ -262,7 +262,7 @@ async def test_an_image_just_mounted_is_read_from_memory(
     assert not any(map(cached_pages, tars))
 
 
-async def test_what_a_removed_image_had_is_given_back(
+async def test_memory_and_disk_of_a_removed_image_are_freed(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     """In the background: the call that removes it does not wait for the pages of its files and of

@@ -185,7 +185,7 @@ def test_special_headers_have_a_limit_in_all(tmp_path: Path) -> None:
         unpack_bytes(part * 3 + tar([("f", tarfile.REGTYPE, "")]), tmp_path)
 
 
-def test_what_a_later_entry_took_away_is_forgotten(tmp_path: Path) -> None:
+def test_entries_that_a_later_one_replaces_are_forgotten(tmp_path: Path) -> None:
     """Directories below one that was replaced, one of which came again; and a device in place of
     which a file came."""
     entries = [

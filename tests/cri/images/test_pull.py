@@ -334,7 +334,7 @@ def push_for_this_machine(registry: Registry, built: BuiltImage) -> str:
     return registry.push_index("app:v1", {(platform.os, platform.architecture, ""): built})
 
 
-async def test_only_what_has_changed_is_fetched(registry: Registry, service: ImageService) -> None:
+async def test_only_changed_blobs_are_fetched(registry: Registry, service: ImageService) -> None:
     """A tag that has moved; an index that has got another entry, for another platform."""
     built = make()
     push_for_this_machine(registry, built)

@@ -363,7 +363,7 @@ async def test_a_restart_finds_the_same(tmp_path: Path, service: ImageService) -
     )
 
 
-async def test_what_a_crash_left_is_cleared(tmp_path: Path, service: ImageService) -> None:
+async def test_leftovers_of_a_crash_are_removed(tmp_path: Path, service: ImageService) -> None:
     await loaded(tmp_path, service, "a:1")
     kept = left_over(tmp_path)
     store = tmp_path / "images"

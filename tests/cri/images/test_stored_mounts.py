@@ -97,7 +97,7 @@ async def test_it_goes_when_the_image_is_unpacked(node: Node) -> None:
     assert node.manager.store == {}
 
 
-async def test_one_whose_image_has_gone_meanwhile_is_removed(node: Node, tmp_path: Path) -> None:
+async def test_a_stored_mount_of_a_removed_image_is_removed(node: Node, tmp_path: Path) -> None:
     """The server was killed between the removal and its word to the manager, or the root directory
     is another one."""
     await node.stop()

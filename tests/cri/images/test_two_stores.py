@@ -110,7 +110,7 @@ async def test_an_image_in_use_is_not_converted(
 
 
 @STORES
-async def test_one_that_comes_into_use_meanwhile_is_left(
+async def test_an_image_that_comes_into_use_meanwhile_is_not_converted(
     tmp_path: Path,
     registry: Registry,
     opened: list[ImageService],
@@ -185,7 +185,7 @@ async def test_each_image_of_the_same_layers_keeps_its_form(
     assert folders(store) == MADE["unpacked"]
 
 
-async def test_two_that_convert_at_once(
+async def test_two_conversions_at_once(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     store, built = tmp_path / "images", make()

@@ -47,7 +47,7 @@ def test_leaving_an_attach_changes_nothing(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.10.1", "4.10.2", "1.b.8")
-def test_what_is_checked_before_there_is_a_url(server: Server) -> None:
+def test_invalid_attach_requests_get_no_url(server: Server) -> None:
     container = server.create(server.run_pod())
     good = api.AttachRequest(container_id=container, stdout=True)
     assert code_of(lambda: server.runtime.Attach(good)) == grpc.StatusCode.FAILED_PRECONDITION

@@ -58,7 +58,7 @@ def test_an_unknown_container(server: Server) -> None:
 
 
 @pytest.mark.requirement("10.1.1")
-def test_what_has_ended_has_no_processes_to_measure(server: Server) -> None:
+def test_an_ended_container_has_no_processes_to_measure(server: Server) -> None:
     """The statistics still name the container."""
     container = server.launch(server.run_pod(), server.container_config(["true"]))
     server.wait_exit(container)

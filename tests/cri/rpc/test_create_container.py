@@ -478,7 +478,7 @@ def test_the_pods_files_are_read_only_with_the_root(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.6")
-def test_what_is_mounted_in_every_container(server: Server) -> None:
+def test_default_mounts_of_every_container(server: Server) -> None:
     container = server.launch(server.run_pod())
     found = {
         line.split()[1]: line.split()[2:4]

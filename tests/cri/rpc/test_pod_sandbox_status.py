@@ -16,7 +16,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("3.4.1", "1.b.3", "2.10", "1.8")
-def test_what_kubelet_checks(server: Server) -> None:
+def test_the_status_has_the_fields_that_kubelet_checks(server: Server) -> None:
     config = server.pod_config(labels={"a": "1", "empty": ""}, annotations={"b": "2"})
     config.metadata.attempt = 4
     pod = server.run_pod(config)

@@ -23,7 +23,7 @@ def test_nothing_starts_in_a_stopped_pod(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.2.1", "3.2.4")
-def test_what_runs_is_killed_and_the_address_is_free(server: Server) -> None:
+def test_containers_are_killed_and_the_address_is_free(server: Server) -> None:
     """But not before: until then it is the pod's, and nobody else is given it."""
     pod = server.run_pod()
     container = server.launch(pod)

@@ -17,7 +17,7 @@ def test_ranges_are_taken(server: Server, ranges: str) -> None:
     assert server.pod_status(server.run_pod()).network.ip.startswith("10.88.")
 
 
-def test_what_is_no_range_is_refused(server: Server) -> None:
+def test_invalid_ranges_are_refused(server: Server) -> None:
     call = lambda: server.runtime.UpdateRuntimeConfig(asked("10.1.0.0/16,10.2.0.0/99"))  # noqa: E731
     assert code_of(call) == grpc.StatusCode.INVALID_ARGUMENT
 

@@ -170,7 +170,7 @@ def test_removals_lead_nowhere_else(tmp_path: Path) -> None:
     assert not list(outside.iterdir())
 
 
-def test_what_became_a_pipe_is_not_opened(
+def test_a_file_that_became_a_pipe_is_not_opened(
     upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/dev/shm of a pod of which not all containers stand still: who waited for the pipe's writer

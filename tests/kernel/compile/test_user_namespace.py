@@ -266,7 +266,7 @@ def test_layers_are_mapped_on_every_kernel(
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_what_a_user_namespace_may_not_make_is_bound(mapped: Box) -> None:
+def test_mounts_that_a_user_namespace_may_not_make_are_bound(mapped: Box) -> None:
     """With the host's network and cgroups the container gets no sysfs and cgroup tree of its
     own, but the host's, read-only."""
     kinds = ("network", "cgroup")

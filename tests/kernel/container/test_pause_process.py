@@ -104,7 +104,7 @@ def test_host_namespaces() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/proc/self/ns"])
-def test_what_is_shared_with_the_host_is_not_set(path: str) -> None:
+def test_settings_of_shared_namespaces_are_not_changed(path: str) -> None:
     """The machine's name and settings stay unchanged, whether its namespaces are shared by
     default or by path."""
     before = os.uname().nodename

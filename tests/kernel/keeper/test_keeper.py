@@ -60,7 +60,7 @@ def error_of(connection: socket.socket, packet: bytes) -> int:
 # -- the store
 
 
-def test_what_is_put_is_there_after_its_owner_is_gone(keeper: Keeper) -> None:
+def test_an_entry_outlives_its_owner(keeper: Keeper) -> None:
     with pipe() as (reading, writing):
         keeper.put("container/a", b"record", [reading, writing])
         os.write(writing, b"kept")
@@ -141,7 +141,7 @@ def test_names_that_are_refused(keeper: Keeper, name: str) -> None:
 # -- without waiting
 
 
-def test_what_was_posted_is_done_though_its_sender_is_gone(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_posted_call_outlives_its_sender(keeper: Keeper, tmp_path: Path) -> None:
     """While the keeper stands still a client posts and is gone, and another one asks."""
     pid = keeper.hello()
     sender = Keeper(tmp_path)
@@ -166,7 +166,7 @@ def test_what_was_posted_is_done_though_its_sender_is_gone(keeper: Keeper, tmp_p
     asker.close()
 
 
-def test_only_what_is_refused_is_answered(keeper: Keeper) -> None:
+def test_only_refused_posts_are_answered(keeper: Keeper) -> None:
     keeper.post_put("a", b"")
     keeper.post_drop("unknown")
     keeper.post_put("bad name", b"")
@@ -176,7 +176,7 @@ def test_only_what_is_refused_is_answered(keeper: Keeper) -> None:
     assert keeper.collect() == [EINVAL, EINVAL]
 
 
-def test_what_cannot_be_sent_is_said_at_once(keeper: Keeper) -> None:
+def test_a_post_that_cannot_be_sent_is_an_error_at_once(keeper: Keeper) -> None:
     pid = keeper.hello()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -299,7 +299,7 @@ def test_records_are_a_ring(keeper: Keeper) -> None:
 # -- who may speak, and who cannot stop it
 
 
-def test_only_root_is_heard(keeper: Keeper, tmp_path: Path) -> None:
+def test_only_root_may_connect(keeper: Keeper, tmp_path: Path) -> None:
     path = tmp_path / client.SOCKET
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o666)  # what is behind the mode
@@ -342,7 +342,7 @@ def test_requests_that_are_refused(
         assert error_of(connection, message(client.HELLO)) == 0, "the connection goes on"
 
 
-def test_what_is_no_message_ends_the_connection_alone(keeper: Keeper, tmp_path: Path) -> None:
+def test_an_invalid_message_ends_its_connection_only(keeper: Keeper, tmp_path: Path) -> None:
     with connected(tmp_path) as connection:
         connection.send(b"GET / HTTP/1.1\r\n")
         assert connection.recv(100) == b""
@@ -449,7 +449,7 @@ def test_a_keeper_ends_when_its_store_is_empty(tmp_path: Path) -> None:
     os.close(reading)
 
 
-def test_another_version_is_said(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_reported(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "VERSION", 2)
     with pytest.raises(Unsupported, match="version 1, not 2"):
         keeper.hello()

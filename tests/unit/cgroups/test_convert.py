@@ -179,7 +179,7 @@ def test_unified_values_are_written_line_by_line() -> None:
         {"network": {"priorities": [{}]}},
     ],
 )
-def test_what_only_v1_had_is_refused(resources: dict[str, Any]) -> None:
+def test_limits_of_v1_only_are_refused(resources: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match="cgroup v1"):
         written(resources)
 

@@ -60,7 +60,7 @@ def test_the_library_reads_what_is_written(
 
 
 @given(st.integers(0, 2**31 - 1), st.booleans(), st.binary(max_size=300))
-def test_what_the_library_writes_is_read(pid: int, flag: bool, raw: bytes) -> None:
+def test_messages_of_the_library_are_read(pid: int, flag: bool, raw: bytes) -> None:
     written = Options(pid=pid, leave_running=flag, lsm_mount_context=raw).SerializeToString()
     expected = {criu.PID: pid, criu.LEAVE_RUNNING: int(flag), criu.LSM_MOUNT_CONTEXT: raw}
     assert criu.decode(written) == expected

@@ -50,7 +50,7 @@ def container() -> Container:
     )
 
 
-def test_what_we_write_is_read(tmp_path: Path) -> None:
+def test_our_archives_are_read(tmp_path: Path) -> None:
     documents = describe.files(container(), 1_700_000_001_500_000_000, "")
     config = documents["config.dump"]
     assert config["createdTime"] == "2023-11-14T22:13:20.000000001Z"
@@ -61,7 +61,7 @@ def test_what_we_write_is_read(tmp_path: Path) -> None:
     assert found.binds == ["/etc/hosts", "/data"]
 
 
-def test_what_others_write_is_read(tmp_path: Path) -> None:
+def test_archives_of_other_runtimes_are_read(tmp_path: Path) -> None:
     """More fields, null in place of lists, no image by digest."""
     config = {
         "id": "x",

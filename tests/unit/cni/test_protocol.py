@@ -81,7 +81,7 @@ LISTS = [v for v in version.SUPPORTED if version.at_least(v, "0.3.0")]
 
 @pytest.mark.parametrize("one", LISTS)
 @pytest.mark.parametrize("other", LISTS)
-def test_what_both_versions_know_survives_both_ways(one: str, other: str) -> None:
+def test_a_conversion_and_back_keeps_common_fields(one: str, other: str) -> None:
     there = Result.from_json(
         Result.from_json(FULL, default_version="1.1.0").to_json(one), default_version=one
     )
@@ -379,7 +379,7 @@ def test_a_request_goes_there_and_back() -> None:
         ("VERSION", set()),
     ],
 )
-def test_what_a_command_needs(command: str, needed: set[str]) -> None:
+def test_each_command_requires_its_variables(command: str, needed: set[str]) -> None:
     for name in ENVIRONMENT.keys() - {"CNI_COMMAND"}:
         given_ = {k: v for k, v in ENVIRONMENT.items() if k != name} | {"CNI_COMMAND": command}
         if name in needed:

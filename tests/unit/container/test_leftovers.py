@@ -25,7 +25,9 @@ def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -
     assert again.load(gone, b"key") is not None
 
 
-def test_two_may_remove_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_may_remove_the_same_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The listed files vanish for one of the two processes, which then ends in the same way."""
     folder, scandir = tmp_path / "container", os.scandir
     (folder / "programs").mkdir(parents=True)

@@ -471,7 +471,7 @@ def feed(connection: Connection, wire: bytes, cut: int) -> list[Event]:
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_ends_a_connection(name: str, cut: int) -> None:
+def test_errors_that_end_the_connection(name: str, cut: int) -> None:
     wire, code = BROKEN[name]
     connection = Connection(clock=Clock())
     events = feed(connection, wire, cut)
@@ -483,7 +483,7 @@ def test_what_ends_a_connection(name: str, cut: int) -> None:
     assert connection.receive(HELLO) == [] and connection.data_to_send() == b""
 
 
-def test_what_arrives_at_a_bearable_rate_is_borne() -> None:
+def test_resets_and_pings_below_the_limits_are_accepted() -> None:
     clock = Clock()
     connection = Connection(clock=clock)
     connection.receive(HELLO)
@@ -580,7 +580,7 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 @pytest.mark.parametrize("name", STREAM_ERRORS)
-def test_what_ends_a_stream_only(name: str, cut: int) -> None:
+def test_errors_that_end_a_stream_only(name: str, cut: int) -> None:
     wire, code = STREAM_ERRORS[name]
     connection = Connection(clock=Clock())
     feed(connection, HELLO, cut)

@@ -66,7 +66,7 @@ def test_huffman(text: bytes) -> None:
         "1fff",  # a symbol, and more than seven bits of padding
     ],
 )
-def test_what_no_huffman_coder_writes(coded: str) -> None:
+def test_invalid_huffman_codes_are_refused(coded: str) -> None:
     with pytest.raises(huffman.BadHuffman):
         huffman.decode(bytes.fromhex(coded))
 

@@ -76,9 +76,7 @@ def member(draw: some.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 @settings(max_examples=150, deadline=None)
 @given(written=some.lists(member(), max_size=6))
-def test_what_tarfile_writes_we_read(
-    kind: int, written: list[tuple[tarfile.TarInfo, bytes]]
-) -> None:
+def test_tars_of_tarfile_are_read(kind: int, written: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
         for info, content in written:

@@ -245,7 +245,7 @@ FIELD = [
 
 
 @pytest.mark.parametrize(("source", "text", "holds"), FIELD, ids=[source for source, *_ in FIELD])
-def test_what_other_programs_write(
+def test_hosts_files_of_other_programs(
     tmp_path: Path, source: str, text: str, holds: Callable[[Host], object]
 ) -> None:
     write(tmp_path, "r.example", f'[host."https://m.example"]\n{text}\n')
@@ -273,7 +273,7 @@ def test_what_other_programs_write(
         ),
     ],
 )
-def test_what_is_ignored_is_logged_once(
+def test_ignored_keys_are_logged_once(
     tmp_path: Path, text: str, warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path, "r.example", text)

@@ -43,7 +43,7 @@ V4 = {*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
         ("i686", set(), "386"),
     ],
 )
-def test_what_a_machine_runs(machine: str, flags: set[str], expected: str) -> None:
+def test_the_platforms_that_a_machine_runs(machine: str, flags: set[str], expected: str) -> None:
     runnable = processors(machine, flags)
     assert " ".join("/".join(filter(None, processor)) for processor in runnable) == expected
 
@@ -141,7 +141,7 @@ def test_the_message_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert caught.value.message == f"no image for linux/arm/v7; available: {there}"
 
 
-def test_what_is_here_is_chosen_before_what_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_platform_is_chosen_before_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a store whose index was pulled on another processor, or in an archive of one platform."""
     monkeypatch.setattr(manifests, "host_processors", lambda: AMD64_V3)
     both = index("linux/amd64/v3", "linux/amd64", "linux/arm64", "unknown/unknown")

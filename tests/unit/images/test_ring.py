@@ -55,7 +55,7 @@ def received(end: Receiver) -> bytes:
 @pytest.mark.parametrize(
     "largest", [1, 700, BLOCK_BYTES, 3 * ALL], ids=["bytes", "small", "blocks", "large"]
 )
-def test_what_is_sent_arrives_in_order(ring: Ring, largest: int) -> None:
+def test_blocks_arrive_in_order(ring: Ring, largest: int) -> None:
     sender, receiver = ring
     chance = random.Random(largest)
     pieces = [

@@ -76,7 +76,7 @@ def test_a_torn_record_is_taken_back_and_written_when_there_is_room(
     log.close()
 
 
-def test_what_is_too_much_is_dropped_counted_and_told(tmp_path: Path, limited: None) -> None:
+def test_records_beyond_the_limit_are_dropped_and_counted(tmp_path: Path, limited: None) -> None:
     path = tmp_path / "0.log"
     log = LogFile(str(path))
     full_at(0)
@@ -96,7 +96,7 @@ def test_what_is_too_much_is_dropped_counted_and_told(tmp_path: Path, limited: N
     assert str((30 - 1) * len(batch) + len(batch) - held * len(LINE)).encode() in note
 
 
-def test_what_was_held_goes_to_the_reopened_file(tmp_path: Path, limited: None) -> None:
+def test_waiting_records_go_to_the_reopened_file(tmp_path: Path, limited: None) -> None:
     path = tmp_path / "0.log"
     log = LogFile(str(path))
     full_at(150)

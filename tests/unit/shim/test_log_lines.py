@@ -85,7 +85,7 @@ def test_a_longer_line_is_cut(length: int) -> None:
 
 
 @pytest.mark.requirement("11.2")
-def test_what_has_no_newline_does_not_pile_up() -> None:
+def test_output_without_a_newline_has_a_limit() -> None:
     lines = LogLines("stdout")
     for _ in range(100):
         lines.feed(b"x" * 10_000, STAMP)

@@ -99,7 +99,7 @@ def test_a_killed_child_counts_whatever_the_exit_code(
     assert not counts.killed(second, 137), "the first one's kill is not the next one's"
 
 
-def test_two_containers_that_are_gone_at_once(groups: Groups) -> None:
+def test_two_cgroups_that_are_removed_at_once(groups: Groups) -> None:
     """Only one had a kill: the exit code says which, in either order."""
     for order in (0, 1):
         counts = KillCounts()

@@ -71,7 +71,7 @@ def test_our_own_may_have_settings_under_its_name(tmp_path: Path) -> None:
         ('[runtimes.x]\nbinari = "/x"', "did you mean binary"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_handlers_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(InvalidSpec, match=problem) as caught:
         load(tmp_path, text)
     assert "config.toml:" in str(caught.value)

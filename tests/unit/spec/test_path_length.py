@@ -17,7 +17,7 @@ NAMES = ("é" * 127, "n" * 255)  # 254 and 255 bytes
 
 
 @pytest.mark.parametrize("path", ["", "/", LONG[:-1], *NAMES, "/a/" + NAMES[0], "/\udcff" * 2000])
-def test_what_the_kernel_takes_passes(path: str) -> None:
+def test_paths_that_the_kernel_takes_pass(path: str) -> None:
     path_length.check(path, "field")
 
 
@@ -29,7 +29,7 @@ def test_what_the_kernel_takes_passes(path: str) -> None:
         ("é" * 128, "field has a name of 256 bytes; a name has at most 255"),
     ],
 )
-def test_what_is_longer_is_refused(path: str, error: str) -> None:
+def test_longer_paths_are_refused(path: str, error: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         path_length.check(path, "field")
     assert caught.value.message == error

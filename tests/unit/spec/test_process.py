@@ -53,7 +53,7 @@ def test_environment_is_the_images_overridden_by_the_callers() -> None:
     ]
 
 
-def test_what_is_set_is_not_overridden_by_defaults() -> None:
+def test_set_variables_are_not_overridden_by_defaults() -> None:
     lines = process.environment(
         ["PATH=/bin", "HOME=/image"],
         [("TERM", "dumb"), ("HOSTNAME", "mine")],

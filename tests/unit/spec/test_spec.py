@@ -376,7 +376,7 @@ def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
         ("/etc", set(), {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}),
     ],
 )
-def test_what_a_request_covers_is_left_out(
+def test_default_mounts_that_a_request_covers_are_left_out(
     place: str, hidden: set[str], remaining: set[str]
 ) -> None:
     mount_list = merged(api.Mount(container_path=place, host_path="/host"))

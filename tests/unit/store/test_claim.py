@@ -44,9 +44,7 @@ def test_another_servers_pods_in_the_earlier_place_are_left_alone(
         assert paths.state == tmp_path / "default"
 
 
-def test_what_was_remembered_in_another_boot_is_void(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_of_another_boot_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "boot_id", lambda: "before")
     with claimed(tmp_path / "root", tmp_path / "one") as paths:
         (paths.sandbox_states / "abc").mkdir()

@@ -101,7 +101,7 @@ async def test_base64_channels() -> None:
         )
 
 
-async def test_what_is_not_base64_closes() -> None:
+async def test_invalid_base64_closes_the_connection() -> None:
     async with connected("base64.channel.k8s.io") as (peer, _channels, reading):
         peer.core.send_text(b"0****")
         await peer.flush()

@@ -56,7 +56,7 @@ def test_the_next_process_gets_what_was_put(manager: ServiceManager, file: int) 
     assert started(manager) == ["file-a 3 False 77", "file-b 4 False 77", "[] 5"]
 
 
-def test_what_was_removed_is_not_there(manager: ServiceManager, file: int) -> None:
+def test_a_removed_descriptor_is_not_returned(manager: ServiceManager, file: int) -> None:
     store = DescriptorStore()
     store.put("file-a", file)
     store.put("file-b", file)
@@ -71,7 +71,7 @@ def test_of_one_name_there_is_one(manager: ServiceManager, file: int) -> None:
     assert started(manager) == ["file 3 False 77", "[] 4"]
 
 
-def test_what_came_with_no_name_is_called_unknown(manager: ServiceManager, file: int) -> None:
+def test_a_descriptor_without_a_name_is_called_unknown(manager: ServiceManager, file: int) -> None:
     manager.keep("x", os.dup(file))
     assert started(manager, LISTEN_FDNAMES="") == ["unknown 3 False ", "[] 4"]
 
@@ -86,7 +86,7 @@ def test_more_names_and_numbers_than_descriptors(monkeypatch: pytest.MonkeyPatch
     assert "LISTEN_FDS=two is not a number" in caplog.text
 
 
-def test_what_is_for_another_process_is_not_ours() -> None:
+def test_descriptors_for_another_process_are_ignored() -> None:
     environment = {
         "LISTEN_PID": str(os.getppid()),
         "LISTEN_FDS": "1",

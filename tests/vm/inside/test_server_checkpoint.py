@@ -62,7 +62,7 @@ def test_a_container_goes_on_in_another_pod(server: Server, tmp_path: Path) -> N
 
 @pytest.mark.requirement("4.11.1")
 @pytest.mark.slow
-def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
+def test_the_content_of_an_archive(server: Server, tmp_path: Path) -> None:
     container = server.launch(server.run_pod(), config(server))
     wait_beyond(server, container, 1)
     with tarfile.open(checkpoint(server, container, tmp_path / "a.tar")) as archive:

@@ -223,7 +223,7 @@ def test_a_name_and_settings(podman: Podman) -> None:
     assert output.split() == ["named", "1"]
 
 
-def test_what_cannot_be_run(podman: Podman) -> None:
+def test_programs_that_cannot_be_executed(podman: Podman) -> None:
     missing = podman("run", "--rm", "--network", "none", IMAGE, "no-such-program", check=False)
     assert missing.returncode == 127 and "executable file not found in $PATH" in missing.stderr
     assert podman("run", "--rm", "--network", "none", IMAGE, "/etc", check=False).returncode == 126

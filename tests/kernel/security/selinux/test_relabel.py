@@ -48,7 +48,7 @@ def test_everything_in_a_volume_and_nothing_that_links_lead_to(tree: Path, tmp_p
     assert label_of(tmp_path / "outside/file") == BEFORE and label_of(tmp_path / "outside") is None
 
 
-def test_what_has_the_label_is_left_alone(tree: Path) -> None:
+def test_files_with_the_label_are_not_changed(tree: Path) -> None:
     relabel.relabel_tree(str(tree), LABEL)
     before = {path: path.lstat().st_ctime_ns for path in tree.rglob("*")}
     relabel.relabel_tree(str(tree), LABEL)
@@ -68,9 +68,7 @@ def test_a_link_that_came_into_the_path_is_an_error(tree: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["another file system", "folder of the same file system", "file"])
-def test_what_is_mounted_below_a_volume_keeps_its_labels(
-    tree: Path, tmp_path: Path, kind: str
-) -> None:
+def test_mounts_below_a_volume_keep_their_labels(tree: Path, tmp_path: Path, kind: str) -> None:
     """In a mount namespace of its own. A bind of the same file system has the volume's st_dev, and
     a file's mount is no folder: the path of either leads out of the volume."""
     place, source = {
@@ -134,7 +132,7 @@ def test_a_fifo_is_labelled_and_not_opened(tree: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/etc", "/usr/", "/var/lib", "/var/lib/kubelet", "/proc/1",
     "/sys/fs", "/dev/shm", "/var/../etc"])  # fmt: skip
-def test_what_is_the_systems_is_refused(path: str) -> None:
+def test_paths_of_the_system_are_refused(path: str) -> None:
     with pytest.raises(InvalidArgument, match=r"selinux_relabel: .* keeps its SELinux labels"):
         relabel.relabel(relabel.Relabel([path], "a:b:c").to_fields(), [])
 

@@ -124,7 +124,7 @@ def test_a_level(level: str) -> None:
         ({"role": "a b"}, "role"),
     ],
 )
-def test_what_is_no_part_of_a_context_is_named(options: dict[str, str], field: str) -> None:
+def test_an_invalid_part_of_a_context_is_named(options: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"selinux_options\.{field}: "):
         labels.of_container(POLICY, security(**options), POD)
 
