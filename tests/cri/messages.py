@@ -110,10 +110,10 @@ Path = tuple[FieldDescriptor, ...]
 
 @dataclass
 class Things:
-    """What a request may name. Lists are read whenever a request is made, so what is removed is
-    named no more.
+    """The names and ids that requests use. The lists are read for each request, so a removed object
+    is not used again.
 
-    The first pod and the first container are what most requests are about.
+    Most requests are about the first pod and the first container.
     """
 
     pods: list[str] = field(default_factory=list)

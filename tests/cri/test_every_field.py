@@ -239,7 +239,7 @@ def set_unknown(request: Any) -> None:
 
 
 def attempt(target: Target, call: str, way: Way, value: Any) -> str:
-    """What is wrong with the answer to the request with this value; empty if nothing is."""
+    """Send the request with this value; return what is wrong with the answer, or an empty text."""
     request = target.base(call)
     if call in ENDING and not way[-1].name.endswith("_id"):
         set_unknown(request)

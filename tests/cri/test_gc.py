@@ -47,7 +47,7 @@ Things = dict[tuple[str, str], dict[str, str]]
 
 
 def gc(server: Server, *words: str) -> Things:
-    """What is said, by kind and name."""
+    """Run `gc`; return its report by kind and name."""
     return {
         (item["kind"], item["name"]): item for item in json.loads(run(server, "--json", *words))
     }
@@ -105,8 +105,8 @@ def test_rubbish_goes_and_the_rest_stays(server: Server) -> None:
 
 
 def tree(server: Server) -> set[str]:
-    """All names of folders and files, but what is in containers' layers, and the timeline, which
-    the server writes when it can."""
+    """Return all names of folders and files, except the content of containers' layers, and the
+    timeline, which the server writes at any time."""
     return {
         os.path.join(folder, name)
         for top in (server.root, server.state)

@@ -166,8 +166,8 @@ def answers(server: Server, container: str) -> bool:
 
 
 def counted_on(server: Server, container: str, kills: int) -> None:
-    """Ends a container that counts: with its code, and its lines in order, each once, but for one
-    that a killed shim had read."""
+    """Stop a container that counts. Assert that its exit code is 42, and that its log has each
+    number once and in order, except at most one per killed shim."""
     server.stop_container(container, 30)
     assert server.status(container).exit_code == 42
     numbers = [int(line) for line in server.log_lines(container)]
@@ -264,7 +264,7 @@ def test_a_keeper_that_is_stopped_holds_nothing_up(server: Server) -> None:
 
 
 def test_keeper_and_shims_killed_at_once_leave_nothing(server: Server) -> None:
-    """What nobody can go on with ends."""
+    """Processes that no shim can take over are ended."""
     pod, container = launch_counting(server)
     process = pid_of(server, container)
     kill(keeper_pid(server.state), *shims(server))

@@ -176,7 +176,7 @@ def failures(log: Log, verb: str) -> list[dict[str, Any]]:
 
 
 def test_failures_of_the_node_are_warnings(server: Server) -> None:
-    """UNIMPLEMENTED is the answer to a request that is right: whoever owns the node finds it in the
+    """UNIMPLEMENTED answers a valid request, so the node's administrator must find it in the
     log."""
     pod = server.run_pod(server.pod_config("unable"))
     config = server.container_config()

@@ -81,8 +81,8 @@ def test_a_layer_in_the_form_of_containerd(server: Server, criu: Path, tmp_path:
 
 
 def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_path: Path) -> None:
-    """Their root folder has a mode that no layer says, and files are mounted that kubelet asks
-    nobody for."""
+    """In archives of other engines the root folder has a mode that no layer has, and files are
+    mounted that no request names."""
     places = ("/run/.containerenv", "/run/secrets")
     binds = [
         {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]}

@@ -94,8 +94,8 @@ def test_unreadable_images_end_the_start_but_no_pod(server: Server) -> None:
 
 @pytest.mark.parametrize("fault", ["exit 1", f"exec sleep {LATE_S}"])
 def test_a_plugin_that_fails_holds_no_start_up(server: Server, fault: str) -> None:
-    """No process of an unfinished pod runs after a kill of the server, whatever its plugin answers;
-    the plugin is called again later."""
+    """After a kill of the server no process of an unfinished pod runs, whatever the plugin answers.
+    The plugin is called again later."""
     conflist = server.folder / "net.d" / "10-pods.conflist"
     network = json.loads(conflist.read_text())
     network["plugins"].append({"type": "moody"})

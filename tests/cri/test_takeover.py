@@ -1,5 +1,5 @@
-"""A shim that is killed costs nothing: another one goes on with its pod, for the keeper has what is
-needed (`pyrunc.shim.messages.StoredContainer`)."""
+"""Killed shims: another shim takes over the pod, with what the keeper has stored
+(`pyrunc.shim.messages.StoredContainer`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KILLS = 12
 
 
 def at_the_end(script: str) -> list[str]:
-    """Does this when it is told to end, of which it says when it will."""
+    """Return the command of a process that prints "ready" and runs `script` on SIGTERM."""
     return ["sh", "-c", f"trap '{script}' TERM; echo ready; sleep 1000 & wait"]
 
 
@@ -58,7 +58,7 @@ def own_server() -> Iterator[Server]:
 
 
 def lose_shim(server: Server, pod: str) -> int:
-    """Kill the pod's shim; the pid of the one that took over."""
+    """Kill the pod's shim; return the pid of the shim that takes over."""
     lost = shim_pid(server, pod)
     os.kill(lost, signal.SIGKILL)
     assert wait_until(lambda: shim_pid(server, pod) != lost, 30), server.tail()
@@ -274,8 +274,8 @@ def test_all_shims_at_once(server: Server) -> None:
 
 
 def test_shims_killed_while_pods_are_busy(server: Server) -> None:
-    """Lives of other containers go on meanwhile: a call that meets the moment is told UNAVAILABLE,
-    and the next one works."""
+    """Meanwhile other containers start and end. A call at the moment of a kill gets UNAVAILABLE,
+    and the next call works."""
     chance = random.Random(7)
     pods = [server.run_pod() for _ in range(3)]
     counting = [server.launch(pod, server.container_config(COUNTS)) for pod in pods]
@@ -336,7 +336,7 @@ def executes(server: Server, container: str) -> bool:
 
 
 def shims_zygote(server: Server) -> int:
-    """The one that has forked shims; 0 while none has."""
+    """Return the pid of the zygote that has forked shims; 0 if there is none."""
     zygotes = server.zygotes()
     return next((zygote for zygote in zygotes if "pyrunc-shim" in map(comm, below(zygote))), 0)
 

@@ -46,7 +46,8 @@ def shared_memory() -> Iterator[None]:
 
 
 def _segments() -> set[str]:
-    """Ids of what `ipcmk -M 1048576` leaves: of that size, attached by nobody."""
+    """Return the ids of System V memory that `ipcmk -M 1048576` has left: of that size and not
+    attached."""
     lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
     return {words[1] for words in lines if words[3] == "1048576" and words[6] == "0"}
 

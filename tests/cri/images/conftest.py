@@ -58,8 +58,7 @@ def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Lay
 
 @pytest.fixture(params=["unpacked", "erofs"])
 def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What image services do with layers that are told nothing else; those of child processes,
-    too."""
+    """Set the default of `store` for image services of this process and its children; return it."""
     defaults = ImageService.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "store", request.param)

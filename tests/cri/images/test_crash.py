@@ -163,8 +163,8 @@ async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[i
 
 @pytest.fixture(params=["threads", "jobs"])
 def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where layers are worked on. Errands outlive what is killed, and write on into folders that
-    the next one throws away."""
+    """Work on layers in threads, or in jobs. Jobs outlive the killed process, and continue to write
+    to folders that the next process deletes."""
     if request.param == "jobs":
         monkeypatch.setenv(JOBS, "yes")
 

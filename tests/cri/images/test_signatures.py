@@ -55,7 +55,8 @@ class Signer:
     def layer(
         self, registry: Registry, digest: str, claimed: str = NAME, **changes: Any
     ) -> dict[str, Any]:
-        """A signature of `digest`; `changes` to what is critical are signed, too."""
+        """Return a signature of `digest` as a layer. `changes` replace fields of the signed
+        part."""
         critical = {
             "identity": {"docker-reference": claimed},
             "image": {"docker-manifest-digest": digest},

@@ -125,8 +125,8 @@ def test_a_failure_leaves_all_as_it_was(
 
 @pytest.mark.requirement("4.11.1")
 def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
-    """The caller hears it at once. CRIU is left to end by itself; then the container goes on, and
-    nothing is left."""
+    """The caller gets the error at once. CRIU ends by itself; then the container continues, and no
+    file is left."""
     criu.write_text(SLOW.format(folder=tmp_path))
     assert (
         code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1))
@@ -143,7 +143,7 @@ def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Pat
 
 
 def test_a_server_that_is_killed_meanwhile(criu: Path, programs: Path, tmp_path: Path) -> None:
-    """The one that is started again lets the container go on, and removes what was begun."""
+    """The next server thaws the container and removes the unfinished checkpoint."""
     criu.write_text(SLOW.format(folder=tmp_path))
     with started(programs) as server:
         counting = launch_counting(server)

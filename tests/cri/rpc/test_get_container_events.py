@@ -39,7 +39,8 @@ def test_events_follow_a_life(server: Server) -> None:
 
 
 def _herald(server: Server) -> str:
-    """The id of a pod that was there for a moment: whoever hears of it hears of those that come."""
+    """Run and remove a pod, and return its id. A subscriber that gets its events gets all later
+    ones."""
     pod = server.run_pod()
     server.remove_pod(pod)
     return pod

@@ -29,7 +29,8 @@ def test_ports_are_forwarded(server: Server, host_network: bool) -> None:
 
 
 def forwarded(server: Server, pod: str) -> bytes:
-    """What port 7070 says, or why it does not: between two connections nobody listens there."""
+    """Return the answer of the pod's port 7070, or the error: between two connections the port is
+    closed."""
     url = server.runtime.PortForward(api.PortForwardRequest(pod_sandbox_id=pod, port=[7070])).url
     with open_session(server, url, "v4.channel.k8s.io") as session:
         try:

@@ -67,7 +67,7 @@ class ProcessSession(Descriptors):
 
 
 class AttachSession(Descriptors):
-    """A seat at a process of somebody else: closing it does not end the process."""
+    """A session attached to the process of another one. Closing it does not end the process."""
 
     def __init__(self, session: ProcessSession):
         super().__init__(

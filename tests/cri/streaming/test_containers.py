@@ -192,7 +192,8 @@ def test_a_seat_can_be_left_and_taken_again(client: Client, node: Server) -> Non
 
 
 def test_many_seats_see_the_same(client: Client, node: Server) -> None:
-    """Who hears the container tick sits there; it stops when all do."""
+    """A client is attached when it gets the container's ticks; the container stops ticking when all
+    are."""
     script = "until [ -e /all ]; do echo tick; sleep 0.1; done; read x; echo to $x"
     container = node.launch(node.run_pod(), node.container_config(["sh", "-c", script], stdin=True))
     watchers = [client.attach(container) for _ in range(5)]

@@ -64,7 +64,7 @@ def empty_data() -> bytes:
 
 
 def tiny_data() -> bytes:
-    """Input that nobody reads, an octet in each frame."""
+    """Return data frames of one octet each, which the process does not read."""
     _, begin = spdy("error", "stdin", "stdout", "stderr")
     return begin + (frames.data_head(3, 1, False) + b"x") * (FLOOD_BYTES // 9)
 

@@ -339,8 +339,8 @@ def test_no_first_packet_is_lost(host: Host) -> None:
 
 
 def test_an_address_with_another_hardware_address_is_known_at_once(host: Host) -> None:
-    """Neighbours that know the old pod's hardware address are told the new one, and need not wait
-    for a stale entry."""
+    """Neighbours that know the old pod's hardware address get the new one in an advertisement, and
+    need not wait until their entry is stale."""
     config = host.bridge_config(capabilities={"ips": True})
     neighbour = host.pod("neighbour")
     attach(neighbour, config)

@@ -365,7 +365,8 @@ async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: T
 async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(
     pod: TestPod,
 ) -> None:
-    """Nobody holds its exit any more: the server ends what is left by its cgroup."""
+    """No process waits for the container's exit any more: the server ends its remaining processes
+    by its cgroup."""
     started = await pod.run("a", "exec sleep 100")
     os.kill(pod.pid, signal.SIGKILL)
     await until(lambda: pod.closed)

@@ -558,7 +558,7 @@ async def _exec(pod: TestPod, container: str, script: str, **streams: bool) -> E
 
 
 def _unread(pid: int) -> int:
-    """How many bytes of a process's standard output nobody has read yet."""
+    """Return the number of unread bytes in the pipe of a process's standard output."""
     with open(f"/proc/{pid}/fd/1", "rb", buffering=0) as pipe:
         answer = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
