@@ -306,7 +306,7 @@ def _conflict(requested: tuple[Element, ...]) -> AlreadyExists:
 
 
 def describe(element: Element) -> str:
-    """The element for an error message."""
+    """Describe an element for an error message."""
     if element.set_name in PORT_SETS:
         return f"host port {port_of(element)}/{protocol_of(element)}"
     return f"{element.set_name} {element.key.hex()}"

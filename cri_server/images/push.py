@@ -85,7 +85,8 @@ def push(
 
 
 def has_blob(registry: Registry, host: Host, descriptor: Descriptor) -> bool:
-    """Whether the registry has the blob. Raises as a request does."""
+    """Whether the registry has the blob. Raises the errors of `Registry.request` and
+    `Registry.expect`."""
     what = f"blobs/{descriptor.digest}"
     response = registry.request("HEAD", host, registry.url(host, what), {}, None)
     if response.status == 404:

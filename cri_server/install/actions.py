@@ -178,7 +178,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Does nothing, for a reason."""
+    """A path that stays as it is, and the reason, for the report."""
 
     path: str
     why: str

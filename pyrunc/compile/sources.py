@@ -230,7 +230,7 @@ def _paths(text: str, separator: str) -> list[str]:
 
 
 def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
-    """Give the writable folders to the container's root."""
+    """Make the root user of the container the owner of the overlay's writable folders."""
     uid = rootfs_probe.host_id(0, linux.uid_mappings)
     gid = rootfs_probe.host_id(0, linux.gid_mappings)
     for path in (rootfs.upper, rootfs.work):

@@ -182,8 +182,8 @@ def _mask(numbers: list[int]) -> int:
 
 
 def memory_policy(policy: MemoryPolicy) -> Op:
-    """Plan set_mempolicy(2): DEFAULT and LOCAL take no nodes, all others but PREFERRED need
-    some."""
+    """Plan set_mempolicy(2). Nodes must be absent for DEFAULT and LOCAL, are optional for
+    PREFERRED, and required for all other modes."""
     nodes = cpu_list(policy.nodes, "linux.memoryPolicy.nodes")
     if policy.mode in ("MPOL_DEFAULT", "MPOL_LOCAL"):
         if nodes:

@@ -146,7 +146,7 @@ def fork_parent(a: Assembler, flags: int, *, cgroup: Operand | None = None) -> N
 
 
 def close(a: Assembler, fd: Operand) -> None:
-    """close(2)."""
+    """Call close(2)."""
     a.sys("close", fd)
 
 

@@ -231,7 +231,7 @@ class Server:
         return below(self.pid) | (below(keeper) if keeper else set())
 
     def zygotes(self) -> list[int]:
-        """Those that live."""
+        """The pids of the living zygotes."""
         found = []
         for pid in self.processes():
             with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -454,7 +454,7 @@ class Server:
         return self.runtime.ExecSync(request, timeout=RPC_TIMEOUT_S + timeout_s)
 
     def output(self, container: str, *command: str) -> str:
-        """What a command that succeeds prints."""
+        """Run a command in the container, which must succeed; return its output."""
         answer = self.exec(container, *command)
         assert answer.exit_code == 0, (answer.exit_code, answer.stdout, answer.stderr)
         return str(answer.stdout.decode())

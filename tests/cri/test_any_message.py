@@ -252,8 +252,8 @@ def private_kib(server: Server) -> int:
 
 
 def open_descriptors(server: Server) -> Counter[str]:
-    """How many of the server's descriptors there are of each kind: a path, or what the kernel
-    writes before an inode's number."""
+    """Count the server's descriptors of each kind: a path, or the kernel's text before an inode
+    number."""
     kinds: Counter[str] = Counter()
     for link in Path(f"/proc/{server.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

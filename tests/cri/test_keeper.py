@@ -1,5 +1,5 @@
-"""What the keeper (pause/keeper.c) is for: any and all of the other processes are killed, and pods
-go on, on every kernel."""
+"""Tests of the keeper (pause/keeper.c): any or all of the other processes are killed, and pods
+continue, on every kernel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parent_of(pid: int) -> int:
 
 
 def shims_below(server: Server) -> set[int]:
-    """Those that are below the keeper."""
+    """Return the pids of the shims below the keeper."""
     return {pid for pid in below(keeper_pid(server.state)) if is_called(pid, "pyrunc-shim")}
 
 

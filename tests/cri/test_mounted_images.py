@@ -47,7 +47,7 @@ def files(server: Server, folder: str) -> list[Path]:
 
 
 def mounts_of(server: Server) -> list[str]:
-    """What the server has mounted where it could be seen."""
+    """Return the EROFS mounts and those of the server's folder in the server's mount table."""
     lines = Path(f"/proc/{server.pid}/mountinfo").read_text().splitlines()
     return [line for line in lines if " - erofs " in line or str(server.folder) in line]
 

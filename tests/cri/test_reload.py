@@ -30,7 +30,7 @@ def server() -> Iterator[Server]:
 
 
 def reload(server: Server, text: str) -> str:
-    """What the server logs about it."""
+    """Reload the configuration `text`; return the server's log about it."""
     folder = server.folder / "config.toml.d"
     folder.mkdir(exist_ok=True)
     (folder / "test.toml").write_text(text)

@@ -29,7 +29,8 @@ __all__ = ["criu", "module_server", "programs"]
 
 
 def refused(server: Server, reference: str) -> tuple[Code, str]:
-    """What CreateContainer says; nothing of the container is left."""
+    """Assert that CreateContainer fails and leaves no container; return the error's code and
+    text."""
     pod = server.run_pod()
     before = sorted(p.name for p in (server.root / "containers").iterdir())
     config = server.container_config(image=api.ImageSpec(image=reference))

@@ -138,7 +138,7 @@ def test_a_shim_killed_while_it_makes_a_containers_cgroup(server: Server) -> Non
 
 
 def test_a_server_killed_with_a_launch_that_waits(own_server: Server) -> None:
-    """What was compiled goes with it, and is compiled again by the next one."""
+    """The compiled launch is lost with the server. The next server compiles it again."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.create(pod)
@@ -153,7 +153,7 @@ def test_a_server_killed_with_a_launch_that_waits(own_server: Server) -> None:
 
 
 def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server) -> None:
-    """What the start had made by then ends, and the container can be started again, or has
+    """The processes of the unfinished start are ended. The container can be started again, or has
     ended."""
     server = own_server
     pod = server.run_pod(host_network=True)

@@ -112,7 +112,7 @@ def count_descriptors(server: Server) -> int:
 
 
 def open_files(server: Server) -> list[str]:
-    """What the server's descriptors are open on."""
+    """Return the targets of the server's descriptors."""
     found = []
     for entry in os.scandir(f"/proc/{server.pid}/fd"):
         with contextlib.suppress(FileNotFoundError):

@@ -48,7 +48,7 @@ def group() -> Iterator[Path]:
 
 
 def numbers(machine: chroot.Machine) -> list[int]:
-    """What the pod has counted so far, by its log."""
+    """Return the numbers in the pod's log so far."""
     return [int(line) for line in machine.run("pyrunc-cri logs clock").stdout.split()]
 
 

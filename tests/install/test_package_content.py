@@ -1,4 +1,4 @@
-"""What the Debian package holds."""
+"""The content of the Debian package."""
 
 from __future__ import annotations
 
@@ -111,9 +111,7 @@ asyncio.run(exporter.close())
 """
 
 
-def test_spans_go_out_and_signatures_are_checked_with_its_own_libraries(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_spans_and_signatures_use_the_packages_own_libraries(tree: Path, tmp_path: Path) -> None:
     spans = tmp_path / "spans"
     collector = [sys.executable, "-m", "tests.support.otlp_collector", str(spans)]
     with subprocess.Popen(collector, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""What the tests read: the nodes' pods, and the kernel's tables in each node's namespace."""
+"""Reads the nodes' pods, and the kernel's tables in each node's namespace."""
 
 from __future__ import annotations
 

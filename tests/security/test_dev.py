@@ -86,7 +86,7 @@ NAMES = ["link", "file", "zero", "block", "pipe", "folder", "missing"]
 
 
 def dev_folder(tmp_path: Path) -> Path:
-    """What a container that brings its own /dev has there, but for null."""
+    """A folder that a container brings as its own /dev, with all default devices except null."""
     folder = tmp_path / "dev"
     folder.mkdir()
     for name, minor in (("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)):

@@ -41,8 +41,8 @@ def links_of(pid: int) -> Iterator[str]:
 
 
 def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
-    """What of the host's files the process has open, as `link -> path`; what lies below `allowed`
-    may be."""
+    """Return the host's files that the process has open, as `link -> path`, except those below
+    `allowed`."""
     host, held = devices_of_the_host(), []
     for link in links_of(pid):
         status = os.stat(link)

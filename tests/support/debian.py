@@ -83,7 +83,7 @@ def upstream_source(package: str, folder: Path) -> Path:
 
 
 def _mirrors(release: str) -> list[str]:
-    """The machine's sites that have the release itself."""
+    """Return the package sites of this machine that serve the release."""
     listing = subprocess.run(
         [
             "apt-get",

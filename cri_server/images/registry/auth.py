@@ -42,7 +42,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What to log in with at one host; empty for anonymous access. The repr shows no secret."""
+    """A login for one host; all fields are empty for anonymous access. The repr shows no secret."""
 
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)

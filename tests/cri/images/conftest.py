@@ -71,7 +71,8 @@ only_erofs = pytest.mark.parametrize("each_store", ["erofs"], indirect=True)
 
 
 def texts(rootfs: Rootfs, name: str) -> list[str]:
-    """What `name` has in each layer, top first; of an image that is mounted, what it shows."""
+    """Return the content of `name` in each unpacked layer, top first; for a mounted image, the one
+    content that it shows."""
     return [(folder / name).read_text() for folder in rootfs.lower_dirs]
 
 

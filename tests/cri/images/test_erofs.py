@@ -35,8 +35,8 @@ ACL_HEAD = b"\x02\0\0\0"
 
 
 def shown(root: Path) -> dict[bytes, Facts]:
-    """What a container sees of a folder of files: whiteouts are none, nor are the orders to
-    overlayfs."""
+    """Return what a container sees of a folder of files, without whiteouts and overlayfs's
+    attributes."""
     return {
         name: replace(
             facts, xattrs=frozenset(x for x in facts.xattrs if not x[0].startswith("trusted."))
@@ -48,7 +48,7 @@ def shown(root: Path) -> dict[bytes, Facts]:
 
 
 def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
-    """What the mounted image shows, or that it is refused."""
+    """Return the files of the mounted image, or that it is refused."""
     try:
         with mounted(folder, tars, LIMITS) as root:
             return "files", shown(root)

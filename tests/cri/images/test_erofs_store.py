@@ -249,8 +249,7 @@ async def test_read_file_data_is_in_memory_once(
 async def test_an_image_just_mounted_is_read_from_memory(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """What the pull has written is there for the first container, whenever the server drops
-    pages."""
+    """The pull's pages stay in memory for the first container, whenever the server drops pages."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     service._store.drop_tar_pages()

@@ -118,7 +118,7 @@ async def test_every_way_to_name_an_image_finds_it(
 async def test_the_layout_is_one_that_others_read(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """What the image specification asks of a layout, checked without our own code."""
+    """The test checks the rules of the image specification for a layout, without our own code."""
     import hashlib
 
     digest = registry.push("app:v1", make())

@@ -1,4 +1,4 @@
-"""What the kernel says of a container's group, and a command that gives it something to say."""
+"""Reads the kernel's figures of a container's cgroup, and has a command that uses CPU time."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def request(
 
 
 def refused(server: Server, wanted: api.RestorePodRequest) -> tuple[grpc.StatusCode, str]:
-    """What RestorePod says; nothing of the pod is left."""
+    """Assert that RestorePod fails and leaves no pod; return the error's code and text."""
     found = (
         code_of(lambda: server.runtime.RestorePod(wanted, timeout=60)),
         message_of(lambda: server.runtime.RestorePod(wanted, timeout=60)),

@@ -145,7 +145,7 @@ def test_host_ports_are_reachable(server: Server) -> None:
 
 
 def fetch(server: Server, address: str, port: str) -> bytes:
-    """What a TCP server says first, seen from the host; asked again while it does not listen."""
+    """Return the first bytes of a TCP server, seen from the host; try again until it listens."""
     inside = [
         "nsenter",
         f"--net=/proc/{server.pid}/ns/net",

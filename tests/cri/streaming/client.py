@@ -26,7 +26,7 @@ OUTCOME_LIMIT_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Terminal:
-    """What the session is joined to. `stdin` gives input until it ends; sizes are (columns,
+    """The user's end of a session. `stdin` gives input until it ends; sizes are (columns,
     lines)."""
 
     stdin: AsyncIterator[bytes] | None = None
@@ -131,8 +131,8 @@ async def _read_all(inbound: Inbound) -> bytes:
 
 
 def _exit_code(outcome: bytes) -> int:
-    """What the Status object says. Raises `PeerError` if the session failed, or if it is no
-    Status."""
+    """Return the exit code in a Status object. Raises `PeerError` if the session failed, or if the
+    object is no Status."""
     try:
         status = json.loads(outcome)
         if status["status"] == "Success":

@@ -44,7 +44,7 @@ def goclient() -> Path:
 
 @dataclass
 class Outcome:
-    """How a Go client ended."""
+    """The exit code and output of a Go client."""
 
     exit_code: int
     stdout: bytes

@@ -78,7 +78,7 @@ async def test_any_origin_is_welcome(server: StreamingServer, origin: str) -> No
 
 
 async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) -> None:
-    """What keeps a foreign page out is that it cannot know the URL."""
+    """A foreign page cannot open a session, because it cannot know the URL."""
     own = "http://{}:{}".format(*server.address)
     url = server.url_for_exec(SHELL)
     with pytest.raises(InvalidStatus) as refused:

@@ -1,8 +1,6 @@
-"""Rootless containers: of an ordinary user with her own id alone, which needs no grant, and with
-ids from /etc/subuid.
-
-A systemd of her own and a whole range of ids are tested in the guest (tests/vm/oci).
-"""
+"""Rootless containers of an ordinary user: with the user's own id alone, which needs no grant, and
+with ids from /etc/subuid. A user's own systemd and a whole range of ids are tested in the guest
+(tests/vm/oci)."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ Done = subprocess.CompletedProcess[str]
 
 
 class RootlessRuntime:
-    """Her copy of the runtime (the checkout may be out of her reach), her bundle and her runtime
-    folder; the container is called one."""
+    """The user's copy of the runtime (the checkout may not be readable for the user), bundle and
+    runtime folder; the container is called one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bundle, self.runtime = folder, folder / "bundle", folder / "runtime"
@@ -126,7 +124,8 @@ def test_attached_with_its_exit_code(rootless: RootlessRuntime) -> None:
 
 
 def test_root_of_a_rootless_container_has_no_rights_outside(rootless: RootlessRuntime) -> None:
-    """Neither the machine's files nor ids that she does not have."""
+    """The container's root can use neither the machine's files nor ids that the user does not
+    have."""
     secret = rootless.folder / "secret"
     secret.write_text("for root only")
     secret.chmod(0o600)

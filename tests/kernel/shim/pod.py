@@ -174,7 +174,7 @@ class TestPod:
         return self.logs / name / "0.log"
 
     def logged(self, name: str, stream: str = "stdout") -> bytes:
-        """What a reader of the log makes of it."""
+        """Return the output of the container as a reader of its log restores it."""
         return read_log(self.log_path(name), stream)
 
     def cgroup(self, name: str) -> Path:

@@ -103,8 +103,8 @@ async def test_an_idle_shim_is_small_and_does_nothing(tmp_path: Path) -> None:
 
 
 async def _quiet(pid: int) -> tuple[list[str], str]:
-    """What `_cpu_and_switches` says once the starts are over: for half a second nothing has
-    changed."""
+    """Return `_cpu_and_switches` when the starts are over: when it has not changed for half a
+    second."""
     async with asyncio.timeout(TIMEOUT_S):
         found = None
         while found != (now := _cpu_and_switches(pid)):

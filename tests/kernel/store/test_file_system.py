@@ -36,7 +36,7 @@ def mount() -> Iterator[Mount]:
 
 
 def check(tmp_path: Path) -> Paths:
-    """What a server does first."""
+    """Run the checks that a server runs first."""
     with claimed(tmp_path / "root", tmp_path / "state") as paths:
         file_system.check(paths)
         return paths

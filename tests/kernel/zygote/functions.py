@@ -1,4 +1,4 @@
-"""What the zygote tests let it run: each function shows one thing that a child can do."""
+"""Functions that the zygote tests run: each shows one thing that a child can do."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ def test_what_the_request_and_the_checkpoint_must_agree_on() -> None:
 
 @pytest.mark.parametrize("kind", ["network", "pid", "ipc"])
 def test_a_namespace_of_the_host_stays_the_hosts(tmp_path: Path, kind: str) -> None:
-    """CRIU would leave it in the host's, whatever pod it is in now."""
+    """CRIU would restore the process into the host's namespace, although its new pod has another
+    one."""
     kinds = {"network", "pid", "ipc", "mount", "uts"}
     all_own, one_less = namespaces(*kinds), namespaces(*kinds - {kind})
     for before, now, words in (

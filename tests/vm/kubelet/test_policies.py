@@ -1,8 +1,8 @@
-"""What kubelet does to a node on request: whole processors and memory nodes for one pod, swap for
-some, and eviction.
+"""kubelet's optional policies on a node: whole processors and memory nodes for one pod, swap for
+some pods, and eviction.
 
-Each restarts kubelet with other settings; a pod that was there before sees its own group change
-(UpdateContainerResources).
+Each test restarts kubelet with other settings; for a pod that runs already, kubelet changes the
+cgroup (UpdateContainerResources).
 """
 
 from __future__ import annotations
