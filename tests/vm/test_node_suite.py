@@ -64,7 +64,7 @@ def suite(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.mark.timeout(TIMEOUT_S + 900)
 @pytest.mark.parametrize(
     ("focus", "processes", "options", "fewest"),
-    [(PARALLEL, 3, (STATS_FROM_CRI,), 11), (SERIAL, 1, (), 31)],
+    [(PARALLEL, 3, (STATS_FROM_CRI,), 11), (SERIAL, 1, (), 34)],
     ids=["parallel", "serial"],
 )
 def test_specs_that_need_cgroup_v2_pass(
