@@ -180,7 +180,9 @@ class Connection:
 
     def _headers(self, flags: int, stream_id: int, body: bytes) -> None:
         if not stream_id & 1:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"headers of stream {stream_id}")
+            raise Broken(
+                ErrorCode.PROTOCOL_ERROR, f"headers of stream {stream_id}, which is not a client's"
+            )
         if flags & frames.PADDED:
             body = unpadded(body)
         if flags & frames.WITH_PRIORITY:
@@ -269,7 +271,7 @@ class Connection:
 
     def _settings(self, flags: int, stream_id: int, body: bytes) -> None:
         if stream_id:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "a SETTINGS frame names a stream")
         if flags & frames.ACK:
             check_size(not body and self._settings_received, "SETTINGS")
             self._charge()
@@ -287,10 +289,10 @@ class Connection:
 
     def _apply(self, values: dict[int, int]) -> None:
         if values.get(Setting.ENABLE_PUSH, 0) > 1:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is not 0 or 1")
         frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
         if not frames.FRAME_LIMIT_BYTES <= frame_bytes <= frames.FRAME_LIMIT_MAX_BYTES:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of range")
         self._sender.frame_bytes = frame_bytes
         window_bytes = values.get(Setting.INITIAL_WINDOW_SIZE)
         if window_bytes is not None:
@@ -305,7 +307,7 @@ class Connection:
             self._charge()
         if stream_id == 0:
             if not increment:
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE frame has the increment 0")
             self._sender.widen(increment)
             return
         stream = self._streams.get(stream_id)
@@ -322,7 +324,7 @@ class Connection:
 
     def _ping(self, flags: int, stream_id: int, body: bytes) -> None:
         if stream_id:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "a PING frame names a stream")
         check_size(len(body) == 8, "PING")
         self._charge()
         if not flags & frames.ACK:

@@ -76,7 +76,7 @@ class Decoder:
                         index, at = _integer(block, at, 0x7F)
                     field = table[index]
                     if field is None:
-                        raise BadBlock("index 0")
+                        raise BadBlock("a field has the index 0")
                 elif octet >= 0x20 and octet < 0x40:
                     if fields or size_bytes:
                         raise BadBlock("a size update after a field")
@@ -127,7 +127,7 @@ class Decoder:
         if size == 0x1F:
             size, at = _integer(block, at, 0x1F)
         if size > TABLE_LIMIT_BYTES:
-            raise BadBlock(f"a table of {size} bytes")
+            raise BadBlock(f"a dynamic table of {size} bytes is too large")
         self._limit_bytes = size
         self._evict()
         return at

@@ -74,4 +74,4 @@ def unpadded(body: bytes) -> bytes:
 def check_size(valid: bool, name: str) -> None:
     """Raise Broken unless the size and stream of the frame `name` are valid."""
     if not valid:
-        raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"{name} with a wrong size or stream")
+        raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a {name} frame has a wrong size or stream")

@@ -87,7 +87,7 @@ class Decoder:
         while len(stream) >= MESSAGE.size:
             length, number, kind, flags = MESSAGE.unpack_from(stream)
             if length > MESSAGE_LIMIT_BYTES:
-                raise ProtocolError(f"a message of {length} bytes")
+                raise ProtocolError(f"a message of {length} bytes is too large")
             end = MESSAGE.size + length
             if len(stream) < end:
                 break

@@ -81,7 +81,7 @@ def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> 
 
 
 def add_seals(number: int, seals: int) -> None:
-    """fcntl(F_ADD_SEALS)."""
+    """Add seals to a memfd (fcntl(2), F_ADD_SEALS). Raises KernelError."""
     with kernel_errors("fcntl", f"F_ADD_SEALS {seals:#x}"):
         fcntl.fcntl(number, F_ADD_SEALS, seals)
 

@@ -19,9 +19,9 @@ _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
 
 
 class Stat:
-    """The fields of /proc/PID/stat (proc_pid_stat(5)): `start_time` in clock ticks since boot,
-    memory in pages; `wait_status` of a zombie, as of waitpid(2), 0 for a caller that may not ptrace
-    it."""
+    """The fields of /proc/PID/stat (proc_pid_stat(5)). `start_time`: clock ticks since boot; memory
+    is in pages. `wait_status`: of a zombie, in the form of waitpid(2); 0 if the caller may not
+    ptrace it."""
 
     __slots__ = (
         "major_faults",

@@ -250,7 +250,7 @@ class Assembler:
         """
         number = self._syscalls.get(name)
         if number is None:
-            raise Unsupported(f"system call {name} on {self.arch.machine}")
+            raise Unsupported(f"system call {name} is unknown on {self.arch.machine}")
         plain = not skip and skip_any is None and ok is NEXT
         if plain and store is None and retry is None and (number, args) in _plain:
             self._append(_plain[number, args], name)

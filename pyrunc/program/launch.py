@@ -86,7 +86,7 @@ class RunningProgram:
 
     @property
     def queued(self) -> bool:
-        """Whether a message was read already: `receive` will not read the socket."""
+        """Whether `receive` will return a message that was read from the socket already."""
         return bool(self._early) and self._pid_seen
 
     def receive(self, timeout_s: float | None = None) -> LauncherMessage | None:

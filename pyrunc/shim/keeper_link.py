@@ -57,9 +57,12 @@ class KeeperLink:
     # -- descriptors
 
     def put(self, name: str, source: Source) -> None:
-        """Store a record and descriptors under `name`, and again in every new keeper until `drop`.
-        `source` makes them, the descriptors to be closed here, or raises WrongState. A keeper that
-        does not answer gets them later."""
+        """Store a record and descriptors under `name`, in this keeper and every later one, until
+        `drop`.
+
+        `source` makes the record and the descriptors, which are closed here, or raises WrongState.
+        A keeper that does not answer gets them later.
+        """
         self._sources[name] = source
         self._unsent.add(name)
         self._undropped.discard(name)

@@ -154,7 +154,7 @@ class Kube:
     def exec(
         self, name: str, *command: str, container: str = "c", check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """kubectl exec."""
+        """Run `kubectl exec`."""
         return self("exec", name, "-c", container, "--", *command, check=check, **options)
 
     def sh(self, name: str, script: str, container: str = "c") -> str:

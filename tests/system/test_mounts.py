@@ -95,7 +95,7 @@ def test_propagation(runtime: Runtime, data: Path) -> None:
             assert field == ""
 
 
-def test_places_are_made(runtime: Runtime, data: Path) -> None:
+def test_missing_destinations_are_created(runtime: Runtime, data: Path) -> None:
     mounts = [
         bind(data, "/new/deep/er"),
         bind(data / "file", "/made/file"),

@@ -1,5 +1,5 @@
-"""A root that covers the host's instead of pivot_root, as on a ramdisk; and a container that has no
-program."""
+"""Containers whose root is mounted over the host's root, without pivot_root, as on a ramdisk; and a
+container without a program."""
 
 from __future__ import annotations
 

@@ -368,7 +368,7 @@ def _xattrs(node: Node) -> bytes:
         content += erofs.XATTR_ENTRY.pack(len(rest), number, len(value)) + rest + value
         content += bytes(-len(content) % 4)
     if (len(content) - erofs.XATTR_HEADER.size) // 4 >= erofs.XATTR_COUNT_MAX:
-        raise BadLayer(f"a file has extended attributes of {len(content)} bytes")
+        raise BadLayer(f"the extended attributes of a file are too large: {len(content)} bytes")
     return bytes(content)
 
 

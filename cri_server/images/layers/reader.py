@@ -92,7 +92,7 @@ def _check(entry: Entry, limits: Limits) -> None:
     if entry.kind == tar_headers.FILE and entry.size > limits.size_bytes:
         raise ResourceExhausted(f"{name}: a file of {entry.size} bytes: {limits.reason}")
     if entry.kind == tar_headers.SYMLINK and not entry.link:
-        raise BadLayer(f"{name}: a symbolic link to nothing")
+        raise BadLayer(f"{name}: the symbolic link has no target")
     if entry.major >= MAJOR_LIMIT or entry.minor >= MINOR_LIMIT:
         raise BadLayer(f"{name}: device number {entry.major}:{entry.minor} is out of range")
     if entry.kind == tar_headers.HARDLINK:

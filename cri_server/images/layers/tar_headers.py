@@ -168,7 +168,7 @@ def _padded(size: int) -> int:
 def _extended_data(stream: Source, header: tuple[bytes, ...]) -> bytes:
     size = _number(header[4], "size")
     if size > EXTENDED_LIMIT_BYTES:
-        raise BadLayer(f"the tar has an extended header of {size} bytes")
+        raise BadLayer(f"the tar has an extended header that is too large: {size} bytes")
     data = stream.read_exact(_padded(size))
     if len(data) < _padded(size):
         raise BadLayer("the tar is truncated in an extended header")

@@ -1,4 +1,4 @@
-"""How many processes work on layers at once, by the memory that each may take."""
+"""Limits the number of processes that work on layers at once, by the memory that each may take."""
 
 from __future__ import annotations
 

@@ -177,9 +177,9 @@ class Connection:
             self._data_head(first, flags, length, events)
             return view
         if first >> 16 != frames.CONTROL << 8 | frames.VERSION:
-            raise _Broken(f"version {first >> 16 & 0x7FFF} of a frame")
+            raise _Broken(f"a frame has version {first >> 16 & 0x7FFF}")
         if length > CONTROL_LIMIT_BYTES:
-            raise _Broken(f"control frame of {length} bytes")
+            raise _Broken(f"control frame of {length} bytes is too large")
         view = self._collect(view, HEAD_BYTES + length)
         if len(self._partial) == HEAD_BYTES + length:
             body = bytes(self._partial[HEAD_BYTES:])

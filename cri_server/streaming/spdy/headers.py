@@ -96,13 +96,13 @@ class Unpacker:
 def _parse(plain: bytes) -> Headers:
     count, position = _word(plain, 0)
     if count > PAIRS_LIMIT:
-        raise MalformedHeaders(f"{count} headers")
+        raise MalformedHeaders(f"{count} headers are too many")
     headers: Headers = {}
     for _ in range(count):
         name, position = _text(plain, position)
         value, position = _text(plain, position)
         if not name or name != name.lower() or name in headers:
-            raise MalformedHeaders(f"header name {name[:40]!r}")
+            raise MalformedHeaders(f"invalid or repeated header name {name[:40]!r}")
         headers[name] = value.split("\0")
     if position != len(plain):
         raise MalformedHeaders("data after the last header")

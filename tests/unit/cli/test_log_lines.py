@@ -86,7 +86,7 @@ def test_rotated_files_are_read_without_a_current_one(path: Path) -> None:
         Log(str(path))
 
 
-def test_a_move_names_the_file_once_a_second_and_can_be_undone(path: Path) -> None:
+def test_a_log_is_moved_at_most_once_a_second_and_can_be_moved_back(path: Path) -> None:
     assert log_rotation.move(str(path), 1 << 20) is None, "it is short"
     target = log_rotation.move(str(path), 10)
     assert target and target in log_rotation.rotated(str(path)) and not path.exists()
@@ -95,7 +95,7 @@ def test_a_move_names_the_file_once_a_second_and_can_be_undone(path: Path) -> No
     assert path.exists() and len(log_rotation.rotated(str(path))) == 2
 
 
-def test_the_oldest_files_are_removed_and_no_others(path: Path) -> None:
+def test_only_the_oldest_files_are_removed(path: Path) -> None:
     log_rotation.remove_oldest(str(path), 2)
     assert {each.name for each in path.parent.iterdir()} == {
         *("main.log", "main.log.20260101-100001", "main.log.1", "main.log.20260101-1"),

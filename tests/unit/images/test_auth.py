@@ -77,7 +77,7 @@ def test_a_malformed_auth_is_refused_without_showing_it(text: str) -> None:
         ("mirror.example:5000", UPSTREAM, False),
     ],
 )
-def test_for_whom(address: str, host: Host, used: bool) -> None:
+def test_the_login_is_sent_to_its_server_only(address: str, host: Host, used: bool) -> None:
     sent = credential(Auth("u", "p", server_address=address), R, host)
     assert sent == (SECRET if used else ANONYMOUS)
 
@@ -85,7 +85,7 @@ def test_for_whom(address: str, host: Host, used: bool) -> None:
 @pytest.mark.parametrize(
     "address", ["docker.io", "https://index.docker.io/v1/", "registry-1.docker.io", ""]
 )
-def test_dockers_many_names(address: str) -> None:
+def test_docker_hubs_names_are_one_registry(address: str) -> None:
     host = Host("https://registry-1.docker.io", upstream=True)
     assert (
         credential(Auth("u", "p", server_address=address), Reference.parse("busybox"), host)

@@ -117,7 +117,7 @@ client = "both.pem"
     )
 
 
-def test_a_table_for_the_server_itself_says_how_to_talk_to_it(tmp_path: Path) -> None:
+def test_a_host_table_for_the_server_itself_has_its_settings(tmp_path: Path) -> None:
     write(
         tmp_path,
         "r.example",
