@@ -74,7 +74,7 @@ def test_new_containers_share_the_pages_of_those_that_run(manager: ServiceManage
         assert wait_until(lambda: manager.store == {}, 30)
 
 
-def test_without_a_manager_each_server_has_pages_of_its_own() -> None:
+def test_without_a_manager_servers_do_not_share_pages() -> None:
     with serving(None) as server:
         load(server)
         pod = server.run_pod(host_network=True)

@@ -60,13 +60,13 @@ def test_more_descriptors(runtime: Runtime, tmp_path: Path) -> None:
     assert result.out.split() == ["x", "content0", "content1"]
 
 
-def test_both(runtime: Runtime, tmp_path: Path) -> None:
+def test_activation_sockets_and_preserved_descriptors(runtime: Runtime, tmp_path: Path) -> None:
     script = "echo $LISTEN_FDS; cat <&3; cat <&4; cat <&5"
     result = run(runtime, tmp_path, script, 1, 2, "--preserve-fds 2").ok()
     assert result.out.split() == ["1", "content0", "content1", "content2"]
 
 
-def test_others_stay_outside(runtime: Runtime, tmp_path: Path) -> None:
+def test_other_descriptors_are_not_inherited(runtime: Runtime, tmp_path: Path) -> None:
     result = run(runtime, tmp_path, "ls /proc/self/fd | wc -l; echo x$LISTEN_FDS", 0, 2).ok()
     assert result.out.split() == ["4", "x"]
 

@@ -141,7 +141,7 @@ async def test_a_file_that_was_written_to_since(node: Node) -> None:
 @pytest.mark.parametrize(
     "what", ["a folder of it", "a folder", "a file", "a tmpfs", "another image"]
 )
-async def test_what_is_not_what_its_name_says(
+async def test_stored_descriptors_that_do_not_match_their_name(
     node: Node, registry: Registry, tmp_path: Path, what: str
 ) -> None:
     [(name, fd)] = node.manager.store.items()

@@ -12,7 +12,7 @@ from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
 HAND_ON = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
 
 
-async def test_only_what_add_was_begun_for_is_deleted(node: Node) -> None:
+async def test_only_plugins_whose_add_began_are_called_for_del(node: Node) -> None:
     """Plugins after the failed one have not seen the pod, also when the roll-back is repeated."""
     note = 'echo "$CNI_COMMAND $(basename $0)" >>$LOG'
     node.plugin("first", f"{note}; {ADD_ONLY}; echo '{RESULT}'")

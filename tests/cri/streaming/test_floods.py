@@ -166,7 +166,7 @@ async def send_flood(
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-async def test_others_have_their_turns(
+async def test_other_sessions_get_their_turns(
     server: StreamingServer, go: GoExec, turns: Turns, flood: Callable[[], bytes]
 ) -> None:
     sent = asyncio.Event()

@@ -113,7 +113,7 @@ def test_an_executable_answers_version(either: str, name: str) -> None:
     assert code == 0 and {"0.3.1", "0.4.0", "1.0.0", "1.1.0"} <= set(value["supportedVersions"])
 
 
-def test_ours_are_told_from_others(ours: str) -> None:
+def test_builtin_plugins_are_recognised(ours: str) -> None:
     for name in NAMES:
         assert is_builtin_script(Path(f"{ours}/{name}").read_bytes()[:HEAD_BYTES])
     assert (

@@ -43,7 +43,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_few_descriptors(box: Box) -> None:
+def test_a_low_limit_of_open_files(box: Box) -> None:
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         assert box.outcome("sh", "-c", "ulimit -n") == (0, "64\n")

@@ -200,7 +200,7 @@ class TestNamespaces:
 
 
 class TestProcesses:
-    def test_nobody(self) -> None:
+    def test_a_pid_without_a_process(self) -> None:
         assert process.stat(4194305) is None and process.alive_since(4194305) is None
 
     def test_facts(self, sleeper: int) -> None:

@@ -194,7 +194,7 @@ class TestEachField:
         put(raw, index, "skip", "I", OPERATIONS - index)
         assert refused(raw, machine) == (index, SKIP)
 
-    def test_no_end(self, machine: str) -> None:
+    def test_a_program_without_an_end(self, machine: str) -> None:
         raw = sample(machine)
         put(raw, OPERATIONS - 1, "kind", "B", 1)
         assert refused(raw, machine) == (OPERATIONS - 1, NO_END)

@@ -35,7 +35,7 @@ def test_pressure_lines() -> None:
     assert isinstance(stats.pressure_lines(text)["some"]["total"], int)  # Go programs read a uint64
 
 
-def test_only_parts_with_files_are_there(tmp_path: Path) -> None:
+def test_statistics_without_a_file_are_none(tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("usage_usec 7\nuser_usec 4\nsystem_usec 3\n")
     (tmp_path / "memory.current").write_text("4096\n")
     (tmp_path / "memory.max").write_text("max\n")

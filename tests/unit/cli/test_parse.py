@@ -137,7 +137,7 @@ def test_click_has_the_same_verbs_and_options() -> None:
     assert shown_global | {"help"} == {option.key for option in GLOBAL}
 
 
-def test_no_option_is_spelled_twice_in_a_verb() -> None:
+def test_no_verb_has_two_options_of_one_name() -> None:
     for verb in VERBS.values():
         names = [name for option in verb.options for name in option.names]
         assert len(names) == len(set(names)), verb.name

@@ -99,7 +99,7 @@ def test_monitoring(tree: Tree) -> None:
     assert (tree.root / "gold/mon_groups/box/tasks").read_text() == "78"
 
 
-def test_what_is_removed(tmp_path: Path) -> None:
+def test_only_groups_of_the_container_are_removed(tmp_path: Path) -> None:
     """rmdir(2) of a resctrl group removes its files too; empty folders show which ones are
     removed."""
     for name in ("gold/mon_groups/box", "box"):

@@ -102,7 +102,7 @@ def test_a_restored_container_goes_on_where_it_was(counting: Container) -> None:
     assert count(counting) < at_dump + 100
 
 
-def test_what_surrounds_it_is_there_again(counting: Container) -> None:
+def test_the_pid_file_and_mounts_are_restored(counting: Container) -> None:
     wait_beyond(counting, 2)
     counting.pyrunc("checkpoint", *images(counting), counting.id)
     (counting.folder / "outside/new").touch()
