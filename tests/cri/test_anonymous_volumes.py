@@ -21,7 +21,7 @@ DECLARED = ["/data", "/data/", "/missing/deep", "/data/nested", "/over", "/sys/f
 
 
 def load(server: Server, name: str, files: build.Files, volumes: list[str]) -> None:
-    """Load an image of busybox, a layer of files, and the declared volumes."""
+    """Loads an image of a busybox layer, a layer with these files, and the declared volumes."""
     layers = [*build.busybox().layers, build.layer(files)]
     config = {"Env": ["PATH=/bin"], "Cmd": ["sh"], "Volumes": {place: {} for place in volumes}}
     server.load_image(build.docker_archive({name: build.image(layers, config)}))
@@ -45,7 +45,7 @@ def server_with_volumes(server: Server) -> Iterator[Server]:
     yield server
 
 
-def test_a_volume_begins_with_what_the_image_has(server_with_volumes: Server) -> None:
+def test_a_volume_begins_with_the_images_content(server_with_volumes: Server) -> None:
     server = server_with_volumes
     container = server.launch(server.run_pod(), config_of(server, NAME))
     script = (
@@ -63,7 +63,9 @@ def test_a_volume_begins_with_what_the_image_has(server_with_volumes: Server) ->
     assert server.output(container, "stat", "-c", "%a %u", "/missing/deep") == "755 0\n"
 
 
-def test_a_volume_is_the_containers_own_and_goes_with_it(server_with_volumes: Server) -> None:
+def test_a_volume_belongs_to_one_container_and_is_removed_with_the_container(
+    server_with_volumes: Server,
+) -> None:
     server = server_with_volumes
     pod = server.run_pod()
     readonly = api.LinuxContainerConfig()
@@ -79,7 +81,7 @@ def test_a_volume_is_the_containers_own_and_goes_with_it(server_with_volumes: Se
     assert not folder.exists()
 
 
-def test_a_mount_at_the_place_of_a_volume_replaces_it(server_with_volumes: Server) -> None:
+def test_a_mount_at_a_volumes_path_replaces_the_volume(server_with_volumes: Server) -> None:
     server = server_with_volumes
     host = server.folder / "given"
     host.mkdir(exist_ok=True)
@@ -94,8 +96,8 @@ def test_a_mount_at_the_place_of_a_volume_replaces_it(server_with_volumes: Serve
 @pytest.mark.parametrize(
     "place", ["/way", "/way/secret", "/../../../..{host}", "/absolute", "/proc/self/root{host}"]
 )
-def test_a_volume_leads_nowhere_outside_the_image(server: Server, place: str) -> None:
-    """Names with links and `..` made other runtimes copy the host's files into volumes
+def test_a_volumes_path_cannot_leave_the_image(server: Server, place: str) -> None:
+    """Other runtimes copied files of the host into volumes whose path has links or `..`
     (CVE-2022-23648)."""
     host = server.folder / "secrets"
     (host / "secret").mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,9 @@ def test_a_volume_leads_nowhere_outside_the_image(server: Server, place: str) ->
 @pytest.mark.parametrize(
     ("place", "why"), [("/", "the root"), ("/file", "Not a directory"), ("/loop", "symbolic links")]
 )
-def test_a_volume_that_cannot_be_is_refused_by_name(server: Server, place: str, why: str) -> None:
+def test_an_error_names_a_volume_with_an_impossible_path(
+    server: Server, place: str, why: str
+) -> None:
     load(server, "registry.test/odd:1", {"file": b"", "loop": symlink("loop")}, [place])
     pod, config = server.run_pod(), config_of(server, "registry.test/odd:1")
     message = message_of(lambda: server.create(pod, config))
@@ -131,7 +135,7 @@ def test_a_volume_that_cannot_be_is_refused_by_name(server: Server, place: str, 
     assert list((server.root / "containers").iterdir()) == []
 
 
-def test_volumes_of_a_pod_with_a_user_namespace(server_with_volumes: Server) -> None:
+def test_a_pod_with_a_user_namespace_can_have_volumes(server_with_volumes: Server) -> None:
     server = server_with_volumes
     mapping = [api.IDMapping(container_id=0, host_id=600_000, length=65_536)]
     users = api.UserNamespace(mode=api.POD, uids=mapping, gids=mapping)
@@ -144,7 +148,7 @@ def test_volumes_of_a_pod_with_a_user_namespace(server_with_volumes: Server) -> 
     assert server.output(container, "sh", "-c", script).split() == ["7:8", "70:80", "0:0"]
 
 
-def test_the_usage_of_a_container_has_its_volumes(server_with_volumes: Server) -> None:
+def test_a_containers_disk_usage_includes_its_volumes(server_with_volumes: Server) -> None:
     server = server_with_volumes
     container = server.create(server.run_pod(), config_of(server, NAME))
     [volume] = [p.parent for p in Path(server.root / "containers" / container).rglob("again")]

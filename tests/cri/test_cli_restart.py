@@ -34,7 +34,7 @@ spec:
 
 @pytest.fixture(autouse=True)
 def no_folders(module_server: Server) -> Iterator[None]:
-    """Start each test without folders of `run`."""
+    """Starts each test without folders of earlier `run` commands."""
     yield
     shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
 
@@ -58,7 +58,7 @@ def run_web(server: Server) -> str:
     return pod.id
 
 
-def test_restart_starts_an_ended_container_again(server: Server) -> None:
+def test_restart_starts_an_ended_container(server: Server) -> None:
     run_web(server)
     for attempt, verb in enumerate(("restart", "start")):
         attempts = [c for c in server.containers() if c.metadata.name == "once"]
@@ -67,7 +67,7 @@ def test_restart_starts_an_ended_container_again(server: Server) -> None:
         assert states(server)["once"][0] == attempt + 1
 
 
-def test_restart_of_a_pod_restarts_all_containers_but_those_of_its_start(server: Server) -> None:
+def test_restart_of_a_pod_restarts_all_containers_except_init_containers(server: Server) -> None:
     run_web(server)
     ok(server, "restart", "-t", "0", "web")
     attempts = {name: attempt for name, (attempt, _) in states(server).items()}
@@ -93,7 +93,7 @@ def test_a_stopped_pod_starts_again_with_its_volumes(server: Server) -> None:
         assert not list(Path(folder(server)).iterdir()), "rm finds the folder of the new attempt"
 
 
-def test_a_pod_that_cannot_start_again_stays_as_it_was(server: Server, tmp_path: Path) -> None:
+def test_a_failed_pod_restart_changes_nothing(server: Server, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     before = server.run_pod(server.pod_config("web"))
@@ -106,7 +106,7 @@ def test_a_pod_that_cannot_start_again_stays_as_it_was(server: Server, tmp_path:
     assert [(p.id, p.state) for p in server.pods()] == [(before, api.SANDBOX_NOTREADY)]
 
 
-def test_a_pod_without_containers_starts_again(server: Server) -> None:
+def test_a_pod_without_containers_can_be_restarted(server: Server) -> None:
     before = server.run_pod(server.pod_config("bare"))
     assert call(server, "restart", "bare").error == "pod default/bare has no containers"
     server.stop_pod(before)
@@ -114,7 +114,7 @@ def test_a_pod_without_containers_starts_again(server: Server) -> None:
     assert [p.state for p in server.pods()] == [api.SANDBOX_READY]
 
 
-def test_start_reports_why_it_starts_nothing(server: Server) -> None:
+def test_the_error_of_start_gives_the_reason(server: Server) -> None:
     pod = server.run_pod(server.pod_config("web"))
     created = server.create(pod)
     ok(server, "start", "c")
@@ -140,9 +140,9 @@ def test_start_reports_why_it_starts_nothing(server: Server) -> None:
     assert call(server, "start", "node").error == "node belongs to kubelet, which starts it"
 
 
-def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
-    """Like kubelet, `run` puts the pod's terminationGracePeriodSeconds into an annotation of its
-    containers; -t overrides it."""
+def test_stop_uses_the_manifests_grace_period(server: Server) -> None:
+    """Like kubelet, `run` stores the pod's terminationGracePeriodSeconds in an annotation of its
+    containers; -t overrides this value."""
     manifest = server.folder / "web.yaml"
     deaf = "trap '' TERM; echo up; while :; do sleep 0.02; done"
     manifest.write_text(
@@ -160,9 +160,9 @@ def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
     ok(server, "rm", "-f", "--folder", folder(server), "web")
 
 
-def test_a_pod_knows_its_own_name_and_address_also_when_it_starts_again(server: Server) -> None:
-    """/etc/hosts is as kubelet writes it, with hostAliases; environment and arguments use
-    status.podIP."""
+def test_a_restarted_pod_has_its_hostname_and_its_new_address(server: Server) -> None:
+    """/etc/hosts has the format of kubelet with the pod's hostAliases; environment and arguments
+    use status.podIP."""
     manifest = server.folder / "web.yaml"
     manifest.write_text(f"""
 apiVersion: v1
@@ -207,7 +207,7 @@ def test_an_error_names_the_file_or_the_container(server: Server) -> None:
     assert not server.pods()
 
 
-def test_a_taken_host_port_names_its_pod_and_the_timeline_an_image_as_the_pod_does(
+def test_a_host_port_error_names_the_pod_and_the_timeline_names_the_image(
     server: Server,
 ) -> None:
     manifest = server.folder / "web.yaml"

@@ -36,7 +36,7 @@ def server(mounting_server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server that the test may restart."""
+    """Starts a server that the test may restart."""
     with Server(settings=EROFS) as server:
         server.load_image()
         yield server
@@ -47,13 +47,13 @@ def files(server: Server, folder: str) -> list[Path]:
 
 
 def mounts_of(server: Server) -> list[str]:
-    """Return the EROFS mounts and those of the server's folder in the server's mount table."""
+    """Returns the EROFS mounts and the mounts of the server's folder in the server's view."""
     lines = Path(f"/proc/{server.pid}/mountinfo").read_text().splitlines()
     return [line for line in lines if " - erofs " in line or str(server.folder) in line]
 
 
 def held_mounts(server: Server) -> int:
-    """Descriptors of mounts of images that the server holds."""
+    """Returns the descriptors of image mounts that the server holds."""
     folder = Path(f"/proc/{server.pid}/fdinfo")
     found = 0
     for name in os.listdir(folder):
@@ -65,7 +65,7 @@ def held_mounts(server: Server) -> int:
     return found
 
 
-def test_no_file_of_a_layer_is_written_and_nothing_is_mounted(server: Server) -> None:
+def test_a_pull_writes_no_file_of_a_layer_and_mounts_nothing(server: Server) -> None:
     pod = server.run_pod(host_network=True)
     containers = []
     for number in range(3):
@@ -97,7 +97,7 @@ def test_a_container_writes_to_its_own_layer(server: Server) -> None:
     assert server.output(two, "cat", "/etc/group").startswith("root")
 
 
-def test_a_container_that_was_created_before_a_crash_starts_after_it(own_server: Server) -> None:
+def test_a_created_container_starts_after_a_crash_of_the_server(own_server: Server) -> None:
     server = own_server
     pod = server.run_pod(host_network=True)
     running = server.launch(pod)
@@ -119,7 +119,7 @@ def test_a_container_that_was_created_before_a_crash_starts_after_it(own_server:
     assert server.exec(created, "touch", "/v/x").exit_code == 1
 
 
-def test_a_pod_with_users_of_its_own(server: Server) -> None:
+def test_a_pod_with_a_user_namespace_runs_a_mounted_image(server: Server) -> None:
     mapping = api.IDMapping(host_id=100_000, container_id=0, length=65_536)
     users = api.UserNamespace(mode=api.POD, uids=[mapping], gids=[mapping])
     pod_config, config = server.pod_config(), server.container_config()
@@ -137,7 +137,7 @@ def test_a_pod_with_users_of_its_own(server: Server) -> None:
     server.output(container, "sh", "-c", "echo x >> /etc/passwd")
 
 
-def test_an_image_goes_with_its_files(server: Server) -> None:
+def test_removing_an_image_removes_its_files(server: Server) -> None:
     before = len(files(server, "tars")), held_mounts(server)
     server.load_image(image_archive("registry.test/data:1", {"f": b"x" * 100_000}))
     assert (len(files(server, "tars")), held_mounts(server)) == (before[0] + 1, before[1])
@@ -158,8 +158,8 @@ def test_an_image_goes_with_its_files(server: Server) -> None:
     assert len(files(server, "tars")) == before[0]
 
 
-def test_the_store_may_change_at_a_restart(own_server: Server) -> None:
-    """Images that are here stay as they are; those that come are what the configuration says."""
+def test_a_restart_may_change_the_store(own_server: Server) -> None:
+    """Images on disk keep their form; later pulls use the configured store."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.launch(pod)
@@ -192,9 +192,9 @@ def test_the_store_may_change_at_a_restart(own_server: Server) -> None:
     )
 
 
-def test_gc_converts_what_no_container_uses() -> None:
-    """A node whose server unpacked images and is now told to mount them: running containers keep
-    their files."""
+def test_gc_converts_unused_images() -> None:
+    """The first server unpacks images, the next one mounts them: running containers keep their
+    files."""
     with Server(settings={"images": {"store": "unpacked"}}) as server:
         server.load_image()
         pod = server.run_pod(host_network=True)
@@ -239,15 +239,15 @@ def collect_garbage(server: Server, dry_run: bool = False) -> list[dict[str, Any
     return found
 
 
-def test_a_tar_that_nobody_needs_goes(server: Server) -> None:
+def test_gc_removes_a_tar_without_image(server: Server) -> None:
     for folder in ("tars", "indexes"):
         (server.root / "images" / folder / ("4" * 64)).write_bytes(b"x" * 10_000)
     found = {(i["kind"], i["name"]) for i in collect_garbage(server) if i["action"] == "removed"}
     assert found == {("tar", "4" * 64), ("index", "4" * 64)}
 
 
-def test_a_file_that_was_changed_by_others_is_not_run(server: Server) -> None:
-    """A tar of another length is not what the index was made for."""
+def test_a_layer_whose_tar_was_changed_is_not_run(server: Server) -> None:
+    """The index belongs to a tar of one length, so a tar of another length is refused."""
     server.load_image(image_archive("registry.test/cut:1", {"f": b"x" * 10_000}))
     tar = max(files(server, "tars"), key=os.path.getmtime)
     os.truncate(tar, 1024)
@@ -262,7 +262,7 @@ def test_a_file_that_was_changed_by_others_is_not_run(server: Server) -> None:
 
 @pytest.mark.parametrize("store", ["erofs", "unpacked"])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_an_image_is_mounted_for_a_person(tmp_path: Path, store: str, layers: int) -> None:
+def test_a_command_mounts_an_image_on_a_folder(tmp_path: Path, store: str, layers: int) -> None:
     name = "registry.test/files:1"
     tars = [
         layer({f"f{number}": f"{number}", "top": f"{number}", "set": Node(b"x", mode=0o4755)})
@@ -295,7 +295,7 @@ def test_an_image_is_mounted_for_a_person(tmp_path: Path, store: str, layers: in
         assert list(place.iterdir()) == []
 
 
-def test_mounts_that_are_no_image_are_not_unmounted(server: Server, tmp_path: Path) -> None:
+def test_unmount_refuses_mounts_of_no_image(server: Server, tmp_path: Path) -> None:
     for folder, words in (
         (tmp_path, "nothing is mounted at"),
         (Path("/proc"), "is no image: proc"),

@@ -26,8 +26,8 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.9.9.9/24"}}]}}'
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server whose only plugin records its environment; the names lie on a shared mount, like on
-    a node with systemd."""
+    """Starts a server whose only plugin records its environment; the names lie on a shared mount,
+    like on a node with systemd."""
     server = Server(network=False)
     server.names.mkdir()
     for command in (["mount", "-t", "tmpfs", "names"], ["mount", "--make-shared"]):
@@ -58,9 +58,9 @@ def network_of(process: int) -> int:
     return os.stat(f"/proc/{process}/ns/net").st_ino
 
 
-def test_a_plugin_gets_one_name_from_add_to_del(server: Server) -> None:
-    """The name stays the same when the pod's shim and the server are replaced in between. In
-    earlier versions DEL got another path than ADD then."""
+def test_add_and_del_get_the_same_path_of_the_namespace(server: Server) -> None:
+    """The path stays the same when the pod's shim and the server are replaced in between. Earlier
+    versions passed another path to DEL than to ADD."""
     pod = server.run_pod()
     name = f"{server.names}/{pod}"
     assert known_of(server, pod)["netns"] == name
@@ -73,7 +73,7 @@ def test_a_plugin_gets_one_name_from_add_to_del(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_the_name_of_a_pod_with_a_user_namespace(server: Server) -> None:
+def test_a_pod_with_a_user_namespace_has_a_namespace_name(server: Server) -> None:
     """The pause process makes this network namespace, so that the pod's root owns it."""
     config = server.pod_config()
     ids = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
@@ -87,7 +87,7 @@ def test_the_name_of_a_pod_with_a_user_namespace(server: Server) -> None:
     assert called(server) == [f"ADD {name}", f"DEL {name}"]
 
 
-def test_when_all_that_hold_it_are_killed_del_still_gets_the_namespace(server: Server) -> None:
+def test_del_gets_the_namespace_after_server_keeper_and_shim_were_killed(server: Server) -> None:
     pod = server.run_pod()
     name, inode = f"{server.names}/{pod}", network_of(known_of(server, pod)["pid"])
     shim = shim_pid(server, pod)
@@ -114,7 +114,7 @@ ADD_ONS = {
 
 
 @pytest.mark.parametrize("add_on", ADD_ONS)
-def test_an_add_ons_pod_sees_the_names_that_come_and_go(server: Server, add_on: str) -> None:
+def test_an_add_ons_pod_sees_names_appear_and_disappear(server: Server, add_on: str) -> None:
     """The add-on's pod runs before the pods that it serves, so it must see later mounts and
     unmounts (mountPropagation: HostToContainer)."""
     folder, of_name = ADD_ONS[add_on]

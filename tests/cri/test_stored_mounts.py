@@ -38,7 +38,7 @@ def load(server: Server) -> None:
 
 
 def big_file(server: Server, pod: str, name: str) -> Path:
-    """The file with CONTENT in a new container."""
+    """Returns the path of the file with CONTENT in a new container."""
     config = server.container_config()
     config.metadata.name = name
     request = api.ContainerStatusRequest(container_id=server.launch(pod, config), verbose=True)
@@ -47,7 +47,7 @@ def big_file(server: Server, pod: str, name: str) -> Path:
 
 
 def superblocks(server: Server) -> set[int]:
-    """The devices of the images' mounts that the server holds."""
+    """Returns the device numbers of the image mounts that the server holds."""
     folder, found = Path(f"/proc/{server.pid}/fd"), set()
     for fd in folder.iterdir():
         if (fd / "big").exists():
@@ -56,7 +56,7 @@ def superblocks(server: Server) -> set[int]:
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])
-def test_new_containers_share_the_pages_of_those_that_run(manager: ServiceManager, how: Callable[[Server], object]) -> None:  # fmt: skip  # noqa: E501
+def test_new_containers_share_pages_with_running_containers(manager: ServiceManager, how: Callable[[Server], object]) -> None:  # fmt: skip  # noqa: E501
     with serving(manager) as server:
         load(server)
         pod = server.run_pod(host_network=True)
@@ -74,7 +74,7 @@ def test_new_containers_share_the_pages_of_those_that_run(manager: ServiceManage
         assert wait_until(lambda: manager.store == {}, 30)
 
 
-def test_without_a_manager_servers_do_not_share_pages() -> None:
+def test_servers_without_a_service_manager_do_not_share_pages() -> None:
     with serving(None) as server:
         load(server)
         pod = server.run_pod(host_network=True)
@@ -86,7 +86,7 @@ def test_without_a_manager_servers_do_not_share_pages() -> None:
         assert cached_pages(first) and cached_pages(second), "in memory twice"
 
 
-def test_a_server_in_another_mount_namespace(manager: ServiceManager) -> None:
+def test_a_server_in_another_mount_namespace_makes_its_own_mounts(manager: ServiceManager) -> None:
     """This happens when the server's unit was changed to have a private /tmp: the stored mounts
     were made in another namespace."""
     with serving(manager) as server:
@@ -99,7 +99,7 @@ def test_a_server_in_another_mount_namespace(manager: ServiceManager) -> None:
         assert cached_pages(later) and later.read_bytes() == CONTENT
 
 
-def test_what_the_server_executes_has_no_descriptor_of_the_store(manager: ServiceManager) -> None:
+def test_programs_of_the_server_inherit_no_stored_descriptor(manager: ServiceManager) -> None:
     with serving(manager) as server:
         load(server)
         pod = server.run_pod(host_network=True)

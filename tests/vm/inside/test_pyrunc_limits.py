@@ -92,7 +92,7 @@ def test_limits_are_in_the_kernels_files(container: Container) -> None:
     assert 1 < int(container.read("cpu.weight")) < 100
 
 
-def test_update_changes_what_is_named_and_nothing_else(container: Container) -> None:
+def test_update_changes_only_the_named_limits(container: Container) -> None:
     container.start(
         "sleep", "1000", resources={"memory": {"limit": 64 * MIB}, "pids": {"limit": 42}}
     )
@@ -111,14 +111,14 @@ def test_update_changes_what_is_named_and_nothing_else(container: Container) -> 
     assert container.read("pids.max") == "42"
 
 
-def test_the_pids_limit_holds(container: Container) -> None:
+def test_the_kernel_enforces_the_pids_limit(container: Container) -> None:
     container.start("sleep", "1000", resources={"pids": {"limit": 5}})
     done = container.sh("for i in 1 2 3 4 5 6 7 8; do sleep 5 & done; wait")
     assert "can't fork" in done.stderr
     assert int(dict(line.split() for line in container.read("pids.events").splitlines())["max"]) > 0
 
 
-def test_the_cpu_limit_throttles(container: Container) -> None:
+def test_the_kernel_throttles_at_the_cpu_limit(container: Container) -> None:
     container.start(
         "sh",
         "-c",
@@ -130,7 +130,7 @@ def test_the_cpu_limit_throttles(container: Container) -> None:
     assert int(facts["nr_throttled"]) > 3
 
 
-def test_an_oom_kill_is_seen(container: Container) -> None:
+def test_an_oom_kill_is_reported(container: Container) -> None:
     container.start("sleep", "1000", resources={"memory": {"limit": 16 * MIB, "swap": 16 * MIB}})
     container.sh("dd if=/dev/zero of=/dev/null bs=64M count=1")
     events = dict(line.split() for line in container.read("memory.events").splitlines())

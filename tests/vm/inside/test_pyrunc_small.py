@@ -11,7 +11,7 @@ from tests.vm.inside.test_pyrunc_limits import MIB, Container
 
 
 @pytest.mark.parametrize("limit_bytes", [6 * MIB, 2 * MIB, MIB])
-def test_it_starts_and_takes_an_exec(tmp_path: Path, limit_bytes: int) -> None:
+def test_a_small_container_starts_and_runs_an_exec(tmp_path: Path, limit_bytes: int) -> None:
     box = Container(tmp_path)
     memory = {"limit": limit_bytes, "swap": limit_bytes}
     try:
@@ -27,7 +27,7 @@ def test_it_starts_and_takes_an_exec(tmp_path: Path, limit_bytes: int) -> None:
         box.pyrunc("delete", "--force", box.id)
 
 
-def test_what_does_not_fit_is_killed(tmp_path: Path) -> None:
+def test_a_program_larger_than_the_limit_is_killed(tmp_path: Path) -> None:
     box = Container(tmp_path)
     script = "x=0123456789abcdef; while :; do x=$x$x; done"
     try:
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_killed(tmp_path: Path) -> None:
         box.pyrunc("delete", "--force", box.id)
 
 
-def test_a_limit_too_low_for_any_process_is_an_error(tmp_path: Path) -> None:
+def test_create_refuses_a_limit_too_low_for_any_process(tmp_path: Path) -> None:
     box = Container(tmp_path)
     memory = {"limit": 8192, "swap": 8192}
     with pytest.raises(AssertionError, match="OOM-killed"):

@@ -132,7 +132,7 @@ def test_update_reaches_systemd_and_the_files(scope: Scope) -> None:
     assert scope.read("cpu.weight") == "59"
 
 
-def test_exec_joins_the_scope_and_pause_freezes_it(scope: Scope) -> None:
+def test_exec_joins_the_scope_and_pause_freezes_the_scope(scope: Scope) -> None:
     scope.start("sleep", "1000")
     inside = scope.pyrunc("exec", scope.id, "cat", "/proc/self/cgroup").stdout
     assert inside.strip() == "0::/"
@@ -142,7 +142,7 @@ def test_exec_joins_the_scope_and_pause_freezes_it(scope: Scope) -> None:
     assert scope.read("cgroup.freeze") == "0"
 
 
-def test_a_program_that_ends_ends_its_scope(scope: Scope) -> None:
+def test_the_scope_ends_with_the_program(scope: Scope) -> None:
     scope.start("true")
     for _ in range(100):
         if json.loads(scope.pyrunc("state", scope.id).stdout)["status"] == "stopped":

@@ -37,7 +37,7 @@ CHECKPOINT_IMAGE = "registry.test/checkpoint:1"
 
 
 @pytest.mark.requirement("4.11.1", "13.19")
-def test_a_container_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
+def test_a_container_continues_in_another_pod(server: Server, tmp_path: Path) -> None:
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 5)
     archive = checkpoint(server, first, tmp_path / "a.tar")
@@ -62,7 +62,7 @@ def test_a_container_goes_on_in_another_pod(server: Server, tmp_path: Path) -> N
 
 @pytest.mark.requirement("4.11.1")
 @pytest.mark.slow
-def test_the_content_of_an_archive(server: Server, tmp_path: Path) -> None:
+def test_an_archive_has_the_documented_content(server: Server, tmp_path: Path) -> None:
     container = server.launch(server.run_pod(), config(server))
     wait_beyond(server, container, 1)
     with tarfile.open(checkpoint(server, container, tmp_path / "a.tar")) as archive:
@@ -102,8 +102,8 @@ def test_the_content_of_an_archive(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> None:
-    """A volume's content is not in the archive: it is what the new pod has."""
+def test_mounts_come_from_the_new_request(server: Server, tmp_path: Path) -> None:
+    """The archive has no content of volumes: the container sees the volumes of the new pod."""
     volumes = [tmp_path / name for name in ("old", "new")]
     for volume in volumes:
         volume.mkdir()
@@ -121,7 +121,7 @@ def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_image_volumes(server: Server, tmp_path: Path) -> None:
+def test_image_volumes_are_restored(server: Server, tmp_path: Path) -> None:
     """The volumes have one and two layers. Each volume is an overlay, which is made again and is
     not in the archive."""
     mounts = []
@@ -143,9 +143,9 @@ def test_image_volumes(server: Server, tmp_path: Path) -> None:
     assert server.exec(restored, "touch", "/volume0/new").exit_code == 1
 
 
-def test_sources_are_what_they_were(server: Server, tmp_path: Path) -> None:
-    """CVE-2021-25741: a link takes the place of a host path before CRIU mounts it. Files are
-    sources, too."""
+def test_a_swapped_mount_source_is_not_mounted(server: Server, tmp_path: Path) -> None:
+    """CVE-2021-25741: a link takes the place of a host path before CRIU mounts it. Sources that are
+    files are tested, too."""
     folder, file, secret = (tmp_path / name for name in ("folder", "file", "secret"))
     for path in (folder, secret):
         path.mkdir()
@@ -166,7 +166,7 @@ def test_sources_are_what_they_were(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> None:
+def test_an_image_with_the_annotation_is_restored(server: Server, tmp_path: Path) -> None:
     """`buildah add` makes such an image from an archive."""
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 3)
@@ -180,8 +180,8 @@ def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
-    """What an image declares as VOLUME is the container's own, so it comes along."""
+def test_anonymous_volumes_are_part_of_the_archive(server: Server, tmp_path: Path) -> None:
+    """A VOLUME of the image belongs to one container, so the archive has its content."""
     reference = "registry.test/volume:1"
     files = {
         name: Path("/bin/busybox").read_bytes()
@@ -210,7 +210,7 @@ def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_terminal(server: Server, tmp_path: Path) -> None:
+def test_a_container_with_a_terminal_is_restored(server: Server, tmp_path: Path) -> None:
     container_config = config(server, tty=True)
     first = server.launch(server.run_pod(), container_config)
     wait_beyond(server, first, 2)
@@ -254,9 +254,11 @@ def test_a_restored_container_is_limited_and_confined_again(server: Server, tmp_
     )
 
 
-def test_listeners_listen_and_connections_are_closed(server: Server, tmp_path: Path) -> None:
-    """The pod has another address; whoever was connected goes on with the first one, and nobody
-    with the second."""
+def test_restored_listeners_listen_and_restored_connections_are_closed(
+    server: Server, tmp_path: Path
+) -> None:
+    """The new pod has another address: clients of the first pod continue with the first pod, and no
+    client is connected to the second."""
     script = (
         "mkdir /www && echo hello > /www/index.html; httpd -p 8080 -h /www; (sleep 10000 | nc"
         " 127.0.0.1 8080) & " + WORKLOAD
@@ -271,7 +273,7 @@ def test_listeners_listen_and_connections_are_closed(server: Server, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_starts_no_process(server: Server, tmp_path: Path) -> None:
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 1)
     archive = checkpoint(server, first, tmp_path / "a.tar")
@@ -287,9 +289,9 @@ def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.requirement("4.12.1", "4.12.2")
-def test_a_pod(server: Server, tmp_path: Path) -> None:
-    """Two containers that share memory: what one has read is never ahead of what the other has
-    written."""
+def test_a_pod_is_checkpointed_as_a_whole(server: Server, tmp_path: Path) -> None:
+    """Two containers share memory: the reader never has a number that the writer has not written
+    yet."""
     writer = (
         "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i"
         " > /next; mv /next /count; sleep 0.02; done"
@@ -335,8 +337,8 @@ def test_a_pod(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_verb(server: Server, tmp_path: Path) -> None:
-    """`checkpoint` and `run` with the archive in place of the image."""
+def test_the_commands_checkpoint_and_run(server: Server, tmp_path: Path) -> None:
+    """`run` takes the archive of `checkpoint` in place of an image."""
     pod = server.run_pod(server.pod_config("verb"))
     container = server.launch(pod, config(server))
     wait_beyond(server, container, 3)
@@ -359,9 +361,9 @@ def test_the_verb(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Path) -> None:
-    """What is restored can be checkpointed; a server that was killed starts what its predecessor
-    has created."""
+def test_a_restored_container_can_be_checkpointed_again(server: Server, tmp_path: Path) -> None:
+    """The server is killed in between: the next one starts the container that its predecessor
+    created."""
     container_config = config(server)
     container = server.launch(server.run_pod(), container_config)
     for generation in range(2):
@@ -376,9 +378,11 @@ def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Pat
         assert server.output(container, "cat", "/data/file") == "kept\n"
 
 
-def test_a_pod_on_the_nodes_network_only(server: Server, tmp_path: Path) -> None:
-    """CRIU would have left the container in the node's network, whatever pod it is in now, and
-    finds no place for the other."""
+def test_a_checkpoint_needs_a_pod_with_the_same_kind_of_network(
+    server: Server, tmp_path: Path
+) -> None:
+    """CRIU would leave a container of the host network there, and finds no network namespace in the
+    other direction."""
     pods = {host: server.run_pod(host_network=host) for host in (True, False)}
     archives = {}
     for host, pod in pods.items():

@@ -113,7 +113,7 @@ def removed_afterwards(server: Server) -> Iterator[None]:
 
 
 @pytest.mark.requirement("7.1.1")
-def test_the_driver_is_the_configured_one(server: Server) -> None:
+def test_the_server_uses_the_configured_cgroup_driver(server: Server) -> None:
     reply = server.client.runtime.RuntimeConfig(api.RuntimeConfigRequest())
     assert api.CgroupDriver.Name(reply.linux.cgroup_driver).lower() == server.node.cgroup_driver
 
@@ -152,7 +152,7 @@ def test_limits_are_in_the_kernels_files(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.6.4", "4.7.1", "4.7.2")
-def test_an_update_in_place(server: Server) -> None:
+def test_an_update_changes_limits_in_place(server: Server) -> None:
     container = server.container(
         "sleep 1000", memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000
     )
@@ -166,8 +166,8 @@ def test_an_update_in_place(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.7.1")
-def test_a_limit_below_what_is_in_use_is_refused(server: Server) -> None:
-    """The limit would end the container at once."""
+def test_a_memory_limit_below_the_usage_is_refused(server: Server) -> None:
+    """The kernel would kill the container at once."""
     script = "dd if=/dev/zero of=/dev/shm/file bs=1M count=40 2>/dev/null; sleep 1000"
     container = server.container(script, memory_limit_in_bytes=64 * MIB)
     current = server.group(container) / "memory.current"
@@ -184,7 +184,7 @@ def test_a_limit_below_what_is_in_use_is_refused(server: Server) -> None:
 
 
 @pytest.mark.requirement("2.7", "2.9")
-def test_an_oom_kill_of_the_main_process(server: Server) -> None:
+def test_an_oom_kill_of_the_main_process_is_reported(server: Server) -> None:
     container = server.container(
         "exec dd if=/dev/zero of=/dev/null bs=64M count=1", memory_limit_in_bytes=15 * MIB
     )
@@ -194,9 +194,9 @@ def test_an_oom_kill_of_the_main_process(server: Server) -> None:
 
 @pytest.mark.requirement("2.9", "14.9")
 @pytest.mark.parametrize("code", [0, 3, 137])
-def test_an_oom_kill_of_a_child(server: Server, code: int) -> None:
-    """The kernel's count is the answer with both drivers, whatever the container ends with, as
-    under containerd and CRI-O."""
+def test_an_oom_kill_of_a_child_is_reported(server: Server, code: int) -> None:
+    """With both drivers the kernel's count decides, whatever the container's exit code is, as under
+    containerd and CRI-O."""
     container = server.container(
         f"dd if=/dev/zero of=/dev/null bs=64M count=1; exit {code}", memory_limit_in_bytes=15 * MIB
     )
@@ -236,7 +236,7 @@ def test_statistics_come_from_the_group(server: Server) -> None:
 
 
 @pytest.mark.requirement("7.2.5")
-def test_a_failed_limit_is_an_error_that_names_it(server: Server) -> None:
+def test_an_error_names_the_limit_that_could_not_be_set(server: Server) -> None:
     with pytest.raises(grpc.RpcError) as error:
         server.container("sleep 1", unified={"memory.no_such_file": "1"})
     assert "memory.no_such_file" in error.value.details()  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ def journal(*matches: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_journal_has_fields() -> None:
+def test_records_in_the_journal_have_fields() -> None:
     with Server(network=False, settings={"server": {"log_format": "journald"}}) as server:
         pod = server.run_pod(server.pod_config("journalled"), host_network=True)
         server.remove_pod(pod)
@@ -56,9 +56,9 @@ def test_doctor_on_a_machine_with_systemd() -> None:
     assert done.returncode == any(finding["level"] == "wrong" for finding in findings.values())
 
 
-def test_images_are_unpacked_where_containers_would_not_share_their_mount() -> None:
-    """Debian's kernels, 6.1 and 6.12. The log gives the reason, and a server that is to mount
-    images where it cannot does not start."""
+def test_images_are_unpacked_where_containers_cannot_share_a_mount() -> None:
+    """This concerns Debian's kernels 6.1 and 6.12. The log gives the reason, and a server that is
+    configured to mount images does not start there."""
     with Server(network=False) as server:
         assert (
             "images are unpacked, not mounted: otherwise each container would have its own mount"
