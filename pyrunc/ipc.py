@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
+# A packet is one message of the socket: above SO_SNDBUF less 32 bytes the kernel answers EMSGSIZE
+# (net/unix/af_unix.c, unix_dgram_sendmsg). The default is 208 KiB (socket(7), wmem_default), so
+# some packets fit in the queue at once.
 INLINE_LIMIT_BYTES = 32 * 1024
 MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
 MOST_FDS = 250  # SCM_MAX_FD is 253
@@ -73,6 +76,8 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:
         packet, ancillary, flags, _ = sock.recvmsg(INLINE_LIMIT_BYTES, room, MSG_CMSG_CLOEXEC)
+    # A unix socket reports this instead of the end when the peer has closed with packets of ours
+    # unread (net/unix/af_unix.c, unix_release_sock).
     except ConnectionResetError:
         return None
     fds = array.array("i")
@@ -80,6 +85,7 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
         if level == SOL_SOCKET and kind == SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     received = fds.tolist()
+    # An empty packet looks like the end of the connection (recv(2)), but may carry descriptors.
     if not packet:
         close_all(received)
         return None
@@ -127,7 +133,9 @@ def read_memory(memory: int) -> bytes:
     parts = []
     offset = 0
     while offset < size:
+        # Not read(2): both ends share the file's offset (unix(7): as if by dup(2)).
         part = os.pread(memory, size - offset, offset)
+        # The sender can still truncate the memfd, which has no seals.
         if not part:
             break
         parts.append(part)
@@ -143,8 +151,7 @@ def close_all(fds: Sequence[int]) -> None:
 
 def _send(sock: socket, packet: bytes, fds: Sequence[int]) -> None:
     if not fds:
-        sock.send(
-            packet, MSG_NOSIGNAL
-        )  # our seccomp jails refuse sendmsg(2), which can carry descriptors
+        # Our seccomp jails refuse sendmsg(2), which can carry descriptors.
+        sock.send(packet, MSG_NOSIGNAL)
         return
     sock.sendmsg([packet], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))], MSG_NOSIGNAL)

@@ -236,6 +236,7 @@ def _read_item(read: Read, expected: str, place: str, item: Any) -> None:
 
 
 def _checked(kind: type, value: Any) -> Any:
+    # Not isinstance, for which True is an int.
     if type(value) is not kind:
         raise TypeError
     return value

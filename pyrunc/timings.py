@@ -47,6 +47,8 @@ def of_launch(
     `texts`: the texts of the plan's lines by number; the lines become parts of the clone or of the
     program.
     """
+    # Not a constant of the boot: NTP slews CLOCK_MONOTONIC, but not CLOCK_MONOTONIC_RAW
+    # (clock_getres(2)).
     shift_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(
         CLOCK_MONOTONIC_RAW
     )

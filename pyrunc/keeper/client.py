@@ -60,6 +60,7 @@ LOCKED = 3
 _TRIES, _TRY_AGAIN_S = 100, 0.02
 _QUIET = 1
 _TIMEVAL = Struct("@ll")
+# SIGKILL and SIGSTOP cannot be set (sigaction(2)); 32 and 33 belong to glibc (nptl(7)).
 _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)]
 
 
@@ -385,6 +386,8 @@ def ensure(folder: str | os.PathLike[str]) -> Keeper:
         except Unavailable:
             if keeper._absent_until:  # it lives, but is stopped
                 raise
+        # Two servers may both get here: the lock file decides, and the loser finds the winner's
+        # socket.
         code = _spawn(os.fspath(folder))
         if code == LOCKED:  # another one is at its start or its end
             time.sleep(_TRY_AGAIN_S)

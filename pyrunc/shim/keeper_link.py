@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Stored = TypeVar("Stored", bound=Record)
 
+# Less than the client's default of 2 s: the shim has one thread, so all its pods wait meanwhile.
 TIMEOUT_S = 0.5
 AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
 """After the connection was lost; twice as long after each attempt that fails."""
@@ -115,6 +116,7 @@ class KeeperLink:
             self._connect()  # to a new keeper all is to be put
             for name in list(self._undropped):
                 self._drop(name)
+            # Not a `for`: a connection that is opened anew within `_put` adds all names again.
             while self._unsent:
                 self._put(next(iter(self._unsent)))
         except Unavailable:

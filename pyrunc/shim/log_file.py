@@ -107,6 +107,7 @@ class LogFile:
     def _cut_off(self, torn_bytes: int) -> None:
         """Take back the beginning of a record that did not fit."""
         try:
+            # The next record begins at the new end without lseek(2), because of O_APPEND (open(2)).
             size = os.fstat(self._fd).st_size
             if 0 < torn_bytes <= size:
                 os.ftruncate(self._fd, size - torn_bytes)
@@ -137,6 +138,9 @@ def open_log(path: str, directory: str = "") -> int:
                 below = open_folder_at(folder, part)
                 os.close(folder)
                 folder = below
+            # O_APPEND: a tool that truncates the file in place leaves no hole. O_NONBLOCK: a FIFO
+            # without a reader gives ENXIO instead of stopping the only thread (fifo(7)). O_NOCTTY:
+            # the shim leads a session, and a terminal would become its controlling one.
             flags = (
                 os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
             )

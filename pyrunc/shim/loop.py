@@ -66,6 +66,8 @@ class Loop:
     def unwatch(self, fd: int) -> None:
         """Forget `fd`; harmless if it is not watched. To be called before it is closed."""
         if self._handlers.pop(fd, None) is not None:
+            # close(2) alone does not remove it while a dup or a fork has the file open (epoll(7),
+            # Q6).
             self._epoll.unregister(fd)
 
     def after(self, delay_s: float, function: Callable[[], None]) -> Timer:
@@ -92,6 +94,8 @@ class Loop:
         """Wait until something is ready or due, and call its handlers."""
         ready = self._epoll.poll(self._wait_s())
         for fd, events in ready:
+            # A handler of this round may have closed the descriptor, whose event is in the list
+            # already.
             handler = self._handlers.get(fd)
             if handler is not None:
                 _guarded(handler, events)
@@ -101,6 +105,8 @@ class Loop:
                 _guarded(function)
 
     def _wait_s(self) -> float | None:
+        # A cancelled timer stays in the heap until it is on top: removal from the middle would
+        # search the whole list.
         while self._timers and self._timers[0].function is None:
             heapq.heappop(self._timers)
         if not self._timers:

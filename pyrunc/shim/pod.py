@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection, Handler
 
+# A client whose session has just ended can still kill what the session left running.
 ENDED_EXEC_S = 5.0
 PAUSE_GRACE_S = 0.5
+# rmdir(2) gives EBUSY while a process that is no zombie is in the group (cgroups(7)), and a killed
+# one has to release its memory first.
 GROUP_RETRY_S = 0.1
 GROUP_TRIES = 50
 LEAVE_RETRY_S = 0.02
 LEAVE_TRIES = 500
+# A server may die between `take_pod` and its first call, and never come back.
 ABANDONED_AFTER_S = 60.0
 
 
@@ -165,6 +169,8 @@ class Pod:
             self._store_pause(pause)
             path = pause.netns_path()
             call.answer(messages.PauseStarted(pause.pid, pause.start_time, path, pause.parts))
+            # After the answer: a process that has ended already is reaped within this call, and its
+            # event must not overtake the pid.
             self._reaper.expect(pause.pid, self._pause_ended)
             if self._pause_waiting:
                 self._kill_pause()
@@ -326,6 +332,8 @@ class Pod:
                 container.pid, container.start_time, container.started_at_ns, parts.noted
             )
             call.answer(started)
+            # After the record and the answer: a short-lived process has ended by now, and this call
+            # writes its exit and sends the event.
             self._reaper.expect(container.pid, container.ended, container.start_time)
 
         def failed(error: Exception) -> None:
@@ -366,6 +374,8 @@ class Pod:
         self._pods.keeper.put(messages.StoredContainer.name_of(container_id), container.store)
         call.answer()
         self._reaper.expect_other(process, container.ended)
+        # Last, because it reads /proc for each process of the container; the exit is watched by
+        # then.
         container.kill_sessions(request.sessions)
 
     def _take_back(self, prepared: Prepared | None) -> None:
@@ -388,6 +398,7 @@ class Pod:
             print(f"pyrunc-shim: cleaning up after a failed start: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
+        # exit.json is on disk (`Container._complete`), so no other shim needs the descriptors.
         self._pods.keeper.drop(messages.StoredContainer.name_of(container.id))
         self._server.event(container.exited().replace(container=container.id))
         if container.of_other_runtime:
@@ -507,6 +518,8 @@ class Pod:
 
         def done(started: Process) -> None:
             streams.close_theirs()
+            # A copy: the answer closes its descriptors when they are sent, and the session still
+            # needs the master for `resize`.
             master = [] if started.console_fd is None else [os.dup(started.console_fd)]
             session.started(started)
             answer = messages.ExecStarted(started.pid, started.start_time, started.parts)
@@ -637,6 +650,8 @@ class Pod:
         for name in (messages.SOCKET, messages.SHIM_RECORD):
             try:
                 os.unlink(f"{self.sandbox_dir}/{name}")
+            # `shutdown` is answered before the pod's forks have ended, so the server may have
+            # removed the folder.
             except FileNotFoundError:
                 pass
         self._pods.remove(self)

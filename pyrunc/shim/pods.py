@@ -104,6 +104,8 @@ class Pods:
         """Return a network namespace that no other pod uses: the one that was made ahead, or a new
         one. Raises KernelError."""
         network, self._network = self._network, None
+        # A namespace is never handed to a second pod: sysctls, routes and nftables of the first
+        # would stay.
         self.loop.after(NETWORK_AFTER_S, self._make_network)
         return open_network() if network is None else network
 
@@ -128,6 +130,8 @@ def write_record(folder: str) -> None:
 
 
 def _own_record() -> messages.ShimRecord:
+    # A pid alone may be reused by the time the file is read; with the start time it names one
+    # process of this boot.
     own = tree.stat(os.getpid())
     assert own is not None
     return messages.ShimRecord(os.getpid(), own.start_time)
@@ -139,6 +143,8 @@ def _open_lock(sandbox_dir: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     lock = os.open(f"{sandbox_dir}/{messages.LOCK}", flags, 0o600)
     try:
+        # Forks share the lock, because it belongs to the open file (flock(2)); a lock of fcntl(2)
+        # belongs to the process and would be lost to them.
         fcntl.flock(lock, fcntl.LOCK_SH)
     except BaseException:
         os.close(lock)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     OnExit = Callable[["Ended"], None]
 
 
+# A pidfd is readable when the process is a zombie (pidfd_open(2)), but PIDFD_INFO_EXIT has its
+# status only once the parent has reaped it.
 LOOK_AGAIN_S, LOOKS = 0.02, 50  # until another process has reaped its child
 
 
@@ -133,7 +135,11 @@ class Reaper:
         by_exit = result.si_code == os.CLD_EXITED
         if self._noted:
             if start_time := self._noted.pop(result.si_pid, 0):
+                # waitid(2) has taken the status apart; the keeper stores that of wait(2). The
+                # core-dump bit is lost.
                 status = result.si_status << 8 if by_exit else result.si_status
+                # Before the reaping: if the shim is killed in between, the zombie goes to the
+                # keeper, which reads the status itself.
                 self._keeper.note_exit(result.si_pid, start_time, status)
             os.waitpid(result.si_pid, 0)
         return Ended(

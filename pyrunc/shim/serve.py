@@ -86,6 +86,7 @@ class Connection:
         if self.closed:
             ipc.close_all(fds)
             return
+        # Always behind what waits, so that answers and events keep their order.
         self._unsent.append((ipc.encode(message), list(fds)))
         if len(self._unsent) > UNSENT_LIMIT:
             self.close()
@@ -209,6 +210,8 @@ class Server:
         """Serve a connected socket, which belongs to this server from here on."""
         client = socket(fileno=fd)
         client.setblocking(False)
+        # The uid alone is not enough: containerd's shims checked only that on abstract sockets, and
+        # root in a host-network pod passed (CVE-2020-15257). Ours are in folders of mode 0700.
         _, uid, _ = _UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
         if uid in (0, os.geteuid()):
             self.connections.append(Connection(self, client))

@@ -91,6 +91,8 @@ class Container:
         if stdin:
             tty = process.console_fd is not None
             fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
+            # As in containerd (internal/cri/io, ContainerIO.Attach): a terminal's input does not
+            # end with its first client.
             self.input = Input(self._loop, fd, once and not tty)
 
     def take_over(self, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
@@ -271,6 +273,9 @@ class Container:
     def ended(self, ended: Ended) -> None:
         """The first process was reaped."""
         self._ended, self._finished_at_ns = ended, time.time_ns()
+        # In a pid namespace of its own the kernel has killed the rest with process 1
+        # (pid_namespaces(7)). With `hostPID` or a shared namespace daemons would live on and hold
+        # the pipes.
         self._kill_the_rest()
         self._count_kills(ended)
         for output in self.outputs:
@@ -325,6 +330,7 @@ class Container:
         self._write_exit(self.exit)
         if self.input:
             self.input.close()
+        # With records that a full disk holds back the log stays open; `_retry_log` closes it.
         if not self._log.waiting:
             self._log.close()
         self._on_exit(self)
@@ -419,6 +425,7 @@ class Exec:
         elif self.container.running:
             tree.kill_session(self.pid, self.exited, self._processes)
         elif not self.exited:
+            # The container's cgroup may be gone, so the session's tree cannot be listed any more.
             os.kill(self.pid, signal.SIGKILL)  # our child, not reaped
 
     def resize(self, width: int, height: int) -> None:

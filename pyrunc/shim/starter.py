@@ -58,6 +58,8 @@ class SupervisedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal; does nothing when the process has ended."""
         if self.pidfd is None:
+            # Our child: until it is reaped its pid is not given to another process, so a pidfd is
+            # not needed.
             os.kill(self.pid, number)
             return
         try:
@@ -234,6 +236,8 @@ class Starter:
             _warn(compiled.warnings)
             netns_fd = network
             if compiled.new_network:
+                # The descriptor outlives the process: CNI DEL runs after the pause process has
+                # ended.
                 netns_fd = open_namespace(f"/proc/{child.pid}/ns/net", "net")
             undo.commit()
         pause = PauseProcess(child.pid, child.start_time, netns_fd, compiled.pins, launch.cgroup)

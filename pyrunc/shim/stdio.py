@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from pyrunc.shim.log_file import LogFile
     from pyrunc.shim.loop import Loop
 
+# The default capacity of a pipe (pipe(7)): one read(2) empties it.
 READ_BYTES = 64 * 1024
 FOLLOWER_LIMIT_BYTES = 1024 * 1024
 TERMINAL_RETRY_S = 0.1
+# A bound, because a process in another cgroup may have the pipe open and go on writing.
 MOST_PORTIONS = 64  # more than a pipe holds
 DATA, NOTHING, END = range(3)
 
@@ -53,6 +55,8 @@ class Output:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
             return NOTHING
+        # A pty's master reports this instead of an end of file when the last slave is closed
+        # (drivers/tty/pty.c, TTY_OTHER_CLOSED).
         except OSError:  # EIO: no process has the terminal open
             return END
         if not data:
@@ -93,6 +97,8 @@ class Output:
     def _ready(self, events: int) -> None:
         if self.read() != END:
             return
+        # EPOLLHUP cannot be masked (epoll_ctl(2)): a terminal that no process has open would wake
+        # the shim without end. Another process of the container may open it again.
         if self._terminal:
             self._loop.unwatch(self.fd)
             self._loop.after(TERMINAL_RETRY_S, self._watch_again)
@@ -119,6 +125,8 @@ class Follower:
         self._loop = loop
         self._buffer = bytearray()
         self._finishing = self._lagging = False
+        # No events asked for: EPOLLERR and EPOLLHUP are always reported (epoll_ctl(2)), so a client
+        # that goes away is noticed.
         loop.watch(fd, 0, self._ready)
 
     def write(self, data: bytes) -> None:

@@ -37,6 +37,7 @@ class Stop:
     def request(self, call: Call, number: int, timeout_s: float) -> None:
         """Answer `call` when the container has exited."""
         self._waiting.append(call)
+        # As in containerd: a timeout of 0 is SIGKILL at once, without the stop signal.
         if timeout_s > 0 and not self._signalled:
             self._signalled = True
             self._container.send_signal(number)

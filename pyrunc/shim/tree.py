@@ -36,6 +36,8 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
     for _ in range(MOST_ROUNDS):
         killed = 0
         members = _members(leader, processes(), set(done))
+        # A number is free again only when no task has it as its session (kernel/pid.c,
+        # __change_pid), so a living process of this number proves that no member is left.
         if reaped and stat(leader):  # looked up after the list was made
             return len(done)
         for pid, status in sorted(members.items(), key=lambda member: member[0] != leader):
@@ -58,6 +60,7 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
     return [
         pid
         for pid, parent in parents.items()
+        # 0: the parent is outside this shim's pid namespace.
         if parent not in (0, os.getpid()) and _pid_namespace(parent) == own
     ]
 
@@ -94,6 +97,7 @@ def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, St
 
 def _kill(pid: int, start_time: int) -> bool:
     try:
+        # Before the start time is compared: from here on a reused number cannot receive the signal.
         pidfd = os.pidfd_open(pid)
     except OSError:
         return False

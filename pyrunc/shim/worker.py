@@ -53,6 +53,7 @@ class Worker:
         self.pid = os.fork()
         if self.pid == 0:
             _work(shim, work, theirs, not_inherited)
+        # Else the end of a killed fork is not seen here.
         theirs.close()
         reaper.hold()  # the container may end before its pid is known here
         loop.watch(self._answer.fileno(), READABLE, self._answered)
@@ -93,6 +94,7 @@ def _work(
     try:
         set_parent_death_signal(signal.SIGKILL, shim)
         ipc.close_all(not_inherited)
+        # The fork would otherwise write to the shim's own pipe, which it shares.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:

@@ -54,6 +54,8 @@ def fork_job(request: Run, fds: Sequence[int]) -> int:
     pid = os.fork()
     if pid == 0:
         _in_child(lambda: _job(zygote, function, request, list(fds)))
+    # Parent and child both do it, as shells do (setpgid(2)): the group exists before the job runs
+    # and before a deadline may kill it, whichever process is scheduled first.
     _own_group(pid)
     return pid
 
@@ -72,6 +74,8 @@ def _in_child(body: Callable[[], int]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
+            # sys.exit would run the zygote's own `finally` blocks and exit handlers, whose frames
+            # and objects the child has copied.
             os._exit(code)
 
 
@@ -119,6 +123,8 @@ def _forget_the_zygote() -> None:
 def _take_descriptors(fds: list[int]) -> list[int]:
     """Make `fds` the only descriptors beside those that all keep: the first three as stdio, the
     others from 3 on, close-on-exec; returns the latter."""
+    # The copies lie above all sources and all targets: a dup2 to a target would close a source that
+    # has its number.
     above = max(_FIRST_FD + len(fds), max(fds) + 1)
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for place, copy in enumerate(copies):
@@ -134,10 +140,8 @@ def _take_descriptors(fds: list[int]) -> list[int]:
 def _own_group(pid: int) -> None:
     try:
         os.setpgid(pid, 0 if pid == 0 else pid)
-    except (
-        ProcessLookupError,
-        PermissionError,
-    ):  # done by the other side already, and exec'd since
+    except (ProcessLookupError, PermissionError):
+        # The child has ended, or has called execve(2) since it did the same (EACCES).
         pass
 
 

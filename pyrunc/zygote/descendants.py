@@ -1,6 +1,6 @@
 """Kills a job with all its descendants, also those that have left its process group.
 
-a job is a child subreaper, so whatever its children leave behind stays below it while it lives:
+A job is a child subreaper, so whatever its children leave behind stays below it while it lives:
 the tree is read from /proc, stopped from the top, and read again until no new process appears.
 """
 
@@ -16,9 +16,10 @@ def kill(pid: int) -> None:
     """SIGKILL for our own unreaped child `pid`, its process group and all its descendants."""
     pidfds = {pid: os.pidfd_open(pid)}
     try:
-        _signal(
-            pidfds[pid], signal.SIGSTOP
-        )  # it forks no more and keeps inheriting orphans while the others die
+        # Stopped, not killed: it forks no more, and still inherits orphans while the others die.
+        _signal(pidfds[pid], signal.SIGSTOP)
+        # /proc/PID/task/TID/children is complete only while the children are stopped (Linux,
+        # Documentation/filesystems/proc.rst, section 3.7), hence the rounds.
         while _stop_new(pid, pidfds):
             pass
         for number, process in pidfds.items():

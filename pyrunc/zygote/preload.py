@@ -48,6 +48,8 @@ def load(modules: Sequence[str]) -> None:
 def freeze() -> None:
     """Collect once and take everything that lives out of the collector's sight."""
     gc.collect()
+    # The order that gc.freeze's documentation gives for a parent that forks: a later collection
+    # would leave holes in the heap, which children fill, copying whole pages.
     gc.disable()
     gc.freeze()
 
