@@ -18,5 +18,7 @@ def keep_freed_memory() -> None:
     kernel clears each page. Does nothing with another C library than glibc.
     """
     if _mallopt is not None:
+        # Both are set: either one alone turns off glibc's adjustment of both thresholds
+        # (mallopt(3)), and the other would then stay at 128 KiB.
         _mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         _mallopt(_M_TRIM_THRESHOLD, _NEVER)

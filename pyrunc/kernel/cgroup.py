@@ -41,6 +41,8 @@ def root() -> str:
 
 def _find_root() -> str:
     for candidate in USUAL_ROOTS:
+        # Only a v2 group has this file. On a v1 host, /sys/fs/cgroup is a tmpfs with a folder for
+        # each hierarchy.
         if os.path.exists(f"{candidate}/cgroup.controllers"):
             return candidate
     from pyrunc.kernel.mountinfo import mount_points
@@ -69,6 +71,8 @@ def own_path(pid: int | str = "self") -> str | None:
         return None
     for line in lines:
         if line.startswith(b"0::"):
+            # The kernel adds the suffix for a zombie whose group was removed meanwhile
+            # (cgroup-v2.rst).
             return os.fsdecode(line[3:]).removesuffix(" (deleted)")
     return None
 
@@ -246,6 +250,7 @@ def walk(directory: str) -> Iterator[tuple[int, str]]:
                 stack.append((below, _names(current)))
                 yield current, ""
             elif len(stack) > 1:
+                # `..` needs no check as in `kernel.tree`: a v2 group cannot be renamed or moved.
                 above = os.open("..", _FOLDER, dir_fd=current)
                 os.close(current)
                 current = above
@@ -297,6 +302,8 @@ def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
         waiter.register(descriptor, select.POLLPRI)
         while True:
             try:
+                # Read before the wait: a read re-arms the notification, and a change before it is
+                # seen here.
                 events = keyed(os.pread(descriptor, 4096, 0).decode())
             except OSError as error:
                 if error.errno in GONE:

@@ -67,6 +67,7 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
             folder = stack[-1]
             name = next(folder.names, None)
             if name is None:
+                # After the content, because each entry that is made in a folder changes its times.
                 _copy_attributes_by_fd(os.fstat(folder.source), folder.source, folder.copy)
                 stack.pop().close()
                 continue
@@ -97,6 +98,8 @@ def _copy(
             os.symlink(os.readlink(name, dir_fd=folder.source), name, dir_fd=folder.copy)
         else:
             os.mknod(name, status.st_mode, status.st_rdev, dir_fd=folder.copy)
+        # By name and without extended attributes: opening a device or a pipe has effects, and
+        # `user.*` exists only on files and folders (xattr(7)).
         _copy_attributes_by_name(status, folder.copy, name)
     # Later links to the same inode become hard links of the copy.
     if status.st_nlink > 1:
@@ -104,6 +107,8 @@ def _copy(
 
 
 def _link(target: int, first: str, folder: int, name: str) -> None:
+    # By path, because the first copy's folder may be closed by now: a descriptor for each folder
+    # with such files would reach the limit of open files.
     place, _, first_name = first.rpartition("/")
     parent = open_beneath(target, place)
     try:
@@ -182,6 +187,7 @@ def _copy_attributes_by_fd(status: os.stat_result, source: int, copy: int) -> No
 
 def _copy_attributes_by_name(status: os.stat_result, folder: int, name: str) -> None:
     os.chown(name, status.st_uid, status.st_gid, dir_fd=folder, follow_symlinks=False)
+    # A link's mode is not used and cannot be changed (symlink(7)).
     if not S_ISLNK(status.st_mode):
         os.chmod(name, status.st_mode & 0o7777, dir_fd=folder)
     os.utime(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 def _in_mount_namespace(path: str = "") -> Iterator[None]:
     """Run the block in the mount namespace at `path`, or without a path in a private copy of ours.
     Restores our working directory."""
+    # setns(2) sets root and working directory to the namespace's root, so the folder is entered
+    # again at the end.
     own, folder = open_own("mnt"), os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if path:
@@ -92,6 +94,8 @@ def open_overlay(
     # A label has commas: SELinux takes it with its quotes out of the options before they are split
     # (selinux_sb_eat_lsm_opts).
     options += [key if value is None else f'{key}="{value}"' for key, value in flags]
+    # The mount covers its own first layer, so that no folder is needed as a mount point: overlayfs
+    # has looked its layers up by then.
     place = os.path.abspath(lower[0])
     with _in_mount_namespace():
         for layer, path in zip(mapped, lower, strict=False):

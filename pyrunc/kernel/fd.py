@@ -63,6 +63,8 @@ def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> 
     memfds can be executed. KernelError EACCES when vm.memfd_noexec=2 refuses an executable one.
     """
     flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
+    # One of the two is always passed: without, vm.memfd_noexec decides, and Linux 6.3 logs a
+    # warning.
     number = raw(
         "memfd_create", name.encode(), flags | (MFD_EXEC if executable else MFD_NOEXEC_SEAL)
     )

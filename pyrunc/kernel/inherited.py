@@ -85,6 +85,8 @@ def reset_core_dumps() -> None:
     try:
         with open(COREDUMP_FILTER.format(1), "rb", buffering=0) as file:
             machines = file.read(16) or b""
+        # The file is read as hexadecimal digits without a prefix, and written in C's notation,
+        # where such digits are decimal or octal (proc_coredump_filter_write, fs/proc/base.c).
         write_once(COREDUMP_FILTER.format("self"), b"0x" + machines.strip())
     except OSError as error:
         raise KernelError.of(error, "open", f"'{error.filename}'") from None

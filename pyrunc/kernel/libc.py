@@ -18,6 +18,7 @@ _long, _pointer = ctypes.c_long, ctypes.c_void_p
 def call(number: int, *args: int | bytes | bytearray | None) -> int:
     """Make the call; returns its result, or the negative errno. None is a null pointer; of bytes
     and bytearrays the address is passed."""
+    # ctypes passes a plain int to a variadic function as a C int, which has 32 bits.
     values: list[object] = [_long(number)]
     for arg in args:
         if arg is None:

@@ -31,6 +31,8 @@ IFA_COPIED = (1, 2, 4, IFA_FLAGS, 9, 11)
 IFA_F_PERMANENT = 0x80
 RT_SCOPE_UNIVERSE = 0
 IFF_UP = 1
+# A message of a dump has up to 32 KiB (netlink_dump, net/netlink/af_netlink.c); recv(2) would cut
+# it at the end of a shorter buffer.
 RECEIVE_BYTES = 1 << 16
 
 Attributes = list[tuple[int, bytes]]
@@ -44,6 +46,8 @@ class LinkAddress:
     def __init__(self, message: bytes) -> None:
         self.family, self.prefix_bits, flags, self.scope, self.link = _ADDRESS.unpack_from(message)
         self.attributes = dict(_attributes(message, _ADDRESS.size))
+        # The header has room for eight flags; newer ones, such as IFA_F_NOPREFIXROUTE, are in the
+        # attribute only (rtnetlink(7)).
         whole = self.attributes.get(IFA_FLAGS)
         self.flags = int.from_bytes(whole, "little") if whole else flags
 
@@ -107,6 +111,8 @@ class Routing:
     def addresses(self, index: int) -> list[LinkAddress]:
         """Return all addresses of the link."""
         answers = self._ask(RTM_GETADDR, NLM_F_DUMP, _ADDRESS.pack(0, 0, 0, 0, 0), [], "addresses")
+        # A dump ignores the link's number in a request, unless the socket has
+        # NETLINK_GET_STRICT_CHK (Linux 4.20).
         return [a for a in map(LinkAddress, answers) if a.link == index]
 
     def add_address(self, index: int, address: LinkAddress, what: str) -> None:
@@ -156,6 +162,8 @@ def _name(name: str) -> tuple[int, bytes]:
 def _attributes(message: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
     while offset + _ATTRIBUTE.size <= len(message):
         size, key = _ATTRIBUTE.unpack_from(message, offset)
+        # The upper two bits are flags: nested, and network byte order (NLA_TYPE_MASK,
+        # linux/netlink.h).
         yield key & 0x3FFF, message[offset + _ATTRIBUTE.size : offset + size]
         offset += (size + 3) & ~3
 

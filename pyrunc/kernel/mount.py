@@ -99,6 +99,8 @@ def read_log(fs_fd: int) -> str:
     lines = []
     while True:
         try:
+            # A read returns one message, and fails with ENODATA when there is none left
+            # (fscontext_read, fs/fsopen.c).
             lines.append(os.read(fs_fd, 4096).decode("utf-8", "replace").strip())
         except OSError:
             return "; ".join(lines)
@@ -181,9 +183,8 @@ def open_proc() -> int:
     namespace only gets a clone of /proc, with them."""
     try:
         return open_mount("proc")
-    except (
-        KernelError
-    ) as error:  # a procfs belongs to a pid namespace, and ours to the machine's root
+    except KernelError as error:
+        # A procfs shows a pid namespace, and ours belongs to the machine's user namespace.
         if error.errno != errno.EPERM:
             raise
         return open_tree(AT_FDCWD, "/proc", OPEN_TREE_CLONE | AT_RECURSIVE)
@@ -224,6 +225,8 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
             _set_folder(fs_fd, "lowerdir+", layer)
         except KernelError as error:
             if isinstance(layer, int) and error.errno == errno.EBADF:
+                # Before 6.13 fsconfig(2) looked for an ordinary file: a mount's descriptor has
+                # O_PATH, for which that answers EBADF.
                 raise Unsupported(
                     "this kernel takes no mapped layers of an overlay (Linux 6.13 does)"
                 ) from None
@@ -246,6 +249,7 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
     if len(text) <= STRING_LIMIT_BYTES:
         fsconfig_string(fs_fd, key, text)
         return
+    # Without OPEN_TREE_CLONE this is an O_PATH descriptor of the folder, not a mount.
     folder = open_tree(AT_FDCWD, path, 0)
     try:
         fsconfig_fd(fs_fd, key, folder)

@@ -31,6 +31,7 @@ def kind_of(fd: int) -> str:
     """Return the namespace's kind (`net`, `pid`, …); KernelError EINVAL when the descriptor is no
     namespace."""
     try:
+        # Checked before the ioctl, whose number can mean something else to the driver of a device.
         if fstatfs_type(fd) == NSFS_MAGIC:
             return _KINDS[fcntl.ioctl(fd, NS_GET_NSTYPE)]
     except (OSError, KeyError):
@@ -57,4 +58,5 @@ def open_namespace(path: str, kind: str) -> int:
 
 def open_own(kind: str) -> int:
     """Open the calling thread's namespace of that kind."""
+    # /proc/self shows the main thread's, and a thread that has called unshare(2) has its own.
     return open_namespace(f"/proc/thread-self/ns/{kind}", kind)

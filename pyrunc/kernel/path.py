@@ -44,6 +44,7 @@ def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0
     """Call openat2(2), close-on-exec; EAGAIN and EINTR are retried, at most RETRIES times."""
     raw_path = path_bytes(path)
     how = pack("<3Q", flags | O_CLOEXEC, mode, resolve)
+    # Limited, because a container can rename without end and so keep the call from ever succeeding.
     for _ in range(RETRIES):
         result = raw("openat2", dir_fd, raw_path, how, OPEN_HOW_SIZE)
         if result not in (-errno.EAGAIN, -errno.EINTR):
@@ -157,6 +158,7 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
     try:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise KernelError("open", quoted(path), errno.EINVAL, "not a regular file")
+        # By procfs this opens the file that was checked; its name may be another file's by now.
         return os.open(f"/proc/self/fd/{place}", O_RDONLY | O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise KernelError.of(error, "open", quoted(path)) from None

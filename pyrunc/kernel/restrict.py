@@ -60,6 +60,7 @@ def keep_capabilities(names: Iterable[str]) -> None:
     mask = sum(1 << CAPABILITIES[name] for name in names)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     permitted = [int.from_bytes(now[at : at + 4], "little") for at in (4, 16)]
+    # capset(2) fails with EPERM as a whole for one capability that the process does not hold.
     low, high = low & permitted[0], high & permitted[1]
     syscall("capset", "our capabilities", header, pack("=6I", low, low, 0, high, high, 0))
 
@@ -95,6 +96,8 @@ def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> byt
     `commands` with one of these numbers as their second argument; calls of another architecture
     kill. Unknown names are passed over."""
     lines = [
+        # An x32 call has the same architecture in seccomp_data as x86-64's and another number, so a
+        # list of refused numbers would let it pass (seccomp(2), "Caveats").
         (_AT_LEAST, _TO_END, 0, _X32),
         *((_EQUALS, _TO_END, 0, number) for number in _numbers(names)),
     ]

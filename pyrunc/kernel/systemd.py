@@ -72,6 +72,8 @@ class Systemd:
         except SystemdRefused as error:
             if error.name != UNIT_EXISTS:
                 raise
+            # A unit that failed stays loaded and holds its name until it is reset; runc does the
+            # same.
             self.reset_failed(unit)
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
 
@@ -112,6 +114,8 @@ class Systemd:
         from jeepney import MatchRule, message_bus
 
         rule = MatchRule(type="signal", interface=MANAGER, member="JobRemoved", path=MANAGER_PATH)
+        # JobRemoved may be sent before the reply that names the job, so signals of all jobs are
+        # collected from before the call.
         self._send(message_bus.AddMatch(rule), "AddMatch")
         with self._connection.filter(rule, bufsize=1000) as ended:
             (job,) = self._call(method, signature, body)

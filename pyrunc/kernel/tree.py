@@ -122,8 +122,8 @@ def _unless_gone(remove: Callable[..., None], name: str, folder: int) -> None:
 
 
 def open_folder(parent_fd: int, name: str) -> int:
+    """Open a subfolder, which must be no link and no mount point. Raises OSError."""
     try:
-        """Open a subfolder, which must be no link and no mount point. Raises OSError."""
         return openat2(parent_fd, name, FOLDER, resolve=RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS)
     except KernelError as error:
         raise OSError(error.errno, os.strerror(error.errno), name) from None

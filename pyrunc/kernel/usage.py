@@ -37,6 +37,7 @@ def usage(path: str | os.PathLike[str]) -> tuple[int, int]:
     """
     used, inodes = 0.0, 0.0
     for status in _entries(path):
+        # A folder's link count is that of its subfolders, not of names.
         links = 1 if S_ISDIR(status.st_mode) else max(1, status.st_nlink)
         used += status.st_blocks * BLOCK_BYTES / links
         inodes += 1 / links
@@ -67,6 +68,8 @@ def _entries(path: str | os.PathLike[str]) -> Iterator[os.stat_result]:
                     above = os.open("..", FOLDER, dir_fd=current)
                     os.close(current)
                     current = above
+                    # A process moved the folder meanwhile: its `..` leads elsewhere, maybe out of
+                    # the tree.
                     if identity(current) != stack[-1].identity:
                         return
     except OSError:

@@ -30,6 +30,8 @@ def enable(fd: int) -> bool:
     try:
         fcntl.ioctl(fd, FS_IOC_ENABLE_VERITY, _ENABLE.pack(1, SHA256, BLOCK_BYTES, 0, 0, 0, 0, 0))
     except OSError as error:
+        # EINVAL: before Linux 6.3 a block must have the size of a page, which can be 64 KiB on
+        # arm64 (fsverity.rst).
         if error.errno in (*_NONE_HERE, errno.EINVAL):
             return False
         if error.errno != errno.EEXIST:
