@@ -121,6 +121,7 @@ def make(
     `create_process` makes the process; the default is `create`. Raises what it raises,
     AlreadyExists, PeerError for a hook; by then the poststop hooks have run.
     """
+    # Read now: after `enter` we are root of another namespace.
     owner_uid = outer_uid()
     if os.geteuid() != 0:
         from pyrunc.container.rootless import enter
@@ -135,6 +136,8 @@ def make(
     try:
         with Undo() as undo:
             undo.push("state folder", states.remove, state)
+            # A container whose lock is held is "creating"; one that is incomplete without a lock
+            # was left by a killed create.
             with states.Lock(state):
                 _write_config(state, bundle)
                 state.save()
@@ -142,6 +145,8 @@ def make(
                 undo.push("container", _unmake, state, created)
                 group = created.cgroup
                 state.cgroup_record = group.record() if group is not None else None
+                # Before `after`, which may start the program: a kill there leaves a container with
+                # a process that every command can find.
                 state.complete = True
                 state.save()
                 after(state, created)
@@ -175,6 +180,7 @@ def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
     if spec.linux.cgroups_path or limits:
         raise InvalidSpec(
             "linux.cgroupsPath",
+            # The text is runc's.
             "rootless needs no limits + no cgrouppath when no permission is granted for cgroups",
         )
     return False
@@ -255,6 +261,7 @@ def _with_sockets(spec: Spec, count: int) -> Spec:
     (sd_listen_fds(3))."""
     if not count or spec.process is None:
         return spec
+    # sd_listen_fds(3) ignores the descriptors unless LISTEN_PID is the reader's own pid.
     env = (*spec.process.env, f"LISTEN_FDS={count}", "LISTEN_PID=1")
     return spec.replace(process=spec.process.replace(env=env))
 
@@ -273,6 +280,7 @@ def _unmake(state: State, created: Created) -> None:
     """Kill and reap the process, remove its cgroup."""
     from pyrunc.container.delete import leave_rdt
 
+    # Init first: a create without a cgroup of its own has nothing else to kill it by.
     if status.signal(state, 9):
         status.wait_dead(state, 10.0)
     try:
@@ -286,6 +294,8 @@ def _unmake(state: State, created: Created) -> None:
 
 
 def _run_poststop(state: State, hooks: Hooks) -> None:
+    # runtime-spec, runtime.md, "Lifecycle": a failed create goes on with the steps of delete, and
+    # poststop is one of them.
     if hooks.poststop:
         from pyrunc.launch import hooks as programs
 

@@ -36,6 +36,7 @@ def delete(root: str, container_id: str, force: bool = False) -> list[str]:
             return []
         raise
     with states.Lock(state):
+        # Read again: another command may have changed the container while we waited for the lock.
         state = states.find(root, container_id)
         _refuse_if_alive(state, force)
         return destroy(state)
@@ -52,6 +53,8 @@ def destroy(state: State) -> list[str]:
     as warnings."""
     config = _config(state)
     hooks = _poststop_hooks(config)
+    # Before its group, and waited for: the group's directory cannot be removed while a process is
+    # in it, and there may be no group.
     _kill(state)
     group = state.cgroup()
     if group is not None:
@@ -66,6 +69,8 @@ def destroy(state: State) -> list[str]:
         return []
     from pyrunc.launch import hooks as programs
 
+    # config.md, "Poststop": after the container is deleted, before the command returns; a failure
+    # is only a warning.
     return programs.run_all(hooks, "poststop", status.oci_state(state, status.STOPPED))
 
 
@@ -86,6 +91,8 @@ def _config(state: State) -> dict[str, Any]:
     """Return the configuration at create; empty when the create did not come that far, or it cannot
     be read."""
     try:
+        # A delete must not depend on it: it has to remove what a killed create or a full disk has
+        # left.
         return state.config()
     except (Error, ValueError):
         return {}

@@ -23,6 +23,7 @@ _IN_ORDER = """
 NAMES = {
     name: number for number, names in enumerate(_IN_ORDER.split()) for name in names.split(",")
 }
+# int() raises ValueError for more than 4300 digits.
 NAME_LIMIT = 16
 NOT_RUNNING = "container not running"
 
@@ -49,6 +50,7 @@ def parse_signal(text: str) -> int:
 def kill(state: State, signal: int, everything: bool = False) -> None:
     """Send `signal`. Raises WrongState when no process is left that could get it (never with
     `everything`), KernelError."""
+    # In a pid namespace of its own the kernel kills the others with init (pid_namespaces(7)).
     if everything or (signal == SIGKILL and not state.private_pids):
         any_process = _signal_all(state, signal)
         if not any_process and not everything:
@@ -62,6 +64,7 @@ def _signal_all(state: State, signal: int) -> bool:
     group = state.cgroup()
     pids = group.processes() if group is not None else []
     if signal == SIGKILL and group is not None:
+        # cgroup.kill also reaches processes that are forked meanwhile, which no list of pids does.
         group.kill()
     else:
         for pid in pids:

@@ -35,6 +35,7 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
     source = f"{state_dir}/{FOLDER}"
     with kernel_errors("mkdir", f"'{source}'"):
         os.mkdir(source)
+        # mkdir(2) is subject to the umask, and any user of the container has to reach the socket.
         os.chmod(source, 0o755)
     options = ("bind", "nosuid", "noexec", "nodev", "ro")
     mount = Mount(INSIDE, "bind", source, options)
@@ -52,6 +53,8 @@ class NotifyProxy:
         self._socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
         folder = os.open(f"{state_dir}/{FOLDER}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            # The address of a unix socket has 108 bytes (unix(7)), a state folder's path may have
+            # more.
             path = f"/proc/self/fd/{folder}/{NAME}"
             self._socket.bind(path)
             # Any user of the container may report that it is ready.
@@ -101,7 +104,10 @@ def _send_ready(host: str, ready: bytes, main_pid: int) -> None:
         connection.send(ready + b"\n")
         connection.send(b"MAINPID=%d\n" % main_pid)
         rights = (SOL_SOCKET, SCM_RIGHTS, array.array("i", [writing]))
+        # A message of its own: systemd ignores all assignments of a message that has others beside
+        # BARRIER (sd_notify(3)).
         connection.sendmsg([b"BARRIER=1"], [rights])
+        # Our copy is closed, so that the manager's is the last and its close is seen as POLLHUP.
         os.close(writing)
         writing = -1
         waiter = select.poll()

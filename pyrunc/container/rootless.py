@@ -57,6 +57,8 @@ def join(pid: int, spec: Spec) -> Spec:
     if spec.linux.namespace("user") is None:
         return spec
     own = os.geteuid(), os.getegid()
+    # First: the container's other namespaces belong to this one, and only its root may enter them
+    # (setns(2)).
     _join(f"/proc/{pid}/ns/user")
     become_root()
     _keep_files(*own)
@@ -66,6 +68,8 @@ def join(pid: int, spec: Spec) -> Spec:
 def from_inside(spec: Spec) -> Spec:
     """Return `spec` without the user namespace, in which the runtime already is, and without its
     maps."""
+    # Left in, the plan would make a second user namespace inside ours, in which the outer ids of
+    # its map do not exist.
     rest = tuple(entry for entry in spec.linux.namespaces if entry.type != "user")
     return spec.replace(linux=spec.linux.replace(namespaces=rest, uid_mappings=(), gid_mappings=()))
 
@@ -156,6 +160,8 @@ def _make_with_granted_ids(linux: Linux) -> None:
     ]
     output = os.memfd_create("output", os.MFD_CLOEXEC)
     read_end, write_end = os.pipe()
+    # Forked before the namespace is made: newuidmap works on a process of a child namespace, from
+    # outside, and checks that its user owns it.
     helper = os.fork()
     if helper == 0:
         os.close(write_end)
@@ -187,6 +193,7 @@ def _map_after_unshare(read_end: int, output: int, commands: Sequence[list[str]]
     the first failure."""
     code = 1
     try:
+        # Nothing to read: the parent died or could not make the namespace.
         if os.read(read_end, 1):
             actions = [(os.POSIX_SPAWN_DUP2, output, number) for number in (1, 2)]
             for command in commands:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
-# Not forwarded: signals that cannot be caught, those about our own child and terminal, as in runc
-# SIGURG, and 32 and 33, which glibc reserves.
+# These cannot be caught, or are about our own child and terminal, or glibc reserves them. SIGURG as
+# in runc, where Go's scheduler sends it to its own threads.
 NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)
 LAST_SIGNAL = 64
 SIGNAL_BASE = 128
@@ -105,8 +105,7 @@ class _Terminal:
                 os.close(self._own)
 
     def _raw(self) -> Iterator[None]:
-        """Set our terminal raw, so that keys reach the process unchanged. Output is still processed
-        here, because the process's terminal does not."""
+        """Set our terminal raw, so that keys reach the process unchanged."""
         if self._own is None:
             yield
             return
@@ -115,6 +114,8 @@ class _Terminal:
         before = termios.tcgetattr(self._own)
         raw = termios.tcgetattr(self._own)
         raw[0] &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)
+        # cfmakeraw(3) clears this flag. It stays, because the process's terminal does not turn a
+        # newline into CR LF any more (`kernel.terminal.clear_onlcr`).
         raw[1] |= termios.OPOST
         raw[2] = raw[2] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
         raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
@@ -137,6 +138,8 @@ class _Terminal:
             waiter.register(descriptor, select.POLLIN)
         ended = False
         while True:
+            # After the end, what the terminal still holds is read without waiting: another process
+            # may keep it open for ever.
             ready = dict(waiter.poll(0 if ended else None))
             if self._master in ready and not self._to_us():
                 return
@@ -160,7 +163,7 @@ class _Terminal:
         chunk = os.read(0, CHUNK_BYTES)
         if not chunk:
             # The terminal turns this byte into end of file.
-            os.write(self._master, b"\x04")  # end of file, as typed
+            os.write(self._master, b"\x04")
             return False
         os.write(self._master, chunk)
         return True

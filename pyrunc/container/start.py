@@ -34,6 +34,7 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
     path = f"{state_dir}/{START_SOCKET}"
     connection = _connect(state_dir, path)
     try:
+        # Before the byte: from here on the status is "running", and a second start finds no socket.
         os.unlink(path)
         connection.send(b"\1")
         debug.say("released the process of %s to run its program", state_dir)
@@ -66,12 +67,15 @@ def _connect(state_dir: str, path: str) -> _Socket:
         folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     connection = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
+        # By descriptor, because the state folder's path may be longer than a socket's address (108
+        # bytes).
         connection.connect(f"/proc/self/fd/{folder}/{START_SOCKET}")
         return connection
     except OSError as error:
         connection.close()
         if error.errno == ENOENT:
             raise WrongState("cannot start an already running container") from None
+        # The name outlives its process: the file is there, and nothing listens.
         if error.errno == ECONNREFUSED:
             raise WrongState("cannot start a container that has stopped") from None
         raise KernelError.of(error, "connect", f"'{path}'") from None

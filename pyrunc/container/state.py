@@ -38,6 +38,7 @@ NAME = "pyrunc"
 DEFAULT_ROOT = f"/run/{NAME}"
 FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-")
 FOLLOWING = FIRST | {"."}
+# NAME_MAX: the id is a folder's name.
 LONGEST_ID = 255
 # The sticky bit marks the folder as a container's before state.json exists; with mode 0700 it has
 # no other effect.
@@ -51,6 +52,8 @@ def default_root() -> str:
     Root of a user namespace counts as another user, unless $USER is root.
     """
     root = os.geteuid() == 0
+    # As in runc (shouldHonorXDGRuntimeDir), so that both use the same kind of place in a rootless
+    # session.
     if root and (os.environ.get("USER") == "root" or not in_user_namespace()):
         return DEFAULT_ROOT
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -309,6 +312,8 @@ def _remove_folder(path: str) -> None:
     """Remove a folder that another process may be removing or filling, too: a second delete, an
     exec that stores its program."""
     try:
+        # In any order: a killed delete leaves a folder that is still claimed (its sticky bit), so
+        # it can be repeated.
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):
                 _remove_folder(entry.path)
@@ -343,6 +348,7 @@ class Lock:
         except FileNotFoundError:
             return False
         try:
+            # Shared, so that two commands that only look do not take each other for a create.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -357,6 +363,8 @@ class Lock:
             )
         except FileNotFoundError:
             raise NotFound(f"container does not exist: {self._state.id}") from None
+        # flock(2) on the folder needs no file of its own, and ends with the process, however that
+        # ends.
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return self
 

@@ -46,6 +46,7 @@ def once(state: State) -> dict[str, Any]:
 
 def _reading(state: State, group: Cgroup) -> dict[str, Any]:
     usage = data(group.stats())
+    # Without the pids controller, which a delegated tree need not have.
     if not usage["pids"]:
         usage["pids"] = {"current": len(group.processes())}
     usage["cpuset"] = {**_allowed(state.pid), **usage["cpuset"]}
@@ -136,6 +137,7 @@ def _memory(stats: Stats) -> dict[str, Any]:
     if memory is None:
         return {}
     raw, limit = memory.stat, memory.max
+    # Cgroup v1's swap counters, which runc's events report, include the memory.
     both = NO_LIMIT if limit is None or memory.swap_max is None else limit + memory.swap_max
     usage = {
         "limit": NO_LIMIT if limit is None else limit,
@@ -215,6 +217,8 @@ def interfaces(pid: int) -> list[dict[str, Any]] | None:
     reports: list[dict[str, Any]] = []
     if _network_of(pid) in ("", _network_of("self")):
         return None
+    # By the process's own file: setns(2) into its network namespace would need rights that a reader
+    # need not have.
     for line in _proc(pid, "net/dev").splitlines()[2:]:
         name, _, counters = line.partition(":")
         columns = counters.split()

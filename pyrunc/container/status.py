@@ -29,11 +29,13 @@ def status(state: State, locked: bool = False) -> str:
 
     A running create holds the lock; a killed one does not, and its container counts as stopped.
     """
+    # A create may be waiting for a hook, so its process alone does not tell.
     if not state.complete:
         return CREATING if not locked and states.Lock.is_held(state) else STOPPED
     if not alive(state.pid, state.start_time):
         return STOPPED
     group = state.cgroup()
+    # Before the socket: a container can be paused before it is started.
     if group is not None and group.frozen():
         return PAUSED
     # `start` removes the socket before it releases the process.
@@ -69,6 +71,8 @@ def wait_dead(state: State, timeout_s: float) -> bool:
         return True
     try:
         waiter = select.poll()
+        # A pidfd becomes readable at the end, also while its parent has not reaped it
+        # (pidfd_open(2)).
         waiter.register(descriptor, select.POLLIN)
         return bool(waiter.poll(timeout_s * 1000))
     finally:

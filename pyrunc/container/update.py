@@ -32,6 +32,7 @@ def update(
     group = state.cgroup()
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup")
+    # runc, too, leaves the device rules alone: a caller that sends only limits would reset them.
     limits = {key: value for key, value in resources.items() if key != "devices"}
     warnings = group.update(limits, missing_controllers)
     _store(state, limits)
@@ -49,6 +50,7 @@ def _store(state: State, resources: dict[str, Any]) -> None:
     atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
 
 
+# runtime-spec's types: uint64 and uint16. The others take -1 for "no limit".
 UNSIGNED = ("shares", "period", "burst", "realtimePeriod", "weight")
 
 
