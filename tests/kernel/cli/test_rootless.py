@@ -95,7 +95,7 @@ def rootless() -> Iterator[RootlessRuntime]:
         shutil.rmtree(folder)
 
 
-def test_a_life(rootless: RootlessRuntime) -> None:
+def test_a_rootless_container_is_created_started_and_deleted(rootless: RootlessRuntime) -> None:
     rootless.make("sleep", "1000")
     rootless.pyrunc("create", "--bundle", rootless.bundle, "one")
     assert rootless.state("one")["status"] == "created"
@@ -117,7 +117,7 @@ def test_a_life(rootless: RootlessRuntime) -> None:
     rootless.pyrunc("delete", "one")
 
 
-def test_attached_with_its_exit_code(rootless: RootlessRuntime) -> None:
+def test_an_attached_run_has_the_containers_exit_code(rootless: RootlessRuntime) -> None:
     rootless.make("sh", "-c", "echo said; exit 7")
     done = rootless.pyrunc("run", "--no-subreaper", "--bundle", rootless.bundle, "one", check=False)
     assert (done.returncode, done.stdout) == (7, "said\n"), done.stderr
@@ -147,7 +147,7 @@ KEPT = [{"containerID": 0, "hostID": GRANTED, "size": UID}, {"containerID": UID,
         {"containerID": UID + 1, "hostID": GRANTED + UID, "size": 10}]  # fmt: skip
 
 
-def test_root_is_another_id_than_the_users_own(rootless: RootlessRuntime) -> None:
+def test_root_can_be_mapped_to_a_granted_id(rootless: RootlessRuntime) -> None:
     """The user's own id is mapped to itself and root to an id of /etc/subuid, as by `podman run
     --userns=keep-id`. The files stay the user's."""
     for name, line in (

@@ -39,7 +39,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def connected(folder: Path) -> socket.socket:
-    """A connection on which a test says what no client would."""
+    """Returns a connection for requests that no client of ours sends."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(10)
     connection.connect(str(folder / client.SOCKET))
@@ -102,7 +102,7 @@ def test_entries_of_all_sizes_survive_their_neighbours_ends(keeper: Keeper) -> N
         assert stored is not None and stored.data == content
 
 
-def test_names_come_in_pages_and_by_their_beginning(keeper: Keeper) -> None:
+def test_names_are_listed_in_pages_and_by_prefix(keeper: Keeper) -> None:
     names = [f"{kind}/{n:0100}" for kind in ("pod", "container") for n in range(1500)]
     for name in names:
         keeper.put(name, b"")
@@ -111,7 +111,7 @@ def test_names_come_in_pages_and_by_their_beginning(keeper: Keeper) -> None:
     assert keeper.names("nothing") == []
 
 
-def test_a_full_store_refuses_and_works_on(keeper: Keeper) -> None:
+def test_a_full_store_refuses_entries_and_continues(keeper: Keeper) -> None:
     stored = 0
     with pytest.raises(KernelError) as refused:
         for stored in range(100):
@@ -123,7 +123,7 @@ def test_a_full_store_refuses_and_works_on(keeper: Keeper) -> None:
         keeper.put("big/0", b"x" * 120_000)
 
 
-def test_no_more_entries_than_it_has_room_for(keeper: Keeper) -> None:
+def test_the_keeper_limits_the_number_of_entries(keeper: Keeper) -> None:
     with pytest.raises(KernelError) as refused:
         for number in range(10_000):
             keeper.put(f"{number}", b"")
@@ -132,7 +132,7 @@ def test_no_more_entries_than_it_has_room_for(keeper: Keeper) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\n", "\0", "ä", "a" * 129])
-def test_names_that_are_refused(keeper: Keeper, name: str) -> None:
+def test_invalid_names_are_refused(keeper: Keeper, name: str) -> None:
     with pytest.raises(KernelError) as refused:
         keeper.put(name, b"")
     assert refused.value.errno == EINVAL and keeper.names() == []
@@ -142,7 +142,7 @@ def test_names_that_are_refused(keeper: Keeper, name: str) -> None:
 
 
 def test_a_posted_call_outlives_its_sender(keeper: Keeper, tmp_path: Path) -> None:
-    """While the keeper stands still a client posts and is gone, and another one asks."""
+    """The sender exits while the keeper is stopped; another client then asks for the entry."""
     pid = keeper.hello()
     sender = Keeper(tmp_path)
     sender.hello()
@@ -192,7 +192,8 @@ def test_a_post_that_cannot_be_sent_is_an_error_at_once(keeper: Keeper) -> None:
 
 
 def started(keeper: Keeper, script: str, **environment: str) -> tuple[int, int, int]:
-    """A shell under the keeper: pid, pidfd, a pipe from its descriptor 5."""
+    """Starts a shell under the keeper; returns its pid, its pidfd and a pipe from its descriptor
+    5."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         pid, pidfd = keeper.start(
@@ -208,7 +209,9 @@ def output(reading: int) -> str:
         return file.read().decode()
 
 
-def test_a_started_program_has_what_it_is_given_and_no_more(keeper: Keeper) -> None:
+def test_a_started_program_inherits_only_the_passed_descriptors_and_environment(
+    keeper: Keeper,
+) -> None:
     keeper.put("other", b"", [0])
     script = (
         "ls /proc/self/fd >&5; grep -E '^Sig(Blk|Ign)' /proc/self/status >&5; echo $GIVEN $PWD >&5;"
@@ -234,7 +237,7 @@ def test_a_started_program_has_what_it_is_given_and_no_more(keeper: Keeper) -> N
     ]
 
 
-def test_descriptors_may_trade_places(keeper: Keeper) -> None:
+def test_descriptors_may_exchange_their_numbers(keeper: Keeper) -> None:
     with pipe() as (one_reading, one), pipe() as (other_reading, other):
         _, pidfd = keeper.start(
             ["/bin/sh", "-c", f"cd /proc/self/fd; echo one >{other}; echo other >{one}"],
@@ -247,7 +250,7 @@ def test_descriptors_may_trade_places(keeper: Keeper) -> None:
         assert os.read(one_reading, 10) == b"one\n" and os.read(other_reading, 10) == b"other\n"
 
 
-def test_a_program_that_is_not_there_ends_with_127(keeper: Keeper) -> None:
+def test_a_missing_program_ends_with_exit_code_127(keeper: Keeper) -> None:
     _, pidfd = keeper.start(["/nothing/here"], {}, {})
     assert select.select([pidfd], [], [], 10)[0]
     os.close(pidfd)
@@ -256,7 +259,7 @@ def test_a_program_that_is_not_there_ends_with_127(keeper: Keeper) -> None:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 42", 42), ("exit 0", 0), ("kill -9 $$", -9), ("kill -6 $$", -6)]
 )
-def test_how_orphans_end_is_known_by_pid_and_start_time(
+def test_an_orphans_exit_is_recorded_by_pid_and_start_time(
     keeper: Keeper, script: str, code: int
 ) -> None:
     """The orphan is a child in its own session, whose parent is killed as a shim could be."""
@@ -286,7 +289,7 @@ def test_how_orphans_end_is_known_by_pid_and_start_time(
         os.close(pidfd)
 
 
-def test_records_are_a_ring(keeper: Keeper) -> None:
+def test_exit_records_are_a_ring(keeper: Keeper) -> None:
     for number in range(1, 5000):
         keeper.note(number, 7, number % 256 << 8)
     assert keeper.exit_of(1, 7) is None
@@ -334,7 +337,7 @@ def test_only_root_may_connect(keeper: Keeper, tmp_path: Path) -> None:
         (message(client.PUT, b"a", bytes(client.MESSAGE_LIMIT_BYTES)), EMSGSIZE),
     ],
 )
-def test_requests_that_are_refused(
+def test_invalid_requests_are_refused(
     keeper: Keeper, tmp_path: Path, packet: bytes, error: int
 ) -> None:
     with connected(tmp_path) as connection:
@@ -392,14 +395,14 @@ def test_a_keeper_that_is_stopped_costs_a_bounded_wait(keeper: Keeper, tmp_path:
 # -- its life
 
 
-def test_there_is_one(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_folder_has_one_keeper(keeper: Keeper, tmp_path: Path) -> None:
     assert client._spawn(str(tmp_path)) == client.LOCKED
     other = ensure(tmp_path)
     assert other.hello() == keeper.hello() == keeper_pid(tmp_path)
     other.close()
 
 
-def test_a_terminals_signals_do_not_end_it(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_terminals_signals_do_not_end_the_keeper(keeper: Keeper, tmp_path: Path) -> None:
     pid = keeper.hello()
     for number in (
         signal.SIGHUP,
@@ -416,7 +419,7 @@ def test_a_terminals_signals_do_not_end_it(keeper: Keeper, tmp_path: Path) -> No
     assert not (tmp_path / client.SOCKET).exists()
 
 
-def test_a_killed_one_is_replaced(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_killed_keeper_is_replaced(keeper: Keeper, tmp_path: Path) -> None:
     pid = keeper.hello()
     keeper.put("a", b"")
     end_keeper(tmp_path, signal.SIGKILL)
@@ -449,7 +452,9 @@ def test_a_keeper_ends_when_its_store_is_empty(tmp_path: Path) -> None:
     os.close(reading)
 
 
-def test_another_version_is_reported(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keeper_of_another_version_is_reported(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "VERSION", 2)
     with pytest.raises(Unsupported, match="version 1, not 2"):
         keeper.hello()

@@ -25,7 +25,7 @@ NAMES = [b"", b"a", b"b/c", b"b/d", b"x" * 128, b"x" * 129, b"bad name", b"\xff\
 
 @pytest.fixture
 def sanitized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    """Build the keeper with sanitizers, or the ordinary program if the compiler has none."""
+    """Builds the keeper with sanitizers, or the ordinary program if the compiler has none."""
     program, folder = tmp_path / "keeper", tmp_path / "run"
     command = [
         "cc",
@@ -51,7 +51,7 @@ def sanitized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keepe
 
 
 def hostile(chance: random.Random) -> bytes:
-    """A request that is wrong somewhere, or right."""
+    """Returns a request that is invalid in some part, or a valid one."""
     name, data = chance.choice(NAMES), chance.randbytes(chance.choice([0, 1, 7, 40, 600, 9000]))
     call = chance.choice([*range(10), chance.getrandbits(16)])
     count = chance.choice([0, 1, 2, chance.getrandbits(32)])
@@ -76,7 +76,8 @@ def hostile(chance: random.Random) -> bytes:
 
 
 def read_answers(connection: socket.socket) -> None:
-    """Those that are there, with their descriptors. Raises OSError when the keeper has hung up."""
+    """Returns the replies that have arrived, with their descriptors. Raises OSError when the keeper
+    has closed the connection."""
     while select.select([connection], [], [], 0.0005)[0]:
         answer, received, _, _ = socket.recv_fds(connection, client.MESSAGE_LIMIT_BYTES, 64)
         for fd in received:
@@ -85,7 +86,7 @@ def read_answers(connection: socket.socket) -> None:
             raise ConnectionResetError
 
 
-def test_hostile_bytes(sanitized: Keeper, tmp_path: Path) -> None:
+def test_the_keeper_survives_hostile_bytes(sanitized: Keeper, tmp_path: Path) -> None:
     seed = int(os.environ.get("PYRUNC_FUZZ_SEED", "20261126"))
     chance, folder = random.Random(seed), Path(sanitized.folder)
     pid = keeper_pid(folder)

@@ -62,8 +62,8 @@ class TestPod:
         zygote: Zygote | None = None,
         network: bool = False,
     ) -> None:
-        """`zygote`: one that the caller keeps; else the pod has its own. `network`: the shim makes
-        the pod's network namespace."""
+        """`zygote` is closed by the caller; without one, the pod starts its own. With `network` the
+        shim makes the pod's network namespace."""
         self.folder, self.library = folder, library
         self.starter = None if library else DIRECT
         self.network = network
@@ -188,7 +188,7 @@ class TestPod:
         return Cgroup(self.group).processes()
 
     async def clean_up(self) -> None:
-        """Kill the shim if it is still there, then everything in its cgroups."""
+        """Kills the shim if it still runs, then all processes in its cgroups."""
         for client in (self._client, self._shim):
             if client:
                 client.close()
@@ -229,7 +229,7 @@ class TestPod:
 
 
 def read_log(path: Path, stream: str = "stdout") -> bytes:
-    """The bytes of one stream; fails on a record that is torn."""
+    """Returns the bytes of one stream; fails on an incomplete record."""
     content = path.read_bytes()
     if not content:
         return b""
@@ -244,8 +244,8 @@ def read_log(path: Path, stream: str = "stdout") -> bytes:
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait for a condition; fails when the time is up. A log may be read in the middle of a
-    write(2): not yet, then."""
+    """Waits for a condition; fails after the timeout. A log may be read in the middle of a
+    write(2), so an incomplete log does not count as a failure."""
     deadline = time.monotonic() + timeout_s
     while not _holds(condition):
         assert time.monotonic() < deadline, "it did not come to be"
@@ -260,13 +260,13 @@ def _holds(condition: Callable[[], Any]) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """The living and dead children of a process with one thread."""
+    """Returns the living and dead children of a process with one thread."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def name_of(pid: int) -> str | None:
-    """None for a process that was reaped since it was listed (a read then fails with ESRCH,
-    too)."""
+    """Returns the name of a process; None if it was reaped since it was listed (a read then fails
+    with ESRCH, too)."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except (FileNotFoundError, ProcessLookupError):
@@ -274,32 +274,33 @@ def name_of(pid: int) -> str | None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; an orphan may wait for the machine's process 1 to reap it, which
-    takes its time."""
+    """Returns whether a process has ended; an orphan may wait for the machine's process 1 to reap
+    it."""
     fact = tree.stat(pid)
     return fact is None or not fact.alive
 
 
 def descriptors(pid: int) -> set[str]:
-    """The numbers of the descriptors that a process has open."""
+    """Returns the numbers of the open descriptors of a process."""
     return set(os.listdir(f"/proc/{pid}/fd"))
 
 
 async def settled(pod: TestPod, running: int = 0) -> set[str]:
-    """The descriptors of a shim once it has that many children left, and has heard of the others'
-    ends."""
+    """Returns the descriptors of a shim after it has that many children left and has handled the
+    exits of the others."""
     await until(lambda: len(children(pod.pid)) == running)
     await pod.client.state()
     return descriptors(pod.pid)
 
 
 async def open_gate(path: Path) -> None:
-    """Let a process go on that waits at the named pipe (see shim_starter); waits until it does."""
+    """Lets a process continue that waits at the named pipe (see shim_starter); returns when it
+    has."""
     os.close(await asyncio.to_thread(os.open, path, os.O_WRONLY))
 
 
 async def read_all(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Everything until the end of a pipe or terminal."""
+    """Returns all bytes up to the end of a pipe or terminal."""
     found = b""
     while part := await read_some(fd, timeout_s):
         found += part
@@ -307,7 +308,7 @@ async def read_all(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
 
 
 async def read_some(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
-    """The next portion; empty at the end."""
+    """Returns the next bytes; empty at the end."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(fd, ready.set)

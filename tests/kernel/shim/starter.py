@@ -188,8 +188,8 @@ def _spawn(
     slave: int | None,
     group: Cgroup,
 ) -> int:
-    """Returns when the program was executed, as the library does: before, the process may be in no
-    cgroup yet."""
+    """Starts the process and returns after its execve, as the library does: before, the process may
+    be in no cgroup yet."""
     executed, executing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:

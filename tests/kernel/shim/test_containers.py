@@ -63,7 +63,7 @@ def namespace(pid: int, kind: str) -> str:
 # -- the pause process
 
 
-async def test_the_pause_process_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
+async def test_the_shim_starts_the_pause_process_and_pins_the_pods_namespaces(pod: TestPod) -> None:
     held = await hold(pod)
     assert held.netns_path == f"/proc/{pod.pid}/fd/{held.netns_path.rpartition('/')[2]}"  # type: ignore[union-attr]
     assert os.stat(held.netns_path).st_ino == os.stat(f"/proc/{held.pid}/ns/net").st_ino  # type: ignore[arg-type]
@@ -110,10 +110,10 @@ async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_paus
     await until(lambda: not os.path.exists(path) or os.stat(path).st_ino != prepared.st_ino)
 
 
-async def test_a_pause_process_that_is_stopped_while_it_is_started_is_gone_then(
+async def test_a_pause_process_stopped_during_its_start_is_gone_afterwards(
     pod: TestPod,
 ) -> None:
-    """A server that gives up on the pod meanwhile stops the pause process, and then the shim."""
+    """A server that gives up on the pod during the start stops the pause process, then the shim."""
     describe(pod)
     starting = asyncio.ensure_future(pod.client.start_pause())
     await asyncio.sleep(0)
@@ -124,7 +124,7 @@ async def test_a_pause_process_that_is_stopped_while_it_is_started_is_gone_then(
     await until(lambda: gone(started.pid))
 
 
-async def test_a_pause_process_that_cannot_be_started_while_it_is_stopped(pod: TestPod) -> None:
+async def test_a_failed_start_of_the_pause_process_is_reported_despite_a_stop(pod: TestPod) -> None:
     describe(pod, sysctls={"net.no.such": "1"})
     starting = asyncio.ensure_future(pod.client.start_pause())
     await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_a_pause_process_that_cannot_be_started_while_it_is_stopped(pod: T
     await pod.client.shutdown()
 
 
-async def test_nothing_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPod) -> None:
+async def test_no_container_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPod) -> None:
     """The container's configuration names the pause process's namespaces by a pid, which another
     process of the host may have by then."""
     held = await hold(pod)
@@ -145,7 +145,7 @@ async def test_nothing_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPo
     assert (await pod.client.state()).containers == []
 
 
-async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(pod: TestPod) -> None:
+async def test_a_pod_with_host_networking_has_no_network_namespace(pod: TestPod) -> None:
     shared = {"network": "host", "ipc": "host", "uts": "host", "pid": "none"}
     held = await hold(pod, namespaces=shared, hostname="")
     assert held.netns_path is None
@@ -154,7 +154,7 @@ async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(po
     await pod.client.stop_pause()
 
 
-async def test_a_pause_process_that_cannot_be_started_is_an_error_and_can_be_tried_again(
+async def test_a_failed_start_of_the_pause_process_is_an_error_and_can_be_repeated(
     pod: TestPod,
 ) -> None:
     with pytest.raises(Error):
@@ -201,9 +201,9 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
 
 
 @pytest.mark.requirement("8.14")
-async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
-    """The pause process is its pid 1; a container's end must not leave what it started, though no
-    namespace dies with it."""
+async def test_a_pod_with_a_shared_pid_namespace(pod: TestPod) -> None:
+    """The pause process is pid 1 of the namespace: a container's end must kill the container's
+    processes, although no namespace ends."""
     held = await hold(pod, namespaces=PAUSE["namespaces"] | {"pid": "new"})
     assert namespace(held.pid, "pid") != namespace(os.getpid(), "pid")
     shared = [{"type": "pid", "path": f"/proc/{held.pid}/ns/pid"}, {"type": "mount"}]
@@ -238,7 +238,9 @@ async def test_a_container_is_the_shims_child_and_leaves_nothing(pod: TestPod) -
     assert (record["pid"], record["start_time"]) == (started.pid, started.start_time)
 
 
-async def test_a_program_that_does_not_exist_is_a_start_error_in_execs_words(pod: TestPod) -> None:
+async def test_the_start_error_of_a_missing_program_has_the_errno_text_of_execve(
+    pod: TestPod,
+) -> None:
     pod.container("a", "nothing", "x")
     with pytest.raises(NotFound, match=r"executable file not found in \$PATH"):
         await pod.start("a")
@@ -248,7 +250,7 @@ async def test_a_program_that_does_not_exist_is_a_start_error_in_execs_words(pod
     await until(lambda: not pod.cgroup("a").exists())
 
 
-async def test_exec_runs_in_the_container(pod: TestPod) -> None:
+async def test_an_exec_runs_in_the_container(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 100")
     process = {
         "args": ["sh", "-c", "hostname; echo $EXTRA; exit 4"],
@@ -264,7 +266,7 @@ async def test_exec_runs_in_the_container(pod: TestPod) -> None:
         await pod.exec("a", "e2", {"args": ["nothing"], "cwd": "/"})
 
 
-async def test_exec_with_a_terminal_of_the_container(pod: TestPod) -> None:
+async def test_an_exec_can_have_a_terminal_of_the_container(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 100")
     process = {
         "args": ["sh", "-c", "read x; stty size; tty"],
@@ -292,7 +294,7 @@ async def test_a_killed_session_leaves_no_descendant_in_the_container(pod: TestP
     session.close()
 
 
-async def test_a_container_with_a_terminal(pod: TestPod) -> None:
+async def test_a_container_can_have_a_terminal(pod: TestPod) -> None:
     await pod.run("a", "read x; tty; stty size; echo got $x", tty=True, stdin=True)
     streams = await pod.client.attach("a", stdin=True, stdout=True)
     assert streams.stdin_fd is not None and streams.stdout_fd is not None
@@ -305,8 +307,8 @@ async def test_a_container_with_a_terminal(pod: TestPod) -> None:
 
 
 async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None:
-    """Each writes its name and the status that it was told; startContainer runs inside and has
-    another file."""
+    """Each hook writes its name and the status that it received; startContainer runs inside the
+    container and writes to another file."""
     trace = pod.folder / "trace"
     script = f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""  # noqa: E501
     kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
@@ -330,7 +332,7 @@ async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None
     )
 
 
-async def test_a_hook_that_fails_is_a_start_error(pod: TestPod) -> None:
+async def test_a_failing_hook_is_a_start_error(pod: TestPod) -> None:
     pod.container("a", "echo never")
     path = pod.containers / "a" / "config.json"
     hook = {"path": "/bin/sh", "args": ["sh", "-c", "echo because >&2; exit 3"]}
@@ -342,8 +344,8 @@ async def test_a_hook_that_fails_is_a_start_error(pod: TestPod) -> None:
     assert pod.logged("a") == b""
 
 
-async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: TestPod) -> None:
-    """A hook holds the start up at the point where the container's process exists."""
+async def test_a_worker_killed_during_a_start_leaves_nothing(pod: TestPod) -> None:
+    """A hook blocks the start at the point where the container's process exists."""
     reached = pod.folder / "reached"
     hook = {"path": "/bin/sh", "args": ["sh", "-c", f"echo > {reached}; exec sleep 100"]}
     pod.container("a", "echo never")
@@ -362,11 +364,11 @@ async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: T
         await pod.client.signal("a", signal.SIGTERM)
 
 
-async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(
+async def test_a_container_of_a_killed_shim_runs_on_without_an_exit_record(
     pod: TestPod,
 ) -> None:
-    """No process waits for the container's exit any more: the server ends its remaining processes
-    by its cgroup."""
+    """No process waits for the container's exit any more: the server ends the remaining processes
+    through its cgroup."""
     started = await pod.run("a", "exec sleep 100")
     os.kill(pod.pid, signal.SIGKILL)
     await until(lambda: pod.closed)
@@ -374,7 +376,7 @@ async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(
     assert not (pod.containers / "a" / "exit.json").exists()
 
 
-async def test_an_exec_into_a_frozen_container_holds_up_only_itself(pod: TestPod) -> None:
+async def test_an_exec_into_a_frozen_container_blocks_no_other_call(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 100")
     freeze = pod.cgroup("a") / "cgroup.freeze"
     freeze.write_text("1")
@@ -415,8 +417,8 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
 
 
 async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:
-    """The shim has -999 where it may lower its score; elsewhere it is given one that it may lower
-    again, for no process may go below the lowest that it was given with the right."""
+    """The shim has the score -999 where it may lower its score. Elsewhere the test raises it,
+    because no process may go below the lowest score that was set with CAP_SYS_RESOURCE."""
     if not holds("CAP_SYS_RESOURCE"):
         own_score = int(Path("/proc/self/oom_score_adj").read_text())
         Path(f"/proc/{pod.pid}/oom_score_adj").write_text(str(own_score + 300))

@@ -58,7 +58,7 @@ PRIVATE_LIMIT_KIB, PRIVATE_LIMIT_AFTER_EXEC_KIB = 8192, 8192
 MORE, MORE_LIMIT_KIB = 20, 128  # containers, and what each may add
 
 
-def test_the_import_list_is_pinned() -> None:
+def test_the_shim_imports_only_the_listed_modules() -> None:
     script = (
         "import sys; before = set(sys.modules); sys.path[:0] = sys.argv[1:]; import"
         " pyrunc.shim.main;print('\\n'.join(sorted(set(sys.modules) - before)))"
@@ -74,7 +74,7 @@ def test_the_import_list_is_pinned() -> None:
     assert tops - FOREIGN == {"__future__", "pyrunc"}
 
 
-async def test_an_idle_shim_is_small_and_does_nothing(tmp_path: Path) -> None:
+async def test_an_idle_shim_uses_little_memory_and_no_processor_time(tmp_path: Path) -> None:
     async with (
         TestPod(tmp_path / "other") as other,
         TestPod(tmp_path / "pod", library=True) as pod,
@@ -103,8 +103,7 @@ async def test_an_idle_shim_is_small_and_does_nothing(tmp_path: Path) -> None:
 
 
 async def _quiet(pid: int) -> tuple[list[str], str]:
-    """Return `_cpu_and_switches` when the starts are over: when it has not changed for half a
-    second."""
+    """Returns `_cpu_and_switches` after the starts, when it has not changed for half a second."""
     async with asyncio.timeout(TIMEOUT_S):
         found = None
         while found != (now := _cpu_and_switches(pid)):
@@ -125,7 +124,7 @@ def _kib(pid: int, field: str) -> int:
 
 
 def _cpu_and_switches(pid: int) -> tuple[list[str], str]:
-    """Return the CPU times in /proc/PID/stat, and the count of voluntary context switches."""
+    """Returns the CPU times in /proc/PID/stat and the count of voluntary context switches."""
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
     status = Path(f"/proc/{pid}/status").read_text()
     return stat, next(line for line in status.splitlines() if line.startswith("voluntary_ctxt"))

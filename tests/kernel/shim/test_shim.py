@@ -60,7 +60,7 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
     ("script", "code", "number"),
     [("exit 0", 0, None), ("exit 3", 3, None), ("kill -9 $$", 137, 9), ("kill -TERM $$", 143, 15)],
 )
-async def test_an_exit_is_on_disk_before_it_is_told(
+async def test_an_exit_is_on_disk_before_clients_are_told(
     pod: TestPod, script: str, code: int, number: int | None
 ) -> None:
     before = time.time_ns()
@@ -80,7 +80,7 @@ async def test_an_exit_is_on_disk_before_it_is_told(
     assert (await pod.client.state()).containers == []
 
 
-async def test_every_connected_client_hears_of_an_exit(pod: TestPod) -> None:
+async def test_every_connected_client_gets_an_exit_event(pod: TestPod) -> None:
     heard: list[list[object]] = [[], [], []]
     clients = [await ShimClient.connect(pod.sandbox, on_event=events.append) for events in heard]
     await pod.start(_container(pod, "a", "exit 1"), clients[0])
@@ -90,7 +90,7 @@ async def test_every_connected_client_hears_of_an_exit(pod: TestPod) -> None:
         client.close()
 
 
-async def test_a_start_that_fails_leaves_an_exit_record_and_nothing_else(pod: TestPod) -> None:
+async def test_a_failed_start_leaves_only_an_exit_record(pod: TestPod) -> None:
     pod.container("a", "/no/such/program", "x")
     with pytest.raises(NotFound, match="/no/such/program: no such file"):
         await pod.start("a")
@@ -112,7 +112,7 @@ async def test_a_container_without_its_files_is_not_found(pod: TestPod) -> None:
 
 
 @pytest.mark.requirement("11.6", "14.7")
-async def test_exits_are_recorded_while_nobody_is_connected(pod: TestPod) -> None:
+async def test_exits_are_recorded_while_no_client_is_connected(pod: TestPod) -> None:
     await pod.run("a", "sleep 0.3; echo last words; exit 7")
     pod.client.close()
     await pod.close_zygote()
@@ -153,7 +153,7 @@ def test_a_child_that_ended_before_the_shim_listened_is_reaped() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-async def test_what_a_container_leaves_running_is_killed_with_it(pod: TestPod) -> None:
+async def test_remaining_processes_of_an_ended_container_are_killed(pod: TestPod) -> None:
     started = time.monotonic()
     await pod.run("a", "setsid sleep 1000 & echo done")
     exit = await pod.exited("a")
@@ -165,7 +165,7 @@ async def test_what_a_container_leaves_running_is_killed_with_it(pod: TestPod) -
 # -- stop
 
 
-async def test_stop_sends_the_signal_and_answers_when_it_has_exited(pod: TestPod) -> None:
+async def test_stop_sends_the_signal_and_returns_after_the_exit(pod: TestPod) -> None:
     await _ready(
         pod, "a", "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     )
@@ -174,7 +174,7 @@ async def test_stop_sends_the_signal_and_answers_when_it_has_exited(pod: TestPod
     assert pod.logged("a").endswith(b"got it\n")
 
 
-async def test_stop_escalates(pod: TestPod) -> None:
+async def test_stop_sends_sigkill_after_the_grace_period(pod: TestPod) -> None:
     await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     started = time.monotonic()
     exit = await pod.client.stop("a", signal.SIGTERM, 0.5)
@@ -182,14 +182,14 @@ async def test_stop_escalates(pod: TestPod) -> None:
 
 
 @pytest.mark.requirement("4.3.1")
-async def test_stop_with_no_time_kills_all_processes_at_once(pod: TestPod) -> None:
+async def test_stop_without_a_grace_period_kills_all_processes_at_once(pod: TestPod) -> None:
     await _ready(pod, "a", "trap 'exit 5' TERM; setsid sleep 1000 & echo ready; wait")
     assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
     await until(lambda: not pod.cgroup("a").exists())
 
 
 @pytest.mark.requirement("4.3.3")
-async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wins(
+async def test_concurrent_stops_send_one_signal_and_use_the_shortest_grace_period(
     pod: TestPod,
 ) -> None:
     script = "trap 'echo signal' TERM; echo ready; while :; do sleep 0.02; done"
@@ -206,7 +206,7 @@ async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wi
 
 
 @pytest.mark.parametrize("timeout_s", [2**62, 1e300, -(2**62)])
-async def test_any_grace_period_is_taken(pod: TestPod, timeout_s: float) -> None:
+async def test_any_length_of_the_grace_period_is_accepted(pod: TestPod, timeout_s: float) -> None:
     await _ready(pod, "a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     stopping = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, timeout_s))
     await asyncio.sleep(0.1)
@@ -215,13 +215,13 @@ async def test_any_grace_period_is_taken(pod: TestPod, timeout_s: float) -> None
     assert (await stopping).signal == 9
 
 
-async def test_stop_of_an_exited_container_answers_with_its_exit(pod: TestPod) -> None:
+async def test_stop_of_an_exited_container_returns_its_exit(pod: TestPod) -> None:
     await pod.run("a", "exit 4")
     exit = await pod.exited("a")
     assert await pod.client.stop("a", signal.SIGTERM, 10) == exit
 
 
-async def test_an_escalation_goes_on_without_the_server(pod: TestPod) -> None:
+async def test_sigkill_follows_the_grace_period_without_the_server(pod: TestPod) -> None:
     await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
     stop = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 2))
     await until(lambda: b"asked" in pod.logged("a"))
@@ -233,9 +233,8 @@ async def test_an_escalation_goes_on_without_the_server(pod: TestPod) -> None:
     assert pod.exit_record("a")["signal"] == 9
 
 
-async def test_a_server_killed_in_the_middle_of_a_stop(pod: TestPod) -> None:
-    """A real process asks for the stop and is killed with SIGKILL, with the signal sent and the
-    grace period running."""
+async def test_a_stop_continues_when_the_server_is_killed(pod: TestPod) -> None:
+    """Another process calls stop and is killed after the signal, during the grace period."""
     await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
     script = (
         "import asyncio, sys\n"
@@ -260,7 +259,7 @@ async def test_a_frozen_container_can_be_stopped(pod: TestPod) -> None:
     assert time.monotonic() - started < AT_ONCE_S
 
 
-async def test_signal_and_its_errors(pod: TestPod) -> None:
+async def test_signal_reaches_the_container_or_is_an_error(pod: TestPod) -> None:
     await _ready(pod, "a", "trap 'echo usr1' USR1; echo ready; while :; do sleep 0.02; done")
     await pod.client.signal("a", signal.SIGUSR1)
     await until(lambda: b"usr1" in pod.logged("a"))
@@ -274,7 +273,9 @@ async def test_signal_and_its_errors(pod: TestPod) -> None:
 # -- the whole pod
 
 
-async def test_shutdown_refuses_while_something_runs_and_then_leaves_nothing(pod: TestPod) -> None:
+async def test_shutdown_is_refused_while_a_container_runs_and_then_leaves_nothing(
+    pod: TestPod,
+) -> None:
     await pod.run("a", "sleep 100")
     with pytest.raises(WrongState, match="a"):
         await pod.client.shutdown()
@@ -289,7 +290,7 @@ async def test_shutdown_refuses_while_something_runs_and_then_leaves_nothing(pod
         await pod.connect()
 
 
-async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod) -> None:
+async def test_a_killed_shim_is_noticed_and_refuses_connections(pod: TestPod) -> None:
     waiting = asyncio.create_task(
         pod.client.stop(await _named(pod, "a", "sleep 100"), signal.SIGURG, 100)
     )
@@ -304,12 +305,12 @@ async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod)
 
 
 async def ask(pod: TestPod, call: object, **parameters: Any) -> list[int]:
-    """A request that no client of ours sends; the descriptors of its answer."""
+    """Sends a request that no client of ours sends; returns the descriptors of the reply."""
     _, answer = pod.client._peer.ask({"call": call, **parameters})
     return (await answered(answer))[1]
 
 
-async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod) -> None:
+async def test_an_unknown_call_is_an_error_and_the_connection_stays_open(pod: TestPod) -> None:
     with pytest.raises(Unsupported, match="dance"):
         await ask(pod, "dance")
     with pytest.raises(InvalidArgument):
@@ -319,9 +320,9 @@ async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod
     assert (await pod.client.state()).pid == pod.pid
 
 
-async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None:
-    """No call with parameters of the wrong kind may go unanswered, end the shim or reach its log as
-    a fault of ours."""
+async def test_requests_with_invalid_parameters_get_a_reply(pod: TestPod) -> None:
+    """Parameters of the wrong type must neither leave a call without a reply, nor end the shim, nor
+    be logged as an internal error."""
     await pod.run("a", "exec sleep 1000")
     random = Random(1)
     values = [
@@ -384,7 +385,7 @@ async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None
     assert "Traceback" not in pod.shim_log(), pod.shim_log()
 
 
-async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPod) -> None:
+async def test_a_client_that_never_reads_does_not_block_other_clients(pod: TestPod) -> None:
     deaf = await ShimClient.connect(pod.sandbox)
     asyncio.get_running_loop().remove_reader(deaf._peer._socket)
     for _ in range(3000):
@@ -394,7 +395,7 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_others(pod: TestPo
     deaf.close()
 
 
-async def test_a_start_that_takes_long_does_not_hold_up_the_others(pod: TestPod) -> None:
+async def test_a_slow_start_does_not_block_other_calls(pod: TestPod) -> None:
     gate = _with_gate(pod, "slow")
     slow = asyncio.create_task(pod.start("slow"))
     await until(lambda: children(pod.pid))
@@ -407,7 +408,7 @@ async def test_a_start_that_takes_long_does_not_hold_up_the_others(pod: TestPod)
     await pod.exited("slow")
 
 
-async def test_a_start_can_be_stopped(pod: TestPod) -> None:
+async def test_stop_ends_a_container_during_its_start(pod: TestPod) -> None:
     _with_gate(pod, "slow")
     slow = asyncio.create_task(pod.start("slow"))
     await until(lambda: children(pod.pid))
@@ -417,7 +418,7 @@ async def test_a_start_can_be_stopped(pod: TestPod) -> None:
         await slow
 
 
-async def test_what_a_fork_made_for_a_container_that_is_refused_is_taken_back(pod: TestPod) -> None:
+async def test_the_cgroup_and_pipe_of_a_refused_container_are_removed(pod: TestPod) -> None:
     await pod.run("other", "exec sleep 1000")
     before = await settled(pod, running=1)
     pod.container("a", "exit 0", process={"first": "no luck"})
@@ -427,7 +428,7 @@ async def test_what_a_fork_made_for_a_container_that_is_refused_is_taken_back(po
     assert await settled(pod, running=1) == before
 
 
-async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) -> None:
+async def test_a_failed_start_of_the_pause_process_leaves_nothing(pod: TestPod) -> None:
     os.mkfifo(gate := pod.folder / "gate")
     pause = {"version": 1, "cgroups_path": f"{pod.group}/pause"}
     (pod.sandbox / "pause.json").write_text(
@@ -447,7 +448,7 @@ async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) ->
     await pod.client.stop_pause()
 
 
-async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(
+async def test_a_worker_killed_during_a_start_is_a_start_error(
     pod: TestPod,
 ) -> None:
     _with_gate(pod, "a", "blocks")
@@ -460,7 +461,7 @@ async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_er
     await until(lambda: not pod.cgroup("a").exists() and not children(pod.pid))
 
 
-async def test_many_containers_live_and_die_without_a_trace(pod: TestPod) -> None:
+async def test_many_ended_containers_leave_nothing(pod: TestPod) -> None:
     await pod.run("first", "exit 0")
     await pod.exited("first")
     await pod.client.forget("first")
@@ -475,7 +476,7 @@ async def test_many_containers_live_and_die_without_a_trace(pod: TestPod) -> Non
     assert pod.shim_log() == ""
 
 
-async def test_the_shim_says_who_it_is(pod: TestPod) -> None:
+async def test_the_shim_records_its_pid_and_start_time(pod: TestPod) -> None:
     await pod.client.state()
     own = tree.stat(pod.pid)
     assert own
@@ -484,7 +485,7 @@ async def test_the_shim_says_who_it_is(pod: TestPod) -> None:
     assert Path(f"/proc/{pod.pid}/comm").read_text().strip() == "pyrunc-shim"
 
 
-async def test_the_oom_killer_spares_the_shim_where_we_may_say_so(pod: TestPod) -> None:
+async def test_the_shim_lowers_its_oom_score_where_permitted(pod: TestPod) -> None:
     await pod.client.state()
     own = Path("/proc/self/oom_score_adj").read_text()
     found = Path(f"/proc/{pod.pid}/oom_score_adj").read_text()
@@ -492,13 +493,13 @@ async def test_the_oom_killer_spares_the_shim_where_we_may_say_so(pod: TestPod) 
 
 
 async def _ready(pod: TestPod, name: str, script: str) -> None:
-    """Start and wait for the first line."""
+    """Starts a container and waits for its first line."""
     await pod.run(name, script)
     await until(lambda: pod.log_path(name).exists() and pod.logged(name))
 
 
 def _with_gate(pod: TestPod, name: str, how: str = "gate") -> Path:
-    """A container whose start waits until this gate is opened."""
+    """Returns a container whose start waits until the gate is opened."""
     os.mkfifo(gate := pod.folder / "gate")
     pod.container(name, "exit 0", process={how: str(gate)})
     return gate

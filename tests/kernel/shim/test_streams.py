@@ -43,9 +43,9 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 
 
 @pytest.mark.requirement("11.3")
-async def test_both_streams_are_logged_in_the_order_they_were_read(pod: TestPod) -> None:
-    """What a container writes to one stream when its last line of the other has been logged stands
-    behind that."""
+async def test_lines_of_stdout_and_stderr_are_logged_in_the_order_of_reading(pod: TestPod) -> None:
+    """A line that is written to a stream after the last line of the other stream was logged follows
+    that line in the log."""
     script = "for i in 1 2 3; do echo out $i; read x; echo err $i >&2; read x; done"
     await pod.run("a", script, stdin=True)
     attached = await pod.client.attach("a", stdin=True, stdout=False)
@@ -61,7 +61,7 @@ async def test_both_streams_are_logged_in_the_order_they_were_read(pod: TestPod)
     assert streams == [b"stdout", b"stderr"] * 3
 
 
-async def test_everything_written_before_the_exit_is_in_the_log_when_the_exit_is_told(
+async def test_all_output_before_the_exit_is_logged_before_the_exit_event(
     pod: TestPod,
 ) -> None:
     for n in range(10):
@@ -70,7 +70,9 @@ async def test_everything_written_before_the_exit_is_in_the_log_when_the_exit_is
         assert pod.logged(f"a{n}") == b"x" * 3_000_000 + b"\nend"
 
 
-async def test_binary_output_and_lines_of_a_megabyte_survive(pod: TestPod, tmp_path: Path) -> None:
+async def test_binary_output_and_lines_of_a_megabyte_are_logged_unchanged(
+    pod: TestPod, tmp_path: Path
+) -> None:
     content = os.urandom(2_000_000).replace(b"\n", b"") + b"\n" + bytes(range(256)) * 100
     (tmp_path / "content").write_bytes(content)
     await pod.run("a", "/bin/cat", str(tmp_path / "content"))
@@ -85,14 +87,14 @@ async def test_without_a_log_path_the_output_is_discarded_and_never_blocks(pod: 
     assert not pod.log_path("a").exists()
 
 
-async def test_a_log_that_cannot_be_opened_is_a_failed_start(pod: TestPod) -> None:
+async def test_a_log_that_cannot_be_opened_fails_the_start(pod: TestPod) -> None:
     pod.container("a", "exit 0", log_path="/proc/no/such/0.log")
     with pytest.raises(KernelError, match="log"):
         await pod.start("a")
     assert pod.exit_record("a")["reason"] == "StartError"
 
 
-async def test_reopening_under_load_loses_and_tears_no_line(pod: TestPod) -> None:
+async def test_reopening_the_log_under_load_loses_and_splits_no_line(pod: TestPod) -> None:
     script = (
         "import os, select\n"
         "n = 0\n"
@@ -123,7 +125,7 @@ async def test_reopening_under_load_loses_and_tears_no_line(pod: TestPod) -> Non
     assert all(line == b"line %d" % number for number, line in enumerate(lines))
 
 
-async def test_the_old_file_gets_nothing_after_a_reopen(pod: TestPod) -> None:
+async def test_the_old_log_gets_no_line_after_a_reopen(pod: TestPod) -> None:
     await pod.run("a", "while :; do echo tick; sleep 0.01; done")
     path = pod.log_path("a")
     await until(lambda: path.exists() and path.stat().st_size > 100)
@@ -147,8 +149,9 @@ async def test_reopening_the_log_of_an_exited_container_is_refused_and_makes_no_
 
 
 @pytest.mark.requirement("11.4")
-async def test_a_full_disk_loses_log_but_not_the_container(pod: TestPod) -> None:
-    """A file size limit on the shim stands for the full disk; it is lifted again."""
+async def test_a_container_survives_a_full_disk_of_its_log(pod: TestPod) -> None:
+    """A file size limit on the shim stands for the full disk; the test removes the limit
+    afterwards."""
     await pod.client.state()
     resource = __import__("resource")
     resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -181,8 +184,8 @@ async def test_a_full_disk_loses_log_but_not_the_container(pod: TestPod) -> None
 
 @pytest.mark.skipif("PYRUNC_GUEST" in os.environ, reason="emulated processors have no speed")
 async def test_the_log_is_copied_fast(pod: TestPod) -> None:
-    """270 MB/s were measured on an idle machine. What counts is the shim's processor time: others
-    may want the processor."""
+    """An idle machine copies 270 MB/s. The test measures the processor time of the shim, because
+    other processes may use the processor."""
     total = 200_000_000
     script = (
         f"import os\nb = (b'x' * 99 + b'\\n') * 600\nfor _ in range({total} // len(b)):"
@@ -200,7 +203,7 @@ async def test_the_log_is_copied_fast(pod: TestPod) -> None:
 
 
 @pytest.mark.requirement("9.8")
-async def test_an_attached_client_gets_new_output_only_and_its_end(pod: TestPod) -> None:
+async def test_an_attached_client_gets_new_output_and_the_end_of_output(pod: TestPod) -> None:
     await pod.run("a", "echo before; read x; echo after $x; echo error >&2; exit 2", stdin=True)
     await until(lambda: pod.logged("a") == b"before\n")
     streams = await pod.client.attach("a", stdin=True, stdout=True, stderr=True)
@@ -218,7 +221,7 @@ async def test_an_attached_client_gets_new_output_only_and_its_end(pod: TestPod)
 
 
 @pytest.mark.requirement("9.8")
-async def test_many_clients_follow_one_container(pod: TestPod) -> None:
+async def test_many_clients_attach_to_the_same_container(pod: TestPod) -> None:
     await pod.run("a", "read x; for i in 1 2 3; do echo $x $i; done", stdin=True)
     many = [await pod.client.attach("a", stdin=n == 0, stdout=True) for n in range(20)]
     assert many[0].stdin_fd is not None
@@ -247,7 +250,7 @@ async def test_a_slow_client_neither_blocks_the_container_nor_other_clients(pod:
     quick.close()
 
 
-async def test_a_client_that_leaves_changes_nothing(pod: TestPod) -> None:
+async def test_a_client_that_disconnects_changes_nothing(pod: TestPod) -> None:
     await pod.run("a", "while read x; do echo got $x; done; exit 3", stdin=True)
     before = await settled(pod, running=1)
     for n in range(20):
@@ -261,7 +264,7 @@ async def test_a_client_that_leaves_changes_nothing(pod: TestPod) -> None:
 
 
 @pytest.mark.requirement("4.1.6")
-async def test_stdin_stays_open_until_the_first_client_ends_when_asked_so(pod: TestPod) -> None:
+async def test_stdin_once_closes_stdin_with_the_first_client(pod: TestPod) -> None:
     await pod.run("once", "/bin/cat", stdin=True, stdin_once=True)
     await pod.run("always", "/bin/cat", stdin=True)
     for name in ("once", "always"):
@@ -275,7 +278,7 @@ async def test_stdin_stays_open_until_the_first_client_ends_when_asked_so(pod: T
     assert [c.id for c in (await pod.client.state()).containers if c.running] == ["always"]
 
 
-async def test_input_waits_while_the_container_does_not_read(pod: TestPod) -> None:
+async def test_input_is_not_lost_while_the_container_does_not_read(pod: TestPod) -> None:
     await pod.run("a", "sleep 0.5; /bin/cat | md5sum", stdin=True, stdin_once=True)
     streams = await pod.client.attach("a", stdin=True, stdout=True)
     assert streams.stdin_fd is not None and streams.stdout_fd is not None
@@ -289,7 +292,7 @@ async def test_input_waits_while_the_container_does_not_read(pod: TestPod) -> No
     streams.close()
 
 
-async def test_a_container_that_closes_its_input_hangs_up_on_the_client(pod: TestPod) -> None:
+async def test_a_container_that_closes_its_stdin_closes_the_clients_input(pod: TestPod) -> None:
     await pod.run("a", "exec <&-; echo closed; sleep 100", stdin=True)
     await until(lambda: pod.logged("a") == b"closed\n")
     streams = await pod.client.attach("a", stdin=True)
@@ -301,7 +304,7 @@ async def test_a_container_that_closes_its_input_hangs_up_on_the_client(pod: Tes
     streams.close()
 
 
-async def test_attaching_stdin_to_a_container_without_is_a_closed_pipe(pod: TestPod) -> None:
+async def test_attaching_to_a_container_without_stdin_gets_a_closed_pipe(pod: TestPod) -> None:
     await pod.run("a", "sleep 100")
     streams = await pod.client.attach("a", stdin=True, stdout=True)
     assert streams.stdin_fd is not None
@@ -310,7 +313,7 @@ async def test_attaching_stdin_to_a_container_without_is_a_closed_pipe(pod: Test
     streams.close()
 
 
-async def test_a_container_that_is_gone_cannot_be_attached_to(pod: TestPod) -> None:
+async def test_attaching_to_an_ended_container_is_an_error(pod: TestPod) -> None:
     await pod.run("a", "exit 0")
     await pod.exited("a")
     with pytest.raises(WrongState):
@@ -321,7 +324,7 @@ async def test_a_container_that_is_gone_cannot_be_attached_to(pod: TestPod) -> N
 
 
 @pytest.mark.requirement("11.3")
-async def test_a_container_with_a_terminal(pod: TestPod) -> None:
+async def test_a_containers_terminal_is_attached_logged_and_resized(pod: TestPod) -> None:
     await pod.run("a", "tty; read x; stty size; echo error >&2; echo got $x", tty=True, stdin=True)
     first = await pod.client.attach("a", stdin=True, stdout=True, stderr=True)
     second = await pod.client.attach("a", stdout=True)
@@ -339,7 +342,7 @@ async def test_a_container_with_a_terminal(pod: TestPod) -> None:
     second.close()
 
 
-async def test_a_terminal_client_that_leaves_does_not_end_the_container(pod: TestPod) -> None:
+async def test_a_terminal_client_that_disconnects_does_not_end_the_container(pod: TestPod) -> None:
     await pod.run("a", "while read x; do echo got $x; done", tty=True, stdin=True, stdin_once=True)
     for n in range(3):
         streams = await pod.client.attach("a", stdin=True, stdout=True)
@@ -358,7 +361,7 @@ async def test_a_container_without_a_terminal_cannot_be_resized(pod: TestPod) ->
         await pod.client.resize(80, 24, exec_id="nothing")
 
 
-async def test_many_resizes_cost_nothing(pod: TestPod) -> None:
+async def test_a_thousand_resizes_are_accepted(pod: TestPod) -> None:
     await pod.run("a", "sleep 100", tty=True)
     await asyncio.gather(*(pod.client.resize(n % 300, n % 100, container="a") for n in range(1000)))
 
@@ -366,7 +369,7 @@ async def test_many_resizes_cost_nothing(pod: TestPod) -> None:
 # -- exec
 
 
-async def test_exec_has_the_streams_that_were_asked_for(pod: TestPod) -> None:
+async def test_an_exec_has_the_requested_streams(pod: TestPod) -> None:
     await pod.run("a", "sleep 100")
     session = await _exec(pod, "a", "cat; echo error >&2; exit 5", stdin=True)
     assert (
@@ -389,7 +392,7 @@ async def test_exec_has_the_streams_that_were_asked_for(pod: TestPod) -> None:
     assert pod.logged("a") == b""
 
 
-async def test_exec_with_a_terminal(pod: TestPod) -> None:
+async def test_an_exec_can_have_a_terminal(pod: TestPod) -> None:
     await pod.run("a", "sleep 100")
     session = await _exec(pod, "a", "read x; stty size; echo got $x >&2", tty=True, stdin=True)
     assert (
@@ -402,7 +405,7 @@ async def test_exec_with_a_terminal(pod: TestPod) -> None:
     session.close()
 
 
-async def test_closing_the_terminal_hangs_up(pod: TestPod) -> None:
+async def test_a_session_ends_when_its_terminal_is_closed(pod: TestPod) -> None:
     await pod.run("a", "sleep 100")
     session = await _exec(pod, "a", "sleep 100", tty=True, stdin=True)
     session.close()
@@ -410,7 +413,7 @@ async def test_closing_the_terminal_hangs_up(pod: TestPod) -> None:
     assert await session.exited in (129, 137)
 
 
-async def test_exec_errors(pod: TestPod) -> None:
+async def test_invalid_execs_are_errors(pod: TestPod) -> None:
     with pytest.raises(NotFound):
         await _exec(pod, "a", "true")
     await pod.run("a", "sleep 100")
@@ -423,9 +426,7 @@ async def test_exec_errors(pod: TestPod) -> None:
     assert (await pod.client.state()).execs == []
 
 
-async def test_killing_a_session_kills_its_descendants_and_nothing_else(
-    pod: TestPod, tmp_path: Path
-) -> None:
+async def test_killing_a_session_kills_only_its_descendants(pod: TestPod, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     await pod.run("a", "exec sleep 1000")
     await until(lambda: len(pod.processes()) == 1)
@@ -458,8 +459,8 @@ async def test_the_descendants_of_an_ended_session_can_still_be_killed(pod: Test
 
 
 async def test_a_fork_bomb_in_a_session_is_killed(pod: TestPod) -> None:
-    """The session's process forks without an end, 40 times at once. After the kill no process of
-    the session is left in the container."""
+    """The session's process forks without end, in 40 processes at once. After the kill no process
+    of the session is left in the container."""
     await pod.run("a", "exec sleep 1000")
     bomb = "f() { i=0; while [ $i -lt 40 ]; do (sleep 0.02; :) & i=$((i+1)); done; wait; f; }; f"
     session = await _exec(pod, "a", bomb)
@@ -479,7 +480,7 @@ async def test_sessions_end_with_their_container(pod: TestPod) -> None:
     session.close()
 
 
-async def test_sessions_of_a_server_that_dies_are_killed_and_the_container_is_not(
+async def test_sessions_of_a_killed_server_are_killed_and_the_container_is_not(
     pod: TestPod,
 ) -> None:
     await pod.run("a", "exec sleep 1000")
@@ -502,7 +503,7 @@ async def test_a_session_that_leaves_a_daemon_ends_with_its_process(pod: TestPod
     session.close()
 
 
-async def test_an_exec_that_waits_holds_up_only_itself_and_can_be_killed(pod: TestPod) -> None:
+async def test_a_waiting_exec_blocks_no_other_call_and_can_be_killed(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     for name in ("late", "never"):
         os.mkfifo(pod.folder / name)
@@ -525,7 +526,7 @@ async def test_an_exec_that_waits_holds_up_only_itself_and_can_be_killed(pod: Te
     session.close()
 
 
-async def test_large_requests(pod: TestPod) -> None:
+async def test_large_requests_are_accepted(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     text = "x" * 100_000
     args = ["/bin/sh", "-c", 'printf "%s" "$0$1"', text, text]
@@ -558,14 +559,14 @@ async def _exec(pod: TestPod, container: str, script: str, **streams: bool) -> E
 
 
 def _unread(pid: int) -> int:
-    """Return the number of unread bytes in the pipe of a process's standard output."""
+    """Returns the number of unread bytes in the pipe of a process's standard output."""
     with open(f"/proc/{pid}/fd/1", "rb", buffering=0) as pipe:
         answer = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
 
 
 def _processor_s(pid: int) -> float:
-    """The time that a process has had the processor, in user mode and in the kernel."""
+    """Returns the processor time of a process in seconds, in user mode and in the kernel."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -51,7 +51,7 @@ RESULT_SOCKET = 3
 
 
 def _send_result(message: Message, count: int) -> int:
-    """`message` with `count` descriptors, past the function's return value."""
+    """Sends `message` with `count` descriptors, past the function's return value."""
     answers = socket.socket(fileno=os.dup(RESULT_SOCKET))
     ipc.send(answers, message, [0] * count)
     return 0
@@ -103,8 +103,8 @@ def replace(arguments: Message, fds: list[int]) -> None:
 
 
 def family(arguments: Message, fds: list[int]) -> None:
-    """A child, a grandchild in a session of its own, an orphan that was daemonized; their pids go
-    to the file."""
+    """Starts a child, a grandchild in its own session and a daemonized orphan; writes their pids to
+    the file."""
     script = (
         'echo $$ >>"$0"; setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & '
         '( setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & ) ; sleep 100'
@@ -114,13 +114,13 @@ def family(arguments: Message, fds: list[int]) -> None:
 
 
 def background(arguments: Message, fds: list[int]) -> None:
-    """Ends at once and leaves a process that holds stdout."""
+    """Ends at once and leaves a process that holds stdout open."""
     child = subprocess.Popen(["sleep", "100"])
     print(child.pid)
 
 
 def answer_on(arguments: Message, fds: list[int]) -> None:
-    """Detached: says its pid, session and parent on the socket, then waits until the socket
+    """Runs detached: sends its pid, session and parent over the socket, then waits until the socket
     closes."""
     sock = socket.socket(fileno=fds[0])
     sock.send(f"{os.getpid()} {os.getsid(0)} {os.getppid()}".encode())

@@ -44,7 +44,8 @@ async def until_gone(pids: list[int], timeout_s: float = TIMEOUT_S) -> bool:
 
 
 async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
-    """A detached child that answers on a socket: its pid, the socket, what it said first."""
+    """Starts a detached child that answers on a socket; returns its pid, the socket and its first
+    message."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = await zygote.fork(f"{HERE}:answer_on", None, [theirs.fileno()])
@@ -55,7 +56,7 @@ async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
 # -- jobs
 
 
-async def test_an_job_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
+async def test_a_job_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
     reading, writing = os.pipe()
     result = await zygote.run(
         f"{HERE}:echo", Asked(say="hi ", code=3), [writing], stdin=b"there", env={"EXTRA": "!"}
@@ -66,13 +67,13 @@ async def test_an_job_has_stdin_environment_arguments_and_descriptors(zygote: Zy
     os.close(reading)
 
 
-async def test_an_job_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
+async def test_a_job_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
     result = await zygote.run(f"{HERE}:descriptors", fds=[0, 1])
     ours = set(eval(result.stdout)) - {6, 7}  # the listing itself
     assert ours == {0, 1, 2, 3, 4, 5}  # stdio, the result socket, two that were passed
 
 
-async def test_an_job_hands_descriptors_over(zygote: Zygote) -> None:
+async def test_a_job_returns_descriptors(zygote: Zygote) -> None:
     result = await zygote.run_for_fd(f"{HERE}:hand_over")
     assert [os.read(fd, 100) for fd in result.fds] == [b"from the job"]
     for fd in result.fds:
@@ -80,18 +81,18 @@ async def test_an_job_hands_descriptors_over(zygote: Zygote) -> None:
 
 
 @pytest.mark.parametrize(("function", "code"), [("leave", 7), ("die", 137), ("crash", 1)])
-async def test_exit_codes(zygote: Zygote, function: str, code: int) -> None:
+async def test_a_job_returns_its_exit_code(zygote: Zygote, function: str, code: int) -> None:
     result = await zygote.run(f"{HERE}:{function}")
     assert result.exit_code == code
     assert (b"ZeroDivisionError: a bug" in result.stderr) == (function == "crash")
 
 
-async def test_our_errors_come_back_as_they_were_raised(zygote: Zygote) -> None:
+async def test_errors_of_a_job_are_raised_in_the_server(zygote: Zygote) -> None:
     with pytest.raises(NotFound, match="no such thing"):
         await zygote.run(f"{HERE}:refuse")
 
 
-async def test_an_job_may_become_another_program(zygote: Zygote) -> None:
+async def test_a_job_may_execute_another_program(zygote: Zygote) -> None:
     result = await zygote.run(
         f"{HERE}:replace", Asked(script="cat; echo error >&2; exit 9"), stdin=b"in"
     )
@@ -118,7 +119,7 @@ async def test_a_function_that_does_not_exist_is_an_error_and_no_process(zygote:
         ({"call": "brew"}, "the zygote has no call 'brew'"),
     ],
 )
-async def test_a_question_that_lacks_something_is_refused_with_its_name(
+async def test_an_error_names_the_missing_field_of_a_request(
     zygote: Zygote, question: ipc.Message, problem: str
 ) -> None:
     process = await zygote._live()
@@ -127,26 +128,27 @@ async def test_a_question_that_lacks_something_is_refused_with_its_name(
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
 
 
-async def test_large_input_output_and_arguments(zygote: Zygote) -> None:
+async def test_jobs_accept_large_input_output_and_arguments(zygote: Zygote) -> None:
     text = "x" * 300_000
     result = await zygote.run(f"{HERE}:echo", Asked(say=text), stdin=b"y" * 2_000_000)
     assert result.stdout == text.encode() + b"y" * 2_000_000
 
 
-async def test_output_beyond_the_limit_is_dropped_and_the_job_goes_on(zygote: Zygote) -> None:
+async def test_output_beyond_the_limit_is_dropped_and_the_job_continues(zygote: Zygote) -> None:
     result = await zygote.run(f"{HERE}:flood", Asked(blocks=100), output_limit_bytes=100_000)
     assert (result.exit_code, len(result.stdout), result.truncated) == (0, 100_000, True)
 
 
-async def test_many_jobs_at_once(zygote: Zygote) -> None:
+async def test_many_jobs_run_at_once(zygote: Zygote) -> None:
     async def one(n: int) -> bytes:
         return (await zygote.run(f"{HERE}:echo", Asked(say=str(n)))).stdout
 
     assert await asyncio.gather(*map(one, range(50))) == [str(n).encode() for n in range(50)]
 
 
-async def test_a_timeout_kills_all_that_the_job_started(zygote: Zygote, tmp_path: Path) -> None:
-    """Time enough for three processes to come to be; without the limit they sleep for 100 s."""
+async def test_a_timeout_kills_all_processes_of_the_job(zygote: Zygote, tmp_path: Path) -> None:
+    """The timeout is long enough for three processes to start; without it they would sleep for 100
+    s."""
     pids = tmp_path / "pids"
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
@@ -161,7 +163,9 @@ async def test_a_deadline_may_be_years_away(zygote: Zygote) -> None:
     assert (await zygote.run(f"{HERE}:leave", timeout_s=1e12)).exit_code == 7
 
 
-async def test_cancelling_kills_all_that_the_job_started(zygote: Zygote, tmp_path: Path) -> None:
+async def test_a_cancellation_kills_all_processes_of_the_job(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     pids = tmp_path / "pids"
     task = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
     while not pids.exists() or len(pids.read_text().split()) < 3:
@@ -173,7 +177,7 @@ async def test_cancelling_kills_all_that_the_job_started(zygote: Zygote, tmp_pat
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
 
 
-async def test_a_process_left_behind_with_stdout_does_not_hold_the_result_up(
+async def test_a_process_that_keeps_stdout_open_does_not_delay_the_result(
     zygote: Zygote,
 ) -> None:
     started = time.monotonic()
@@ -185,7 +189,7 @@ async def test_a_process_left_behind_with_stdout_does_not_hold_the_result_up(
 # -- detached children
 
 
-async def test_a_detached_child_has_its_own_session_and_survives_server_and_zygote(
+async def test_a_detached_child_has_its_own_session_and_outlives_server_and_zygote(
     zygote: Zygote,
 ) -> None:
     pid, sock, (its_pid, session, parent) = await detached(zygote)
@@ -217,7 +221,7 @@ async def test_the_zygote_reaps_its_detached_children(zygote: Zygote) -> None:
 # -- the zygote itself
 
 
-async def test_it_ends_when_the_server_goes_and_kills_jobs_but_not_detached_children(
+async def test_a_zygote_ends_with_its_server_and_kills_jobs_but_not_detached_children(
     tmp_path: Path,
 ) -> None:
     zygote = await Zygote.start([HERE])
@@ -244,7 +248,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_killed_zygote_takes_its_jobs_along_and_is_replaced(zygote: Zygote) -> None:
+async def test_the_jobs_of_a_killed_zygote_end_and_the_zygote_is_replaced(zygote: Zygote) -> None:
     first = zygote.pid
     assert first
     job = asyncio.create_task(zygote.run(f"{HERE}:replace", Asked(script="exec sleep 100")))
@@ -258,12 +262,12 @@ async def test_a_killed_zygote_takes_its_jobs_along_and_is_replaced(zygote: Zygo
     assert zygote.pid not in (None, first)
 
 
-async def test_a_preload_that_fails_says_so() -> None:
+async def test_a_failed_preload_is_reported() -> None:
     with pytest.raises(PeerError, match=r"importing no\.such\.module: ModuleNotFoundError"):
         await Zygote.start(["no.such.module"])
 
 
-async def test_who_asks_a_zygote_that_starts_waits() -> None:
+async def test_a_request_waits_for_a_starting_zygote() -> None:
     zygote = Zygote([HERE])
     zygote.begin()
     try:
@@ -275,7 +279,7 @@ async def test_who_asks_a_zygote_that_starts_waits() -> None:
         await zygote.close()
 
 
-async def test_who_asks_a_zygote_that_cannot_start_is_told_why() -> None:
+async def test_a_request_to_a_zygote_that_cannot_start_gets_the_reason() -> None:
     zygote = Zygote(["no.such.module"])
     zygote.begin()
     for _ in range(2):
@@ -286,7 +290,7 @@ async def test_who_asks_a_zygote_that_cannot_start_is_told_why() -> None:
     await zygote.close()
 
 
-async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
+async def test_a_zygote_closed_during_its_start_leaves_no_process() -> None:
     before = set(children(os.getpid()))
     zygote = Zygote([HERE])
     zygote.begin()
@@ -300,11 +304,8 @@ async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
 @pytest.mark.parametrize(
     "function", ["hand_over_many", "hand_over_with_an_error", "hand_over_nonsense"]
 )
-async def test_descriptors_that_the_caller_does_not_expect_are_closed(
-    zygote: Zygote, function: str
-) -> None:
-    """A job that was taken over sends what it likes: 250 descriptors each time, with any
-    message."""
+async def test_unexpected_descriptors_of_a_job_are_closed(zygote: Zygote, function: str) -> None:
+    """A compromised job can send 250 descriptors with any message."""
     before = descriptors(os.getpid())
     for run in (zygote.run, zygote.run_for_fd):
         with pytest.raises((PeerError, NotFound)):
@@ -312,21 +313,21 @@ async def test_descriptors_that_the_caller_does_not_expect_are_closed(
     assert descriptors(os.getpid()) <= before
 
 
-async def test_a_message_in_a_memfd_of_a_job_is_not_read(zygote: Zygote) -> None:
-    """The server would parse up to 64 MiB of a taken over job's choice in its event loop."""
+async def test_a_jobs_message_in_a_memfd_is_not_read(zygote: Zygote) -> None:
+    """The server would parse up to 64 MiB of a compromised job's choice in its event loop."""
     before = descriptors(os.getpid())
     with pytest.raises(PeerError, match="cut off"):
         await zygote.run(f"{HERE}:send_memfd")
     assert descriptors(os.getpid()) <= before
 
 
-async def test_an_error_with_a_long_text_arrives_cut(zygote: Zygote) -> None:
+async def test_a_long_error_text_is_cut(zygote: Zygote) -> None:
     with pytest.raises(NotFound) as raised:
         await zygote.run(f"{HERE}:refuse_at_length")
     assert raised.value.message.startswith("\u20ac\u20ac") and len(raised.value.message) == 1000
 
 
-async def test_a_zygote_that_is_killed_while_it_imports_is_replaced(
+async def test_a_zygote_killed_during_its_imports_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "mark"
@@ -355,7 +356,7 @@ async def test_a_hundred_jobs_leave_nothing_in_the_zygote(zygote: Zygote) -> Non
 
 
 @pytest.mark.parametrize("module", ["json", "no.such.module"])
-def test_a_server_that_goes_while_it_imports_is_no_failure(module: str) -> None:
+def test_a_zygote_whose_server_ends_during_the_imports_exits_without_an_error(module: str) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()
     command = [
@@ -373,8 +374,8 @@ def test_a_server_that_goes_while_it_imports_is_no_failure(module: str) -> None:
     assert done.returncode == 0 and "BrokenPipe" not in done.stderr
 
 
-def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
-    """The kernel then resets the connection: the next answer, here a job's end, meets
+def test_a_zygote_whose_server_ends_with_an_unread_reply_exits_without_an_error() -> None:
+    """The kernel then resets the connection: the next reply, here a job's end, fails with
     ECONNRESET."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
