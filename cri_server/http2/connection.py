@@ -60,6 +60,8 @@ class Connection:
         self._greet()
 
     def _greet(self) -> None:
+        # SETTINGS is the server's preface and must be its first frame (RFC 9113, section 3.4); it
+        # need not wait for the client's.
         self._sender.control(
             frames.settings(
                 {
@@ -68,6 +70,8 @@ class Connection:
                 }
             )
         )
+        # SETTINGS_INITIAL_WINDOW_SIZE applies to streams only. The connection's window of 65535
+        # bytes can only be changed by WINDOW_UPDATE (section 6.9.2).
         extra = self.limits.window_bytes - frames.WINDOW_BYTES
         if extra > 0:
             self._sender.control(frames.window_update(0, extra))
@@ -101,6 +105,7 @@ class Connection:
         return events
 
     def _frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
+        # No frame of any stream may come between HEADERS and its last CONTINUATION (section 6.10).
         if self._block is not None:
             self._continuation(kind, flags, stream_id, body)
         elif kind == frames.DATA and self._settings_received:
@@ -118,9 +123,13 @@ class Connection:
         elif kind == frames.RST_STREAM:
             self._rst_stream(stream_id, body)
         elif kind == frames.GOAWAY:
+            # A client's GOAWAY refuses streams of the server, which are pushes; this side opens
+            # none.
             check_size(stream_id == 0 and len(body) >= 2 * WORD.size, "GOAWAY")
             self._charge()
         elif kind == frames.PRIORITY:
+            # Priorities are deprecated (section 5.3.2), but older clients send them. They cost a
+            # token, because floods of them were an attack (CVE-2019-9513).
             check_size(stream_id != 0 and len(body) == 5, "PRIORITY")
             self._charge()
         elif kind in (frames.PUSH_PROMISE, frames.CONTINUATION):
@@ -132,6 +141,8 @@ class Connection:
 
     def _data(self, flags: int, stream_id: int, body: bytes) -> None:
         size = len(body)
+        # Padding and data of closed streams count, too: the sender has counted them (sections 6.1,
+        # 6.9).
         self._consume(size)
         if flags & frames.PADDED:
             body = unpadded(body)
@@ -150,6 +161,7 @@ class Connection:
         if stream.left_bytes is not None and not stream.fits(len(body), ended):
             self._stream_error(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
+        # Flow control does not slow empty frames down (CVE-2019-9518).
         if not body and not ended:
             self._charge()
             return
@@ -199,6 +211,8 @@ class Connection:
         assert block is not None
         if kind != frames.CONTINUATION or stream_id != block.stream_id:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
+        # Empty CONTINUATION frames add no bytes, so the frames are counted, too: endless ones were
+        # a denial of service in many servers (CVE-2023-45288, CVE-2024-27316).
         block.data += body
         block.count += 1
         limits = self.limits
@@ -212,8 +226,9 @@ class Connection:
             self._request(stream_id, block.ended, bytes(block.data))
 
     def _request(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """Process a whole header block. A refused one is decoded, too: both sides must keep the
-        same dynamic table."""
+        """Process a whole header block."""
+        # A refused block is decoded, too: both sides must keep the same dynamic table (section
+        # 4.3).
         try:
             fields = self._decoder.decode(block, self.limits.header_list_bytes)
         except BadBlock as error:
@@ -221,14 +236,21 @@ class Connection:
         if stream_id <= self._last_id:
             self._trailers(stream_id, ended)
             return
+        # GOAWAY has named the last stream that is processed; the client may retry later ones
+        # elsewhere (section 6.8).
         if self.leaving:
             return
         self._last_id = stream_id
         self._controls.refund(REFUND)
+        # A stream that was reset counts until its handler has ended: reset streams do not count in
+        # the protocol, which made rapid resets an attack (CVE-2023-44487). REFUSED_STREAM permits a
+        # retry (8.7).
         if len(self._streams) + self.held_streams >= self.limits.streams:
             self._refuse(stream_id, ErrorCode.REFUSED_STREAM)
             return
         try:
+            # None means that the list was too long. The stream is opened all the same, so that the
+            # owner can answer with a status instead of a reset.
             length = check(fields) if fields is not None else None
             if ended and length:
                 raise Malformed
@@ -277,6 +299,7 @@ class Connection:
             self._charge()
             return
         check_size(len(body) % frames.SETTING.size == 0, "SETTINGS")
+        # Each SETTINGS frame has to be answered (CVE-2019-9515).
         self._charge(SETTINGS_COST)
         # Of repeated settings the last value counts (section 6.5.3).
         values = dict(frames.SETTING.iter_unpack(body))
@@ -288,6 +311,7 @@ class Connection:
             self._events.append(Ready())
 
     def _apply(self, values: dict[int, int]) -> None:
+        # SETTINGS_HEADER_TABLE_SIZE bounds the table of this side's encoder, which uses none.
         if values.get(Setting.ENABLE_PUSH, 0) > 1:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is not 0 or 1")
         frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
@@ -296,6 +320,8 @@ class Connection:
         self._sender.frame_bytes = frame_bytes
         window_bytes = values.get(Setting.INITIAL_WINDOW_SIZE)
         if window_bytes is not None:
+            # Overflow, because this error is FLOW_CONTROL_ERROR; those above are PROTOCOL_ERROR
+            # (6.5.2).
             if window_bytes > frames.WINDOW_MAX_BYTES:
                 raise Overflow
             self._sender.change_initial(window_bytes, [s.out for s in self._streams.values()])
@@ -303,6 +329,7 @@ class Connection:
     def _window_update(self, stream_id: int, body: bytes) -> None:
         check_size(len(body) == WORD.size, "WINDOW_UPDATE")
         increment = WORD.unpack(body)[0] & frames.WINDOW_MAX_BYTES
+        # Tiny increments make a sender cut its data into tiny frames (CVE-2019-9511).
         if increment < SMALL_UPDATE_BYTES:
             self._charge()
         if stream_id == 0:
@@ -312,6 +339,7 @@ class Connection:
             return
         stream = self._streams.get(stream_id)
         if stream is None:
+            # The frame may have crossed the end of its stream (section 5.1, "closed").
             self._check_was_open(stream_id, "WINDOW_UPDATE")
             return
         try:
@@ -326,6 +354,7 @@ class Connection:
         if stream_id:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "a PING frame names a stream")
         check_size(len(body) == 8, "PING")
+        # Each PING has to be answered (CVE-2019-9512).
         self._charge()
         if not flags & frames.ACK:
             self._sender.control(frames.pong(body))
@@ -374,6 +403,8 @@ class Connection:
             self._sender.forget(stream.out)
 
     def _remember(self, stream_id: int) -> None:
+        # The peer may have sent frames before it got the reset, and they must be ignored (section
+        # 5.1).
         self._reset[stream_id] = None
         if len(self._reset) > RESET_IDS_LIMIT:
             self._reset.popitem(last=False)
@@ -393,6 +424,7 @@ class Connection:
         """Close the stream after its reply; a request that is not complete is reset (section
         8.1)."""
         del self._streams[stream_id]
+        # NO_ERROR tells the client to stop its upload and keep the reply (section 8.1).
         if stream.receiving:
             self._remember(stream_id)
             self._sender.control(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))

@@ -6,10 +6,13 @@ import re
 
 from cri_server.http2.hpack import Field
 
+# Capital letters make a request malformed, they are not folded (section 8.2.1).
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\0\r\n]")
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 _REQUIRED = {b":method", b":scheme", b":path"}
+# HTTP/2 has frames for what these fields say; a gateway to HTTP/1.1 that passes them on is open to
+# request smuggling (section 8.2.2).
 _CONNECTION_SPECIFIC = {
     b"connection",
     b"proxy-connection",
@@ -57,6 +60,7 @@ def check(fields: list[Field]) -> int | None:
 
 
 def _check_unusual(name: bytes, value: bytes) -> None:
+    # gRPC clients send `te: trailers` to find proxies that drop trailers (PROTOCOL-HTTP2.md).
     if (
         not _NAME.fullmatch(name)
         or name in _CONNECTION_SPECIFIC
@@ -66,6 +70,8 @@ def _check_unusual(name: bytes, value: bytes) -> None:
 
 
 def _length(value: bytes, before: int | None) -> int:
+    # Two lengths, even equal ones, are refused: peers that choose different ones disagree on the
+    # end.
     if before is not None or not re.fullmatch(rb"\d{1,18}", value):
         raise Malformed
     return int(value)

@@ -84,6 +84,9 @@ class Decoder:
                     continue
                 else:
                     field, at = self._literal(block, at, octet)
+                # References are counted by the size of what they name: an octet can name 4 KiB,
+                # which made short blocks exhaust memory (the HPACK bomb, CVE-2016-6581). Decoding
+                # goes on, to keep the table in step.
                 size_bytes += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD_BYTES
                 if size_bytes <= list_limit_bytes:
                     fields.append(field)
@@ -95,6 +98,8 @@ class Decoder:
 
     def _literal(self, block: bytes, at: int, octet: int) -> tuple[Field, int]:
         """Decode a literal field, which the second bit adds to the table."""
+        # Literals "never indexed" (0001) are decoded like those "without indexing" (0000): the
+        # difference concerns proxies (section 6.2.3).
         mask = 0x3F if octet & 0x40 else 0x0F
         index = octet & mask
         if index == mask:
@@ -114,6 +119,7 @@ class Decoder:
     def _insert(self, field: Field) -> None:
         self._size_bytes += _size(field)
         self._table.insert(_FIRST_DYNAMIC, field)
+        # An entry larger than the table is no error: it empties the table (section 4.4).
         self._evict()
 
     def _evict(self) -> None:
@@ -146,6 +152,8 @@ def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
         at += 1
         value += (octet & 0x7F) << shift
         shift += 7
+        # The shift is limited, too: octets of 0x80 would extend a small number without end (section
+        # 5.1).
         if value > INTEGER_LIMIT or shift > 35:
             raise BadBlock("an integer is too large")
         if octet < 0x80:

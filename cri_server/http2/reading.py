@@ -33,6 +33,8 @@ class Reader:
         """Yield the frames that `data` completes, parsed one by one. Raises Broken."""
         if self._partial:
             self._partial += data
+            # Parsing waits for the whole frame: a peer that sends single bytes would otherwise
+            # cause a copy of the partial frame for each.
             if len(self._partial) < self._needed:
                 return
             data = bytes(self._partial)
@@ -57,6 +59,7 @@ class Reader:
                 self._partial += data[at:]
                 return
             at = begin + length
+            # The reserved bit must be ignored (section 4.1).
             yield kind, flags, stream_id & frames.STREAM_MAX, data[begin:at]
         if self._greeted:
             self._needed = HEAD_BYTES

@@ -67,6 +67,8 @@ class Sender:
 
     def headers(self, stream: Outgoing, block: bytes, *, end: bool) -> None:
         """Send a header block, which must fit into one frame; `end` closes the stream."""
+        # Only DATA is flow-controlled (section 5.2.1), so trailers sent now would overtake the
+        # queue.
         if stream.queued:
             assert end and stream.trailers is None
             stream.trailers = block
@@ -93,6 +95,7 @@ class Sender:
             return
         if stream.queued is None:
             stream.queued = deque()
+        # A frame is cut from a view: slices of bytes would copy the rest of the payload each time.
         stream.queued.append(memoryview(payload))
         self.queued_bytes += length
         self._enqueue(stream)

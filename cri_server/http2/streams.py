@@ -14,6 +14,8 @@ class Stream:
     def __init__(self, out: Outgoing, receiving: bool, left_bytes: int | None) -> None:
         self.out, self.receiving, self.sending = out, receiving, True
         self.left_bytes = left_bytes  # of the body; None without content-length
+        # Streams keep the initial window: most requests fit, and a longer one gets credit once its
+        # announced length has been checked (`grpc_framing.Incoming.add`).
         self.window_bytes = frames.WINDOW_BYTES
 
     def fits(self, size: int, ended: bool) -> bool:

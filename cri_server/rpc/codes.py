@@ -83,6 +83,7 @@ def code_of(error: BaseException) -> Code:
     if isinstance(error, CallFailed):
         return error.code
     number = getattr(error, "errno", None)
+    # The node lacks space, memory or descriptors at the moment; INTERNAL would read as a bug.
     if isinstance(error, KernelError | OSError) and number in EXHAUSTED:
         return Code.RESOURCE_EXHAUSTED
     if isinstance(error, Error):

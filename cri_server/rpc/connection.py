@@ -30,6 +30,8 @@ from pyrunc.errors import Error
 if TYPE_CHECKING:
     from cri_server.rpc.server import Server
 
+# A client that opens its windows wide and does not read would make the server buffer every reply
+# (CVE-2019-9517).
 BACKLOG_BYTES = 4 << 20
 FLUSH_S = 5.0  # for a client to read the last replies of a connection that is being closed
 SKIPPED_BYTES = 16 << 10  # of a request that is not gRPC; a longer one is answered unread
@@ -120,6 +122,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, size: int) -> None:
         self.active_s = self._loop.time()
+        # A copy, because all connections of the server share the buffer.
         for event in self._http.receive(bytes(self._server.buffer[:size])):
             self._handle_event(event)
         if self._new_calls:
@@ -128,6 +131,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._paused = True
+        # Reading stops, too: each request that is read would add a reply to those that wait.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -223,6 +227,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not self._http.is_open(event.stream_id):
             return  # reset in the same pass
         if event.fields is None:
+            # A status and not HTTP's 431, which gRPC clients map to UNKNOWN
+            # (http-grpc-status-mapping.md).
             limit = self._server.limits.header_list_bytes
             self._send_status(
                 event.stream_id,
@@ -272,6 +278,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if call.task is not None or not self._http.is_open(call.stream_id):
             return
         if ended and call.incoming.length is None:
+            # Nearly every request is one DATA frame with one message, which needs no buffer.
             payload = grpc_framing.whole_message(data)
             if payload is not None:
                 self._dispatch(call, payload)
@@ -300,6 +307,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _start_deadlines(self) -> None:
         """Start the deadline timers of new calls that this pass has not answered."""
+        # At the end of the pass, because most calls are answered within it and need no timer.
         for call in self._new_calls:
             if call.deadline_s is not None and self._calls.get(call.stream_id) is call:
                 call.timer = self._loop.call_at(call.deadline_s, self._on_deadline, call)
@@ -334,10 +342,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Start the task of a coroutine or an async generator. Raises CallFailed for too many."""
         call.streaming = type(work) is AsyncGeneratorType
         if not self._server.admit_task():
+            # A coroutine that is dropped unawaited logs a RuntimeWarning; an async generator does
+            # not.
             if not call.streaming:
                 work.close()
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many calls at once")
         reply = self._stream(call, work) if call.streaming else self._unary(call, work)
+        # Set in a copy: the tasks of later calls copy the context of this protocol's callback.
         context = None
         if call.origin:
             context = contextvars.copy_context()
@@ -427,6 +438,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Send a part of the body; return when it fits the client's window."""
         await self._wait_for_room(call)
         if not self._http.is_open(call.stream_id):
+            # The client has reset the stream: the producer ends as if its task was cancelled.
             raise asyncio.CancelledError
         if not call.started:
             call.started = True
@@ -455,6 +467,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _send_status(self, stream_id: int, started: bool, code: Code, message: str) -> None:
         """Send the status: as trailers after the headers, or in them when none were sent."""
         if self._http.is_open(stream_id):
+            # Without a message the status goes into the only header block (Trailers-Only in
+            # PROTOCOL-HTTP2.md).
             block = grpc_framing.status_block(code, message)
             self._http.send_headers(
                 stream_id, block if started else grpc_framing.HEAD_BLOCK + block, end=True
@@ -486,6 +500,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _cancel_task(self, call: Call) -> None:
         """Cancel the task, which counts as an open stream until it has ended."""
         if call.task is not None:
+            # A cancelled handler may run on for long, in a step that cannot be interrupted or in
+            # its undo.
             call.holds_stream = True
             self._http.held_streams += 1
             call.task.cancel()

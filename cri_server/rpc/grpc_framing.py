@@ -18,8 +18,10 @@ STATUS_MESSAGE_LIMIT_BYTES = 6 << 10
 UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 ENCODINGS = (b"identity", b"gzip")
 
+# PROTOCOL-HTTP2.md permits at most eight digits.
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+# All but printable ASCII, and `%` itself (PROTOCOL-HTTP2.md, Percent-Encoded).
 _ESCAPED = re.compile(rb"[^ -$&-~]")
 
 HEAD_BLOCK = hpack.STATUS_200 + hpack.literal(b"content-type", b"application/grpc")
@@ -64,6 +66,8 @@ def parse_head(fields: list[Field]) -> Head:
     if method != b"POST":
         raise NotGrpc(405)
     if not content_type.startswith(b"application/grpc"):
+        # PROTOCOL-HTTP2.md demands this status: other clients of HTTP would take a gRPC error,
+        # whose HTTP status is 200, for a success.
         raise NotGrpc(415)
     return Head(path, timeout_s, encoding, origin)
 
@@ -169,6 +173,8 @@ class Incoming:
         if flag > 1:
             raise CallFailed(Code.INTERNAL, f"the compressed flag is {flag}, not 0 or 1")
         self._compressed = bool(flag)
+        # The codes are those of grpc/doc/compression.md: UNIMPLEMENTED for an algorithm that this
+        # side lacks, INTERNAL for a compressed message without an announced algorithm.
         if self._compressed and self._encoding not in ENCODINGS:
             raise CallFailed(
                 Code.UNIMPLEMENTED, f"grpc-encoding {self._encoding[:20]!r} is not supported"
@@ -195,6 +201,8 @@ class Incoming:
 
     def _inflate(self, payload: bytes) -> bytes:
         """Decompress one gzip member of at most `limit_bytes`."""
+        # 16 selects the gzip format (zlib.h, inflateInit2). The output is limited while it is made:
+        # deflate expands up to 1032 times.
         unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
         try:
             payload_ = unpacker.decompress(payload, self._limit_bytes + 1)

@@ -26,6 +26,7 @@ def message(image: Image) -> api.Image:
         id=image.id,
         repo_tags=image.repo_tags,
         repo_digests=image.repo_digests,
+        # kubelet's client takes a size of 0 for an error: "Id or size of image is not set".
         size=max(1, image.size_bytes),
         username=image.username,
         pinned=image.pinned,

@@ -98,6 +98,7 @@ async def _stream_progress(
     task = asyncio.create_task(begin(lambda progress: latest.__setitem__(slice(None), [progress])))
     reported: Progress | None = None
     try:
+        # Only the latest state is sent, so that a client that reads slowly does not fall behind.
         while not task.done():
             await asyncio.wait([task], timeout=REPORT_INTERVAL_S)
             if latest and latest[0] != reported:

@@ -54,6 +54,7 @@ def table(**services: object) -> Table:
     for name, service in services.items():
         description = api.DESCRIPTOR.services_by_name[name]
         calls = {method.name for method in description.methods}
+        # A misspelt handler would otherwise be answered with UNIMPLEMENTED in silence.
         wrong = {n for n in dir(type(service)) if not n.startswith("_")} - calls
         if wrong:
             raise ValueError(f"methods that are not calls of {name}: {', '.join(sorted(wrong))}")

@@ -36,6 +36,8 @@ from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import InvalidArgument
 from pyrunc.varint import varint
 
+# kubelet compares `version` with its kubeRuntimeAPIVersion, "0.1.0", and does not start with
+# another. containerd answers the same.
 KUBELET_VERSION, API_VERSION = "0.1.0", "v1"
 NAME = "pyrunc"
 BATCH = 500  # items of a message of a Stream… call
@@ -347,6 +349,7 @@ def exec_response(outcome: execution.ExecOutcome) -> StreamedReply:
     are sent."""
     fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name
     outputs = [(fields["stdout"].number, outcome.stdout), (fields["stderr"].number, outcome.stderr)]
+    # Fields are written by hand: a protobuf message would hold both outputs in memory at once.
     heads = [
         varint(number << 3 | LENGTH_DELIMITED) + varint(output.size) for number, output in outputs
     ]

@@ -48,6 +48,8 @@ class Server:
     ) -> None:
         """`owner`: uid and gid of the socket, None: this process's; `mode`: its permission bits."""
         self.methods, self.limits, self.greeting_s = methods, limits or Limits(), greeting_s
+        # One buffer for all: a connection has taken its bytes before the loop reads for another
+        # one.
         self.buffer = memoryview(bytearray(READ_BYTES))
         self._path, self._owner, self._mode = path, owner, mode
         self._connections: set[GrpcConnection] = set()
@@ -67,6 +69,8 @@ class Server:
         unlink_stale(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            # bind(2) makes the file with mode 0777 less the umask (unix(7)). A chmod(2) afterwards
+            # would leave the socket open to other users for a moment.
             before = os.umask(0o777 & ~self._mode)
             try:
                 sock.bind(str(self._path))
@@ -186,12 +190,15 @@ def connections_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_LIMIT
+    # The other descriptors are for shims, sessions and layers.
     return max(1, min(CONNECTIONS_LIMIT, soft // 4))
 
 
 def unlink_stale(path: Path) -> None:
     """Remove the socket of a server that has ended. Raises WrongState when a server listens on it,
     or when the file is not a socket."""
+    # A killed server leaves its file, and bind(2) fails with EADDRINUSE on it. Only connect(2)
+    # tells a file without a listener (ECONNREFUSED) from a server that runs.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -43,7 +43,9 @@ COMMAND_PROTOCOLS = (
 FORWARD_SUBPROTOCOLS = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 
+# A ticket lives for a minute, and any local user can connect: silence may not hold a connection.
 REQUEST_S = 10.0
+# The timeouts of Kubernetes' streaming library for the creation of streams and for idleness.
 STREAMS_S = 30.0
 IDLE_S = 4 * 3600.0
 
@@ -110,6 +112,7 @@ class Connections:
 
     def _redeem(self, request: Request) -> object:
         """Redeem the URL's ticket; return the options of its session. Raises Refused."""
+        # SPDY clients of Kubernetes send POST; WebSocket requires GET (RFC 6455, section 4.1).
         if request.method not in ("GET", "POST"):
             raise Refused(405, "the method must be GET or POST", [("Allow", "GET, POST")])
         parts = request.path.split("/")
@@ -267,6 +270,7 @@ class _Collector:
             return
         self._missing.remove(role)
         self._streams[role] = stream
+        # Data that a client sends on an output stream would fill the budget, and stop its stdin.
         if role != "stdin":
             stream.inbound.discard()
         if not self._missing:

@@ -52,6 +52,8 @@ async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
         except BlockingIOError:
             await readable(fd)
         except OSError as error:
+            # Linux answers EIO once the other end of a pty is closed and its data read (n_tty_read
+            # in drivers/tty/n_tty.c), where a pipe ends with an empty read.
             if error.errno in (errno.EIO, errno.ECONNRESET):
                 return b""
             raise

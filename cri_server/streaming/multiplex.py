@@ -142,6 +142,7 @@ class Multiplexer:
             case Opened(stream_id, headers, fin):
                 stream = MultiplexedStream(self, stream_id, headers)
                 self._streams[stream_id] = stream
+                # Before the owner writes: a Go peer drops data that precedes SYN_REPLY.
                 self._core.reply(stream_id)
                 if fin:
                     stream.inbound.end()

@@ -178,9 +178,12 @@ def _size(text: bytes) -> tuple[int, int] | None:
         size = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    # Go's TerminalSize has no JSON tags, so Go clients send "Width" and "Height". Go's decoder
+    # ignores the case of keys, so this one does, too.
     sides = {key.lower(): value for key, value in size.items()}
     width, height = sides.get("width"), sides.get("height")
     if (
+        # `struct winsize` has unsigned shorts (ioctl_tty(2)).
         isinstance(width, int)
         and isinstance(height, int)
         and 0 < width < 65536

@@ -128,6 +128,9 @@ class StreamingServer:
             try:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:
+                # The connection stays in the backlog, so accept would fail again at once and use a
+                # whole processor. Other errors, such as ECONNABORTED, belong to a connection that
+                # is gone (accept(2)).
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     log.warning("streaming: accept: %s", error.strerror)
                     await asyncio.sleep(0.2)
@@ -160,7 +163,11 @@ class StreamingServer:
 
     async def _connection(self, sock: socket.socket) -> None:
         """Serve one connection."""
+        # Nagle's algorithm would hold a keystroke's echo until the client's delayed ACK, 40 ms on
+        # Linux.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Finds a client whose machine has gone without a FIN (after two hours by default, tcp(7)),
+        # which would otherwise hold its session until the idle timeout.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._tls is None:
             return await self.handler.serve(sock)

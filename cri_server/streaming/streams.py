@@ -12,6 +12,8 @@ from collections import deque
 from typing import Protocol
 
 BUDGET_BYTES = 512 * 1024
+# A bytes object takes 33 bytes besides its data, and its place in the deque 8: tiny pieces would
+# otherwise use many times the budget.
 CHUNK_OVERHEAD_BYTES = 64
 
 
@@ -36,6 +38,7 @@ class Budget:
     def give_back(self, size: int) -> None:
         """Uncount bytes that were read."""
         self.used_bytes -= size
+        # Not at the limit itself: reading would stop and go on with each chunk.
         if self.used_bytes <= self.limit_bytes // 2:
             self._room.set()
 

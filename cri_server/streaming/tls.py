@@ -56,7 +56,9 @@ class Tls:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # HTTP/2 has no Upgrade (RFC 9113, section 8.6), which SPDY and WebSocket need.
         context.set_alpn_protocols(["http/1.1"])
+        # Without a callback OpenSSL asks for a password at the terminal, and the server would hang.
         context.load_cert_chain(self.certificate, self.key, password=_no_password)
         if self.client_ca:
             context.load_verify_locations(self.client_ca)

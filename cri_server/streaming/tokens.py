@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from pyrunc.errors import ResourceExhausted
 
+# Lifetime and number are those of Kubernetes' own cache, whose tokens have 48 bits only.
 TTL_S = 60.0
 OUTSTANDING_LIMIT = 1000
 TOKEN_BYTES = 32
@@ -48,6 +49,7 @@ class Tickets:
     def _drop_expired(self) -> None:
         now = self._clock()
         for digest in list(self._tickets):
+            # All tickets have the same lifetime, so the order of issue is that of expiry.
             if self._tickets[digest][0] > now:
                 break
             del self._tickets[digest]

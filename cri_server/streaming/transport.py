@@ -125,6 +125,8 @@ class SocketWire:
 
     async def hung_up(self) -> None:
         with select.epoll() as watch:
+            # asyncio can only wait for "readable", which unread data makes true at once. EPOLLRDHUP
+            # reports the peer's FIN alone (epoll_ctl(2)).
             watch.register(self._socket, select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
             await readable(watch.fileno())
 
@@ -147,6 +149,7 @@ class SocketWire:
 
     async def _transmit(self, parts: Sequence[bytes]) -> None:
         self._stop_flushing()
+        # One sendmsg(2) for replies, header and data: no copy, and no packet with a header alone.
         views = [memoryview(part) for part in (bytes(self._posted), *parts) if part]
         self._posted.clear()
         try:

@@ -108,6 +108,7 @@ def _check_framing(event: h11.Request) -> None:
     if event.http_version != b"1.1":
         raise Refused(400, "the request must be HTTP/1.1")
     for name, value in event.headers:
+        # Go's client sends `Content-Length: 0` with a POST that has no body.
         if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
             raise Refused(400, "the request must not have a body")
 
@@ -143,6 +144,7 @@ def choose_stream_protocol(request: Request, supported: Sequence[str]) -> str:
     offered = request.values(PROTOCOL_HEADER.lower())
     if not offered:
         raise Refused(400, f"{PROTOCOL_HEADER} is missing")
+    # The client's order decides, as in Kubernetes' `httpstream.Handshake`; 403 is its answer, too.
     for name in offered:
         if name in supported:
             return name

@@ -146,6 +146,7 @@ class Messages:
             self._wire.post(self._out())
 
     def _out(self) -> bytes:
+        # SEND_EOF asks for a half-close, which `SocketWire.close` does after all bytes are sent.
         return b"".join(part for part in self._core.data_to_send() if part is not SEND_EOF)
 
 

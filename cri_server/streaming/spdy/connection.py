@@ -236,12 +236,14 @@ class Connection:
             raise _Broken("SYN_STREAM is too short")
         first, associated = TWO_WORDS.unpack_from(body)
         stream_id = first & frames.STREAM_ID_MAX
+        # Also for a stream that is refused below: all blocks of a direction share one zlib state.
         headers = self._unpack(body[10:])
         if stream_id == 0 or self._is_mine(stream_id) or stream_id <= self._last_received:
             raise _Broken(f"stream id {stream_id} after {self._last_received}")
         self._last_received = stream_id
         if flags & frames.UNIDIRECTIONAL or associated & frames.STREAM_ID_MAX:
             self._out.append(frames.rst_stream(stream_id, Status.PROTOCOL_ERROR))
+        # REFUSED_STREAM says that nothing was processed, so that the client may retry.
         elif self._leaving or len(self._streams) >= self.streams_limit:
             self._out.append(frames.rst_stream(stream_id, Status.REFUSED_STREAM))
         else:
@@ -274,6 +276,8 @@ class Connection:
         if len(body) != WORD.size:
             raise _Broken("PING with a wrong size")
         ping_id = int(WORD.unpack(body)[0])
+        # A client's pings are odd, a server's even; the receiver returns foreign ones (draft,
+        # section 2.6.5).
         if self._is_mine(ping_id):
             events.append(Pong(ping_id))
         else:

@@ -83,6 +83,7 @@ class Unpacker:
     def unpack(self, block: bytes) -> Headers:
         """Decompress a block. Raises MalformedHeaders, a connection error."""
         try:
+            # Limited while it is made: a frame of 64 KiB could expand to 64 MiB.
             plain = self._stream.decompress(block, BLOCK_LIMIT_BYTES)
         except zlib.error as error:
             raise MalformedHeaders(f"header block: {error}") from None
@@ -101,6 +102,7 @@ def _parse(plain: bytes) -> Headers:
     for _ in range(count):
         name, position = _text(plain, position)
         value, position = _text(plain, position)
+        # The draft demands names in lower case, each once; several values are joined by NUL.
         if not name or name != name.lower() or name in headers:
             raise MalformedHeaders(f"invalid or repeated header name {name[:40]!r}")
         headers[name] = value.split("\0")
