@@ -19,6 +19,8 @@ def install(folder: str) -> list[str]:
         with open(temporary, "x", encoding="utf-8") as file:  # "x": never through a link
             os.fchmod(file.fileno(), 0o755)
             file.write(script(name, sys.executable, import_path()))
+        # A runtime may execute the plugin at this moment: it finds the old file or the new one,
+        # whole.
         os.rename(temporary, path)
         written.append(path)
     return written

@@ -47,6 +47,8 @@ def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
     if not kind:
         return Result()
     if program := _program(kind, call):
+        # Strict, because bridge configures the kernel from this result; results that are only
+        # passed on may contain what only their plugin understands.
         return Result.from_json(
             _run(program, call, config), default_version=config.cni_version, strict=True
         )
@@ -92,6 +94,7 @@ def _program(kind: str, call: CniCall) -> str:
     for folder in call.path:
         path = os.path.join(folder, kind)
         if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):
+            # A start of the script's interpreter would cost more than the allocation.
             if kind == "host-local" and is_builtin_script(_head(path)):
                 return ""
             return path

@@ -78,6 +78,8 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
                         "ok": reply.replace(last=LARGE_MODULE in sys.modules).to_fields(),
                     },
                 )
+            # A setns(2) back that failed leaves the worker in a pod: its next request would set up
+            # the host's side there.
             if netns.current_id() != initial_netns:
                 return 1
     return 0
@@ -129,12 +131,15 @@ def chain(request: Chain) -> Answer:
     """Run plugins in order, each with the result of the one before; returns the last result of an
     ADD."""
     call = CniCall.from_environment(request.environment)
+    # Only ADD is sure to have the namespace: DEL must also work after it is gone (spec, "DEL").
     if call.command != "ADD":
         return _run_plugins(call, request.inputs, None)
     with shared_pod(call.netns) as pod:
         if request.loopback:
             pod.bring_loopback_up()
         reply = _run_plugins(call, request.inputs, request.previous)
+        # The chain may hold no plugin that sends requests into the pod; `lo` must be up all the
+        # same.
         pod.send_pending()
     return reply
 

@@ -52,6 +52,7 @@ def answer(plugin: CniPlugin, environment: Mapping[str, str], content: bytes) ->
         if call.command == "VERSION":
             return 0, _encode(version.announcement())
         config = PluginConfig.parse(content)
+        # An error has the configuration's version, so that an old runtime can parse it.
         cni_version = (
             config.cni_version if config.cni_version in version.SUPPORTED else version.LATEST
         )
@@ -84,6 +85,7 @@ def to_cni_error(name: str, error: Exception) -> CniError:
         return CniError(IO_FAILURE, f"{name}: {error.message}")
     if isinstance(error, OSError):
         return CniError(IO_FAILURE, f"{name}: {error}")
+    # Not at the top: a plugin that runs as an executable pays for each import, for each pod.
     import traceback
 
     traceback.print_exception(error, file=sys.stderr)

@@ -67,6 +67,8 @@ def _check_pod(call: CniCall, previous: Result, settings: BridgeSettings) -> Non
             )
         installed = {(r.destination, r.gateway) for r in routes()}
         for route in installed_routes(previous.routes, previous.ips):
+            # The kernel may have completed the other fields of a route (metric, scope), so they do
+            # not count.
             expected = (route.destination, str(route.gateway or ""))
             _require(expected in installed, f"the pod has lost its route to {route.destination}")
 

@@ -51,6 +51,8 @@ def ensure_bridge(host: NetlinkSocket, settings: BridgeSettings) -> Link:
         (outcome,) = host.attempt(new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu))
         if isinstance(outcome, KernelError) and outcome.errno != errno.EEXIST:
             raise outcome
+        # Otherwise a pod that sends router advertisements becomes the host's default route for
+        # IPv6.
         netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_ra", "0")  # CVE-2020-10749
         # Duplicate detection would delay the link-local address by 2 s, and without that address
         # the host cannot resolve a pod's neighbour entry.
@@ -77,6 +79,8 @@ def attach_veth(
 ) -> None:
     """Create a veth in place: the host's end on the bridge and up, the pod's end in its namespace,
     called `ifname`."""
+    # A request of its own: rtnl_newlink() reads a port's options and the alias only for a link that
+    # exists already (net/core/rtnetlink.c).
     port = set_link(
         name=name, alias=tag, hairpin=settings.hairpin or None, isolated=settings.isolated or None
     )
@@ -104,6 +108,8 @@ def configure_pod(
     to the namespace."""
     with pod.entered() as inner:
         if 6 in addressing.versions:
+            # A new namespace may have IPv6 disabled: it starts with the kernel's defaults, or with
+            # the host's (net.core.devconf_inherit_init_net).
             netns.write_sysctl(f"net/ipv6/conf/{ifname}/disable_ipv6", "0")
             netns.write_sysctl(
                 f"net/ipv6/conf/{ifname}/accept_dad", "1" if settings.detect_duplicates else "0"
@@ -113,6 +119,9 @@ def configure_pod(
     if link is None:
         raise CniError(IO_FAILURE, f"{ifname} vanished while it was being set up")
     if not settings.container_interface_down:
+        # Up, addresses, routes, in this order: the kernel refuses a route out of a link that is
+        # down, and one whose gateway no address of the link reaches (fib_check_nh,
+        # net/ipv4/fib_semantics.c).
         pod.pending.append(set_link(index=link.index, flags=IFF_UP, change=IFF_UP))
     skip_dad = not settings.detect_duplicates
     pod.pending += [new_address(link.index, a.address, skip_dad=skip_dad) for a in addressing.ips]
@@ -144,6 +153,8 @@ def configure_gateway(
                     " forceAddress would replace it",
                 )
             _tolerate(host, delete_address(bridge.index, foreign.address), errno.EADDRNOTAVAIL)
+        # Pods that start at the same time all set up the bridge, in other workers or other
+        # runtimes.
         _tolerate(host, new_address(bridge.index, gateway), errno.EEXIST)
     for version in {gateway.version for gateway in addressing.gateways}:
         netns.write_sysctl(_FORWARDING[version], "1")
@@ -254,6 +265,7 @@ def _wait_for_dad(route: NetlinkSocket, index: int) -> None:
             raise CniError(
                 IO_FAILURE, f"duplicate address detection took longer than {_DAD_TIMEOUT_S:g} s"
             )
+        # Detection takes a second or more, so there is no gain in asking more often.
         time.sleep(0.05)
 
 

@@ -40,6 +40,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
     names = _names(call, config)
     with open_pod(call.netns) as pod, host_socket() as host, ExitStack() as undo:
         bridge = links.ensure_bridge(host, settings)
+        # Before the veth: the pod's hardware address is derived from its IPv4 address, and is set
+        # when the link is created.
         answer = ipam.allocate(call, config, link=names.link)
         undo.callback(ipam.release, call, config)
         addressing = derive(answer, settings, seed=names.tag)
@@ -74,6 +76,7 @@ def delete(call: CniCall, config: PluginConfig) -> None:
     settings = parse(config, call)
     names = _names(call, config)
     failures: list[Exception] = []
+    # The address is released last: its next pod must not meet rules or the link of this one.
     _attempt(failures, _retract_masquerade, call, config, names.tag)
     _attempt(failures, _take_down, call, settings, names.link)
     _attempt(failures, ipam.release, call, config)
@@ -146,6 +149,7 @@ def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
     expected = [
         host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addresses
     ]
+    # The address may belong to another pod by now, if an earlier DEL has released it.
     existing = [e for e in host_rules.lookup(expected) if e is not None and e.comment == tag]
     host_rules.remove_elements(existing or host_rules.elements_of(host_rules.MASQUERADE_SETS, tag))
 
@@ -157,6 +161,8 @@ def _take_down(call: CniCall, settings: BridgeSettings, link: str) -> None:
             if settings.background_teardown
             else links.disconnect(host, link)
         )
+    # A pod that the reference plugin attached, before a node changed to pyrunc's, has another link
+    # name.
     if not removed and not settings.background_teardown:
         links.remove_from_pod(call.netns, call.ifname)
 

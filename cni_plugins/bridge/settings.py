@@ -74,6 +74,7 @@ def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
 
 def host_link_name(container_id: str, ifname: str) -> str:
     """The name of the host's end of an attachment. Derived, so that DEL needs no record."""
+    # 15 characters: IFNAMSIZ is 16 with the final NUL.
     return "veth" + hashlib.sha256(f"{container_id}/{ifname}".encode()).hexdigest()[:11]
 
 
@@ -83,6 +84,7 @@ def _mtu(value: object) -> int:
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
+        # ETH_MIN_MTU, which is IPv4's least (RFC 791), and ETH_MAX_MTU of the kernel.
         or (value != 0 and not 68 <= value <= 65535)
     ):
         raise CniError(INVALID_CONFIG, f"mtu: {str(value)[:20]} is not 0 or 68 to 65535")
@@ -98,6 +100,8 @@ def _mac(config: PluginConfig, call: CniCall) -> str:
     ):
         if not value:
             continue
+        # The lowest bit of the first byte marks a group: is_valid_ether_addr() refuses it, with
+        # EADDRNOTAVAIL and no text.
         if not isinstance(value, str) or not _MAC.match(value) or int(value[:2], 16) & 1:
             raise CniError(
                 INVALID_ENVIRONMENT,

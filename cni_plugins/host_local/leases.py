@@ -46,9 +46,12 @@ if TYPE_CHECKING:
     StoredRecord = TypeVar("StoredRecord", bound=Record)
 
 _PROBES_BEFORE_LISTING = 32
+# NAME_MAX is 255; a container id alone may have 255 characters (`check_identifier`).
 _OWNER_NAME_LIMIT = 200
 _LAST_WIDTH = 45
 _LINK_TIMEOUT_S = 1.0
+# A record is checked when its address comes up. The sweep bounds the number of the others, without
+# a look at all of them in each ADD.
 _SWEEP_EVERY = 16
 """Releasing an address whose number is a multiple of this checks all of `leaving/`."""
 
@@ -108,9 +111,12 @@ class NetworkLeases:
             raise CniError(IO_FAILURE, f"{owner} already has addresses")
         leases = [self._choose(index, each, requested) for index, each in enumerate(sets)]
         addresses = [str(lease.address) for lease in leases]
+        # The record comes before the leases, so that DEL finds all of them after a kill in between.
         record = OwnerRecord(owner, addresses, self._boot, link, scope)
         self._write(_owner_path(owner), json.dumps(record.to_fields()))
         for index, lease in enumerate(leases):
+            # The reference plugin separates id and interface by CR LF on Linux too (backend/disk,
+            # LineBreak).
             self._write(str(lease.address), owner.replace("/", "\r\n"))
             self._write_last(index, lease.address)
         return leases
@@ -163,6 +169,8 @@ class NetworkLeases:
             owner = self.owner_of(name)
             recorded = bool(owner) and self._record(_owner_path(owner), OwnerRecord) is not None
             orphan = recorded and name not in self.addresses_of(owner)
+            # A lease without a record is the reference plugin's, which has no scope: a server's GC
+            # leaves it.
             if not owner or orphan or not (recorded or scope or valid(owner)):
                 self._remove(name)
         self._sweep()
@@ -181,6 +189,8 @@ class NetworkLeases:
                 self._remove(address)
 
     def _release_address(self, address: str, link: str) -> None:
+        # The kernel removes a closed namespace's links 15 to 30 ms later; a new pod with this
+        # address, and so with this hardware address, would share the bridge with the previous one.
         if self._link_exists(link):
             self._write(
                 f"leaving/{address}", json.dumps(LeavingRecord(self._boot, link).to_fields())
@@ -197,6 +207,7 @@ class NetworkLeases:
         if requested_address is not None:
             address_range = each.range_of(requested_address)
             assert address_range is not None
+            # The bridge may have this address: the pod would answer for the gateway of all others.
             if requested_address == address_range.gateway:
                 raise CniError(
                     IO_FAILURE, f"the requested address {requested_address} is the gateway"

@@ -34,6 +34,8 @@ class Range:
         if not isinstance(value, dict):
             raise CniError(INVALID_CONFIG, f"{where}: not an object")
         subnet = _subnet(value.get("subnet"), f"{where}.subnet")
+        # The first address names the subnet; in IPv6 it is every router's (anycast, RFC 4291,
+        # 2.6.1). Only IPv4 has a broadcast address.
         lowest = subnet.network_address + 1
         highest = subnet.broadcast_address - (1 if subnet.version == 4 else 0)
         first = _address_in(value.get("rangeStart"), subnet, f"{where}.rangeStart") or lowest
@@ -136,6 +138,7 @@ def _subnet(value: object, where: str) -> Network:
         raise CniError(INVALID_CONFIG, f"{where}: {error}") from None
     if subnet is None:
         raise CniError(INVALID_CONFIG, f"{where}: missing or not a string")
+    # As in the reference plugin (range.go, Canonicalize), which also refuses host bits.
     if subnet.max_prefixlen - subnet.prefixlen < 2:
         raise CniError(INVALID_CONFIG, f"{where}: {subnet} is too small to assign addresses from")
     return subnet

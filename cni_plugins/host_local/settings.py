@@ -87,6 +87,8 @@ def _range_sets(ipam: dict[str, Any], capability_ranges: Any) -> tuple[RangeSet,
         RangeSet.parse(item, f"runtimeConfig.ipRanges[{index}]")
         for index, item in enumerate(capability_ranges)
     ]
+    # The order of the reference plugin: ranges of the runtime first, then the old form. It decides
+    # which address is the pod's first.
     if "subnet" in ipam:
         sets.append(RangeSet.parse([ipam], "ipam"))
     configured = ipam.get("ranges") or []
@@ -130,6 +132,7 @@ def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) 
         index = next((i for i, s in enumerate(sets) if address in s), None)
         if index is None:
             raise CniError(INVALID_CONFIG, f"the requested address {address} is not in any range")
+        # A pod gets one address of each set, so the second one could not be assigned.
         if index in used:
             raise CniError(
                 INVALID_CONFIG, f"two requested addresses are in the same range set, number {index}"
@@ -156,6 +159,7 @@ def _resolver(path: object) -> Dns:
             fields["nameservers"].append(words[1])
         elif words[0] == "domain":
             fields["domain"] = words[1]
+        # resolv.conf(5): the last `search` counts, while name servers and options add up.
         elif words[0] == "search":
             fields["search"] = words[1:]
         elif words[0] == "options":

@@ -43,7 +43,11 @@ PORT_SETS = ("ports4", "ports6", "ports4_on", "ports6_on", "near4", "near6", "ne
 MASQUERADE_SETS = ("masquerade4", "masquerade6")
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
 NFT_TIMEOUT_S = 20.0
+# Not PATH: a systemd unit's or a user's may lack sbin, and root must not run a program from a
+# folder of other users.
 _NFT_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
+# Counting rules through the socket is a single dump; comparing their text would need `nft`, which
+# takes 3 to 12 ms.
 _EXPECTED_RULES = {
     "guard": 1,
     "prerouting": 1,
@@ -53,6 +57,8 @@ _EXPECTED_RULES = {
     "from_pod": 2,
 }
 
+# `guard` hooks in before conntrack and dnat (priority -300): later the destination is no longer
+# 127.0.0.0/8. `fib daddr type != local` keeps the maps away from packets that pass through.
 _RULES = """
 table inet TABLE {
   map masquerade4 { type ipv4_addr : verdict; }
@@ -115,6 +121,7 @@ def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> 
 
     scope: the runtime's name for itself (`PluginConfig.scope`), after the last slash."""
     tag = f"{network}/{container_id}/{ifname}"
+    # 110 characters leave room for the slash and a scope of 16.
     if len(tag) > 110:
         tag = f"{_network_tag(network)}/{_digest(container_id, 32)}/{ifname}"
     return f"{tag}/{scope}" if scope else tag
@@ -178,10 +185,14 @@ def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
             change_elements(netfilter, TABLE, add=added)
         except KernelError as error:
             if error.errno == errno.ENOENT:
+                # The table, or the chains of a new subnet, are missing: nft runs once, not for each
+                # pod.
                 install(subnets)
             elif error.errno != errno.EEXIST:
                 raise
             try:
+                # The address has a new lease, so the element's owner is gone; its late DEL compares
+                # the comment.
                 change_elements(netfilter, TABLE, add=added, remove=_existing_masquerades(added))
             except KernelError as second:
                 raise _conflict(added) if second.errno == errno.EEXIST else second from None
@@ -203,6 +214,8 @@ def remove_elements(elements: Iterable[Element]) -> None:
         except KernelError as error:
             if error.errno != errno.ENOENT:
                 raise
+            # ENOENT of one element aborts the whole transaction: a DEL that is called again must
+            # still remove the rest.
             for element in removed:
                 _remove_one(element)
 

@@ -63,6 +63,8 @@ def addresses(index: int) -> list[AddressInNetwork]:
     with _route() as route:
         return [
             parse_interface(
+                # IFA_ADDRESS is the peer's address on a point-to-point link (rtnetlink(7)); IPv6
+                # has no IFA_LOCAL.
                 f"{message.get('IFA_LOCAL') or message.get('IFA_ADDRESS')}/{message['prefixlen']}"
             )
             for message in route.get_addr(index=index)
@@ -75,6 +77,7 @@ def routes() -> list[RouteState]:
     with _route() as route:
         for family, anywhere in ((2, "0.0.0.0"), (10, "::")):
             for message in route.get_routes(family=family):
+                # The header has eight bits for the table; RTA_TABLE has the whole number.
                 table = message.get("RTA_TABLE") or message["table"]
                 if message["type"] != _UNICAST or table == _LOCAL_TABLE:
                     continue

@@ -30,6 +30,8 @@ def advertise(
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, _HOPS)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
     for address in addresses:
+        # Without the flag Override neighbours keep the hardware address that they know (RFC 4861,
+        # 7.2.5). The kernel computes the checksum of a raw ICMPv6 socket (RFC 3542, 3.1).
         packet = struct.pack(">BBHI", _ADVERTISEMENT, 0, 0, _OVERRIDE) + address.packed
         packet += bytes((_TARGET_LINK_ADDRESS, 1)) + pack_mac(mac)
         try:

@@ -26,6 +26,8 @@ _NLM_F_CAPPED, _NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x100, 0x200, 0x10
 _NLA_NESTED, _NLA_TYPE_MASK = 0x8000, 0x3FFF
 _HEADER = struct.Struct("IHHII")
 _ATTRIBUTE = struct.Struct("HH")
+# recv(2) cuts a packet that is larger than the buffer; the kernel fills at most 32 KiB of one in a
+# dump (netlink_recvmsg, net/netlink/af_netlink.c).
 _RECEIVE_BYTES = 1 << 17
 _RECEIVE_TIMEOUT = struct.pack("ll", 10, 0)  # struct timeval
 _DUMP_ATTEMPTS = 50
@@ -89,6 +91,9 @@ class NetlinkSocket:
             )
         # Not settimeout(): Python then calls poll(2) before every send and receive.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
+        # NETLINK_CAP_ACK (Linux 4.3): an error echoes the header only, since echoes of a large
+        # batch would overflow the receive buffer. NETLINK_GET_STRICT_CHK (4.20): RTM_GETADDR
+        # filters by the index.
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._sequence = 0
@@ -131,10 +136,13 @@ class NetlinkSocket:
         while not is_complete:
             for kind, flags, sequence, body in self._receive(requests[0]):
                 index = sequence - first
+                # A late answer to a request that timed out: the socket stays open for later
+                # requests.
                 if not 0 <= index <= last:
                     continue
                 if kind not in (_NLMSG_ERROR, _NLMSG_DONE):
                     answers[index].append(body)
+                # NLMSG_DONE holds the error of a dump where NLMSG_ERROR holds that of a request.
                 elif error := _error(requests[index], flags, body):
                     errors[index] = error
                 is_complete |= index == last and (
@@ -181,6 +189,9 @@ class NetlinkSocket:
                 index = sequence - first
                 if kind != _NLMSG_ERROR:
                     continue
+                # The kernel answers each request also when it aborts the batch (nfnl_err_deliver),
+                # so the reason is the answer with an error. EPERM and ENOMEM are reported for the
+                # first frame instead.
                 if 0 <= index < len(requests):
                     outcomes[index] = _error(requests[index], flags, body)
                 elif failure := _error(requests[0], flags, body):

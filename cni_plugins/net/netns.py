@@ -25,10 +25,13 @@ _kept_netns: int | None = None
 def open_netns(path: str) -> int:
     """A descriptor of the namespace at `path`. Raises CniError 3 if there is none."""
     try:
+        # The path comes from the caller: open(2) of a FIFO would wait for a writer, and a terminal
+        # could become the controlling one.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise CniError(UNKNOWN_CONTAINER, f"network namespace {path}: {error.strerror}") from None
     try:
+        # ioctl_ns(2), Linux 4.11. Any other file answers ENOTTY, before ADD has changed anything.
         kind = fcntl.ioctl(descriptor, _NS_GET_NSTYPE)
     except OSError:
         kind = 0
@@ -73,6 +76,7 @@ def keep_open() -> None:
 @contextlib.contextmanager
 def entered(descriptor: int) -> Iterator[None]:
     """Enter the namespace for a block; sockets opened in it stay in it."""
+    # /proc/self would be the first thread's namespace: setns(2) moves only the calling thread.
     own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC) if _kept_netns is None else _kept_netns
     try:
         syscall("setns", "network namespace", descriptor, CLONE_NEWNET)
@@ -90,6 +94,7 @@ def write_sysctl(name: str, value: str) -> bool:
     already.
 
     Returns False if the kernel has no such sysctl (IPv6 disabled). Raises OSError."""
+    # /proc/sys/net shows the namespace of the thread that opens the file.
     path = f"/proc/sys/{name}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -87,6 +87,9 @@ def change_elements(
 
     Raises KernelError: ENOENT for a missing table, set, chain or removed element, EEXIST for a key
     that is taken."""
+    # Removals first: the kernel handles a batch in order, so an element can be replaced in it.
+    # Without NLM_F_EXCL an equal element would keep the comment of its previous owner, whose DEL
+    # removes it.
     requests = _requests(_DELSETELEM, table, remove, NLM_F_ACK)
     requests += _requests(_NEWSETELEM, table, add, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
     if not requests:
@@ -196,6 +199,7 @@ def _encode(element: Element, *, with_data: bool) -> bytes:
         inner += nested(_DATA, attribute(_VALUE, element.data))
     if with_data and element.comment:
         comment = element.comment.encode() + b"\0"
+        # The kernel does not read user data; type, length, value is libnftnl's form (nftnl_udata).
         inner += attribute(_USERDATA, bytes([_COMMENT, len(comment)]) + comment)
     return nested(_LIST_ELEMENT, inner)
 

@@ -70,6 +70,7 @@ class PodNamespace:
 @contextlib.contextmanager
 def open_pod(path: str) -> Iterator[PodNamespace]:
     """Open the namespace at `path` for a block. Raises CniError 3 if there is none."""
+    # Otherwise each plugin of a chain would open and enter the namespace, and open a socket in it.
     if path in _shared:
         yield _shared[path]
         return

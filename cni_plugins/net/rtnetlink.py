@@ -122,6 +122,8 @@ def new_veth(
 ) -> NetlinkRequest:
     """Create both ends of a veth: the host's end up and enslaved to `master`, the peer in the
     namespace of descriptor `peer_netns`."""
+    # The default is a queue for each possible processor, on both ends (veth_get_num_queues,
+    # drivers/net/veth.c): memory for each pod, and more work when the link is removed.
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
     size = attribute(_IFLA_MTU, mtu) if mtu else b""
     peer = (
@@ -159,6 +161,8 @@ def new_bridge(name: str, *, mac: str, mtu: int = 0) -> NetlinkRequest:
     change with the ports."""
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, name)
     body += attribute(_IFLA_ADDRESS, pack_mac(mac)) + (attribute(_IFLA_MTU, mtu) if mtu else b"")
+    # Without IFLA_ADDRESS the bridge takes the lowest address of its ports, which changes with the
+    # pods (br_stp_recalculate_bridge_id, net/bridge/br_stp_if.c).
     body += attribute(_IFLA_LINKINFO, attribute(_INFO_KIND, b"bridge"))
     return NetlinkRequest(
         _NEWLINK, body, "RTM_NEWLINK", f"bridge {name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
@@ -206,7 +210,9 @@ def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True)
         + attribute(_IFA_ADDRESS, packed)
     )
     if isinstance(address, IPv6Interface):
+        # Duplicate address detection takes 1 to 3 s, and the address cannot be bound to meanwhile.
         body += attribute(_IFA_FLAGS, IFA_F_NODAD) if skip_dad else b""
+    # A /31 has two hosts and no broadcast address (RFC 3021).
     elif address.network.prefixlen < 31:
         body += attribute(_IFA_BROADCAST, address.network.broadcast_address.packed)
     return NetlinkRequest(
@@ -238,6 +244,7 @@ def new_route(
         destination.prefixlen,
         0,
         0,
+        # rtm_table has eight bits; a larger number is only in RTA_TABLE, as iproute2 writes it.
         table if table < 256 else 0,
         _PROTO_BOOT,
         scope,
@@ -275,6 +282,8 @@ def new_neighbour(index: int, address: Address, mac: str) -> NetlinkRequest:
 def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link | None:
     """The link with this name or index, or None."""
     body = _link_header(index=index) + (attribute(_IFLA_IFNAME, name) if name else b"")
+    # Without this the kernel sums IPv6's counters over all processors for each answer
+    # (inet6_fill_ifla6_attrs, net/ipv6/addrconf.c).
     body += attribute(_IFLA_EXT_MASK, _SKIP_STATISTICS)
     (outcome,) = route.attempt(
         NetlinkRequest(_GETLINK, body, "RTM_GETLINK", name or str(index), flags=0)
@@ -365,6 +374,8 @@ def _link(body: bytes) -> Link:
 def _address(body: bytes) -> LinkAddress | None:
     family, prefix, flags, scope, index = struct.unpack_from("BBBBI", body)
     fields = attributes(body, 8)
+    # IFA_ADDRESS is the peer's address on a point-to-point link (rtnetlink(7)); IPv6 has no
+    # IFA_LOCAL.
     packed = fields.get(_IFA_LOCAL) or fields.get(_IFA_ADDRESS)
     if packed is None or family not in (socket.AF_INET, socket.AF_INET6):
         return None

@@ -152,6 +152,8 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
     """Allow packets from 127.0.0.1 to leave by the link to the pod."""
     with host_socket() as route:
         for pod in pods:
+            # route_localnet alone lets neighbours of the host reach its services on 127.0.0.1
+            # (CVE-2020-8558): the table's chain `guard` drops their packets.
             if index := route_to(route, pod):
                 netns.write_sysctl(
                     f"net/ipv4/conf/{socket.if_indextoname(index)}/route_localnet", "1"
@@ -161,6 +163,8 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
 def _drop_udp_flows(elements: Iterable[Element]) -> None:
     """Drop the UDP flows of changed ports: conntrack would keep sending them to their previous
     destination."""
+    # Each packet of a UDP client renews its flow (nf_conntrack_udp_timeout, 30 s by default), and
+    # the nat chains see only the first one. A TCP flow ends with its connection.
     ports = {host_rules.port_of(e) for e in elements if host_rules.protocol_of(e) == "udp"}
     if ports:
         from cni_plugins.net.conntrack import drop_udp_flows

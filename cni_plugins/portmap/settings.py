@@ -66,6 +66,7 @@ def _mapping(value: object, where: str) -> Mapping | None:
         raise CniError(
             INVALID_CONFIG, f"{where}.protocol: {str(protocol)[:20]!r} is not tcp, udp or sctp"
         )
+    # kubelet also sends a container's ports without a host port, as 0.
     host_port = _port(value.get("hostPort", 0), f"{where}.hostPort", lowest=0)
     if host_port == 0:
         return None
@@ -84,6 +85,7 @@ def _mapping(value: object, where: str) -> Mapping | None:
 
 
 def _port(value: object, where: str, *, lowest: int) -> int:
+    # bool is a kind of int in Python: JSON's `true` would be port 1.
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= 65535:
         raise CniError(INVALID_CONFIG, f"{where}: {str(value)[:20]} is not a port")
     return value

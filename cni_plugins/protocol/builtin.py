@@ -29,6 +29,8 @@ def script(name: str, python: str, path: Sequence[str]) -> str:
     `path`."""
     return "\n".join(
         (
+            # One word, because the kernel passes all that follows the interpreter as a single
+            # argument (execve(2), "Interpreter scripts").
             f"#!{python} -IS",
             MARK.decode(),
             "import sys",

@@ -17,11 +17,13 @@ _CONTAINER, _INTERFACE, _NETNS, _PATH = "CNI_CONTAINERID", "CNI_IFNAME", "CNI_NE
 _NEEDS = {
     "ADD": (_CONTAINER, _NETNS, _INTERFACE, _PATH),
     "CHECK": (_CONTAINER, _NETNS, _INTERFACE, _PATH),
+    # CNI_NETNS is optional for DEL: the namespace is gone after a reboot.
     "DEL": (_CONTAINER, _INTERFACE, _PATH),
     "GC": (_PATH,),
     "STATUS": (),
     "VERSION": (),
 }
+# \Z, because $ also matches before a final newline. The names become parts of paths.
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 
@@ -103,6 +105,7 @@ def format_arguments(pairs: tuple[tuple[str, str], ...]) -> str:
     for key, value in pairs:
         if not _ARGUMENT_KEY.match(key):
             raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {key[:60]!r} is not a key")
+        # A pod's name with ";" could add arguments of its author's choice, such as IP or MAC.
         if len(value) > 1024 or not value.isprintable() or any(c in value for c in ";="):
             raise CniError(
                 INVALID_ENVIRONMENT,

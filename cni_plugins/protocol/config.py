@@ -113,6 +113,7 @@ class PluginConfig:
         libcni writes an empty list as null, and uses a second name for the key (an error of the
         first edition of 1.1.0)."""
         key = VALID_ATTACHMENTS if VALID_ATTACHMENTS in self.raw else _OTHER_ATTACHMENTS
+        # False stands for a missing key, since null is a valid value.
         value = self.raw.get(key, False)
         value = [] if value is None else value
         if not isinstance(value, list):
@@ -200,6 +201,7 @@ def plugin_input(
 
     capabilities: all that the runtime offers; the plugin gets those that its `capabilities`
     name."""
+    # The runtime alone writes these (spec, section 4): a file's prevResult would be another pod's.
     value = {
         k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")
     }
@@ -225,6 +227,7 @@ def decode_object(content: bytes, what: str) -> dict[str, Any]:
         raise CniError(DECODING_FAILURE, f"{what} has more than {LIMIT_BYTES} bytes")
     try:
         value = json.loads(content)
+    # Python's decoder raises RecursionError for lists in lists, about a thousand deep.
     except (ValueError, RecursionError) as error:
         raise CniError(DECODING_FAILURE, f"{what} is not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):

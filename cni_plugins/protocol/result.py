@@ -32,6 +32,7 @@ _COMPATIBLE_FORMS = {form: {form} for form in version.Form} | {
     version.Form.NEWEST: {version.Form.NEWEST, version.Form.LISTS}
 }
 """The forms that are also valid in a form: 1.1.0 only adds keys to 1.0.0."""
+# The words go into the pod's resolv.conf: a newline in one would add lines to it.
 _DNS_WORD = re.compile(r"[A-Za-z0-9_.:/*-]{1,253}\Z")
 _ROUTE_NUMBERS = {
     "mtu": 1 << 31,
@@ -136,6 +137,7 @@ class Result:
             self.raw is not None
             and version.form_of(self.raw["cniVersion"]) in _COMPATIBLE_FORMS[form]
         ):
+            # As it was read: plugins find their notes again, in keys that no version defines.
             return {**self.raw, "cniVersion": cni_version}
         value: dict[str, Any] = {"cniVersion": cni_version}
         if form is version.Form.SINGLE_ADDRESSES:
@@ -423,6 +425,7 @@ def _cached_address(text: str) -> Address:
 
 @functools.lru_cache(maxsize=256)
 def _cached_network(text: str) -> Network:
+    # Plugins in Go write destinations with host bits, which net.ParseCIDR accepts.
     return parse_network(text, strict=False)
 
 
@@ -462,6 +465,7 @@ def _text(value: object) -> str:
 def _number(value: object, where: str, limit: int) -> int | None:
     if value is None:
         return None
+    # bool is a kind of int in Python: JSON's `true` would be 1.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
         raise _bad(where, f"{str(value)[:40]} is not a number below {limit}")
     return value

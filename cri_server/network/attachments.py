@@ -108,12 +108,14 @@ class Attachments:
         except NotFound:
             return None
         except DamagedRecord:
+            # A damaged record of a foreign plugin's pod may be all that tells of its address lease.
             if not is_unwritten(path):
                 raise
             self.remove(sandbox_id)
             return None
         try:
             network = parse_list_object(record["network"])
+            # Records of earlier versions lack "begun".
             result, begun = record["result"], record.get("begun")
             return Attachment(
                 sandbox_id=str(record["sandbox_id"]),

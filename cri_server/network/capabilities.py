@@ -16,6 +16,7 @@ _ANNOTATIONS = {
     "ingress": "kubernetes.io/ingress-bandwidth",
     "egress": "kubernetes.io/egress-bandwidth",
 }
+# The grammar of Kubernetes (apimachinery, pkg/api/resource/quantity.go), without a sign.
 _QUANTITY = re.compile(
     r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z"
 )
@@ -30,6 +31,7 @@ _SUFFIXES = {
     "P": "1e15",
     "E": "1e18",
 }
+# The limits of kubelet's own check (pkg/util/bandwidth, validateBandwidthIsReasonable).
 _LOWEST_RATE, _HIGHEST_RATE = 1_000, 10**15
 _BURST = (1 << 32) - 1
 """The largest burst that the bandwidth plugin accepts: the annotations do not limit bursts."""
@@ -48,6 +50,7 @@ def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[s
                 "hostIP": m.host_ip,
             }
             for m in pod.port_mappings
+            # kubelet also sends a container's ports without a host port, as 0.
             if m.host_port > 0
         ],
         "io.kubernetes.cri.pod-annotations": dict(pod.annotations),
@@ -80,6 +83,7 @@ def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
     """CNI_ARGS for a pod. Raises InvalidArgument for names that the format cannot represent: it has
     no escapes."""
     pairs = (
+        # Without it a plugin in Go fails at the first key that it does not know (types.LoadArgs).
         ("IgnoreUnknown", "1"),
         ("K8S_POD_NAMESPACE", pod.namespace),
         ("K8S_POD_NAME", pod.name),
@@ -108,6 +112,7 @@ def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
 
 
 def _rate(text: str, key: str) -> int:
+    # The limit on the length keeps the arithmetic small; Decimal keeps 0.1G exact.
     match = _QUANTITY.match(text) if len(text) < 40 else None
     if match is None:
         raise InvalidArgument(f"annotation {key}: {text[:40]!r} is not a quantity")

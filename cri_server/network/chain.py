@@ -49,8 +49,10 @@ from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, 
 log = logging.getLogger(__name__)
 
 IFNAME = "eth0"
+# Plugins run iptables, ip and modprobe by PATH, and the server's own PATH may lack sbin.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MESSAGE_LIMIT = 500
+# One byte more than is valid, to tell an answer that was cut off.
 _OUTPUT_LIMIT_BYTES = LIMIT_BYTES + 1
 _REFUSALS: dict[int, type[Error]] = {
     NO_ADDRESS_LEFT: ResourceExhausted,
@@ -136,6 +138,8 @@ class PluginRunner:
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
         result: Result | None = None
+        # containerd attaches `lo` by a network of its own, whose plugin is executed. Here it is
+        # part of the first request, because it costs one more message to the kernel.
         loopback = True
         for builtin, group in _groups(steps):
             if builtin or loopback:
@@ -150,6 +154,8 @@ class PluginRunner:
                 )
                 loopback = False
             for step in () if builtin else group:
+                # Counted before it runs: a plugin that fails may have left something, so it gets
+                # DEL as well.
                 progress.begun += 1
                 result = await self._add_foreign(call, step, result, attachment.network)
         if result is None:
@@ -248,6 +254,8 @@ class PluginRunner:
             )
             step = self._step(plugin, value)
             if not step.program:
+                # GC and STATUS exist since 1.1.0, and pyrunc's plugins refuse them in an older
+                # configuration. A node with such a one must get rid of leftovers too.
                 step.input["cniVersion"] = version.LATEST
                 await self._run_builtin(
                     call, [step], None, network, loopback=False, timeout_s=timeout_s
@@ -338,6 +346,7 @@ class PluginRunner:
             value["prevResult"] = previous.to_json(network.cni_version)
         result = await self._run_foreign(call, replace(step, input=value))
         reply = _decode(result, step.kind, "ADD")
+        # A plugin may print an error and still exit with 0.
         if "code" in reply and "msg" in reply:
             raise _to_error(step.kind, "ADD", from_json(reply))
         return _parse_result(reply, step.kind, network)
@@ -346,6 +355,8 @@ class PluginRunner:
         self, call: CniCall, step: _PluginStep, timeout_s: float | None = None
     ) -> JobResult:
         """Run an executable. Raises its error. Commands other than ADD may print nothing."""
+        # ADD has checked this for the whole chain; DEL and CHECK may come after a plugin was
+        # removed.
         if not step.program:
             raise PeerError(f"CNI plugin {step.kind!r} is not in {self.folders}")
         environment = {"PATH": _PATH, **_environment(call)}

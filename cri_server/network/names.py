@@ -79,10 +79,13 @@ def remove(path: str) -> None:
     leaves. Raises KernelError.
 
     Uses MNT_DETACH, since add-ons may have the namespace open."""
+    # In a loop, because mounts may lie on each other. UMOUNT_NOFOLLOW: a link in the folder must
+    # not lead to another mount.
     while os.path.lexists(path):
         try:
             umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW)
         except KernelError as error:
+            # EINVAL: the file is no mount point (umount(2)).
             if error.errno not in (errno.EINVAL, errno.ENOENT):
                 raise
             break

@@ -34,6 +34,8 @@ class PodRanges:
         InvalidArgument, OSError: CIDRs that cannot be stored are used all the same, and stored when
         kubelet repeats them."""
         parsed = parse(subnets)
+        # The file is compared too: a write that failed is done again when kubelet repeats the
+        # ranges.
         if not parsed or parsed == self.subnets == self._read():
             return
         self.subnets = parsed

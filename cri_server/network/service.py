@@ -45,6 +45,7 @@ from pyrunc.kernel.full import disk_errors
 log = logging.getLogger(__name__)
 
 _NOT_READY = "NetworkPluginNotReady"
+# kubelet calls Status every five seconds; a foreign plugin's STATUS executes a program.
 _STATUS_TTL_S = 10.0
 _UNREADY_TTL_S = 2.0
 _STATUS_TIMEOUT_S = 3.0
@@ -74,6 +75,8 @@ class NetworkService:
         self._configuration = Configuration(conf_dir, default)
         self._attachments = Attachments(state_dir)
         self._names = NamespaceNames(netns_dir)
+        # Two servers may share a network's leases and rules (tests, benchmarks): the word tells GC
+        # whose pod each one is.
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
         folders = tuple(p for p in bin_dir.split(":") if p)
         own = os.path.join(os.path.abspath(state_dir), "bin")
@@ -83,6 +86,7 @@ class NetworkService:
         self._writing: dict[str, asyncio.Task[None]] = {}
         self._status: tuple[float, str, Readiness] | None = None
         self._status_lock = asyncio.Lock()
+        # The previous server may have been killed between a plugin's work and the record of it.
         self._must_collect = True
         self._last_configured: ConfiguredNetwork | None = None
 
@@ -157,6 +161,7 @@ class NetworkService:
         async with self._turns.of(pod.sandbox_id):
             if self._attachments.has(pod.sandbox_id):
                 raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
+            # Before ADD: plugins get the name as CNI_NETNS, and some store it for their daemon.
             self._names.make(pod.sandbox_id, pod.netns_path)
             progress = AddProgress()
             try:
@@ -438,6 +443,8 @@ class _SandboxTurns:
 
     def _wake(self) -> None:
         """Wake all waiters; cannot be interrupted by a cancellation."""
+        # Not an asyncio.Condition: a second cancellation while it takes its lock again would leave
+        # the lock unacquired. All waiters have this event; later ones get the new one.
         self._changed.set()
         self._changed = asyncio.Event()
 

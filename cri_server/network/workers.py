@@ -35,5 +35,6 @@ class CniWorkers:
             answer, fds = await self._workers.ask(request, timeout_s)
         except Unavailable as error:
             raise PeerError(error.message) from None
+        # No reply has descriptors; a malformed one must not leave any open in the server.
         ipc.close_all(fds)
         return Answer.of(answer, PeerError)
