@@ -44,7 +44,7 @@ NODES = some.one_of(
 
 
 def every_kind() -> bytes:
-    """An archive with a member of every kind."""
+    """Returns an archive with a member of every kind."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         members = [
@@ -76,8 +76,8 @@ RANDOM = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=li
 
 
 def changed(changes: list[tuple[int, int]]) -> bytes:
-    """WHOLE with changed bytes, and correct checksums where a header seems to be, so that the
-    change gets beyond them."""
+    """Returns WHOLE with changed bytes and with correct checksums where a header seems to be, so
+    that the change gets beyond the checksums."""
     blob = bytearray(WHOLE)
     for at, value in changes:
         blob[at] = value

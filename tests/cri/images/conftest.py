@@ -23,13 +23,13 @@ Unpack = Callable[[bytes], Path]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries follow at once."""
+    """Makes retries follow at once."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
 
 
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Iterator[Unpack]:
-    """Unpack a layer's blob into a folder of its own; the folder of its files."""
+    """Unpacks a layer's blob into its own folder; returns the folder of its files."""
     count = 0
 
     def run(blob: bytes, limits: Limits | None = None) -> Path:
@@ -44,7 +44,7 @@ def unpacked(tmp_path: Path) -> Iterator[Unpack]:
 
 
 def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Layer:
-    """Unpack from memory."""
+    """Unpacks a layer from memory."""
     fd = os.memfd_create("blob", os.MFD_CLOEXEC)
     try:
         with io.FileIO(fd, "wb", closefd=False) as file:

@@ -46,12 +46,12 @@ class Changes:
         self._path = path
 
     def end_at(self, number: int) -> None:
-        """Count from 1 again; the change with this number is not made."""
+        """Starts the count at 1 again; the change with this number is not made."""
         with open(self._path, "r+b") as file:  # the same file, for it is mapped
             file.write(_NUMBERS.pack(0, number))
 
     def count(self) -> int:
-        """Changes since then."""
+        """Returns the number of changes since `end_at`."""
         return int(_NUMBERS.unpack(self._path.read_bytes())[0])
 
 

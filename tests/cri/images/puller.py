@@ -67,8 +67,8 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 
 
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
-    """Two images with a common base are pulled side by side, one is removed and pulled again, the
-    other removed. Stdout has how many changes that were."""
+    """Pulls two images with a common base side by side, removes and pulls the first again, and
+    removes the second. Prints the number of changes to files."""
     jobs = await Zygote.start(JOB_MODULES) if JOBS in os.environ else None
     changes = count_changes(int(kill_at))
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), zygote=jobs)
@@ -84,7 +84,7 @@ async def steps(kill_at: str, store: str, first: str, second: str) -> None:
 
 
 async def once(store: str, reference: str) -> None:
-    """Pull, then remove; `ok` on stdout, or the error's kind."""
+    """Pulls, then removes an image; prints `ok` or the kind of the error."""
     try:
         service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"))
         await service.start()

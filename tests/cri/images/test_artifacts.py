@@ -111,14 +111,14 @@ ARTIFACTS = [
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact[0])
-async def test_an_artifact_is_refused_as_what_it_is(
+async def test_the_error_of_an_artifact_names_its_type(
     tmp_path: Path,
     registry: Registry,
     service: ImageService,
     artifact: tuple[str, str, str, str, int],
 ) -> None:
-    """Kubernetes leaves it to the runtime what an image volume may be; containerd refuses
-    artifacts, too, CRI-O mounts them."""
+    """Kubernetes lets the runtime decide what an image volume may be: containerd refuses artifacts,
+    too, CRI-O mounts them."""
     _, artifact_type, config_type, layer_type, named = artifact
     content = b"content"
     document: dict[str, Any] = {
@@ -140,7 +140,7 @@ async def test_an_artifact_is_refused_as_what_it_is(
 
 
 async def test_an_artifact_manifest_is_refused(registry: Registry, service: ImageService) -> None:
-    """The form that release candidates of image specification 1.1 had."""
+    """Release candidates of image specification 1.1 had this media type."""
     kind = "application/vnd.oci.artifact.manifest.v1+json"
     document = {"mediaType": kind, "artifactType": "text/sbom", "blobs": []}
     registry.put_manifest("app:v1", json.dumps(document).encode(), kind)
@@ -161,7 +161,7 @@ OTHERS = {
 
 
 def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
-    """The image with other blobs listed between its layers; the reference."""
+    """Pushes the image with other blobs listed between its layers; returns the reference."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     first, second = document["layers"]
@@ -205,8 +205,8 @@ async def test_layers_that_are_no_file_system_are_ignored(
 async def test_diff_ids_are_for_file_systems_only(
     registry: Registry, service: ImageService
 ) -> None:
-    """A configuration that counts the others in could be read in two ways: which layer each diff
-    id is of."""
+    """If a configuration had diff ids for other blobs, the layer of each diff id would be
+    ambiguous."""
     built = image([*BUILT.layers, b"no file system"])
     data, blobs = manifest_of(built)
     document = json.loads(data)
@@ -248,11 +248,11 @@ async def test_a_foreign_layer_comes_from_the_registry(
         "text/html",
     ],
 )
-async def test_what_registries_have_called_an_images_configuration(
+async def test_old_media_types_of_a_configuration_are_accepted(
     registry: Registry, service: ImageService, kind: str
 ) -> None:
-    """The last ones are in manifests that Docker Hub and others served for years (distribution
-    1621); docker takes them, too."""
+    """Docker Hub and other registries served manifests with the last ones for years (distribution
+    1621); docker accepts them, too."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     document["config"]["mediaType"] = kind

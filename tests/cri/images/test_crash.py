@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def two_images() -> dict[str, BuiltImage]:
-    """Two images with a common base, of a few hundred small files."""
+    """Returns two images with a common base, each with a few hundred small files."""
     chance = random.Random(8)
     base = layer({f"base/{n}": chance.randbytes(chance.randrange(9000)) for n in range(150)})
     tops = [
@@ -45,7 +45,7 @@ def two_images() -> dict[str, BuiltImage]:
 
 @contextmanager
 def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]]:
-    """The program at work; killed at the end."""
+    """Runs the program that pulls; kills it at the end."""
     command = [
         sys.executable,
         "-m",
@@ -61,7 +61,8 @@ def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]
 
 
 async def check(store: Path, built: dict[str, BuiltImage]) -> int:
-    """Everything listed must be whole, and nothing else be there; how many images are listed."""
+    """Asserts that every listed image is complete and that nothing else is in the store; returns
+    the number of images."""
     service = ImageService(store)
     mounts = ImageService.__init__.__kwdefaults__["store"] == "erofs"  # type: ignore[index]
     await service.start()
@@ -94,7 +95,7 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
 
 
 def content(tar: bytes) -> dict[str, bytes]:
-    """The files in a tar."""
+    """Returns the files in a tar."""
     import io
     import tarfile
 
@@ -103,7 +104,7 @@ def content(tar: bytes) -> dict[str, bytes]:
 
 
 async def kill_often(tmp_path: Path, registry: Registry, rounds: int) -> set[int]:
-    """Kill `rounds` pulls; the numbers of images that were complete afterwards."""
+    """Kills `rounds` pulls; returns the numbers of images that were complete afterwards."""
     built = two_images()
     for name, one in built.items():
         registry.push(name, one)
@@ -118,18 +119,23 @@ async def kill_often(tmp_path: Path, registry: Registry, rounds: int) -> set[int
     return listed
 
 
-async def test_killed_at_any_moment(tmp_path: Path, registry: Registry) -> None:
+async def test_the_store_is_whole_after_a_kill_at_any_moment(
+    tmp_path: Path, registry: Registry
+) -> None:
     await kill_often(tmp_path, registry, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_killed_at_many_moments(tmp_path: Path, registry: Registry) -> None:
+async def test_the_store_is_whole_after_kills_at_many_moments(
+    tmp_path: Path, registry: Registry
+) -> None:
     assert len(await kill_often(tmp_path, registry, 200)) > 1, "every kill hit the same moment"
 
 
 def small_images() -> dict[str, BuiltImage]:
-    """As `two_images`, of a few files: their number is that of the steps of an unpacker."""
+    """Returns two images like `two_images` with a few files: the number of steps of an unpacker
+    depends on the number of files."""
     base, *tops = (
         layer({f"{name}/{n}": f"{name} {n}" * 9 for n in range(2)}) for name in ("base", "a", "b")
     )
@@ -169,13 +175,17 @@ def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(JOBS, "yes")
 
 
-async def test_killed_at_some_steps(tmp_path: Path, registry: Registry, each_place: None) -> None:
+async def test_the_store_is_whole_after_a_kill_before_some_changes(
+    tmp_path: Path, registry: Registry, each_place: None
+) -> None:
     await kill_at_steps(tmp_path, registry, 25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_killed_at_every_step(tmp_path: Path, registry: Registry, each_place: None) -> None:
+async def test_the_store_is_whole_after_a_kill_before_every_change(
+    tmp_path: Path, registry: Registry, each_place: None
+) -> None:
     assert {0, 1, 2} == await kill_at_steps(tmp_path, registry, 1)
 
 
@@ -236,7 +246,7 @@ async def counting_jobs(changes: Changes) -> AsyncIterator[Zygote]:
     await zygote.close()
 
 
-async def test_jobs_end_at_some_steps(
+async def test_the_store_is_whole_when_jobs_end_before_some_changes(
     tmp_path: Path, registry: Registry, changes: Changes, counting_jobs: Zygote
 ) -> None:
     assert await end_jobs(tmp_path, registry, changes, counting_jobs, 12)
@@ -244,7 +254,7 @@ async def test_jobs_end_at_some_steps(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_jobs_end_at_every_step(
+async def test_the_store_is_whole_when_jobs_end_before_every_change(
     tmp_path: Path, registry: Registry, changes: Changes, counting_jobs: Zygote
 ) -> None:
     assert await end_jobs(tmp_path, registry, changes, counting_jobs, 1)
@@ -264,11 +274,11 @@ WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}
         ("pwrite64", "EDQUOT"),
     ],
 )
-async def test_a_system_call_that_fails_is_an_error_and_nothing_is_half(
+async def test_a_failed_system_call_is_an_error_and_leaves_the_store_whole(
     tmp_path: Path, registry: Registry, call: str, error: str
 ) -> None:
-    """The n-th call fails, for a few n: an error of ours that names it, or no difference; the store
-    is whole afterwards."""
+    """The n-th call fails, for a few n. The result is an error of ours that names the call, or no
+    difference."""
     built = two_images()
     for name, one in built.items():
         registry.push(name, one)
@@ -318,8 +328,8 @@ def mounted(disk: Path, folder: Path) -> Iterator[Path]:
 
 
 async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None:
-    """The disk's image is copied while pulls write to it: what a machine would find that lost its
-    power then."""
+    """Copies the disk's image while pulls write to it: a machine finds this content after a power
+    cut."""
     built = two_images()
     for name, one in built.items():
         registry.push(name, one)
@@ -342,11 +352,15 @@ async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None
     assert found
 
 
-async def test_power_lost_at_any_moment(tmp_path: Path, registry: Registry) -> None:
+async def test_the_store_is_whole_after_a_power_cut_at_any_moment(
+    tmp_path: Path, registry: Registry
+) -> None:
     await cut_power_often(tmp_path, registry, 5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_power_lost_at_many_moments(tmp_path: Path, registry: Registry) -> None:
+async def test_the_store_is_whole_after_power_cuts_at_many_moments(
+    tmp_path: Path, registry: Registry
+) -> None:
     await cut_power_often(tmp_path, registry, 60)

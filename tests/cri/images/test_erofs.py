@@ -35,7 +35,7 @@ ACL_HEAD = b"\x02\0\0\0"
 
 
 def shown(root: Path) -> dict[bytes, Facts]:
-    """Return what a container sees of a folder of files, without whiteouts and overlayfs's
+    """Returns the files of a folder as a container sees them, without whiteouts and overlayfs's
     attributes."""
     return {
         name: replace(
@@ -48,7 +48,7 @@ def shown(root: Path) -> dict[bytes, Facts]:
 
 
 def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
-    """Return the files of the mounted image, or that it is refused."""
+    """Returns the files of the mounted image, or the refusal."""
     try:
         with mounted(folder, tars, LIMITS) as root:
             return "files", shown(root)
@@ -57,7 +57,7 @@ def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
 
 
 def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
-    """The same of the unpacked layer."""
+    """Returns the files of the unpacked layer, or the refusal."""
     folder.mkdir()
     try:
         unpack_bytes(tar, folder, LIMITS)
@@ -98,7 +98,7 @@ def test_mounted_layers_equal_unpacked_layers(tmp_path: Path, case: str) -> None
     ],
     ids=lambda options: " ".join(o.removeprefix("--") for o in options if "xattrs" not in o),
 )
-def test_every_kind_of_file_with_every_attribute(tmp_path: Path, options: list[str]) -> None:
+def test_every_kind_of_file_keeps_every_attribute(tmp_path: Path, options: list[str]) -> None:
     make_everything(tmp_path / "everything")
     archive = subprocess.run(
         ["tar", "-C", tmp_path / "everything", *options, "-c", "."], check=True, capture_output=True
@@ -109,9 +109,9 @@ def test_every_kind_of_file_with_every_attribute(tmp_path: Path, options: list[s
         assert files == snapshot(tmp_path / "everything")
 
 
-def test_names_and_links_of_every_length(tmp_path: Path) -> None:
-    """Directories of one block and of many, links inside an inode's block and in one of their
-    own."""
+def test_names_and_links_of_every_length_are_read(tmp_path: Path) -> None:
+    """There are directories of one block and of many, and links inside an inode's block and in a
+    block of their own."""
     members = [
         (f"{'d' * length}/{'n' * length}", Node(b"x" * length)) for length in range(1, 256, 13)
     ]
@@ -130,7 +130,7 @@ def test_names_and_links_of_every_length(tmp_path: Path) -> None:
 
 
 def acl(*entries: tuple[int, int, int]) -> str:
-    """A POSIX ACL as it is in a tar, of (tag, rights, id)."""
+    """Returns a POSIX ACL in the form of a tar, of (tag, rights, id)."""
     content = ACL_HEAD + b"".join(
         tag.to_bytes(2, "little") + rights.to_bytes(2, "little") + owner.to_bytes(4, "little")
         for tag, rights, owner in entries
@@ -168,7 +168,9 @@ NOBODY = 0xFFFFFFFF
     ],
 )
 @pytest.mark.parametrize("what", ["file", "directory", "link", "fifo"])
-def test_attributes(tmp_path: Path, attributes: dict[str, str], what: str) -> None:
+def test_extended_attributes_are_the_same_in_both_stores(
+    tmp_path: Path, attributes: dict[str, str], what: str
+) -> None:
     pax = {f"SCHILY.xattr.{name}": value for name, value in attributes.items()}
     kinds = {
         "file": Node(b"x", pax=pax),
@@ -184,8 +186,8 @@ def test_attributes(tmp_path: Path, attributes: dict[str, str], what: str) -> No
     assert outcome([tar], tmp_path / "mounted") == expected
 
 
-def test_more_attributes_than_an_inode_can_say(tmp_path: Path) -> None:
-    """Others take less: ext4 has a block of 4 KiB for them."""
+def test_more_attributes_than_an_inode_can_hold_are_refused(tmp_path: Path) -> None:
+    """Other file systems hold fewer: ext4 has a block of 4 KiB for attributes."""
     large = {f"SCHILY.xattr.user.{name}": name * 60_000 for name in "abcd"}
     with mounted(tmp_path / "four", [raw_tar(("f", Node(pax=large)))]) as root:
         assert {
@@ -196,12 +198,12 @@ def test_more_attributes_than_an_inode_can_say(tmp_path: Path) -> None:
     ) == ("refused", None)
 
 
-def test_a_hard_link_into_a_folder_that_gives_way(tmp_path: Path) -> None:
+def test_a_hard_link_into_a_replaced_folder_is_refused(tmp_path: Path) -> None:
     assert same(raw_tar(("d/f", Node(b"x")), ("d", hardlink("d/f"))), tmp_path)[0] == "refused"
 
 
-def test_content_that_no_block_is_shared_with(tmp_path: Path) -> None:
-    """The last block of a file in a tar is padded; a file that ends there has nothing of the
+def test_a_file_at_the_end_of_a_block_shows_no_padding(tmp_path: Path) -> None:
+    """The last block of a file in a tar is padded; a file that ends there must not show the
     padding."""
     chance = random.Random(4)
     tar = layer(
@@ -275,7 +277,7 @@ STACKS = {
 
 
 @pytest.mark.parametrize("case", STACKS)
-def test_layers_look_as_overlayfs_shows_them(tmp_path: Path, case: str) -> None:
+def test_mounted_layers_equal_an_overlay_of_unpacked_layers(tmp_path: Path, case: str) -> None:
     assert_same_stack(tmp_path, STACKS[case])
 
 
@@ -292,7 +294,7 @@ def assert_same_stack(folder: Path, tars: Sequence[bytes]) -> None:
     assert actual == expected
 
 
-def test_many_random_layers_look_as_overlayfs_shows_them(tmp_path: Path) -> None:
+def test_many_random_mounted_layers_equal_an_overlay_of_unpacked_layers(tmp_path: Path) -> None:
     chance = random.Random(6)
     for number in range(12):
         tars = []
@@ -325,7 +327,7 @@ def test_many_random_layers_look_as_overlayfs_shows_them(tmp_path: Path) -> None
 # ---- bounds
 
 
-def test_more_entries_than_allowed(tmp_path: Path) -> None:
+def test_more_entries_than_allowed_are_refused(tmp_path: Path) -> None:
     tar = layer({f"f{number}": "" for number in range(60)})
     with (
         pytest.raises(ResourceExhausted, match="more than 50 entries"),
@@ -334,7 +336,7 @@ def test_more_entries_than_allowed(tmp_path: Path) -> None:
         pass
 
 
-def test_folders_that_nobody_described_count(tmp_path: Path) -> None:
+def test_undescribed_folders_count_as_entries(tmp_path: Path) -> None:
     tar = raw_tar(("/".join("abcdefghij" * 10), Node()))
     with (
         pytest.raises(ResourceExhausted, match="more than 50 entries"),
@@ -359,14 +361,14 @@ def test_a_huge_sparse_file_takes_no_room(tmp_path: Path) -> None:
     assert (tmp_path / "mounted" / "index").stat().st_blocks * 512 < 1 << 20  # a list of its chunks
 
 
-def test_an_end_without_padding(tmp_path: Path) -> None:
-    """Both stores read the same from a tar that is cut after its last file."""
+def test_a_tar_without_end_blocks_is_read(tmp_path: Path) -> None:
+    """Both stores read the same files from a tar that is cut after its last file."""
     for blob in (header() + b"x".ljust(512, b"\0"), header() + b"x"):
         (tmp_path / str(len(blob))).mkdir()
         same(blob, tmp_path / str(len(blob)))
 
 
-def test_a_device_node_of_every_number(tmp_path: Path) -> None:
+def test_device_nodes_keep_every_number(tmp_path: Path) -> None:
     numbers = [(0, 1), (1, 0), (255, 255), (256, 256), (4095, (1 << 20) - 1)]
     members = [
         (f"{kind}{n}", Node(kind=kind.encode(), device=number))

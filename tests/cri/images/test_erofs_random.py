@@ -42,18 +42,22 @@ def agree(folder: Path, blob: bytes) -> None:
 
 @RANDOM
 @given(members=MEMBERS)
-def test_any_sequence_of_members(scratch: Path, members: list[tuple[str, Node]]) -> None:
+def test_any_sequence_of_members_is_the_same_in_both_stores(
+    scratch: Path, members: list[tuple[str, Node]]
+) -> None:
     agree(scratch, raw_tar(*members))
 
 
 @RANDOM
 @given(changes=CHANGES)
-def test_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
+def test_changed_bytes_have_the_same_result_in_both_stores(
+    scratch: Path, changes: list[tuple[int, int]]
+) -> None:
     agree(scratch, changed(changes))
 
 
 def in_order(node: TreeNode) -> object:
-    """The files of a tree as a value that can be compared."""
+    """Returns the files of a tree as a value that can be compared."""
     facts = (
         node.mode,
         node.uid,
@@ -78,7 +82,7 @@ VALID_NAMES = NAMES.filter(lambda name: ".." not in name and name != ".")
     ),
     chain=some.lists(some.integers(0, 2), min_size=3, max_size=7),
 )
-def test_a_layer_that_is_repeated_counts_where_it_is_last(
+def test_a_repeated_layer_takes_effect_at_its_last_place(
     layers: list[list[tuple[str, Node]]], chain: list[int]
 ) -> None:
     trees = []

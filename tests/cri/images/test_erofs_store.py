@@ -29,7 +29,7 @@ from tests.support.registry import Registry
 
 @pytest.fixture
 async def opened() -> AsyncIterator[list[ImageService]]:
-    """Services that are closed at the end."""
+    """Returns a list of services that are closed at the end."""
     services: list[ImageService] = []
     yield services
     for service in services:
@@ -51,7 +51,7 @@ async def pulled(service: ImageService, registry: Registry, built: BuiltImage) -
 
 
 def layer_blobs(store: Path) -> set[str]:
-    """Blobs of the layout that are as large as a layer."""
+    """Returns the blobs of the layout that are as large as a layer."""
     blobs = (store / "blobs/sha256").iterdir()
     return {path.name for path in blobs if path.stat().st_size > 50_000}
 
@@ -74,7 +74,7 @@ async def test_a_tar_takes_the_place_of_its_blob(
         assert names(tmp_path / "images" / folder) == set()
 
 
-async def test_blobs_are_kept_where_they_are_wanted(
+async def test_blobs_are_stored_only_with_keep_blobs(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     service, built = await serve(opened, tmp_path / "images", keep_blobs=True), make()
@@ -101,7 +101,7 @@ async def test_an_archive_has_plain_layers_and_the_same_image(
         assert texts(await other.rootfs(built.id), "top")[0] == "2"
 
 
-async def test_a_push_sends_what_the_registry_lacks_compressed(
+async def test_a_push_compresses_and_sends_missing_layers(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     service, built = await serve(opened, tmp_path / "images"), make()
@@ -119,7 +119,7 @@ async def test_a_push_sends_what_the_registry_lacks_compressed(
 
 
 @pytest.mark.parametrize("setting", ["auto", "unpacked"])
-async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars(
+async def test_a_kernel_that_cannot_mount_gets_layers_unpacked_from_their_tars(
     tmp_path: Path,
     registry: Registry,
     opened: list[ImageService],
@@ -151,7 +151,7 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
     assert [listed.id for listed in await back.list()] == [built.id]
 
 
-async def test_a_lost_index_is_made_again(
+async def test_a_lost_index_is_built_again(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     service, built = await serve(opened, tmp_path / "images"), make()
@@ -165,7 +165,7 @@ async def test_a_lost_index_is_made_again(
     assert index.read_bytes() == content, "the same layers give the same index"
 
 
-async def test_a_lost_tar_is_a_lost_image(
+async def test_an_image_whose_tar_is_lost_is_dropped(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     service, built = await serve(opened, tmp_path / "images"), make()
@@ -195,11 +195,11 @@ async def test_images_with_the_same_layers_share_an_index(
     assert json.loads((tmp_path / "images/index.json").read_text())["manifests"] == []
 
 
-async def test_files_that_are_sealed_are_measured_at_each_mount(
+async def test_sealed_files_are_measured_at_each_mount(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system here has no fs-verity, so the test checks the store's calls; tests/vm/images
-    uses a file system that has it."""
+    uses a file system with fs-verity."""
     answers: dict[int, str] = {}
     monkeypatch.setattr(verity, "enable", lambda fd: True)
     monkeypatch.setattr(
@@ -246,7 +246,7 @@ async def test_read_file_data_is_in_memory_once(
     assert [path.read_bytes() for path in mount.path.rglob("*") if path.is_file()] == contents
 
 
-async def test_an_image_just_mounted_is_read_from_memory(
+async def test_a_newly_mounted_image_is_read_from_memory(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     """The pull's pages stay in memory for the first container, whenever the server drops pages."""
@@ -264,7 +264,7 @@ async def test_an_image_just_mounted_is_read_from_memory(
 async def test_memory_and_disk_of_a_removed_image_are_freed(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """In the background: the call that removes it does not wait for the pages of its files and of
+    """The removal frees them in the background and does not wait for the pages of its files and of
     its mount."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)

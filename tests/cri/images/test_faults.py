@@ -38,7 +38,7 @@ PASSWORD = "s3cret-w0rd"
 
 
 async def refused(service: ImageService, name: str, auth: Auth | None = None) -> Error:
-    """The error of a pull that must fail and leave nothing to see."""
+    """Returns the error of a pull that must fail and leave nothing to see."""
     started = time.monotonic()
     with pytest.raises(Error) as caught:
         await service.pull(name, auth)
@@ -67,7 +67,7 @@ async def refused(service: ImageService, name: str, auth: Auth | None = None) ->
         f"{k}={v!r}" for k, v in vars(f).items() if v not in (None, b"", {}, 0, False)
     )[:70],
 )
-async def test_it_passes_and_the_pull_goes_on(
+async def test_a_pull_survives_a_passing_fault(
     registry: Registry, service: ImageService, fault: Fault
 ) -> None:
     built = make()
@@ -78,7 +78,7 @@ async def test_it_passes_and_the_pull_goes_on(
     assert await service.pull(f"{registry.host}/app:v1") == built.id
 
 
-async def test_a_blob_that_broke_off_goes_on_where_it_was(
+async def test_an_interrupted_blob_continues_at_its_offset(
     registry: Registry, service: ImageService
 ) -> None:
     built = make(layers=1, size=400_000)
@@ -90,7 +90,7 @@ async def test_a_blob_that_broke_off_goes_on_where_it_was(
     assert ranges == [None, "bytes=300000-"]
 
 
-async def test_a_server_without_ranges_starts_again(
+async def test_an_interrupted_blob_of_a_server_without_ranges_starts_again(
     registry: Registry, service: ImageService
 ) -> None:
     built = make(layers=1, size=400_000)
@@ -194,7 +194,7 @@ async def test_a_server_without_ranges_starts_again(
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, str) else "",
 )
-async def test_it_fails_as_documented(
+async def test_a_lasting_fault_fails_the_pull_as_documented(
     tmp_path: Path,
     registry: Registry,
     service: ImageService,
@@ -211,7 +211,7 @@ async def test_it_fails_as_documented(
     assert left_over(tmp_path) == set()
 
 
-async def test_nobody_there(service: ImageService) -> None:
+async def test_an_unreachable_registry_is_an_error(service: ImageService) -> None:
     error = await refused(service, "127.0.0.1:9/app:v1")
     assert (
         error.message
@@ -232,7 +232,9 @@ async def test_nobody_there(service: ImageService) -> None:
     ],
     ids=["manifest", "blob from the start", "blob", "a byte now and then"],
 )
-async def test_a_registry_that_stalls(tmp_path: Path, registry: Registry, fault: Fault) -> None:
+async def test_a_stalled_registry_fails_the_pull(
+    tmp_path: Path, registry: Registry, fault: Fault
+) -> None:
     registry.push("app:v1", make())
     registry.faults.append(fault)
     service = ImageService(tmp_path / "images", no_progress_timeout_s=0.8)
@@ -254,7 +256,7 @@ async def test_a_registry_that_stalls(tmp_path: Path, registry: Registry, fault:
     ],
     ids=["before a blob", "after a blob", "a byte now and then", "manifest"],
 )
-async def test_a_registry_that_stalls_a_push(
+async def test_a_stalled_registry_fails_the_push(
     tmp_path: Path, registry: Registry, fault: Fault
 ) -> None:
     registry.push("app:v1", make())
@@ -271,10 +273,10 @@ async def test_a_registry_that_stalls_a_push(
 
 
 @only_erofs
-async def test_a_slow_blob_stalls_whatever_it_decodes_to(
+async def test_a_slow_blob_stalls_regardless_of_its_decoded_size(
     tmp_path: Path, registry: Registry
 ) -> None:
-    """4 MiB of zeros are 130 bytes of zstd: each time that they are decoded is no progress."""
+    """4 MiB of zeros are 130 bytes of zstd: decoded bytes do not count as progress."""
     built = image([layer({"zeros": bytes(256 << 20)})], {"Cmd": ["/zeros"]})
     registry.push("app:v1", built, compress="zstd")
     registry.faults.append(Fault("/blobs/", byte_delay_s=0.004))  # less than 250 bytes a second
@@ -287,7 +289,9 @@ async def test_a_slow_blob_stalls_whatever_it_decodes_to(
     await service.close()
 
 
-async def test_a_stalled_pull_does_not_hold_up_another(tmp_path: Path, registry: Registry) -> None:
+async def test_a_stalled_pull_does_not_delay_another_pull(
+    tmp_path: Path, registry: Registry
+) -> None:
     service = ImageService(tmp_path / "images", no_progress_timeout_s=90)
     await service.start()
     registry.push("slow:v1", make(1))
@@ -304,7 +308,7 @@ async def test_a_stalled_pull_does_not_hold_up_another(tmp_path: Path, registry:
 # ---- where requests and secrets go
 
 
-async def test_a_redirect_to_another_host_takes_no_secret_along(
+async def test_a_redirect_to_another_host_gets_no_secret(
     tmp_path: Path, service: ImageService
 ) -> None:
     built = make()
@@ -349,11 +353,10 @@ AUTHS = {
 )
 @pytest.mark.parametrize("auth", AUTHS.values(), ids=AUTHS.keys())
 @pytest.mark.parametrize(("what", "detour"), [("manifests", False), ("blobs", True)])
-async def test_a_host_that_a_redirect_names_asks_in_vain_for_the_secret(
+async def test_a_redirect_target_cannot_obtain_the_secret(
     tmp_path: Path, service: ImageService, challenge: str, auth: Auth, what: str, detour: bool
 ) -> None:
-    """A detour: the host sends us back to the registry's own address and asks there, by a redirect
-    of its own."""
+    """The host redirects back to the registry's own address with a challenge of its own."""
     with Registry(tmp_path / "front") as front, Registry(tmp_path / "thief") as thief:
         front.push("app:v1", make())
         thief.fault("/token", status=200, body=b'{"token": "t"}')
@@ -578,7 +581,7 @@ def manifest_with(
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-async def test_a_wrong_manifest(
+async def test_a_wrong_manifest_is_refused(
     tmp_path: Path,
     registry: Registry,
     service: ImageService,
@@ -605,15 +608,17 @@ async def test_foreign_urls_are_never_fetched(
         assert foreign.requests == []
 
 
-async def test_a_key_that_occurs_twice(registry: Registry, service: ImageService) -> None:
+async def test_a_manifest_with_a_repeated_key_is_refused(
+    registry: Registry, service: ImageService
+) -> None:
     data, _ = manifest_of(make())
     registry.put_manifest("app:v1", data[:-1] + b', "config": {}}', types.OCI_MANIFEST)
     assert "occurs twice" in (await refused(service, f"{registry.host}/app:v1")).message
 
 
-async def test_nested_indexes(registry: Registry, service: ImageService) -> None:
-    """Two levels are fine, more than four are not; an index cannot hold itself, that would need its
-    own digest."""
+async def test_nested_indexes_have_a_limit(registry: Registry, service: ImageService) -> None:
+    """Two levels are accepted, more than four are not. An index cannot contain itself, because it
+    would need its own digest."""
     built = make()
     platform = {"os": "linux", "architecture": types.host_platform().architecture}
     data, blobs = manifest_of(built)
@@ -650,7 +655,7 @@ async def test_nested_indexes(registry: Registry, service: ImageService) -> None
     ],
     ids=str,
 )
-async def test_a_wrong_configuration(
+async def test_a_wrong_configuration_is_refused(
     registry: Registry, service: ImageService, top: dict[str, Any], words: str
 ) -> None:
     registry.push("app:v1", image([layer({"a": "a"})], **top))
@@ -677,7 +682,7 @@ async def test_a_wrong_configuration(
         ("1e3", None, "1e3"),
     ],
 )
-async def test_the_user_is_a_number_or_a_name_never_root_by_mistake(
+async def test_the_user_is_a_number_or_a_name_and_never_root_by_mistake(
     registry: Registry, service: ImageService, user: str, uid: int | None, username: str
 ) -> None:
     registry.push("app:v1", image([layer({"a": "a"})], {"User": user}))
@@ -685,10 +690,10 @@ async def test_the_user_is_a_number_or_a_name_never_root_by_mistake(
     assert status is not None and (status.uid, status.username) == (uid, username)
 
 
-async def test_a_digest_that_the_registry_does_not_keep(
+async def test_content_of_another_digest_is_refused(
     registry: Registry, service: ImageService
 ) -> None:
-    """Asked for one digest, it serves another manifest."""
+    """The registry answers the request for one digest with another manifest."""
     registry.push("app:v1", make(1))
     digest = f"sha256:{hashlib.sha256(b'wanted').hexdigest()}"
     registry.manifests["app", digest] = registry.manifests["app", "v1"]
@@ -717,7 +722,7 @@ async def test_a_digest_that_the_registry_does_not_keep(
         "x@sha384:" + "a" * 96,
     ],
 )
-async def test_a_malformed_reference(service: ImageService, name: str) -> None:
+async def test_a_malformed_reference_is_refused(service: ImageService, name: str) -> None:
     with pytest.raises(Error) as caught:
         await service.pull(name)
     assert caught.value.kind in ("invalid_argument", "unsupported")
@@ -759,15 +764,16 @@ async def test_a_malformed_reference(service: ImageService, name: str) -> None:
         Fault("", status=503, headers={"Retry-After": "-5"}),
     ],
 )
-async def test_lies_about_ranges(
+async def test_false_ranges_fail_the_pull(
     registry: Registry,
     service: ImageService,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     answer: Fault,
 ) -> None:
-    """A blob breaks off, and each later answer lies about its place, its length or its time. Proof:
-    an error that names the registry, of no Python exception, and nothing is kept."""
+    """A blob breaks off, and each later answer has a wrong range, length or duration. The pull
+    fails with an error that names the registry, without a Python exception, and the store has no
+    new content."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")
@@ -780,11 +786,11 @@ async def test_lies_about_ranges(
     assert not re.search(r"[a-z]Error", error.message) and not left_over(tmp_path), error.message
 
 
-async def test_a_blob_that_starts_again_for_ever(
+async def test_a_blob_that_always_starts_again_is_given_up(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer ignores the range and breaks off, now earlier, now later. Proof: a bounded number
-    of requests; what was there before is no progress when it comes again."""
+    """Each answer ignores the range and breaks off, sooner or later than the one before. The number
+    of requests is bounded, because bytes that were received before are no progress."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=1_500_000)
     registry.push("app:v1", built, compress="")

@@ -25,7 +25,8 @@ from tests.support.oci_archives import oci_archive
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory: how long a disk's file system takes to make a directory is not ours."""
+    """Returns a folder in memory: a disk's file system would add its own time for each
+    directory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
@@ -34,7 +35,7 @@ FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
 def tar(entries: Iterable[tuple[str, bytes, str]]) -> bytes:
-    """A tar of (name, type, link) entries without content."""
+    """Returns a tar of (name, type, link) entries without content."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, kind, link in entries:
@@ -45,7 +46,7 @@ def tar(entries: Iterable[tuple[str, bytes, str]]) -> bytes:
 
 
 def replaced(size: int) -> bytes:
-    """Directories that give way to files, beside as many that stay."""
+    """Returns directories that are replaced by files, beside as many that stay."""
     stay = ((f"s{n}", FOLDER, "") for n in range(size))
     change = ((f"d{n}", kind, "") for n in range(size) for kind in (FOLDER, tarfile.REGTYPE))
     return tar([*stay, *change])
@@ -92,8 +93,8 @@ LAYERS: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name: str, memory: Path) -> None:
-    """Unpacked and put on top of another layer."""
+def test_the_work_for_layers_grows_linearly(name: str, memory: Path) -> None:
+    """Each layer is unpacked and committed on top of another layer."""
     count = itertools.count()
 
     def prepare(size: int) -> Work:
@@ -156,7 +157,7 @@ def special(kind: bytes, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_headers(name: str, memory: Path) -> None:
+def test_the_work_for_headers_grows_linearly(name: str, memory: Path) -> None:
     count = itertools.count()
 
     def prepare(size: int) -> Work:
@@ -178,16 +179,17 @@ def test_headers(name: str, memory: Path) -> None:
     check_growth(prepare, 500, largest=1 << 16)
 
 
-def test_special_headers_have_a_limit_in_all(tmp_path: Path) -> None:
-    """They wait for the member that they describe, so it must come some time."""
+def test_the_total_of_special_headers_has_a_limit(tmp_path: Path) -> None:
+    """Special headers wait for the member that they describe, so that member must come after a
+    limited number."""
     part = special(b"x", record("k", "v" * 900_000))
     with pytest.raises(BadLayer, match="extended headers of more than"):
         unpack_bytes(part * 3 + tar([("f", tarfile.REGTYPE, "")]), tmp_path)
 
 
-def test_entries_that_a_later_one_replaces_are_forgotten(tmp_path: Path) -> None:
-    """Directories below one that was replaced, one of which came again; and a device in place of
-    which a file came."""
+def test_replaced_entries_are_forgotten(tmp_path: Path) -> None:
+    """The layer replaces directories with children, adds one of them again, and replaces a device
+    by a file."""
     entries = [
         ("d/e/f", tarfile.REGTYPE, ""), ("d", tarfile.REGTYPE, ""),
         ("g/h/i", tarfile.REGTYPE, ""), ("g", tarfile.REGTYPE, ""), ("g/h", FOLDER, ""),
@@ -206,8 +208,10 @@ def test_entries_that_a_later_one_replaces_are_forgotten(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["docker", "layout"])
-def test_archives_that_name_one_image_often(kind: str, memory: Path) -> None:
-    """The archive grows in both: the document that is named and the times that it is."""
+def test_the_work_for_an_archive_that_names_an_image_often_grows_linearly(
+    kind: str, memory: Path
+) -> None:
+    """Both the document and the number of references to it grow."""
     count = itertools.count()
 
     def prepare(size: int) -> Work:

@@ -62,8 +62,8 @@ class Jail:
         self._before = self._outside()
 
     def unpack(self, blob: bytes) -> Path:
-        """The layer's files. Raises what unpacking raises; fails if anything outside changed, or if
-        it took long."""
+        """Returns the layer's files. Raises the error of unpacking; fails if anything outside
+        changed or if it took long."""
         started = time.monotonic()
         try:
             unpack_bytes(blob, self.layer, Limits(size_bytes=64 << 20, entries=50_000))
@@ -273,20 +273,20 @@ CONTAINED: dict[str, tuple[list[tuple[str, Node]], set[str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(jail: Jail, case: str) -> None:
+def test_hostile_layers_are_refused(jail: Jail, case: str) -> None:
     with pytest.raises((BadLayer, ResourceExhausted)) as caught:
         jail.unpack(raw_tar(*REFUSED[case]))
     assert caught.value.message and len(caught.value.message) < 600
 
 
 @pytest.mark.parametrize("case", CONTAINED)
-def test_contained(jail: Jail, case: str) -> None:
+def test_hostile_layers_are_contained(jail: Jail, case: str) -> None:
     members, expected = CONTAINED[case]
     assert names(jail.unpack(raw_tar(*members))) == expected
 
 
-def test_nobody_else_writes_overlayfs_orders(jail: Jail) -> None:
-    """`trusted.*` and `*.overlay.*` are dropped, security.capability and user.* kept."""
+def test_overlayfs_attributes_of_a_layer_are_dropped(jail: Jail) -> None:
+    """`trusted.*` and `*.overlay.*` are dropped, security.capability and user.* stay."""
     orders = [
         "trusted.overlay.opaque",
         "trusted.overlay.redirect",
@@ -303,7 +303,7 @@ def test_nobody_else_writes_overlayfs_orders(jail: Jail) -> None:
     assert xattrs == {b"d7": frozenset({("user.ok", b"/etc")})}
 
 
-def test_setuid_and_sticky_bits_are_kept_and_unknown_ones_dropped(jail: Jail) -> None:
+def test_setuid_and_sticky_bits_stay_and_unknown_mode_bits_are_dropped(jail: Jail) -> None:
     tree = jail.unpack(
         raw_tar(("a", Node(b"x", 0o6755, uid=3, gid=4)), ("b", Node(b"x", 0o7777777)))
     )
@@ -319,7 +319,7 @@ def header(
     link: bytes = b"", uid: bytes = b"0000000\0", mtime: bytes = b"00000000000\0", magic: bytes = b"ustar\x0000",  # noqa: E501
     devices: bytes = b"0000000\x000000000\0", rest: bytes = b"", checksum: bytes | None = None,
 ) -> bytes:  # fmt: skip
-    """A header of these raw fields, and a right checksum unless one is given."""
+    """Returns a header of these raw fields, with the right checksum unless `checksum` is set."""
     block = bytearray(
         name.ljust(100, b"\0")
         + mode
@@ -455,7 +455,7 @@ def test_raw_headers_are_refused(jail: Jail, case: str) -> None:
         "global",
     ],
 )
-def test_raw_archives_that_are_fine(jail: Jail, blob: bytes, expected: set[str]) -> None:
+def test_valid_raw_archives_are_accepted(jail: Jail, blob: bytes, expected: set[str]) -> None:
     assert names(jail.unpack(blob)) == expected
 
 
@@ -471,5 +471,5 @@ def nothing_was_left_on_the_host() -> Iterator[None]:
     assert not Path("/etc/pyrunc-was-here").exists()
 
 
-def test_bad_layers_are_errors_of_this_project() -> None:
+def test_bad_layers_raise_errors_of_this_project() -> None:
     assert issubclass(BadLayer, Error)

@@ -16,7 +16,7 @@ __all__ = ["nothing_was_left_on_the_host", "shared_jail"]
 
 
 def attempt(jail: Jail, blob: bytes) -> None:
-    """Unpack, or be refused with an error of the project; the jail must hold either way."""
+    """Unpacks a layer, or gets an error of the project; the jail must hold either way."""
     try:
         jail.unpack(blob)
     except (BadLayer, ResourceExhausted, KernelError):
@@ -27,7 +27,7 @@ def attempt(jail: Jail, blob: bytes) -> None:
 
 @RANDOM
 @given(changes=CHANGES)
-def test_changed_bytes(shared_jail: Jail, changes: list[tuple[int, int]]) -> None:
+def test_changed_bytes_do_not_escape(shared_jail: Jail, changes: list[tuple[int, int]]) -> None:
     attempt(shared_jail, changed(changes))
 
 
@@ -37,7 +37,7 @@ def test_changed_bytes(shared_jail: Jail, changes: list[tuple[int, int]]) -> Non
     count=some.integers(1, 20),
     to=some.integers(0, len(WHOLE) // 512),
 )
-def test_moved_blocks(shared_jail: Jail, start: int, count: int, to: int) -> None:
+def test_moved_blocks_do_not_escape(shared_jail: Jail, start: int, count: int, to: int) -> None:
     cut = WHOLE[start * 512 : (start + count) * 512]
     rest = WHOLE[: start * 512] + WHOLE[(start + count) * 512 :]
     attempt(shared_jail, rest[: to * 512] + cut + rest[to * 512 :])
@@ -45,5 +45,5 @@ def test_moved_blocks(shared_jail: Jail, start: int, count: int, to: int) -> Non
 
 @RANDOM
 @given(members=MEMBERS)
-def test_any_sequence_of_members(shared_jail: Jail, members: list[tuple[str, Node]]) -> None:
+def test_no_sequence_of_members_escapes(shared_jail: Jail, members: list[tuple[str, Node]]) -> None:
     attempt(shared_jail, raw_tar(*members))

@@ -23,7 +23,7 @@ IPC_PRIVATE, IPC_RMID = 0, 0
 
 
 @pytest.mark.parametrize("landlock", [2, 5], ids=["as Linux 6.1", "newest"])
-async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int) -> None:
+async def test_all_attempts_of_a_compromised_unpacker_fail(tmp_path: Path, landlock: int) -> None:
     folder, canary = tmp_path / "layer", tmp_path / "canary"
     folder.mkdir()
     canary.write_text("unharmed")
@@ -58,7 +58,7 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int
     }
 
 
-async def test_nothing_an_attacker_would_try_works_in_a_decoder(tmp_path: Path) -> None:
+async def test_all_attempts_of_a_compromised_decoder_fail(tmp_path: Path) -> None:
     """The decoder can use only its open descriptors, and an attacker can change only the decoded
     bytes."""
     folder, canary = tmp_path / "layer", tmp_path / "canary"
@@ -100,9 +100,9 @@ async def test_nothing_an_attacker_would_try_works_in_a_decoder(tmp_path: Path) 
 @pytest.mark.parametrize(
     "what", ["a link for the tree", "a link for the record", "a pipe", "a folder"]
 )
-def test_what_a_taken_over_unpacker_leaves_is_not_trusted(tmp_path: Path, what: str) -> None:
-    """It could do nothing but make files in its folder. The server, which may do everything, then
-    opens them by name: it must not take the host's folder for the layer's tree, change owners
+def test_files_of_a_compromised_unpacker_are_not_trusted(tmp_path: Path, what: str) -> None:
+    """A compromised unpacker can only make files in its folder. The server, which has all rights,
+    then opens them by name: it must not take the host's folder for the layer's tree, change owners
     there, or wait for a pipe."""
     layers = Layers(tmp_path)
     layers.prepare()

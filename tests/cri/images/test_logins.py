@@ -23,7 +23,7 @@ SECRET = Auth("user", "password")
 
 @pytest.fixture
 def secure(tmp_path: Path, certificates: tuple[Path, Path]) -> Iterator[Registry]:
-    """A registry on https that wants a token; one is `anonymous`."""
+    """Starts a registry on https that demands a token; `anonymous` is one of its tokens."""
     with Registry(
         tmp_path / "secure", tls=certificates, auth=("bearer", "user", "password")
     ) as running:
@@ -35,7 +35,7 @@ def secure(tmp_path: Path, certificates: tuple[Path, Path]) -> Iterator[Registry
 
 @pytest.fixture
 def tokens(tmp_path: Path, secure: Registry) -> Iterator[Registry]:
-    """A token server for the registry, on http."""
+    """Starts a token server on http for the registry."""
     with Registry(tmp_path / "tokens") as running:
         secure.realm = f"{running.url}/token"
         yield running
@@ -44,8 +44,8 @@ def tokens(tmp_path: Path, secure: Registry) -> Iterator[Registry]:
 async def test_a_token_server_on_http_gets_no_secret(
     secure: Registry, tokens: Registry, service: ImageService
 ) -> None:
-    """Without a secret there is nothing to lose on the way (small GitLab and Harbor set-ups are
-    like that)."""
+    """Anonymous tokens from http are accepted, because no secret can be lost (small GitLab and
+    Harbor installations use http)."""
     tokens.fault("/token", status=200, body=TOKEN)
     await service.pull(f"{secure.host}/app:v1")
     count = len(tokens.requests)
@@ -56,10 +56,10 @@ async def test_a_token_server_on_http_gets_no_secret(
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("auth", [SECRET, Auth(identity_token="password")])
-async def test_a_token_server_redirects_within_itself(
+async def test_a_redirect_within_the_token_server_is_followed(
     tmp_path: Path, secure: Registry, service: ImageService, status: int, auth: Auth
 ) -> None:
-    """Harbor and Nexus behind a proxy send /service/token to /service/token/."""
+    """Harbor and Nexus behind a proxy redirect /service/token to /service/token/."""
     is_get = auth.identity_token == "" or status < 307
     secure.realm = f"{secure.url}/service/token"
     secure.fault(
@@ -72,7 +72,7 @@ async def test_a_token_server_redirects_within_itself(
     assert ("authorization" in login.headers) == bool(auth.username)
 
 
-async def test_a_token_server_redirects_elsewhere(
+async def test_a_redirect_of_the_token_server_to_another_host_is_refused(
     secure: Registry, tokens: Registry, service: ImageService
 ) -> None:
     secure.realm = f"{secure.url}/service/token"
@@ -84,11 +84,11 @@ async def test_a_token_server_redirects_elsewhere(
 
 @pytest.mark.parametrize("value", ["3600", "date", "epoch"])
 @pytest.mark.parametrize("what", ["manifests", "blobs", "token"])
-async def test_a_wait_that_is_too_long_fails_at_once(
+async def test_a_retry_after_beyond_the_bound_fails_at_once(
     secure: Registry, service: ImageService, value: str, what: str
 ) -> None:
-    """kubelet comes again by itself. GitLab sends seconds, proxies dates, Docker Hub the time of
-    the end."""
+    """kubelet repeats the call by itself. GitLab sends seconds, proxies send dates, Docker Hub
+    sends the time of the limit's end."""
     end = time.time() + 3600
     header = {"date": formatdate(end, usegmt=True), "epoch": str(int(end))}.get(value, value)
     secure.fault(what, status=429, headers={"Retry-After": header})
@@ -97,7 +97,7 @@ async def test_a_wait_that_is_too_long_fails_at_once(
     assert len(secure.asked(what)) == 1
 
 
-async def test_a_wait_within_the_bound_is_obeyed(
+async def test_a_retry_after_within_the_bound_is_obeyed(
     secure: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -137,5 +137,5 @@ async def test_a_mirror_is_not_waited_for(
         ("9" * 400, None),
     ],
 )
-def test_how_long_a_host_wants_to_be_left_alone(value: str, seconds: float | None) -> None:
+def test_the_retry_delay_of_a_response_is_parsed(value: str, seconds: float | None) -> None:
     assert registries.retry_after(value, 1e9) == seconds

@@ -30,7 +30,7 @@ Take = Callable[[bytes], None]
 
 @pytest.fixture(params=["unpacked", "mounted"])
 def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
-    """Take a layer into a store of this kind. Raises what it raises there."""
+    """Takes a layer into a store of this kind. Raises the store's error."""
     numbers = itertools.count()
 
     def run(tar: bytes) -> None:
@@ -75,7 +75,7 @@ def whole(*members: tuple[str, Node]) -> bytes:
 
 
 def without_end(*members: tuple[str, Node]) -> bytes:
-    """No zero blocks at the end."""
+    """Returns the tar without zero blocks at the end."""
     data = raw_tar(*members)
     while data.endswith(bytes(512)):
         data = data[:-512]
@@ -199,7 +199,7 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_odd_layers_are_taken(tmp_path: Path, kind: str) -> None:
+def test_odd_layers_are_accepted(tmp_path: Path, kind: str) -> None:
     """Both stores show the same files."""
     tar, expected = LAYERS[kind]
     outcome, files = same(tar, tmp_path)
@@ -217,13 +217,13 @@ def test_a_hard_link_into_a_lower_layer_is_refused_by_its_name(take: Take) -> No
 
 
 def members_of_estargz(tar: bytes) -> bytes:
-    """gzip members one after the other, and a footer that is an empty one."""
+    """Returns gzip members one after the other, with an empty gzip member as footer."""
     return b"".join(gzip.compress(part) for part in (tar[:512], tar[512:1024], tar[1024:], b""))
 
 
 def frames_of_zstd_chunked(tar: bytes) -> bytes:
-    """zstd frames, and a table of contents in frames that decoders skip, as Buildah and Podman
-    write them."""
+    """Returns zstd frames, and a table of contents in frames that decoders skip, like Buildah and
+    Podman write them."""
     skipped = b"\x50\x2a\x4d\x18" + (64).to_bytes(4, "little") + bytes(64)
     frames = [zstd.compress(tar[:1024]), zstd.compress(tar[1024:])]
     return b"".join((frames[0], skipped, frames[1], skipped, skipped))
@@ -239,7 +239,7 @@ COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", COMPRESSED)
-def test_odd_compression_is_taken(tmp_path: Path, kind: str) -> None:
+def test_odd_compression_is_accepted(tmp_path: Path, kind: str) -> None:
     tar = raw_tar(("a", Node(b"x" * 5000)), ("b", FILE))
     (tmp_path / "blob").write_bytes(COMPRESSED[kind](tar))
     with open(tmp_path / "blob", "rb") as blob:

@@ -29,7 +29,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-async def test_they_read_our_layout(
+async def test_skopeo_and_umoci_read_our_layout(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     registry.push("team/app:v1", BUILT)
@@ -48,7 +48,7 @@ async def test_they_read_our_layout(
 
 
 @pytest.mark.parametrize("kind", ["docker-archive", "oci-archive"])
-async def test_we_load_what_skopeo_writes(
+async def test_archives_of_skopeo_are_loaded(
     tmp_path: Path, registry: Registry, service: ImageService, kind: str
 ) -> None:
     registry.push("team/app:v1", BUILT)
@@ -60,7 +60,7 @@ async def test_we_load_what_skopeo_writes(
     assert len((await service.rootfs(BUILT.id)).lower_dirs) == 3
 
 
-async def test_the_tests_registry_is_one_that_skopeo_accepts(registry: Registry) -> None:
+async def test_skopeo_accepts_the_registry_of_the_tests(registry: Registry) -> None:
     digest = registry.push("team/app:v1", BUILT)
     inspected = json.loads(
         run("skopeo", "inspect", "--tls-verify=false", f"docker://{registry.host}/team/app:v1")

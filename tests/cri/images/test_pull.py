@@ -32,21 +32,21 @@ pytestmark = pytest.mark.usefixtures("each_store")
 
 
 def make(seed: int = 0, layers: int = 3, size: int = 200_000, **config: object) -> BuiltImage:
-    """An image whose layers do not compress."""
+    """Returns an image whose layers do not compress."""
     chance = random.Random(seed)
     tars = [layer({f"layer-{n}": chance.randbytes(size), "top": f"{n}"}) for n in range(layers)]
     return image(tars, {"Cmd": ["/layer-0"], **config})
 
 
 def hosts_toml(tmp_path: Path, domain: str, text: str) -> None:
-    """Write certs.d/DOMAIN/hosts.toml."""
+    """Writes certs.d/DOMAIN/hosts.toml."""
     folder = tmp_path / "certs.d" / domain
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "hosts.toml").write_text(text)
 
 
 def left_over(tmp_path: Path) -> set[str]:
-    """Blobs, layers and temporary files in the store."""
+    """Returns the blobs, layers and temporary files in the store."""
     store = tmp_path / "images"
     return {
         n
@@ -58,7 +58,7 @@ def left_over(tmp_path: Path) -> set[str]:
 @pytest.mark.requirement("5.3.2")
 @pytest.mark.parametrize("docker", [False, True])
 @pytest.mark.parametrize("compress", ["gzip", "zstd", ""])
-async def test_a_pull_makes_a_whole_image(
+async def test_a_pull_stores_a_complete_image(
     tmp_path: Path, registry: Registry, service: ImageService, docker: bool, compress: str
 ) -> None:
     built = make(User="1002:7")
@@ -81,7 +81,7 @@ async def test_a_pull_makes_a_whole_image(
 
 
 @pytest.mark.requirement("5.2.1")
-async def test_every_way_to_name_an_image_finds_it(
+async def test_an_image_is_found_by_each_of_its_names(
     registry: Registry, service: ImageService
 ) -> None:
     built = make()
@@ -115,7 +115,7 @@ async def test_every_way_to_name_an_image_finds_it(
 
 
 @only_unpacked
-async def test_the_layout_is_one_that_others_read(
+async def test_the_layout_follows_the_image_specification(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     """The test checks the rules of the image specification for a layout, without our own code."""
@@ -166,7 +166,9 @@ async def test_a_tag_that_moves_leaves_the_old_image_its_digest(
 
 
 @pytest.mark.requirement("5.3.1")
-async def test_three_tags_are_one_image(registry: Registry, service: ImageService) -> None:
+async def test_three_tags_of_a_digest_belong_to_the_same_image(
+    registry: Registry, service: ImageService
+) -> None:
     built = make()
     name = f"{registry.host}/app"
     for tag in "abc":
@@ -178,7 +180,7 @@ async def test_three_tags_are_one_image(registry: Registry, service: ImageServic
 
 @pytest.mark.requirement("5.1.1")
 @pytest.mark.parametrize("docker", [False, True])
-async def test_the_index_has_an_image_for_this_machine(
+async def test_the_image_of_an_index_for_this_machine_is_pulled(
     registry: Registry, service: ImageService, docker: bool
 ) -> None:
     mine = types.host_platform().architecture
@@ -202,9 +204,9 @@ async def test_the_index_has_an_image_for_this_machine(
 async def test_an_image_for_another_machine_is_pulled_with_a_warning(
     registry: Registry, service: ImageService, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """Its user chose it: binfmt_misc runs it, or only its configuration is wrong, as in
-    influxdb's arm64/v8 (official-images 16859), Cilium 1.17's arm64 (AgentBaker 8815), dotnet's
-    arm (dotnet-docker 454)."""
+    """The user chose the image: binfmt_misc runs it, or only its configuration is wrong, as in
+    influxdb's arm64/v8 (official-images 16859), Cilium 1.17's arm64 (AgentBaker 8815), dotnet's arm
+    (dotnet-docker 454)."""
     foreign = image([layer({"top": "a"})], architecture="arm", variant="v6")
     name, digest = f"{registry.host}/app:v1", registry.push("app:v1", foreign)
     if where == "by its digest":
@@ -232,8 +234,8 @@ async def test_an_image_for_another_operating_system_is_refused(
 async def test_the_best_variant_is_pulled_and_found_again(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a later version, or on another processor, that would have chosen another one: it
-    is not here."""
+    """The stored variant is also found by a later version, or on another processor, that would have
+    chosen another variant, which is not in the store."""
     choices = {
         ("linux", "amd64", ""): make(1),
         ("linux", "amd64", "v2"): make(2),
@@ -267,7 +269,9 @@ async def reopened(service: ImageService, tmp_path: Path) -> ImageService:
 
 
 @pytest.mark.requirement("5.1.4")
-async def test_equal_pulls_are_one(registry: Registry, service: ImageService) -> None:
+async def test_concurrent_equal_pulls_share_the_work(
+    registry: Registry, service: ImageService
+) -> None:
     built = make()
     registry.push("app:v1", built)
     ids = await asyncio.gather(*(service.pull(f"{registry.host}/app:v1") for _ in range(50)))
@@ -290,7 +294,9 @@ async def test_different_pulls_fetch_a_common_layer_once(
     assert len({chain[0] for chain in chains}) == 1 and len({chain[1] for chain in chains}) == 8
 
 
-async def test_the_same_layer_twice_in_one_image(registry: Registry, service: ImageService) -> None:
+async def test_an_image_may_have_the_same_layer_twice(
+    registry: Registry, service: ImageService
+) -> None:
     same = layer({"same": "x"})
     built = image([same, layer({"other": "y"}), same])
     registry.push("app:v1", built)
@@ -301,7 +307,7 @@ async def test_the_same_layer_twice_in_one_image(registry: Registry, service: Im
 
 
 def asked(registry: Registry) -> list[str]:
-    """The requests since the last call, without the repository `app`."""
+    """Returns the requests since the last call, without the repository `app`."""
     requests = [f"{r.method} {r.path.removeprefix('/v2/app/')}" for r in registry.requests]
     registry.requests.clear()
     return requests
@@ -309,7 +315,7 @@ def asked(registry: Registry) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["manifest", "index"])
 @pytest.mark.parametrize("by", ["tag", "digest"])
-async def test_a_pull_of_what_is_here_fetches_the_configuration_only(
+async def test_a_pull_of_a_stored_image_fetches_only_the_configuration(
     registry: Registry, service: ImageService, kind: str, by: str
 ) -> None:
     """Docker Hub counts each GET of a manifest, two for an index; a HEAD is free."""
@@ -335,7 +341,7 @@ def push_for_this_machine(registry: Registry, built: BuiltImage) -> str:
 
 
 async def test_only_changed_blobs_are_fetched(registry: Registry, service: ImageService) -> None:
-    """A tag that has moved; an index that has got another entry, for another platform."""
+    """A tag moves, and an index gets another entry for another platform."""
     built = make()
     push_for_this_machine(registry, built)
     name = f"{registry.host}/app:v1"
@@ -379,7 +385,7 @@ distribution-spec 207, containerd 3238, 6684 and its resolver, regclient 363, wa
 
 
 @pytest.mark.parametrize("registries", HEADS)
-async def test_registries_that_do_not_answer_heads(
+async def test_a_registry_without_head_requests_is_supported(
     registry: Registry, service: ImageService, registries: str
 ) -> None:
     fault, is_fetched = HEADS[registries]
@@ -394,7 +400,7 @@ async def test_registries_that_do_not_answer_heads(
     assert asked(registry) == ["HEAD manifests/v1", *fetched, f"GET blobs/{built.id}"]
 
 
-async def test_a_manifest_that_is_damaged_here_is_fetched(
+async def test_a_damaged_stored_manifest_is_fetched_again(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     built = make(layers=1)
@@ -409,7 +415,9 @@ async def test_a_manifest_that_is_damaged_here_is_fetched(
 
 
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
-async def test_a_head_logs_in(tmp_path: Path, service: ImageService, scheme: str) -> None:
+async def test_a_head_request_is_authenticated(
+    tmp_path: Path, service: ImageService, scheme: str
+) -> None:
     with Registry(tmp_path / "locked", auth=(scheme, "user", "secret")) as locked:
         built = make(layers=1)
         locked.push("app:v1", built)
@@ -425,8 +433,8 @@ async def test_a_head_logs_in(tmp_path: Path, service: ImageService, scheme: str
 async def test_a_layer_in_another_compression_is_fetched_once(
     tmp_path: Path, registry: Registry, service: ImageService, each_store: str
 ) -> None:
-    """Only a blob that was decoded proves that it is the layer, also after a restart; the layer
-    that is here stays as it is."""
+    """A blob in another compression is only known to be the layer after decoding, also after a
+    restart; the stored layer stays as it is."""
     common = layer({"common": random.Random(3).randbytes(100_000)})
     for repository, compress in (("first", "gzip"), ("second", "zstd"), ("third", "zstd")):
         registry.push(f"{repository}:v1", image([common], {"Cmd": [repository]}), compress=compress)
@@ -473,11 +481,11 @@ async def test_a_cancelled_pull_leaves_nothing(
 
 
 @pytest.mark.parametrize("turns", range(1, 4))
-async def test_a_pull_is_not_ended_by_a_caller_that_hangs_up(
+async def test_a_pull_continues_when_its_caller_disconnects(
     tmp_path: Path, registry: Registry, service: ImageService, turns: int
 ) -> None:
-    """Another caller comes so many turns of the event loop after the first one hung up: kubelet
-    repeats a call at once."""
+    """Another caller comes a number of turns of the event loop after the first one disconnected:
+    kubelet repeats a call at once."""
     built = make(size=500_000)
     registry.push("app:v1", built)
     registry.fault("/blobs/", stall_at=100_000, times=1)
@@ -494,11 +502,11 @@ async def test_a_pull_is_not_ended_by_a_caller_that_hangs_up(
     assert left_over(tmp_path) == set()
 
 
-async def test_what_is_collected_is_not_taken_for_here(
+async def test_content_under_deletion_is_not_used_by_a_pull(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """A pull that begins while an earlier one's rubbish is deleted finds it deleted, or keeps
-    it."""
+    """A pull that begins while unused content of an earlier pull is deleted either finds it deleted
+    or keeps it."""
     store = service._store
     digest = store.blobs.put(b"rubbish")
     deleting, go_on = threading.Event(), threading.Event()
@@ -539,7 +547,7 @@ async def test_a_cancelled_unpack_leaves_nothing(
 
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd", ""])
-async def test_layers_unpack_in_errands(
+async def test_layers_are_unpacked_in_jobs(
     registry: Registry, job_service: ImageService, compress: str
 ) -> None:
     built = make(layers=6)
@@ -553,7 +561,7 @@ async def test_layers_unpack_in_errands(
 async def test_a_job_gives_the_same_tree_as_a_thread(
     tmp_path: Path, registry: Registry, job_service: ImageService
 ) -> None:
-    """The layer has device nodes as well, which the job may not make itself."""
+    """The layer also has device nodes, which the job may not make itself."""
     make_everything(tmp_path / "everything")
     pack = [
         "tar",
@@ -586,7 +594,7 @@ async def test_a_job_gives_the_same_tree_as_a_thread(
     assert tree[b"e"].device == os.makedev(7, 7)
 
 
-async def test_a_job_says_what_was_wrong(
+async def test_the_error_of_a_job_gives_the_reason(
     tmp_path: Path, registry: Registry, job_service: ImageService
 ) -> None:
     registry.push("app:v1", image([layer({"a": "a"}), layer({"../b": "b"}, parents=False)]))
@@ -599,18 +607,18 @@ async def test_a_job_says_what_was_wrong(
 async def deceived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[ImageService]:
-    """An image service whose decoders were taken over."""
+    """Returns an image service whose decoders are compromised."""
     monkeypatch.setenv(taken_over.LIE, request.param)
     async with with_jobs(tmp_path, "tests.cri.images.taken_over") as made:
         yield made
 
 
 @pytest.mark.parametrize("deceived", taken_over.LIES, indirect=True)
-async def test_a_decoder_that_was_taken_over_decides_nothing(
+async def test_a_compromised_decoder_cannot_change_a_layer(
     tmp_path: Path, registry: Registry, deceived: ImageService
 ) -> None:
     """CVE class: code execution in an inflate library. The layer is refused, so that no other image
-    gets what it claims to be."""
+    gets content that the decoder invented."""
     registry.push("app:v1", image([layer({"file": "right" * 1000})]))
     with pytest.raises(
         PeerError, match=r"the layer's content is|truncated|a job on a layer failed"
@@ -621,7 +629,7 @@ async def test_a_decoder_that_was_taken_over_decides_nothing(
 
 @pytest.mark.timeout(15)
 @pytest.mark.parametrize("deceived", ["stay"], indirect=True)
-async def test_a_decoder_that_was_taken_over_holds_nobody_up(
+async def test_a_pull_with_a_compromised_decoder_stores_the_right_files(
     registry: Registry, deceived: ImageService
 ) -> None:
     built = image([layer({"file": "right"})])
@@ -634,7 +642,7 @@ async def test_a_decoder_that_was_taken_over_holds_nobody_up(
 
 
 @pytest.mark.requirement("5.1.1")
-async def test_short_names_go_to_docker_io_and_its_mirror(
+async def test_short_names_are_pulled_from_docker_io_and_its_mirror(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     built = make()
@@ -656,8 +664,8 @@ async def test_short_names_go_to_docker_io_and_its_mirror(
 async def test_mirrors_are_asked_in_order(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The first mirror is dead, the second has no such image, the third may not resolve, the fourth
-    breaks off; then the registry is asked."""
+    """The first mirror is down, the second does not have the image, the third may not resolve tags,
+    the fourth breaks off; the registry itself is last."""
     built = make()
     registry.push("app:v1", built)
     with (
@@ -688,11 +696,11 @@ async def test_mirrors_are_asked_in_order(
         assert any(r.headers.get("range") for r in registry.requests), "what a mirror sent is kept"
 
 
-async def test_what_a_bad_mirror_began_does_not_spoil_the_rest(
+async def test_wrong_bytes_of_a_mirror_are_fetched_again_from_the_registry(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """A mirror sends wrong bytes and breaks off; the registry's own bytes follow, do not fit, and
-    are fetched afresh."""
+    """A mirror sends wrong bytes and breaks off. The registry's bytes that follow do not match the
+    digest, so the blob is fetched from the beginning."""
     built = make(layers=1)
     registry.push("app:v1", built, compress="")
     [tar] = built.layers
@@ -707,7 +715,7 @@ async def test_what_a_bad_mirror_began_does_not_spoil_the_rest(
     )  # what was decoded cannot be taken back: that is found out twice
 
 
-async def test_what_hosts_toml_says_about_a_host(
+async def test_path_and_headers_of_a_host_come_from_hosts_toml(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     registry.push("cached/app:v1", make())
@@ -721,17 +729,16 @@ async def test_what_hosts_toml_says_about_a_host(
     assert {r.headers.get("x-ours") for r in registry.requests} == {"a, b"}
 
 
-async def test_a_broken_hosts_toml_is_named(tmp_path: Path, service: ImageService) -> None:
+async def test_an_error_names_a_broken_hosts_toml(tmp_path: Path, service: ImageService) -> None:
     hosts_toml(tmp_path, "registry.example", '[host."https://a"]\ncapabilities = "pull"\n')
     with pytest.raises(Error, match=r"hosts\.toml:host\.'https://a': .*capabilities"):
         await service.pull("registry.example/app:v1")
 
 
-async def test_a_registry_of_the_default_file_hears_which_registry_is_meant(
+async def test_a_host_of_the_default_file_gets_the_name_of_the_registry(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """`server` alone in `_default` sends everything to one place, which has to know the
-    registry."""
+    """`server` in `_default` sends all pulls to one host, which needs the name of the registry."""
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "_default", f'server = "{registry.url}"\n')
     await service.pull("Registry.example:443/app:v1")
@@ -743,7 +750,7 @@ async def test_a_registry_of_the_default_file_hears_which_registry_is_meant(
     assert registry.requests and not any("ns=" in r.path for r in registry.requests)
 
 
-async def test_a_mirror_whose_certificate_cannot_be_read_is_passed_over(
+async def test_a_mirror_with_an_unreadable_certificate_is_skipped(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     built = make()
@@ -776,7 +783,9 @@ SECRETS = {
 @pytest.mark.requirement("5.1.2")
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
 @pytest.mark.parametrize("way", SECRETS)
-async def test_logins(tmp_path: Path, service: ImageService, scheme: str, way: str) -> None:
+async def test_a_registry_gets_the_login_of_the_pull(
+    tmp_path: Path, service: ImageService, scheme: str, way: str
+) -> None:
     with Registry(tmp_path / "locked", auth=(scheme, "u", "s3cret-w0rd")) as locked:
         built = make()
         locked.push("app:v1", built)
@@ -795,7 +804,7 @@ async def test_logins(tmp_path: Path, service: ImageService, scheme: str, way: s
 
 
 @pytest.mark.requirement("5.1.2")
-async def test_a_registry_token_is_used_as_it_is(tmp_path: Path, service: ImageService) -> None:
+async def test_a_registry_token_is_sent_unchanged(tmp_path: Path, service: ImageService) -> None:
     with Registry(tmp_path / "locked", auth=("bearer", "u", "p")) as locked:
         locked.push("app:v1", make())
         locked.tokens.add("made-elsewhere")
@@ -808,7 +817,7 @@ async def test_a_registry_token_is_used_as_it_is(tmp_path: Path, service: ImageS
         assert "elsewhere" not in str(refused.value)
 
 
-async def test_a_token_that_expires_meanwhile_is_renewed(
+async def test_a_token_that_expires_during_a_pull_is_renewed(
     tmp_path: Path, service: ImageService
 ) -> None:
     with Registry(tmp_path / "locked", auth=("bearer", "u", "p")) as locked:
@@ -902,7 +911,7 @@ async def test_a_rewrite_and_the_administrators_login(
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """A certificate for 127.0.0.1 and its key."""
+    """Returns the paths of a certificate for 127.0.0.1 and its key."""
     folder = tmp_path_factory.mktemp("tls")
     command = [
         "req",
@@ -924,7 +933,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
 
 
 @pytest.mark.parametrize("how", ["ca", "skip_verify", "crt"])
-async def test_https(
+async def test_a_pull_over_https_checks_the_certificate(
     tmp_path: Path, service: ImageService, certificates: tuple[Path, Path], how: str
 ) -> None:
     with Registry(tmp_path / "tls", tls=certificates) as secure:
@@ -950,7 +959,7 @@ async def test_https(
 # ---- proxies
 
 
-async def test_a_proxy_of_hosts_toml(
+async def test_the_proxy_of_hosts_toml_is_used(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This proxy overrides the proxies of the environment, and NO_PROXY."""
@@ -973,15 +982,15 @@ async def test_a_proxy_of_hosts_toml(
 
 
 @pytest.mark.parametrize("login", [None, ("me", "p@ss")])
-async def test_a_socks_proxy(
+async def test_a_socks_proxy_resolves_the_name(
     tmp_path: Path,
     registry: Registry,
     service: ImageService,
     monkeypatch: pytest.MonkeyPatch,
     login: tuple[str, str] | None,
 ) -> None:
-    """The proxy resolves the name, also for socks5:// as in Go; one that wants another login is
-    named."""
+    """This is also the case for socks5://, as in Go. The error names a proxy that demands another
+    login."""
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')
     host, _, port = registry.host.rpartition(":")
@@ -1000,14 +1009,15 @@ async def test_a_socks_proxy(
 
 
 @pytest.mark.parametrize("bypass", [False, True])
-async def test_the_environments_proxy(
+async def test_the_proxy_of_the_environment_is_used(
     tmp_path: Path,
     registry: Registry,
     service: ImageService,
     monkeypatch: pytest.MonkeyPatch,
     bypass: bool,
 ) -> None:
-    """HTTP_PROXY gets requests for the whole URL; hosts in NO_PROXY are asked directly."""
+    """HTTP_PROXY gets requests for the whole URL; requests to hosts in NO_PROXY go directly to the
+    host."""
     built = make()
     registry.push("app:v1", built)
     hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')

@@ -26,8 +26,8 @@ PARTS = ("manifest", "config", "layers", "diff ids")
 
 
 def put(registry: Registry, *parts: str) -> tuple[str, str]:
-    """An image with these parts named by sha512; the digests of its configuration and of its
-    manifest."""
+    """Pushes an image with these parts named by sha512; returns the digests of its configuration
+    and of its manifest."""
 
     def algorithm(part: str) -> str:
         return "sha512" if part in parts else "sha256"
@@ -59,11 +59,11 @@ def put(registry: Registry, *parts: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("parts", [*((part,) for part in PARTS), PARTS], ids=" ".join)
-async def test_an_image_with_sha512(
+async def test_an_image_with_sha512_digests_can_be_used(
     tmp_path: Path, registry: Registry, parts: tuple[str, ...]
 ) -> None:
-    """Pulled by tag and by digest in processes of their own, found again by everything it is
-    called, saved, loaded, removed."""
+    """The image is pulled by tag and by digest in separate processes, found after a restart by each
+    of its names, saved, loaded and removed."""
     identifier, digest = put(registry, *parts)
     name = f"{registry.host}/app"
     async with with_jobs(tmp_path) as service:

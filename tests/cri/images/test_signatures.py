@@ -103,13 +103,13 @@ def signed(*signers: Signer, identity: str = "matchRepository") -> dict[str, Any
 
 @pytest.fixture
 def pushed(tmp_path: Path, registry: Registry) -> str:
-    """The digest of the image that the registry has."""
+    """Pushes an image; returns its digest."""
     hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n')
     return registry.push("team/app:v1", make(layers=1))
 
 
 async def refused(service: ImageService, tmp_path: Path, image: str = f"{NAME}:v1") -> str:
-    """Why; nothing of it is kept."""
+    """Returns the reason of a refused pull; asserts that the store is empty."""
     with pytest.raises(Error) as caught:
         await service.pull(image)
     assert caught.value.message.startswith(f"SignatureValidationFailed: pulling {image}: ")
@@ -118,7 +118,7 @@ async def refused(service: ImageService, tmp_path: Path, image: str = f"{NAME}:v
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_signature_by_the_key_lets_an_image_in(
+async def test_an_image_signed_by_the_key_is_accepted(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str, kind: str
 ) -> None:
     signer = Signer(kind)
@@ -141,7 +141,7 @@ async def test_other_scopes_are_rejected_and_accepted(
 
 
 @pytest.mark.requirement("12.1")
-async def test_all_requirements_hold_together(
+async def test_an_image_must_meet_all_requirements(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str
 ) -> None:
     one, two = Signer(), Signer()
@@ -152,7 +152,7 @@ async def test_all_requirements_hold_together(
     await service.pull(f"{NAME}:v1")
 
 
-async def test_signatures_that_are_none_of_this_image(
+async def test_signatures_of_other_images_are_refused(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str
 ) -> None:
     signer = Signer()
@@ -180,7 +180,7 @@ async def test_signatures_that_are_none_of_this_image(
         assert why in await refused(service, tmp_path), why
 
 
-async def test_a_tag_must_be_the_one_that_was_signed_unless_the_policy_says_otherwise(
+async def test_the_signed_tag_must_match_unless_the_policy_ignores_tags(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str
 ) -> None:
     signer = Signer()
@@ -192,7 +192,7 @@ async def test_a_tag_must_be_the_one_that_was_signed_unless_the_policy_says_othe
 
 
 @pytest.mark.parametrize("of_index", [True, False])
-async def test_of_an_index_the_index_or_this_machines_image_is_signed(
+async def test_a_signature_of_the_index_or_of_this_machines_image_suffices(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str, of_index: bool
 ) -> None:
     signer = Signer()
@@ -217,7 +217,7 @@ async def test_signatures_are_fetched_with_the_login_of_the_pull(
         await service.pull(f"{NAME}:v1", Auth("u", "p"))
 
 
-async def test_a_policy_that_cannot_be_read_lets_nothing_in(
+async def test_an_unreadable_policy_rejects_all_images(
     tmp_path: Path, service: ImageService, pushed: str
 ) -> None:
     service.policy = str(tmp_path / "absent.json")
@@ -229,11 +229,12 @@ async def test_a_policy_that_cannot_be_read_lets_nothing_in(
     assert await service.list() == []
 
 
-async def test_a_policy_that_was_changed_counts_for_what_is_here(
+async def test_a_changed_policy_applies_to_stored_images(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str
 ) -> None:
-    """An unsigned image was pulled while it was accepted, then a signature is demanded. Proof: each
-    further pull of it is refused, by tag, by digest and under another tag, although all is here."""
+    """An unsigned image is pulled while the policy accepts it; then the policy demands a signature.
+    Each further pull of the image is refused, by tag, by digest and under another tag, although its
+    content is stored."""
     demand(tmp_path, service, {"type": "insecureAcceptAnything"})
     await service.pull(f"{NAME}:v1")
     demand(tmp_path, service, signed(Signer()))

@@ -36,7 +36,7 @@ def archive(tmp_path: Path, data: bytes) -> Path:
 
 
 async def reopened(tmp_path: Path, **options: object) -> ImageService:
-    """The service after a restart."""
+    """Returns the service after a restart."""
     again = ImageService(tmp_path / "images", **options)  # type: ignore[arg-type]
     await again.start()
     OPENED.append(again)
@@ -58,7 +58,7 @@ async def reopened_services_are_closed() -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("kind", ["docker", "oci", "both"])
-async def test_archives_keep_their_names(
+async def test_a_loaded_archive_keeps_its_names(
     tmp_path: Path, service: ImageService, kind: str, compress: bool
 ) -> None:
     one, two = make(1), make(2, layers=1)
@@ -74,8 +74,8 @@ async def test_archives_keep_their_names(
 
 
 def both(wanted: dict[str, BuiltImage]) -> bytes:
-    """As newer `docker save` writes: an OCI layout whose annotations have bare tags, and
-    manifest.json with the names."""
+    """Returns an archive like newer `docker save` writes: an OCI layout whose annotations have bare
+    tags, and manifest.json with the names."""
     import io
     import tarfile
 
@@ -98,7 +98,7 @@ def both(wanted: dict[str, BuiltImage]) -> bytes:
     return layer({name: build.Node(data) for name, data in files.items()}, parents=False)
 
 
-async def test_the_machines_busybox_loads_and_has_what_it_should(service: ImageService) -> None:
+async def test_the_machines_busybox_is_loaded_with_all_programs(service: ImageService) -> None:
     [loaded] = await service.load(images.busybox())
     assert loaded.repo_tags == ["docker.io/library/busybox:latest"]
     rootfs = await service.rootfs(loaded.id)
@@ -202,7 +202,7 @@ async def test_a_job_decodes_an_archive(
     assert await job_service.list() == [] and left_over(tmp_path) == set()
 
 
-async def test_a_load_that_is_cancelled_while_its_archive_comes_ends(
+async def test_a_load_cancelled_during_its_upload_ends(
     tmp_path: Path, job_service: ImageService
 ) -> None:
     data = docker_archive({"a:b": make(size=3_000_000)})
@@ -220,12 +220,14 @@ async def test_a_load_that_is_cancelled_while_its_archive_comes_ends(
     assert await job_service.list() == []
 
 
-async def test_a_missing_archive(tmp_path: Path, service: ImageService) -> None:
+async def test_a_missing_archive_is_an_error(tmp_path: Path, service: ImageService) -> None:
     with pytest.raises(Error, match="ENOENT"):
         await service.load(tmp_path / "nothing.tar")
 
 
-async def test_an_archive_whose_layer_is_hostile(tmp_path: Path, service: ImageService) -> None:
+async def test_an_archive_with_a_hostile_layer_is_refused(
+    tmp_path: Path, service: ImageService
+) -> None:
     built = image([layer({"../out": "x"}, parents=False)])
     with pytest.raises(Error, match=r"the name contains '\.\.'"):
         await service.load(archive(tmp_path, docker_archive({"a:b": built})))
@@ -268,7 +270,7 @@ async def test_removing_an_id_removes_every_name_and_all_data(
 
 
 @pytest.mark.requirement("5.4.2")
-async def test_removing_what_is_not_there_is_fine_five_times_at_once(
+async def test_five_concurrent_removals_of_a_missing_image_succeed(
     tmp_path: Path, service: ImageService
 ) -> None:
     built = await loaded(tmp_path, service, "a:1")
@@ -282,7 +284,7 @@ async def test_removing_what_is_not_there_is_fine_five_times_at_once(
 
 
 @pytest.mark.requirement("5.4.3", "13.5")
-async def test_an_image_in_use_stays(tmp_path: Path, service: ImageService) -> None:
+async def test_an_image_in_use_is_not_removed(tmp_path: Path, service: ImageService) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
     service.in_use = lambda image_id: [f"web-{n}" for n in range(7)] if image_id == built.id else []
     await service.remove("a:1")  # it still has another name
@@ -297,7 +299,7 @@ async def test_an_image_in_use_stays(tmp_path: Path, service: ImageService) -> N
     assert await service.list() == []
 
 
-async def test_images_share_layers_until_the_last_goes(
+async def test_shared_layers_stay_until_the_last_image_is_removed(
     tmp_path: Path, service: ImageService, each_store: str
 ) -> None:
     common = layer({"common": "x"})
@@ -312,7 +314,7 @@ async def test_images_share_layers_until_the_last_goes(
     assert list(folder.iterdir()) == []
 
 
-async def test_removing_while_the_same_is_pulled_leaves_a_whole_image_or_none(
+async def test_removing_an_image_during_its_pull_leaves_a_complete_image_or_none(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     built = make(layers=4)
@@ -328,14 +330,16 @@ async def test_removing_while_the_same_is_pulled_leaves_a_whole_image_or_none(
 
 
 @pytest.mark.requirement("5.2.2")
-async def test_pinned_images_say_so(tmp_path: Path) -> None:
+async def test_pinned_images_are_reported_as_pinned(tmp_path: Path) -> None:
     service = await reopened(tmp_path, pinned=["registry.k8s.io/pause:3.10"])
     await loaded(tmp_path, service, "registry.k8s.io/pause:3.10")
     assert [i.pinned for i in await service.list()] == [True]
     assert [i.pinned for i in await (await reopened(tmp_path)).list()] == [False]
 
 
-async def test_the_usage_follows(tmp_path: Path, service: ImageService, each_store: str) -> None:
+async def test_the_usage_changes_with_loads_and_removals(
+    tmp_path: Path, service: ImageService, each_store: str
+) -> None:
     before = await service.fs_info()
     await loaded(tmp_path, service, "a:1")
     after = await service.fs_info()
@@ -353,7 +357,7 @@ async def test_the_usage_follows(tmp_path: Path, service: ImageService, each_sto
 # ---- damage
 
 
-async def test_a_restart_finds_the_same(tmp_path: Path, service: ImageService) -> None:
+async def test_a_restart_finds_the_same_images(tmp_path: Path, service: ImageService) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
     before = await service.list()
     again = await reopened(tmp_path)
@@ -386,7 +390,8 @@ async def test_leftovers_of_a_crash_are_removed(tmp_path: Path, service: ImageSe
 async def test_a_damaged_index_is_repaired(
     tmp_path: Path, service: ImageService, which: tuple[str, ...], how: str
 ) -> None:
-    """From its copy with all names; with both gone, from the blobs: the images without names."""
+    """The index is repaired from its copy with all names. If both are damaged, it is made from the
+    blobs: the images have no names then."""
     built = await loaded(tmp_path, service, "a:1")
     for name in which:
         path = tmp_path / "images" / name
@@ -415,7 +420,7 @@ async def test_a_damaged_index_is_repaired(
 
 @only_unpacked
 @pytest.mark.parametrize("what", ["manifest", "config", "layer"])
-async def test_a_damaged_image_is_dropped_alone(
+async def test_only_the_damaged_image_is_dropped(
     tmp_path: Path, service: ImageService, what: str
 ) -> None:
     good, bad = make(1), make(2, layers=1)
@@ -491,7 +496,7 @@ async def test_random_damage_never_stops_the_service(tmp_path: Path, service: Im
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MiB."""
+    """Mounts a file system of 6 MiB."""
     folder = tmp_path / "images"
     folder.mkdir()
     subprocess.run(
@@ -510,7 +515,7 @@ async def test_images_outlive_a_start_on_a_full_disk(
     what: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nothing can be tried or made there: what is here stays as it is, and removing works."""
+    """The server can make no file there: stored images stay as they are, and removing works."""
     built = make(layers=1, size=1_000_000)
     registry.push("app:v1", built)
     service = ImageService(small_disk, store="auto")
@@ -547,7 +552,7 @@ TOO_BIG = pytest.mark.parametrize(
 
 
 @TOO_BIG
-async def test_a_full_disk_is_said_and_nothing_stays(
+async def test_a_full_disk_is_an_error_that_leaves_nothing(
     tmp_path: Path,
     registry: Registry,
     small_disk: Path,
@@ -579,7 +584,7 @@ async def test_a_full_disk_is_said_and_nothing_stays(
 
 @TOO_BIG
 @pytest.mark.parametrize("packed", [False, True])
-async def test_an_archive_that_does_not_fit_names_what_is_full(
+async def test_the_error_of_a_full_disk_names_the_file_system(
     tmp_path: Path, small_disk: Path, built: BuiltImage, what: str, packed: bool, each_store: str
 ) -> None:
     if what == "no inodes" and each_store == "erofs":
@@ -605,7 +610,7 @@ async def test_an_archive_that_does_not_fit_names_what_is_full(
     await service.close()
 
 
-async def test_an_image_for_another_machine_in_an_archive(
+async def test_an_archive_may_have_an_image_for_another_machine(
     tmp_path: Path, service: ImageService, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = image([], architecture="s390x")

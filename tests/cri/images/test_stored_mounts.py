@@ -47,8 +47,8 @@ class Node:
         assert await self.service.pull(f"{self._registry.host}/team/app:v1") == BUILT.id
 
     async def mounted(self) -> int:
-        """Which superblock shows the image: the number of its device, which no other has while the
-        manager holds it."""
+        """Returns the device number of the superblock that shows the image. No other superblock has
+        this number while the manager holds it."""
         assert self.service is not None
         root = await self.service.rootfs(BUILT.id)
         assert root.mount is not None and texts(root, "top") == ["2"]
@@ -57,7 +57,7 @@ class Node:
 
 @pytest.fixture
 async def node(tmp_path: Path, manager: ServiceManager, registry: Registry) -> AsyncIterator[Node]:
-    """A node whose store has a mounted image."""
+    """Returns a node whose store has a mounted image."""
     made = Node(tmp_path / "images", manager, registry)
     await made.restart()
     await made.pull()
@@ -66,7 +66,7 @@ async def node(tmp_path: Path, manager: ServiceManager, registry: Registry) -> A
     await made.stop()
 
 
-async def test_the_next_service_has_the_same_superblock(node: Node) -> None:
+async def test_the_next_service_uses_the_same_superblock(node: Node) -> None:
     before, [name] = await node.mounted(), list(node.manager.store)
     for _ in range(2):
         await node.restart()
@@ -77,7 +77,7 @@ async def test_the_next_service_has_the_same_superblock(node: Node) -> None:
     ]
 
 
-async def test_it_goes_with_its_image(node: Node) -> None:
+async def test_removing_an_image_removes_its_stored_mount(node: Node) -> None:
     service = await node.restart()
     await service.remove(BUILT.id)
     await service._store.wait_deleted()
@@ -87,7 +87,7 @@ async def test_it_goes_with_its_image(node: Node) -> None:
     assert len(node.manager.store) == 1
 
 
-async def test_it_goes_when_the_image_is_unpacked(node: Node) -> None:
+async def test_unpacking_an_image_removes_its_stored_mount(node: Node) -> None:
     service = await node.restart("unpacked")
     assert len(node.manager.store) == 1, (
         "a server that is told to unpack goes on mounting what is here"
@@ -98,15 +98,15 @@ async def test_it_goes_when_the_image_is_unpacked(node: Node) -> None:
 
 
 async def test_a_stored_mount_of_a_removed_image_is_removed(node: Node, tmp_path: Path) -> None:
-    """The server was killed between the removal and its word to the manager, or the root directory
-    is another one."""
+    """This happens when the server is killed after the removal and before its message to the
+    manager, or when it gets another root directory."""
     await node.stop()
     node.root = tmp_path / "other"
     await node.restart()
     assert node.manager.store == {}
 
 
-async def test_a_name_of_others_is_removed(node: Node) -> None:
+async def test_stored_descriptors_with_unknown_names_are_removed(node: Node) -> None:
     for name in ("unknown", "pyrunc.socket", "image-", "image-" + "0" * 129):
         node.manager.keep(name, os.open("/", os.O_PATH))
     before = await node.mounted()
@@ -115,7 +115,7 @@ async def test_a_name_of_others_is_removed(node: Node) -> None:
 
 
 @pytest.mark.parametrize("file", ["tars", "indexes"])
-async def test_a_file_that_was_replaced_since(node: Node, file: str) -> None:
+async def test_a_stored_mount_of_a_replaced_file_is_not_used(node: Node, file: str) -> None:
     """The file was replaced by a copy with the same content: the mount uses another inode than the
     path."""
     await node.stop()
@@ -129,7 +129,7 @@ async def test_a_file_that_was_replaced_since(node: Node, file: str) -> None:
     assert len(node.manager.store) == 1 and not old & set(node.manager.store)
 
 
-async def test_a_file_that_was_written_to_since(node: Node) -> None:
+async def test_a_stored_mount_of_a_modified_file_is_not_used(node: Node) -> None:
     await node.stop()
     path = next((node.root / "tars").iterdir())
     os.utime(path, ns=(0, 1))
@@ -141,7 +141,7 @@ async def test_a_file_that_was_written_to_since(node: Node) -> None:
 @pytest.mark.parametrize(
     "what", ["a folder of it", "a folder", "a file", "a tmpfs", "another image"]
 )
-async def test_stored_descriptors_that_do_not_match_their_name(
+async def test_stored_descriptors_that_do_not_match_their_name_are_not_used(
     node: Node, registry: Registry, tmp_path: Path, what: str
 ) -> None:
     [(name, fd)] = node.manager.store.items()
@@ -173,7 +173,7 @@ async def test_stored_descriptors_that_do_not_match_their_name(
         os.close(copy)
 
 
-async def test_a_store_that_is_full_costs_the_sharing_alone(
+async def test_a_full_descriptor_store_only_prevents_sharing(
     tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ServiceManager(tmp_path, limit=0) as full:
@@ -188,7 +188,7 @@ async def test_a_store_that_is_full_costs_the_sharing_alone(
         await node.stop()
 
 
-async def test_a_manager_that_is_gone_costs_the_sharing_alone(
+async def test_a_missing_manager_only_prevents_sharing(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "absent"))
@@ -199,7 +199,9 @@ async def test_a_manager_that_is_gone_costs_the_sharing_alone(
     assert "NOTIFY_SOCKET: " in caplog.text
 
 
-async def test_images_of_the_same_layers_have_one(node: Node, registry: Registry) -> None:
+async def test_images_of_the_same_layers_have_the_same_stored_mount(
+    node: Node, registry: Registry
+) -> None:
     assert node.service is not None
     same = make(Labels={"a": "b"})
     registry.push("team/same:v1", same)

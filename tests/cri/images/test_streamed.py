@@ -33,7 +33,7 @@ from tests.support.registry import Registry
 
 @pytest.fixture(params=["threads", "jobs"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
-    """An image service with mounted images."""
+    """Returns an image service with mounted images."""
     zygote = await Zygote.start(JOB_MODULES) if request.param == "jobs" else None
     made = ImageService(
         tmp_path / "images", zygote=zygote, store="erofs", no_progress_timeout_s=20.0
@@ -69,7 +69,7 @@ async def test_the_tar_grows_while_the_blob_arrives(
     assert pull.cancelled() and left_over(tmp_path) == set()
 
 
-async def test_a_blob_that_broke_off_is_the_same_tar(
+async def test_an_interrupted_blob_gives_the_same_tar(
     registry: Registry, service: ImageService
 ) -> None:
     built = image([layer({"file": os.urandom(900_000)})])
@@ -82,10 +82,11 @@ async def test_a_blob_that_broke_off_is_the_same_tar(
     assert sum(value is not None for value in ranges) == 2, "it went on where it stopped"
 
 
-async def test_a_blob_of_other_content_is_a_wrong_digest_and_no_bad_layer(
+async def test_a_blob_of_other_content_has_the_error_of_a_wrong_digest(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The decoder fails before the digest is known; that is what the error says nevertheless."""
+    """The decoder fails before the digest is known; the error is nevertheless that of the
+    digest."""
     built = image([layer({"file": os.urandom(3_000_000)})])
     registry.push("app:v1", built)
     blob = max((tmp_path / "registry/blobs").iterdir(), key=lambda path: path.stat().st_size)
@@ -98,7 +99,8 @@ async def test_a_blob_of_other_content_is_a_wrong_digest_and_no_bad_layer(
 async def test_the_index_is_made_once(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the download, and not again after it; of layers that are here and of new ones."""
+    """The index is made beside the download, and not again after it, of stored layers and of new
+    ones."""
     made: list[bool] = []
     make = service._store.maker._make_index
 
@@ -122,7 +124,7 @@ async def test_the_index_is_made_once(
         )
 
 
-def test_a_tar_that_grows_reads_as_a_whole_one(tmp_path: Path) -> None:
+def test_a_growing_tar_reads_like_a_complete_tar(tmp_path: Path) -> None:
     content = layer({f"folder/{n}": os.urandom(n * 100) for n in range(60)})
     for chunk in (100, 512, 70_000):
         (tmp_path / "tar").write_bytes(b"")
@@ -155,7 +157,7 @@ def test_a_tar_that_grows_reads_as_a_whole_one(tmp_path: Path) -> None:
 # ---- the ring beside its reader
 
 
-async def test_what_is_written_is_read() -> None:
+async def test_the_reader_gets_all_written_bytes() -> None:
     content = bytearray()
 
     async def read(end: Receiver) -> None:
@@ -175,10 +177,10 @@ async def test_what_is_written_is_read() -> None:
     [(BadLayer("no tar"), Interrupted), (ResourceExhausted("full"), ResourceExhausted)],
     ids=["content", "node"],
 )
-async def test_a_reader_that_ends_early_interrupts(
+async def test_a_reader_that_ends_early_interrupts_the_download(
     error: Exception, raised: type[Exception]
 ) -> None:
-    """What only the content can be blamed for is to be seen from a file; a full disk is said at
+    """An error of the content is only reported from the complete file; a full disk is reported at
     once."""
 
     async def read(end: Receiver) -> None:
@@ -189,7 +191,7 @@ async def test_a_reader_that_ends_early_interrupts(
             await asyncio.to_thread(blob.write, b"x" * 3_000_000)
 
 
-async def test_a_reader_that_fails_at_the_end_says_why() -> None:
+async def test_a_reader_that_fails_at_the_end_reports_the_reason() -> None:
     async def read(end: Receiver) -> None:
         await asyncio.to_thread(end.read)
         raise BadLayer("no tar")

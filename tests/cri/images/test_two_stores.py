@@ -44,7 +44,7 @@ MADE = {
 
 
 @STORES
-async def test_what_is_here_stays_and_is_not_fetched_again(
+async def test_stored_images_stay_and_are_not_fetched_again(
     tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
 ) -> None:
     store, built = tmp_path / "images", make()
@@ -65,7 +65,7 @@ async def test_what_is_here_stays_and_is_not_fetched_again(
 
 
 @STORES
-async def test_an_image_is_converted_where_it_is(
+async def test_an_image_is_converted_without_a_download(
     tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
 ) -> None:
     store, built = tmp_path / "images", make()
@@ -110,7 +110,7 @@ async def test_an_image_in_use_is_not_converted(
 
 
 @STORES
-async def test_an_image_that_comes_into_use_meanwhile_is_not_converted(
+async def test_an_image_that_comes_into_use_during_the_conversion_stays(
     tmp_path: Path,
     registry: Registry,
     opened: list[ImageService],
@@ -138,7 +138,7 @@ async def test_an_image_that_comes_into_use_meanwhile_is_not_converted(
         assert folders(store) == MADE[before], "what was made for nothing is collected"
 
 
-async def test_no_room_to_convert_leaves_the_image(
+async def test_an_image_stays_when_the_disk_has_no_space_for_its_conversion(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, built = tmp_path / "images", make()
@@ -185,7 +185,7 @@ async def test_each_image_of_the_same_layers_keeps_its_form(
     assert folders(store) == MADE["unpacked"]
 
 
-async def test_two_conversions_at_once(
+async def test_two_concurrent_conversions_succeed(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     store, built = tmp_path / "images", make()
@@ -217,15 +217,15 @@ async def test_an_index_without_forms_is_read(
     assert texts(await service.rootfs(built.id), "top") == TOPS["erofs"]
 
 
-async def test_auto_mounts_only_what_containers_share(
+async def test_auto_mounts_only_where_containers_share_a_mount(
     tmp_path: Path,
     registry: Registry,
     opened: list[ImageService],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As Linux 6.12: it mounts, but each container for itself. Images that are mounted already stay
-    so."""
+    """On Linux 6.12 each container would have a mount of its own. Images that are mounted already
+    stay mounted."""
     caplog.set_level("INFO")
     store, built, more = tmp_path / "images", make(), make(seed=1)
     await pulled(await serve(opened, store), registry, built)
@@ -241,8 +241,10 @@ async def test_auto_mounts_only_what_containers_share(
     assert texts(await service.rootfs(more.id), "top") == TOPS["erofs"]
 
 
-def test_the_reason_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel says that has no EROFS, or none from files."""
+def test_the_log_gives_the_reason_for_unpacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel here has no EROFS, or cannot mount it from files."""
 
     def refuse(number: int) -> None:
         def open_image(image: object, held: object) -> int:

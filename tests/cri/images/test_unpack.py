@@ -33,7 +33,7 @@ CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_ne
 
 
 def make_everything(root: Path) -> None:
-    """A tree with each kind of file and each attribute that an image can have."""
+    """Makes a tree with each kind of file and each attribute that an image can have."""
     root.mkdir()
     (root / "plain").write_bytes(random.Random(1).randbytes(100_001))
     (root / "empty").touch()
@@ -102,7 +102,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda options: " ".join(o.removeprefix("--") for o in options if "xattrs" not in o),
 )
-def test_a_tree_comes_back_as_gnu_tar_restores_it(
+def test_an_unpacked_tree_equals_that_of_gnu_tar(
     everything: Path, tmp_path: Path, unpacked: Unpack, options: list[str]
 ) -> None:
     archive = tmp_path / "layer.tar"
@@ -125,7 +125,7 @@ def test_a_tree_comes_back_as_gnu_tar_restores_it(
         assert (ours / "hole").stat().st_blocks == 0
 
 
-def test_ustar_with_a_prefix(tmp_path: Path, unpacked: Unpack) -> None:
+def test_the_prefix_field_of_ustar_is_read(tmp_path: Path, unpacked: Unpack) -> None:
     source = tmp_path / "source"
     folder = source.joinpath(*["a-folder-whose-name-is-longer"] * 5)
     folder.mkdir(parents=True)
@@ -136,7 +136,7 @@ def test_ustar_with_a_prefix(tmp_path: Path, unpacked: Unpack) -> None:
 
 
 @pytest.mark.parametrize("compress", ["", "gzip", "zstd"])
-def test_every_compression(unpacked: Unpack, compress: str) -> None:
+def test_every_compression_is_unpacked(unpacked: Unpack, compress: str) -> None:
     data = layer({"a": b"x" * 3_000_000, "b": "b"})
     packed = compressed(data, compress)
     tree = unpacked(packed)
@@ -144,7 +144,7 @@ def test_every_compression(unpacked: Unpack, compress: str) -> None:
 
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
-def test_concatenated_members_and_the_diff_id(tmp_path: Path, compress: str) -> None:
+def test_the_diff_id_covers_concatenated_members(tmp_path: Path, compress: str) -> None:
     data = layer({"a": random.Random(2).randbytes(900_000), "b": "b"})
     packed = b"".join(
         compressed(data[at : at + 10_000], compress) for at in range(0, len(data), 10_000)
@@ -197,7 +197,8 @@ def test_parents_behind_links_are_found_inside_the_layer(unpacked: Unpack) -> No
 
 
 def raw_tar(*members: tuple[str, Node]) -> bytes:
-    """A tar of these members in this order, names as they are; nothing is added."""
+    """Returns a tar of these members in this order, with unchanged names and without other
+    members."""
     import io
     import tarfile
 
@@ -230,7 +231,7 @@ class Stack:
         self._mounted = False
 
     def mount(self, tars: Sequence[bytes]) -> Path:
-        """Unpack bottom first, mount; the merged folder."""
+        """Unpacks the layers, bottom first, and mounts them; returns the merged folder."""
         chain = chain_ids([build._digest(data) for data in tars])
         for number, data in enumerate(tars):
             unpack_bytes(data, Path(folder := self.layers.new_folder()))
@@ -261,12 +262,12 @@ BASE = layer(
 )  # fmt: skip
 
 
-def test_a_whiteout_hides_what_is_below(stack: Stack) -> None:
+def test_a_whiteout_hides_the_file_of_lower_layers(stack: Stack) -> None:
     merged = stack.mount([BASE, raw_tar(("etc/.wh.shadow", Node()), ("opt/.wh.old", Node()))])
     assert names(merged / "etc") == {"passwd"} and names(merged / "opt") == set()
 
 
-def test_an_opaque_directory_hides_all_that_is_below(stack: Stack) -> None:
+def test_an_opaque_directory_hides_the_content_of_lower_layers(stack: Stack) -> None:
     merged = stack.mount(
         [BASE, raw_tar(("opt", directory()), ("opt/.wh..wh..opq", Node()), ("opt/new", Node(b"n")))]
     )
@@ -275,10 +276,11 @@ def test_an_opaque_directory_hides_all_that_is_below(stack: Stack) -> None:
 
 @pytest.mark.parametrize("whiteout_first", [True, False])
 @pytest.mark.parametrize("what", ["directory", "implicit directory", "file"])
-def test_a_whiteout_and_the_same_name_in_one_layer(
+def test_a_layer_may_have_a_whiteout_and_a_file_of_the_same_name(
     stack: Stack, whiteout_first: bool, what: str
 ) -> None:
-    """The layer's own stays, the lower one is hidden: a directory must not merge with it."""
+    """The layer's own file stays, the lower one is hidden: a directory must not merge with the
+    lower one."""
     new = {
         "directory": [("opt/old", directory()), ("opt/old/new", Node(b"n"))],
         "implicit directory": [("opt/old/new", Node(b"n"))],
@@ -297,7 +299,7 @@ def test_an_opaque_root_hides_everything(stack: Stack) -> None:
     assert names(merged) == {"only"}
 
 
-def test_directories_that_a_layer_does_not_describe_look_as_below(stack: Stack) -> None:
+def test_undescribed_directories_have_the_attributes_of_lower_layers(stack: Stack) -> None:
     merged = stack.mount(
         [BASE, raw_tar(("tmp/x", Node(b"x")), ("opt/y/z", Node(b"y"))), raw_tar(("opt/w", Node()))]
     )
@@ -306,18 +308,17 @@ def test_directories_that_a_layer_does_not_describe_look_as_below(stack: Stack) 
     assert (facts[b"opt/y"].mode, facts[b"opt/y"].owner) == (0o755, (0, 0))
 
 
-def test_an_undescribed_directory_does_not_look_as_what_is_hidden(stack: Stack) -> None:
+def test_an_undescribed_directory_has_no_attributes_of_a_hidden_one(stack: Stack) -> None:
     hidden = raw_tar((".wh.opt", Node()))
     merged = stack.mount([BASE, hidden, raw_tar(("opt/new", Node(b"n")))])
     facts = snapshot(merged)
     assert names(merged / "opt") == {"new"} and facts[b"opt"].owner == (0, 0)
 
 
-def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(
+def test_many_layers_equal_tars_unpacked_by_gnu_tar_into_one_folder(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """Without whiteouts, a stack of layers is the same as unpacking one tar after the other into
-    one folder."""
+    """Without whiteouts, a stack of layers equals the tars unpacked one after the other."""
     chance = random.Random(5)
     tars = []
     for number in range(12):
@@ -347,7 +348,7 @@ def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(
 
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
-def test_a_bomb_is_stopped_where_the_disk_is_full(tmp_path: Path, compress: str) -> None:
+def test_a_decompression_bomb_is_stopped_at_the_limit(tmp_path: Path, compress: str) -> None:
     """The limit counts decompressed bytes, whatever the size of the blob, and is checked before
     they are written."""
     data = compressed(layer({"zeros": bytes(60 << 20), "more": bytes(60 << 20)}), compress)
@@ -357,7 +358,7 @@ def test_a_bomb_is_stopped_where_the_disk_is_full(tmp_path: Path, compress: str)
 
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
-def test_layers_that_compress_well_are_taken_and_take_no_blocks(
+def test_layers_that_compress_well_are_accepted_and_stored_sparsely(
     tmp_path: Path, compress: str
 ) -> None:
     """A preallocated file, or a lastlog, compresses to a thousandth."""
@@ -380,7 +381,7 @@ def test_layers_that_compress_well_are_taken_and_take_no_blocks(
     assert (tmp_path / "tar").stat().st_blocks * 512 < 2 << 20
 
 
-def test_a_layer_may_not_exceed_its_size_nor_its_entries(tmp_path: Path) -> None:
+def test_a_layer_may_exceed_neither_its_size_nor_its_entries(tmp_path: Path) -> None:
     for number, (limits, words) in enumerate(
         [
             (Limits(size_bytes=1 << 20), "more than 1048576 bytes"),
@@ -406,7 +407,7 @@ def test_a_huge_sparse_file_counts_with_its_size(unpacked: Unpack, tmp_path: Pat
         unpacked(data)
 
 
-def test_a_million_empty_members_end_soon() -> None:
+def test_a_million_empty_members_are_refused_soon() -> None:
     fd = os.memfd_create("blob", os.MFD_CLOEXEC)
     try:
         os.write(fd, gzip.compress(b"", mtime=0) * 1_000_000)
@@ -418,7 +419,7 @@ def test_a_million_empty_members_end_soon() -> None:
 
 
 def test_a_zstd_window_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    """A frame may ask its reader for gigabytes of memory."""
+    """The header of a frame may demand gigabytes of memory from its reader."""
     compressor = zstd.ZstdCompressor(
         options={zstd.CompressionParameter.window_log: WINDOW_LOG_LIMIT + 1}
     )

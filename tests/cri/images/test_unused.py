@@ -11,7 +11,7 @@ from tests.cri.images.test_pull import make
 from tests.support.registry import Registry, wait_for
 
 
-async def test_a_pull_under_way_loses_nothing(
+async def test_a_running_pull_loses_no_content(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     built = make(size=500_000)
@@ -35,5 +35,5 @@ async def test_a_pull_under_way_loses_nothing(
 
 
 def _arrived(root: Path) -> bool:
-    """Whether a layer is being downloaded, which stops before its end."""
+    """Returns whether a layer is being downloaded, which stops before its end."""
     return any(os.stat(path).st_size >= 90_000 for path in root.glob("**/ingest/blob-*"))

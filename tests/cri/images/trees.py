@@ -25,7 +25,7 @@ class Facts:
 
 
 def snapshot(root: Path | bytes, *, times: bool = True) -> dict[bytes, Facts]:
-    """All names below `root` (which is `b"."`) by relative path."""
+    """Returns the properties of all files below `root` (which is `b"."`) by relative path."""
     top = os.fsencode(root)
     statuses = {os.path.relpath(path, top): os.lstat(path) for path in _walk(top)}
     same: dict[tuple[int, int], set[bytes]] = {}
@@ -72,5 +72,5 @@ def _xattrs(path: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def names(root: Path) -> set[str]:
-    """Relative names of everything below `root`."""
+    """Returns the relative names of all files below `root`."""
     return {str(path.relative_to(root)) for path in root.rglob("*")}
