@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Signals that end a program by default: HUP INT QUIT ABRT TERM. They also end a process that waits
 # for `start`.
+# The kernel drops a signal of default disposition that is sent to the first process of a pid
+# namespace, so without handlers a created container could only be killed by SIGKILL.
 ENDING = (1, 2, 3, 6, 15)
 
 
@@ -102,6 +104,7 @@ def build(
         ops += identity.before(process, host, options.restrict_oom_score_adj)
     ops += _clone(linux, options.cgroup, steps, host.pinned)
     if options.keyring:
+        # Before the filter, because the default profiles refuse keyctl(2).
         ops.append(model.NewKeyring(options.keyring, linux.namespace("user") is not None))
     ops += _root_filesystem(spec, host, facts, steps, options, warnings)
     ops += _settings(spec, host)
@@ -148,6 +151,8 @@ def build_exec(
     if affinity.final:
         ops.append(model.SetAffinity(cpu_list(affinity.final, "process.execCPUAffinity.final")))
     elif host.pinned and not affinity.initial:
+        # The runtime may be pinned itself (systemd's CPUAffinity, taskset(1)); its affinity is
+        # inherited over clone and execve. The cpuset still limits this.
         ops.append(model.SetAffinity())
     ops.append(model.NewSession())
     if "user" in kinds:
@@ -180,6 +185,7 @@ def build_pause(linux: Linux, host: HostFacts, options: PauseOptions = PauseOpti
     ops += _clone(linux, options.cgroup, steps, host.pinned)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
+        # No image: the program is executed by its descriptor, so the root can be empty.
         model.AttachEmptyRoot(_folders(options.mounts)),
         *(model.AttachMount(path, f"mount:{path}") for path in options.mounts),
         model.PivotRoot(),
@@ -189,6 +195,8 @@ def build_pause(linux: Linux, host: HostFacts, options: PauseOptions = PauseOpti
         ops.append(model.SetHostname(options.hostname))
     ops += [model.SetSysctl(sysctl_path(key), value) for key, value in linux.sysctl.items()]
     ops += [
+        # A pause process needs no right at all, so taking it over gains nothing: no capability, no
+        # group, an empty read-only root.
         model.DropBounding((), host.last_capability),
         model.SetGroups(()),
         model.SetIds(options.uid, options.gid, False),
@@ -289,10 +297,13 @@ def _root_filesystem(
     if process is not None:
         if process.cwd != "/":
             ops.append(model.MakeFolder(mounts.normal(process.cwd)))
+        # In the container's own devpts: ttyname(3) finds the terminal's name there, and the host's
+        # terminals cannot be opened from it.
         if process.terminal:
             ops.append(model.OpenTerminal(process.console_size, process.user.uid, console=True))
         elif facts.null_stdio:
             ops.append(model.ReopenNull(facts.null_stdio))
+    # Last, because devices, links, mount points and the console are made in these mounts before.
     ops += [op for op in map(mounts.finishing, spec.mounts) if op is not None]
     if spec.root is not None and spec.root.readonly:
         ops.append(model.ChangeMount("/", mounts_abi.MOUNT_ATTR_RDONLY))
@@ -323,6 +334,7 @@ def _settings(spec: Spec, host: HostFacts) -> list[Op]:
     ops += paths.operations(linux, host.clones_detached)
     propagation = mounts.PROPAGATION.get(linux.rootfs_propagation, 0)
     if propagation & (mounts_abi.MS_SHARED | mounts_abi.MS_UNBINDABLE):
+        # Last, because an unbindable root could not be the source of the binds above.
         ops.append(model.ShareRoot(propagation))
     policy = linux.memory_policy
     if policy is not None:
@@ -344,7 +356,10 @@ def _execution(
     env = identity.environment(process, home)
     ops: list[Op] = []
     if await_start:
+        # As in runc, a missing program is an error of create. Without `start`, execve itself
+        # reports it to the same caller.
         ops.append(model.CheckProgram(process.args, env))
+    # As late as no_new_privs permits, so that the profile need not allow what the start does above.
     if load_filter is not None and process.no_new_privileges:
         ops.append(load_filter)
     ops.append(model.Ready())

@@ -41,6 +41,7 @@ _LINKS = (
     Symlink("/dev/stdout", "/proc/self/fd/1"),
     Symlink("/dev/stderr", "/proc/self/fd/2"),
 )
+# Relative, so that the link is right from outside of the container, too.
 _PTMX = Symlink("/dev/ptmx", "pts/ptmx", over=True)
 _FRESH_PTMX = Symlink("/dev/ptmx", "pts/ptmx")
 _CORE = Symlink("/dev/core", "/proc/kcore")
@@ -51,6 +52,7 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
     ptmx is left to the link. `outside` has the descriptors of nodes that were made before
     (`nodes_from_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
+    # A bind at /dev is a folder of the host: nodes that are made in it would stay there.
     if _has_own(destinations):
         return []
     dev = destinations.get("/dev")
@@ -90,6 +92,8 @@ def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
     listed = {normal(device.path): device for device in spec.linux.devices}
     nodes = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in listed]
     for path, device in listed.items():
+        # runtime-spec, "Default Devices": ptmx is a link to, or a bind of, the one in the
+        # container's devpts.
         if path == "/dev/ptmx":
             continue
         mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777

@@ -90,9 +90,13 @@ def change(
     user, capabilities = process.user, process.capabilities
     ops: list[Op] = []
     if in_user_namespace:
+        # The first process of a user namespace has all capabilities there, whatever the runtime
+        # holds.
         host = host.replace(capabilities=(2 << host.last_capability) - 1)
     else:
         ops += [model.SetLimit(limit.type, limit.soft, limit.hard) for limit in process.rlimits]
+    # Before the ids change, because the folder may be root's and closed to the user, as runc
+    # allows. Both tries check that it is inside (CVE-2024-21626).
     ops.append(model.TryFolder(process.cwd))
     if load_filter is not None and not process.no_new_privileges:
         ops.append(load_filter)
@@ -101,6 +105,8 @@ def change(
         ops.append(model.DropBounding(sets[0], host.last_capability))
     if keep_groups and not user.additional_gids:
         pass
+    # After it was denied in /proc/PID/setgroups, setgroups(2) is EPERM for ever, even for an empty
+    # list (user_namespaces(7)).
     elif host.setgroups:
         ops.append(model.SetGroups(user.additional_gids))
     elif user.additional_gids:
@@ -119,9 +125,12 @@ def change(
 def environment(process: Process, home: str) -> tuple[str, ...]:
     """Return `env` with each name once, at the place of its last value; HOME is added at the end
     when it is missing or empty."""
+    # glibc's getenv(3) returns the first of two values, bash keeps the last: all programs agree
+    # only if there is one. The last wins, as in runc.
     by_name: dict[str, str] = {}
     for variable in reversed(process.env):
         by_name.setdefault(variable.partition("=")[0], variable)
+    # runc replaces an empty HOME as well.
     if by_name.get("HOME") == "HOME=":
         del by_name["HOME"]
     variables = [*reversed(by_name.values())]

@@ -109,6 +109,7 @@ def _numbers(ops: Iterable[Op], first: int) -> dict[str, int]:
     for op in ops:
         for name in NEEDS.get(type(op), _none)(op):
             names[name] = None
+    # First, so that its number is the same in all plans: fragments of the cache refer to it.
     if "root" in names:
         names = {"root": None, **names}
     return {name: first + i for i, name in enumerate(names)}

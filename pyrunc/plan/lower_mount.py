@@ -34,11 +34,14 @@ def set_propagation(low: Lowering, op: m.SetPropagation) -> None:
 
 
 def attach_root(low: Lowering, op: m.AttachRoot) -> None:
+    # A clone is a peer of its source, and pivot_root(2) refuses a new root that is shared (EINVAL).
     low.set_attributes(low.root, propagation=op.propagation)
     _cover(low, low.root, op.place)
 
 
 def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
+    # As small as possible: a tmpfs is the host's memory, and what is not limited here could be
+    # filled.
     options = (("mode", "755"), ("nr_blocks", "1"), ("nr_inodes", str(len(op.folders) + 2)))
     low.root = root = low.filesystem("tmpfs", "tmpfs", options, 0)
     for name in op.folders:
@@ -166,6 +169,8 @@ def require_proc(low: Lowering, tree: Operand, note: str) -> None:
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)
     inode = macros.status_field(a, macros.status(a, tree), "ino")
+    # A bind of a folder of procfs, such as /proc/self/attr or /proc/sys, has the right type as
+    # well; only the root has this inode.
     macros.require(a, inode, "eq", INODE_OF_PROC, EPERM, note)
 
 
@@ -215,6 +220,7 @@ def attach_device(low: Lowering, op: m.AttachDevice) -> None:
     above, _, name = device.path.rpartition("/")
     folder = low.folder(above or "/")
     place, exists, done = a.slot(4), a.label(), a.label()
+    # O_EXCL: a file that is there, also a link or a FIFO, is never opened, only compared.
     flags = f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC
     a.sys("openat", folder, name, flags, 0o644, store=place, skip={EEXIST: exists})
     attach = mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
@@ -268,6 +274,8 @@ def symlink(low: Lowering, op: m.Symlink) -> None:
     above, _, name = op.path.rpartition("/")
     folder = low.folder(above or "/")
     if op.over:
+        # An image may bring a node or another link as /dev/ptmx. A folder there (EISDIR, EPERM)
+        # stays.
         low.a.sys("unlinkat", folder, name, 0, skip={ENOENT: NEXT, EISDIR: NEXT, EPERM: NEXT})
     low.a.sys("symlinkat", op.target, folder, name, skip={EEXIST: NEXT})
 
@@ -278,6 +286,7 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
     # Both on one directory: the old root ends up on top of the new one and is taken off
     # (pivot_root(2), "pivot_root(".", ".")").
     a.sys("pivot_root", ".", ".")
+    # Lazily, because the old root is busy: our program and its descriptors are in it until execve.
     a.sys("umount2", ".", mnt.MNT_DETACH)
     a.sys("chdir", "/")
 
@@ -337,6 +346,8 @@ def reopen_null(low: Lowering, op: m.ReopenNull) -> None:
     opened = low.beneath("/dev/null", f.O_RDWR, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
     macros.require_device(low.a, opened, 1, 3, "/dev/null")
     for number in op.descriptors:
+        # The host's inode would stay open in the container, whose root could change its mode for
+        # the whole machine (fchmod(2)).
         low.a.sys("dup3", opened, number, 0)
     low.close(opened)
 
@@ -362,10 +373,14 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
         _check_ptmx(low, master)
     slave = a.slot(4)
     a.sys("ioctl", master, ioctl.TIOCSPTLCK, low.a.constant(pack("<i", 0)))
+    # Linux 4.13: opens the other side by the master, without a path in a devpts that may be covered
+    # by another one.
     a.sys("ioctl", master, ioctl.TIOCGPTPEER, f.O_RDWR | f.O_NOCTTY | f.O_CLOEXEC, store=slave)
     if op.size is not None:
         size = low.a.constant(pack("<4H", op.size.height, op.size.width, 0, 0))
         a.sys("ioctl", slave, ioctl.TIOCSWINSZ, size)
+    # The program must be able to open /dev/console and /proc/self/fd/0 again after it has changed
+    # its user.
     if op.uid:
         a.sys("fchown", slave, op.uid, -1 & 0xFFFFFFFF)
     if op.console:
@@ -374,6 +389,8 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
         place = _console_place(low)
         low.attach(tree, place)
         low.close(tree, place)
+    # By SCM_RIGHTS: pidfd_getfd(2) needs the right to ptrace, which a rootless runtime does not
+    # have over a non-dumpable process, nor root with Yama's ptrace_scope 3.
     macros.send_fd(a, master)
     a.sys("ioctl", slave, ioctl.TIOCSCTTY, 0)
     for number in (0, 1, 2):
@@ -420,7 +437,10 @@ def change_mount(low: Lowering, op: m.ChangeMount) -> None:
 
 def readonly_path(low: Lowering, op: m.ReadonlyPath) -> None:
     a, tree, end = low.a, low.a.slot(4), low.a.label()
+    # Missing paths are normal: the lists name files of optional parts of the kernel. ENOTDIR: a
+    # parent is a file in this image.
     place = low.beneath(op.path, missing=end, also=ENOTDIR)
+    # With the mounts below, which would be gone beneath the new mount; they keep their own flags.
     a.sys("open_tree", place, "", CLONE | EMPTY | f.AT_RECURSIVE, store=tree)
     low.set_attributes(tree, mnt.MOUNT_ATTR_RDONLY)
     low.attach(tree, place)
@@ -437,6 +457,7 @@ def mask_path(low: Lowering, op: m.MaskPath) -> None:
     place = low.beneath(op.path, missing=end, also=ENOTDIR)
     a.sys("statx", place, "", EMPTY, f.STATX_TYPE, low.scratch)
     mode = a.field(low.scratch, f.STATX_FIELDS["mode"][0], 4)
+    # A mount point and what is put on it must both be folders, or neither.
     a.compare(mode, "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder)
     a.sys("open_tree", null, "", CLONE | EMPTY, store=tree, ok=hidden)
     a.place(folder)

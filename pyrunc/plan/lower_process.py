@@ -66,7 +66,11 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
     opened = low.a.slot(4)
     done = low.a.label()
     a.sys("openat", f.AT_FDCWD, "/proc", f.O_PATH | low.o_directory | f.O_CLOEXEC, 0, store=proc)
+    # Checked also here, where /proc is the runtime's: inside another container it may be whatever
+    # that one's image put there.
     require_proc(low, proc, "/proc is no procfs")
+    # Links are allowed, because `self` and `thread-self` are links; NO_XDEV refuses a file that is
+    # mounted over the real one.
     how = low.how(f.O_WRONLY, 0, f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)
     for path in paths:
         skip = {} if path == paths[-1] else {ENOENT: NEXT}
@@ -115,6 +119,8 @@ def join_process(low: Lowering, op: m.JoinProcess) -> None:
 
 
 def offset_clocks(low: Lowering, op: m.OffsetClocks) -> None:
+    # Not by clone3: that enters the new namespace at once, and offsets can be written only while it
+    # has no process (time_namespaces(7)).
     low.a.sys("unshare", clone.CLONE_NEWTIME)
     if op.offsets:
         text = "".join(
@@ -124,6 +130,8 @@ def offset_clocks(low: Lowering, op: m.OffsetClocks) -> None:
 
 
 def set_affinity(low: Lowering, op: m.SetAffinity) -> None:
+    # 1024 bytes are 8192 CPUs, the largest NR_CPUS; the kernel drops the bits of CPUs that it does
+    # not have, or that the cpuset excludes.
     mask = bytearray(b"" if op.cpus else b"\xff" * 1024)
     for cpu in op.cpus:
         mask += bytes(max(0, (cpu // 64 + 1) * 8 - len(mask)))
@@ -154,10 +162,13 @@ def become_root(low: Lowering, op: m.BecomeRoot) -> None:
     # clone3 left it the ids of the runtime's user, which the maps need not contain.
     low.a.sys("setresgid", 0, 0, 0)
     low.a.sys("setresuid", 0, 0, 0)
+    # The change of ids has reset it to fs.suid_dumpable (commit_creds, kernel/cred.c).
     macros.set_dumpable(low.a, False)
 
 
 def new_session(low: Lowering, op: m.NewSession) -> None:
+    # Without it, the process would stay in the caller's session and could push input into its
+    # terminal (TIOCSTI).
     low.a.sys("setsid")
 
 
@@ -173,6 +184,8 @@ def new_keyring(low: Lowering, op: m.NewKeyring) -> None:
 def loopback_up(low: Lowering, op: m.LoopbackUp) -> None:
     a, socket = low.a, low.a.slot(4)
     a.sys("socket", AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0, store=socket)
+    # An ioctl in place of rtnetlink: one call, no answer to be parsed, which the launcher could not
+    # do.
     a.sys("ioctl", socket, SIOCSIFFLAGS, low.a.constant(pack("<16sH22x", b"lo", IFF_UP)))
     low.close(socket)
 
@@ -265,6 +278,8 @@ def _check_folder(low: Lowering) -> None:
     """Fail unless getcwd returns a path that begins with `/`: otherwise the folder cannot be
     reached from the root."""
     a = low.a
+    # getcwd(2) returns "(unreachable)/…" for a folder outside of the root: a descriptor of the host
+    # that leaked into the path (CVE-2024-21626).
     a.sys("getcwd", low.scratch, 4096)
     first = a.field(low.scratch, 0, 1)
     macros.require(a, first, "eq", ord("/"), ENOENT, OUTSIDE)
@@ -278,6 +293,8 @@ def set_ids(low: Lowering, op: m.SetIds) -> None:
     a.sys("setresgid", op.gid, op.gid, op.gid)
     a.sys("setresuid", op.uid, op.uid, op.uid)
     if op.keep:
+        # execve would clear it, too, but the process may run for long before that, waiting for
+        # `start`.
         a.sys("prctl", p.PR_SET_KEEPCAPS, 0, 0, 0, 0)
     # The kernel resets it to fs.suid_dumpable when credentials change.
     macros.set_dumpable(low.a, False)
@@ -289,6 +306,8 @@ def set_capabilities(low: Lowering, op: m.SetCapabilities) -> None:
     header = low.a.data(pack("<II", LINUX_CAPABILITY_VERSION_3, 0))
     halves = [s & 0xFFFFFFFF for s in sets] + [s >> 32 for s in sets]
     a.sys("capset", header, low.a.constant(pack("<6I", *halves)))
+    # Without permitted capabilities there are no ambient ones (capabilities(7)), so the call is
+    # left out.
     if op.ambient or op.permitted:
         a.sys("prctl", p.PR_CAP_AMBIENT, p.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for number in op.ambient:
@@ -440,6 +459,8 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     # the number is known here, and is the one that stays open until execve.
     a.sys("dup3", listening, low.start_number, f.O_CLOEXEC)
     a.sys("close", listening)
+    # A socket, not a FIFO as in runc: an errno comes back on it, its end tells of execve, and a
+    # dead container refuses the connection.
     a.sys("accept4", low.start_number, 0, 0, SOCK_CLOEXEC, store=again)
     a.sys("dup3", again, low.start_number, f.O_CLOEXEC, store=low.start)
     a.sys("close", again)
@@ -447,6 +468,8 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     a.sys("read", low.start, byte, 1, store=got)
     go = a.label()
     a.compare(got, "eq", 1, true=go)
+    # End of file: `start` was killed before it sent the byte. It may have removed the socket
+    # already, so no other `start` could reach this process.
     a.exit(126)
     a.place(go)
 
@@ -465,6 +488,8 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     child = low.a.label()
     done = low.a.label()
     state, errors, keep = low.numbers[op.descriptor], low.numbers[op.errors], low.sync_number
+    # Not CLONE_PARENT, which the first process of a pid namespace may not use (EINVAL): this
+    # process waits for the hook itself.
     a.sys("clone", SIGCHLD, 0, 0, 0, 0, store=pid)
     a.compare(pid, "eq", 0, true=child)
     if op.timeout_s is not None:
@@ -532,6 +557,7 @@ def execute_descriptor(low: Lowering, op: m.ExecuteDescriptor) -> None:
     a.sys("fcntl", program, f.F_SETFD, f.FD_CLOEXEC)
     macros.close_all_from(a, 3, [program, low.sync_number])
     a.send(READY)
+    # By descriptor: the root has no file to execute.
     a.sys("execveat", program, "", argv, envp, EMPTY)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EMPTY = f.AT_EMPTY_PATH
 QUIET = mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NODEV | mnt.MOUNT_ATTR_NOEXEC
+# By default a tmpfs may take half of the memory; this one holds its root folder only.
 MASK_OPTIONS = (("nr_blocks", "1"), ("nr_inodes", "2"), ("mode", "555"))
 ATTACH = mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
 CLONE = mnt.OPEN_TREE_CLONE | mnt.OPEN_TREE_CLOEXEC
@@ -160,6 +161,7 @@ class Lowering:
         self.close(macros.make_directories(a, root, path))
         a.sys("openat2", root, name, how, size, store=slot, ok=opened, skip=rules, retry=RETRY)
         a.place(wrong)
+        # The text is runc's.
         a.fail(ENOTDIR, f"{path} must be mounted on ordinary directory")
         a.place(opened)
         return slot
@@ -169,6 +171,7 @@ class Lowering:
     def attach(self, mount: Operand, destination: Operand) -> None:
         """Attach a detached mount on an open file."""
         self.a.sys("move_mount", mount, "", destination, "", ATTACH)
+        # The mount may cover a folder that is open here: what is made in it then would be hidden.
         self._folders.clear()
 
     def set_attributes(
@@ -181,6 +184,8 @@ class Lowering:
     ) -> None:
         """Call mount_setattr(2) on a mount's descriptor. A change within the atime family clears
         the whole family first."""
+        # mount_setattr(2): the atime settings are an enumeration, and EINVAL answers a change that
+        # does not name the whole field in attr_clr.
         if to_set & mnt.MOUNT_ATTR__ATIME:
             to_clear |= mnt.MOUNT_ATTR__ATIME
         recursive = recursive or bool(propagation & mnt.MS_REC)
@@ -205,6 +210,8 @@ class Lowering:
         context = self.a.slot(4)
         mount = self.a.slot(4)
         created = self.a.label()
+        # Mounting fails with EINVAL for a group that the user namespace does not map. Every default
+        # configuration asks for gid=5.
         grouped = kind == "devpts" and any(key == "gid" for key, _ in options)
         rules = {} if refused is None else {EPERM: refused}
         self._configure(context, kind, source, options, EINVAL if grouped else 0, rules)
@@ -219,6 +226,8 @@ class Lowering:
                 skip={EINVAL: NEXT},
                 ok=created,
             )
+            # A context in which a creation has failed cannot be used again (EBUSY), so a new one is
+            # configured.
             self.close(context)
             rest = tuple(option for option in options if option[0] != "gid")
             self._configure(context, kind, source, rest, 0, rules)

@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 
 # Operations that depend on nothing but themselves and the root's number: each is a fragment by
 # itself or with its neighbours.
+# DropBounding alone is up to 41 calls, one per capability: prctl(2) has none for a set.
 ALONE = frozenset((m.Prepare, m.MountFs, m.DropBounding))
+# Neighbours share descriptors of folders and the mask's tmpfs, which a fragment must not take from
+# another.
 TOGETHER = {m.MakeDevice: 1, m.Symlink: 1, m.ReadonlyPath: 2, m.MaskPath: 2}
 ROOT_NUMBER = 3
+# Every program has a copy of the whole block, so a cache that grows with foreign configurations
+# would cost each start.
 FRAGMENTS_AT_MOST, DATA_AT_MOST_BYTES = 200, 1 << 16
 
 

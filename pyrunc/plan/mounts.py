@@ -120,6 +120,8 @@ class MountOptions:
         if change is not None:
             to_set, to_clear = change
             self.set = (self.set & ~to_clear) | to_set
+            # A bit of the atime field stays in `clear` also when it is set: mount_setattr(2) wants
+            # the whole field cleared.
             self.clear = (self.clear | to_clear) & ~(to_set & ~_ATIME)
         elif option in ("bind", "rbind"):
             self.bind, self.recursive = True, option == "rbind"
@@ -224,6 +226,7 @@ def _tree(
     peer: bool,
     warnings: list[str],
 ) -> Op:
+    # mount(2) ignores a bind's data; an error would refuse configurations that runc takes.
     if options.data and is_bind(mount):
         texts = (key if value is None else f"{key}={value}" for key, value in options.data)
         warnings.append(
@@ -235,6 +238,7 @@ def _tree(
         "" if index in facts.sources else f"tree:{index}",
         facts.sources.get(index) or (mount.source if is_bind(mount) else mount.type),
         facts.directories.get(index, True),
+        # A tmpfs becomes read-only late (`finishing`), because mount points may be made in it.
         options.set & ~_RO if mount.type == "tmpfs" else options.set,
         options.clear,
         options.rset,
@@ -288,6 +292,7 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
 def _filesystem(
     mount: Mount, destination: str, mode: int | None, options: MountOptions, label: str, path: str
 ) -> MountFs:
+    # Engines write the type "cgroup" for both versions, and runc mounts what the host has.
     kind = "cgroup2" if mount.type == "cgroup" else mount.type
     data = [(word, None) for word in SUPERBLOCK if word in mount.options] + [
         (key, value) for key, value in options.data if key not in SUPERBLOCK
@@ -310,6 +315,8 @@ def _filesystem(
         mount.source or kind,
         tuple(data),
         options.set & ~_RO if late else options.set,
+        # Strict: with a link as /proc, an image could have procfs mounted elsewhere and a file tree
+        # of its own be taken for it (CVE-2019-19921).
         kind in ("proc", "sysfs"),
         tuple(options.propagation),
         options.rset,
@@ -336,4 +343,5 @@ def _instead(kind: str, linux: Linux, host: HostFacts) -> str:
         kind, ("", "")
     )
     entry = linux.namespace(owner)
+    # runc does so for cgroup2, crun for sysfs.
     return place if entry is None or entry.path else ""

@@ -38,6 +38,8 @@ def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
     user = linux.namespace("user")
     late = "" if user is not None and not user.path else "cgroup"
     paths = [entry for entry in linux.namespaces if entry.path]
+    # From inside a user namespace, setns(2) into a namespace that an outer one owns fails with
+    # EPERM.
     paths.sort(key=lambda entry: entry.type == "user")
     operations: tuple[list[Op], list[Op]] = [], []
     for entry in paths:

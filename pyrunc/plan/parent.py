@@ -53,6 +53,8 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
     """Return the steps of a container's start by sync point, without points that have none."""
     linux, hooks = spec.linux, spec.hooks
     cloned: list[Step] = [*_id_maps(linux)]
+    # As early as possible: from its clone on, a kill of the runtime leaves a process that only this
+    # record names.
     if parent.record:
         cloned.append(model.RecordProcess())
     if hooks.start_container:
@@ -66,6 +68,7 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
     if linux.net_devices:
         cloned.append(model.MoveLinks(linux.net_devices))
     mounted: list[Step] = []
+    # prestart is deprecated, but GPU hooks still use it; it runs first (config.md, "Prestart").
     if hooks.prestart:
         mounted.append(model.RunHooks("prestart", hooks.prestart))
     if hooks.create_runtime:
@@ -130,10 +133,13 @@ def _id_maps(linux: Linux) -> list[Step]:
 def _limits(linux: Linux, process: Process | None) -> list[Step]:
     if process is None or not process.rlimits or linux.namespace("user") is None:
         return []
+    # Raising a hard limit needs CAP_SYS_RESOURCE in the machine's user namespace (prlimit(2)),
+    # which the process has lost.
     return [model.SetLimits(process.rlimits)]
 
 
 def _terminal(process: Process | None, attached: bool) -> list[Step]:
+    # Only when we copy the terminal to ours: an engine that gets the master sets it up itself.
     return [model.ClearOnlcr()] if attached and process is not None and process.terminal else []
 
 
