@@ -67,6 +67,7 @@ __all__ = [
 _WORD = (1 << 64) - 1
 _LOADS = {1: LOAD_1, 4: LOAD_4, 8: LOAD_8}
 _PADDING = [(0,) * n for n in range(7)]
+# A record of fixed size keeps the launcher's interpreter free of any parsing: it indexes an array.
 _RULES_AT_MOST = 3
 _NOWHERE = -1
 """What is stored in slots where no path leads: everything, so that it is neutral when paths
@@ -348,6 +349,7 @@ class Assembler:
             raise InvalidArgument(f"label {label.name!r} is placed twice")
         label.index = len(self._packed)
         self._ended = False
+        # Where paths meet, only what was stored on each of them counts.
         self._stored &= self._stored_at.get(label, _NOWHERE)
 
     def goto(self, label: Label) -> None:
@@ -372,6 +374,8 @@ class Assembler:
         """Encode the collected operations. InvalidArgument names the operation whose label has
         no place."""
         if not self._ended:
+            # The launcher refuses a program without an end: its interpreter has no bounds check at
+            # each step.
             self.fail(_errno.EPROTO, "the program ran off its end")
         operations = self._packed
         for jump in self._jumps:
@@ -391,6 +395,7 @@ class Assembler:
         offset = self._strings.get(text)
         if offset is None:
             raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+            # The kernel would read a shorter string than the plan shows.
             if b"\0" in raw:
                 raise InvalidArgument(f"{raw!r} contains a NUL character")
             offset = self._strings.get(raw)
@@ -452,6 +457,7 @@ class Assembler:
         for label in (true, *rules):
             if label is NEXT:
                 reached = True
+            # A placed label is behind: a jump back could loop, and a program must end on its own.
             elif label.index >= 0:
                 raise InvalidArgument(
                     f"{self._where(call)}: label {label.name!r} is not a later operation"

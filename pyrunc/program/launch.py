@@ -101,6 +101,8 @@ class RunningProgram:
         while self._socket is not None:
             early = self._early.pop(0) if self._early and self._pid_seen else None
             packet, fds = early or self._packet(timeout_s)
+            # The launcher died between its clone and its message: the child's messages are handled
+            # without the pid.
             if not packet and self._early:
                 self._pid_seen = True  # it will not come any more
                 continue
@@ -151,6 +153,7 @@ class RunningProgram:
     def reap_launcher(self) -> int:
         """Wait for the launcher, once it sent PID or the program ended; returns its wait status."""
         if self.launcher_status is None:
+            # By pid, never -1: the caller has other children, such as the cloned process itself.
             self.launcher_status = os.waitpid(self.launcher_pid, 0)[1]
         return self.launcher_status
 
@@ -178,6 +181,8 @@ class RunningProgram:
     def _packet(self, timeout_s: float | None) -> tuple[bytes, tuple[int, ...]]:
         assert self._socket is not None
         whole, part = (0, 0) if timeout_s is None else divmod(max(timeout_s, 1e-6), 1)
+        # The kernel's timeout, because Python's makes the socket non-blocking and polls before each
+        # call.
         if timeout_s is not None:
             self._socket.setsockopt(
                 SOL_SOCKET, SO_RCVTIMEO, _TIMEVAL.pack(int(whole), int(part * 1e6) or 1)
@@ -258,6 +263,8 @@ def launch(
     """
     numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(numbers) + 1
+    # Records keep messages of two senders apart: for a moment the launcher and its child write to
+    # one socket.
     ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
     opened: list[int] = []
     try:
@@ -278,6 +285,8 @@ def launch(
             ["launcher", str(first_free)],
             env or {},
             file_actions=actions,
+            # A blocked signal is inherited over execve: the user's program could not be stopped by
+            # it.
             setsigmask=[],
             setsigdef=_TO_DEFAULT,
         )

@@ -72,13 +72,14 @@ BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
 
 def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False) -> None:
     """Append the first operations of every program: close-on-exec for the socket, a name,
-    default for signals 32 and 33, not dumpable.
-
-    glibc's posix_spawn always ignores 32 and 33, and the payload would inherit that.
-    """
+    default for signals 32 and 33, not dumpable."""
+    # dup2(2) of posix_spawn has cleared it. With the socket in the payload, the parent would never
+    # see its end.
     a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
     a.sys("prctl", PR_SET_NAME, name[:15], 0, 0, 0)
     default = a.constant(bytes(SIGACTION_SIZE))
+    # posix_spawn ignores these two whatever its attributes say (glibc,
+    # sysdeps/unix/sysv/linux/spawni.c), and the payload would inherit that.
     for number in (32, 33):
         a.sys("rt_sigaction", number, default, 0, SIGSET_SIZE)
     if not dumpable:
@@ -119,6 +120,8 @@ def clone(
 
     `cgroup` is a descriptor of the cgroup v2 directory for the child.
     """
+    # Without CLONE_PIDFD, which would put the pidfd into the launcher's table: the parent opens one
+    # by the pid of its own child.
     flags |= (CLONE_PARENT if parent else 0) | (CLONE_INTO_CGROUP if cgroup is not None else 0)
     args = a.data(
         pack(
@@ -293,6 +296,8 @@ def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) 
             ok=opened,
         )
         a.place(make)
+        # EEXIST: another process made it meanwhile, or it is a dangling link, which the next call
+        # refuses.
         a.sys("mkdirat", parent, name, mode, skip={EEXIST: NEXT})
         open_at(a, parent, name, flags, resolve=BENEATH, store=child)
         a.place(opened)
@@ -410,6 +415,8 @@ def check_program(
         a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=program_ok)
         a.compare(status_field(a, place, "mode"), "ne", S_IFDIR, mask=S_IFMT, true=program_ok)
         a.place(examine)
+        # execvp(3) goes on after EACCES, and reports it in the end although other folders answered
+        # ENOENT.
         a.set(denied, EACCES)
         a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=after)
         a.compare(status_field(a, place, "mode"), "eq", S_IFDIR, mask=S_IFMT, false=after)
@@ -467,6 +474,7 @@ def execute(
             skip_any=refused,
         )
         a.place(missing)
+        # ENOENT is ambiguous: if the file is there, its interpreter or loader is missing.
         a.sys("faccessat", AT_FDCWD, path, F_OK, skip_any=after)
         a.set(code, -ELIBACC)
         a.place(refused)
