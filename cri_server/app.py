@@ -57,6 +57,8 @@ from pyrunc.errors import Error, WrongState
 log = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 10.0
+# More than Python's default of processors + 4: threads that wait for hanging storage must not take
+# the places of all others.
 THREADS = 32
 SHIM_MODULES = ["pyrunc.shim.main"]
 JOB_MODULES = [
@@ -132,6 +134,8 @@ async def _start(
     await stack.enter_async_context(_reconciling(services))
     await stack.enter_async_context(rotating(services))
     await stack.enter_async_context(reloading(services, read, changed))
+    # READY=1 comes after the socket listens: units with After=pyrunc-cri.service, such as
+    # kubelet's, start then.
     await stack.enter_async_context(notify.supervised())
     log.info("serving at %s", config.server.listen)
     await stack.enter_async_context(_late_work(config))
@@ -253,6 +257,7 @@ def _on_exit(services: Services, sandbox: Sandbox, container: Container | None) 
         services.timeline.add(
             {"call": "container ended", "started_at_ns": container.exit.finished_at_ns, **facts}
         )
+    # StartContainer of a container that ends at once publishes both events itself, in their order.
     if not container.starting:
         status.publish(services, sandbox, container.id, events.STOPPED)
         if container.exit is not None:
@@ -305,6 +310,7 @@ async def open_grpc(
         mode=int(config.server.socket_mode, 8),
     )
     await server.start()
+    # The stack closes in reverse order: calls end before the parts that they use.
     stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
     return server
 
@@ -376,5 +382,6 @@ async def _reconcile(services: Services) -> None:
         except Error as error:
             log.warning("network: %s", error)
         except Exception:
+            # The loop goes on: without it addresses of lost pods would stay taken until a restart.
             log.exception("network: unexpected error in reconciliation")
         await asyncio.sleep(RECONCILE_INTERVAL_S)

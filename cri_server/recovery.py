@@ -94,6 +94,7 @@ def _put_aside(path: Path, reason: Exception) -> None:
             path.unlink()
             return
         log.error("record of %s put aside: %s", path.stem, reason)
+        # Kept for the administrator, who may restore it; `doctor` reports it.
         path.rename(path.with_suffix(".damaged"))
     except OSError as error:
         log.error("%s: %s", path, error)
@@ -108,6 +109,8 @@ async def _guarded(work: Callable[..., Any], services: Services, subject: Any) -
 
 async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
     containers = services.index.containers_of(sandbox)
+    # Pids, mounts and sockets in records of an earlier boot mean nothing, and a pid may be another
+    # process now.
     if sandbox.boot_id != services.node.boot_id:
         _ended_with_the_boot(services, containers)
         return

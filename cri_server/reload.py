@@ -48,6 +48,7 @@ async def reloading(
 async def _reload_on_request(services: Services, read: Read, requested: asyncio.Event) -> None:
     while True:
         await requested.wait()
+        # Before the read: a signal that arrives during it causes another one.
         requested.clear()
         notify.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
@@ -65,6 +66,7 @@ def take(services: Services, changed: Config) -> list[Change]:
     before = services.config
     differences = changes(before, changed)
     config = taken(before, changed)
+    # Everything that can fail comes before the first change.
     limits = host.limits(config.containers.rlimits)
     floor = host.oom_score_adj_floor(config.containers.restrict_oom_score_adj)
     network = default_network(config, services.paths.root)

@@ -148,6 +148,7 @@ def _check_metrics(address: str) -> Iterator[InvalidSpec]:
         wrong = not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT
     else:
         host, colon, port = address.rpartition(":")
+        # An IPv6 address needs brackets: its last group would be taken for the port.
         bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
         wrong = bool(address) and not (
             host and colon and not bare and port.isdecimal() and int(port) <= 65535

@@ -15,6 +15,7 @@ from pyrunc.abi.capability import DEFAULT_CAPABILITIES
 
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+# 2^32 - 1 is (uid_t) -1, which chown(2) takes for "leave unchanged".
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 2)]
 Mode = Annotated[str, msgspec.Meta(pattern="^0?[0-7]{3}$")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -205,6 +206,7 @@ class Images(Table):
             reloads=False,
         ),
     ] = False
+    # msgspec copies an empty list for each instance, unlike a default of a Python function.
     pinned: Annotated[
         list[str],
         explained("References of images that kubelet's garbage collection must not remove."),

@@ -67,6 +67,7 @@ def _read(path: Path) -> Source:
         raise InvalidSpec(str(path), "no such file") from None
     except OSError as error:
         raise InvalidSpec(str(path), f"cannot be read: {_reason(error)}") from None
+    # tomllib parses nested arrays recursively: a thousand brackets exceed Python's limit.
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidSpec(str(path), f"not TOML: {error}") from None
 

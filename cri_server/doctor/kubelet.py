@@ -21,6 +21,7 @@ UNIT_FOLDERS = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
+# kubelet's own defaults, here and for cgroupDriver below.
 DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
 # k3s, rke2 and k0s run kubelet within their own process
@@ -121,12 +122,14 @@ def _unit(host: Host) -> list[str] | None:
     """Return the arguments of the unit, with variables from its files expanded."""
     files = [host.path(f"{f}/kubelet.service") for f in UNIT_FOLDERS]
     texts = [path.read_text(errors="replace") for path in files if path.is_file()][:1]
+    # Of drop-ins with one name that in the folder of higher precedence counts (systemd.unit(5)).
     drop_ins = {
         p.name: p
         for f in reversed(UNIT_FOLDERS)
         for p in host.path(f"{f}/kubelet.service.d").glob("*.conf")
     }
     texts += [drop_ins[name].read_text(errors="replace") for name in sorted(drop_ins)]
+    # A later ExecStart= replaces an earlier one, because drop-ins reset it with an empty one first.
     command, variables = "", dict[str, str]()
     for line in "\n".join(texts).replace("\\\n", " ").splitlines():
         key, _, value = line.partition("=")

@@ -45,6 +45,7 @@ def server(host: Host) -> Iterator[Finding]:
 def _unanswered(path: Path) -> str:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            # connect(2) to a unix socket blocks while the backlog of a hanging server is full.
             sock.settimeout(ANSWER_S)
             sock.connect(str(path))
     except OSError as error:
@@ -75,6 +76,7 @@ def pods(host: Host) -> Iterator[Finding]:
 def mounts(host: Host) -> Iterator[Finding]:
     """Look for mounts below the server's directories. This version makes none there; they come from
     other programs or earlier versions."""
+    # mountinfo lists resolved paths, and /var/run is a link to /run.
     folders = [os.path.realpath(path) for path in (host.config.root, host.config.state)]
     paths = [
         m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)
@@ -186,6 +188,8 @@ def _stray(top: Path, pattern: re.Pattern[str], recorded: set[str]) -> list[Path
         for name in list(names):
             match = pattern.fullmatch(name)
             if match:
+                # os.walk does not descend then: a container may have made any number of cgroups
+                # below its own.
                 names.remove(name)
                 if match[1] not in recorded:
                     paths.append(Path(folder, name))

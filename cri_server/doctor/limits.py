@@ -12,6 +12,8 @@ from cri_server.security.selinux import policy
 DESCRIPTORS = 65_536  # for some hundred pods
 # sysctl -> the minimum for a node with 110 pods, the effect of a lower value
 SYSCTLS = {
+    # The kernel's default is 128 per user (fs/notify/inotify/inotify_user.c), and the host's root
+    # and the root of all containers without a user namespace are one user.
     "fs.inotify.max_user_instances": (
         512,
         'programs that watch files, such as kubelet, fail with "too many open files"',

@@ -87,6 +87,7 @@ class Host:
     def program(self, name: str) -> str:
         """Return the path of an executable, looked up as a shell does; an empty string if there is
         none."""
+        # The PATH of a user on Debian has no sbin folders.
         search = self.environment.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
         for folder in filter(None, search.split(":")):
             if os.access(self.path(f"{folder}/{name}"), os.X_OK):

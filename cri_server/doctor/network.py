@@ -128,6 +128,7 @@ def names(host: Host) -> Iterator[Finding]:
     folder = host.config.network.netns_dir
     real = os.path.realpath(folder)
     around = [m for m in mount_points() if m.path == "/" or f"{real}/".startswith(f"{m.path}/")]
+    # The innermost mount decides: a new mount propagates to the peers of the one that it lies on.
     if "shared" in max(around, key=lambda m: len(m.path)).propagation:
         yield fine("netns-dir", f"{folder} is on a shared mount")
         return

@@ -24,6 +24,8 @@ def beneath(root: Path, path: str) -> Path:
 def read(file: Path) -> bytes:
     """Read a regular file, through links. Raises OSError, and Error for anything else, because
     reading a pipe or a device could block forever."""
+    # O_PATH neither opens a device nor waits for a pipe's writer (open(2)); /proc/self/fd then
+    # opens the file that was checked, whatever the name refers to by now.
     place = os.open(file, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
@@ -48,6 +50,7 @@ class Folder:
     def do(self, root: Path) -> None:
         folder = beneath(root, self.path)
         folder.mkdir()
+        # The umask reduces the mode of mkdir(2).
         folder.chmod(self.mode)
 
 
@@ -153,6 +156,7 @@ def is_mounted(folder: Path) -> bool:
 
 
 def _content(folder: Path) -> list[Path]:
+    # e2fsck(8) puts recovered files into lost+found, and only mklost+found(8) makes it again.
     return [entry for entry in folder.iterdir() if entry.name != "lost+found"]
 
 

@@ -33,7 +33,11 @@ def drop_in(root: Path) -> str | None:
         return None
     return (
         "# Written by `pyrunc-cri install-node`, and removed by its option --uninstall.\n"
+        # Wants= and not Requires=, which would stop kubelet with each restart of the server
+        # (systemd.unit(5)).
         "[Unit]\nAfter=pyrunc-cri.service\nWants=pyrunc-cri.service\n\n"
+        # The empty ExecStart= is needed: only a oneshot service may have two commands
+        # (systemd.service(5)).
         f"[Service]\nExecStart=\nExecStart={command} --container-runtime-endpoint={ENDPOINT}\n"
     )
 

@@ -125,6 +125,7 @@ def uninstall_actions(request: Request, purge: bool) -> list[Action]:
         actions += _data(request.root)
         if request.is_live:
             actions.append(Run(("nft", "delete", "table", "inet", FIREWALL), may_fail=True))
+    # Children sort behind their parents, so in reverse each folder is empty when its turn comes.
     actions += [Remove(path) for path in sorted(record.folders, reverse=True)]
     if request.is_live:
         actions.append(Run(("systemctl", "daemon-reload")))
@@ -198,6 +199,7 @@ def _files(request: Request) -> Iterator[Action]:
             yield Keep(file.path, "it exists")
             continue
         yield Write(file.path, content, file.mode)
+    # sudo's secure_path and systemd's default PATH lack the folder of a virtual environment.
     if request.scripts is not None and request.scripts != "/usr/local/bin":
         for name in request.programs:
             yield Link(f"/usr/local/bin/{name}", f"{request.scripts}/{name}")
@@ -257,6 +259,7 @@ def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
 def _start(request: Request) -> Iterator[Action]:
     if not request.is_live:
         return
+    # systemd reads the new unit and the drop-in of kubelet only then.
     yield Run(("systemctl", "daemon-reload"))
     if request.scripts is None:
         return

@@ -68,6 +68,7 @@ def probe(config: Config) -> Node:
     """Read the facts of the host. Raises InvalidSpec when the configuration requires a feature that
     it lacks."""
     root = cgroup_root()
+    # The test of sd_booted(3): systemd may be installed without being process 1.
     systemd = Path("/run/systemd/system").is_dir()
     return Node(
         boot_id=boot_id(),
@@ -76,6 +77,7 @@ def probe(config: Config) -> Node:
         cgroup_controllers=frozenset(_words(root / "cgroup.controllers")),
         cgroup_driver=_driver(config.cgroup.driver, systemd),
         systemd=systemd,
+        # The list is in securityfs, which may not be mounted; then no profile can be looked up.
         apparmor=_text(Path("/sys/module/apparmor/parameters/enabled")) == "Y"
         and Path("/sys/kernel/security/apparmor/profiles").exists(),
         selinux=policy.probe() if config.selinux.enabled else None,
@@ -112,6 +114,7 @@ def _highest(name: str, may_raise: bool) -> int:
     """The highest hard limit that this process may set (setrlimit(2), EPERM)."""
     if not may_raise:
         return resource.getrlimit(RLIMITS[name])[1]
+    # EPERM above fs.nr_open, also with CAP_SYS_RESOURCE (do_prlimit in kernel/sys.c).
     if name == "RLIMIT_NOFILE":
         return int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED)
     return UNLIMITED
@@ -154,6 +157,8 @@ def _size(limit: int) -> float:
 
 def cgroup_root() -> Path:
     """The mount point of cgroup v2. Raises InvalidSpec without one."""
+    # On a hybrid host systemd mounts the v2 tree at `unified`, below the tmpfs with the v1
+    # hierarchies.
     for path in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
         if (path / "cgroup.controllers").exists():
             return path
@@ -162,6 +167,7 @@ def cgroup_root() -> Path:
 
 def effective_capabilities() -> int:
     """The effective capabilities of this process as a bit mask."""
+    # capget(2) has no wrapper in Python.
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
@@ -191,6 +197,8 @@ def oom_score_adj_floor(mode: str) -> int | None:
     if mode == "never":
         return None
     may_lower = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
+    # The bit counts in this process's user namespace; outside of the initial one the kernel refuses
+    # all the same (__set_oom_adj in fs/proc/base.c), so `always` exists.
     if mode == "auto" and may_lower:
         return None
     return int(_text(Path("/proc/self/oom_score_adj")) or 0)

@@ -53,6 +53,8 @@ class OciFeatures:
             status = await asyncio.to_thread(os.stat, binary)
         except OSError:
             return {}
+        # Inode and time: a package's file keeps the time of its build, and rename(2) gives it a new
+        # inode.
         identity = (" ".join(arguments), status.st_ino, status.st_mtime_ns)
         cached = self._cache.get(binary)
         if cached is None or cached[0] != identity:

@@ -75,6 +75,7 @@ def _pairs(
 ) -> None:
     if not changes:
         return
+    # Removals come first: a plugin that sends `-KEY` and KEY replaces the value, in either order.
     entries = owner.setdefault(key, {})
     for name in changes:
         removed = removal(name)
@@ -127,6 +128,8 @@ def _device(linux: Spec, requested: api.LinuxDevice) -> None:
             if requested.HasField(name):  # type: ignore[arg-type]
                 device[key] = getattr(requested, name).value
         devices.append(device)
+        # The device cgroup denies every device that no rule allows, whatever the mode of its node
+        # permits.
         rule = {
             "allow": True,
             "type": requested.type,
@@ -295,6 +298,8 @@ def _mounts(spec: Spec, requested: Iterable[api.Mount]) -> None:
         }
         mounts.append({**mount, "type": request.type} if request.type else mount)
         _propagation(spec["linux"], request.options)
+    # A mount below another one must follow it, or the later mount hides it. The sort is stable, so
+    # that other mounts keep their order.
     spec["mounts"] = sorted(
         mounts, key=lambda mount: len([p for p in mount["destination"].split("/") if p])
     )

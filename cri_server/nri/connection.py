@@ -88,6 +88,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        # `Nri._accepted` may have refused it already: asyncio needs a protocol for each accepted
+        # socket.
         if not self.open:
             transport.abort()
 
@@ -160,6 +162,7 @@ class Connection(asyncio.Protocol):
             if not waiting.done():
                 waiting.set_exception(Closed("the connection has ended"))
         for task in self._serving:
+            # A reply that is too large closes the connection from within its own task.
             if task is not asyncio.current_task():
                 task.cancel()
         self._on_close()

@@ -34,6 +34,7 @@ def find(folder: Path, configurations: Path) -> list[Program]:
     programs = []
     try:
         entries = sorted(folder.iterdir())
+        # A user who can write to the folder can replace a program in it, and it runs as root.
         if _others_write(folder):
             log.error("NRI: no plugin is started: users other than root can write to %s", folder)
             return []
@@ -65,6 +66,7 @@ def _others_write(path: Path) -> bool:
 
 
 def _configuration(folder: Path, index: str, name: str) -> str:
+    # The Go module's order: the name with its index takes precedence.
     for file in (folder / f"{index}-{name}.conf", folder / f"{name}.conf"):
         try:
             return file.read_text()
@@ -106,6 +108,8 @@ class PluginProcess:
                         (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
                         (os.POSIX_SPAWN_DUP2, theirs.fileno(), SOCKET_FD),
                     ],
+                    # A group of its own: ^C at the server's terminal would otherwise end the plugin
+                    # at once.
                     setpgroup=0,
                     setsigmask=[],
                     setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
@@ -130,5 +134,6 @@ class PluginProcess:
         if self._kill is not None:
             self._kill.cancel()
         os.close(self._pidfd)
+        # Does not block: a pidfd is readable once the process has ended (pidfd_open(2)).
         os.waitpid(self._pid, 0)
         self.ended.set()

@@ -226,6 +226,7 @@ class Merge:
     def _rdt(self, plugin: str, rdt: api.LinuxRdt) -> None:
         assert self.container is not None
         result = self.adjustment.linux.rdt
+        # The removal comes first, so that a plugin can replace the whole object in one response.
         if rdt.remove:
             for field in RDT_FIELDS.values():
                 self.owners.clear(self.container.id, field, plugin)
@@ -262,6 +263,7 @@ class Merge:
                 self.updates[identifier] = update
             update.ignore_failure = update.ignore_failure and request.ignore_failure
             target = update.linux.resources
+        # An update with `ignore_failure` is applied as a whole or not at all.
         before, owners = api.LinuxResources(), self.owners.snapshot(identifier)
         before.CopyFrom(target)
         try:

@@ -122,6 +122,7 @@ class Plugin:
         response = await self._join("Configure", request, api.ConfigureResponse)
         if response.events & ~ALL_EVENTS:
             raise PeerError(f"the plugin subscribes to unknown events: {response.events:#x}")
+        # An empty mask subscribes to all events, as in the Go module.
         self.events = response.events or ALL_EVENTS
 
     async def synchronize(
@@ -157,6 +158,8 @@ class Plugin:
         for part in parts[:-1]:
             part.more = True
             response = await self._join("Synchronize", part, api.SynchronizeResponse)
+            # A plugin that ignores `more` would take the first part for the whole node, and reply
+            # with updates.
             if response.update or not response.more:
                 raise CallFailed(
                     Code.UNIMPLEMENTED,
@@ -177,6 +180,7 @@ class Plugin:
         method = METHODS[event]  # type: ignore[index]
         reply = getattr(api, f"{method}Response")
         try:
+            # A plugin of an older API answers UNIMPLEMENTED; it is asked once for each event.
             if event not in self._old:
                 try:
                     return await self._call(method, request, reply)

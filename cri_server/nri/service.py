@@ -112,6 +112,7 @@ class Nri(LifecycleObserver):
         unlink_stale(path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            # A plugin acts with root's rights, so the socket has its mode from bind(2) on.
             before = os.umask(0o777 & ~SOCKET_MODE)
             try:
                 sock.bind(str(path))
@@ -269,6 +270,7 @@ class Nri(LifecycleObserver):
         current = api.Container()
         current.CopyFrom(container)
         merge = Merge(container=current)
+        # A plugin that is dropped meanwhile leaves the list.
         consulted = list(self._plugins)
         for plugin in consulted:
             request = api.CreateContainerRequest(pod=pod, container=current)

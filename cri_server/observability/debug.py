@@ -22,6 +22,8 @@ INTERVAL_S = 0.005
 
 def enable_signal() -> None:
     """Make SIGUSR1 dump the threads' stacks; by default it ends the process."""
+    # Not signal.signal: a handler in Python runs between two bytecodes of the main thread, which a
+    # hanging call never reaches.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
@@ -43,6 +45,7 @@ def _task(task: asyncio.Task[Any]) -> str:
     waiting: object = None
     awaited: object = task.get_coro()
     while awaited is not None:
+        # Task.get_stack returns only the outermost frame of a task that waits.
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
         if frame is not None:
             code = frame.f_code

@@ -163,6 +163,7 @@ CONTAINER = (
         "memory_failcnt", "Times that the limit was hit", lambda f: f.memory.events.get("max", 0)
     ),
     _gauge("memory_usage_bytes", "Memory in use", lambda f: f.memory.current),
+    # memory.peak exists since Linux 5.19.
     _gauge(
         "memory_max_usage_bytes", "The most memory that was in use", lambda f: f.memory.peak or 0
     ),

@@ -58,6 +58,7 @@ class LayerSizes:
         if walk is None:
             walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
             walk.add_done_callback(lambda _: self._walks.pop(container_id, None))
+        # A caller whose deadline has passed must not cancel the walk of the others.
         return await asyncio.shield(walk)
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
@@ -82,6 +83,7 @@ class LayerSizes:
         used, inodes = await asyncio.to_thread(_written, root)
         end = time.monotonic()
         measured = (time.time_ns(), used, inodes)
+        # Removed containers leave their entries here; a cleared cache costs one walk each.
         if len(self._cache) > 10_000:
             self._cache.clear()
         self._cache[container_id] = (end + max(LAYER_AGE_S, LAYER_REST * (end - begin)), *measured)
@@ -111,6 +113,7 @@ class CpuRates:
         """Return nanoseconds of CPU time per second; None for a first sample, and after a decrease,
         which means another group of the same name."""
         sample = self._cache.get(key)
+        # Two clients, such as kubelet and `pyrunc-cri stats`, may ask at the same time.
         if sample is not None and used_ns >= sample[1] and now_ns - sample[0] < RATE_WINDOW_NS:
             return sample[2]
         rate = None
@@ -252,6 +255,7 @@ def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, Figures]:
     for key, group in groups_of.items():
         try:
             stats, pids = group.usage(), group.processes()
+        # The container has ended meanwhile; one error would otherwise take the whole list.
         except Error:
             continue
         if stats.memory is None:
@@ -304,6 +308,7 @@ def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, stats: Stats) ->
     """Fill CPU and memory usage. `key`: identifies the group across samples."""
     now = time.time_ns()
     cpu.timestamp = memory.timestamp = now
+    # cpu.stat has the usage also without the controller cpu (admin-guide/cgroup-v2.rst, "CPU").
     used = (stats.cpu or {}).get("usage_usec", 0) * 1000
     cpu.usage_core_nano_seconds.value = used
     rate = rates.of(key, time.monotonic_ns(), used)
@@ -311,6 +316,7 @@ def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, stats: Stats) ->
         cpu.usage_nano_cores.value = rate
     figures = stats.memory or NO_MEMORY
     stat = figures.stat
+    # cAdvisor's definition, by which kubelet evicts pods: usage without inactive file pages.
     working_set = max(0, figures.current - stat.get("inactive_file", 0))
     memory.usage_bytes.value = figures.current
     memory.working_set_bytes.value = working_set
@@ -348,6 +354,7 @@ def _network(usage: api.NetworkUsage, pid: int) -> None:
     interface is always present."""
     usage.timestamp = time.time_ns()
     usage.default_interface.name = DEFAULT_INTERFACE
+    # The file shows the namespace of PID, so that no thread has to enter it with setns(2).
     try:
         with open(f"/proc/{pid}/net/dev", "rb", buffering=0) as file:
             lines = file.read().decode().splitlines()[2:]

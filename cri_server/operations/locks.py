@@ -57,8 +57,12 @@ class SingleFlight:
             task.add_done_callback(lambda done: self._finished(key, done))
         self._callers[key] = self._callers.get(key, 0) + 1
         try:
+            # Without shield the deadline of one caller would cancel the operation for all that have
+            # joined it.
             return cast(Outcome, await asyncio.shield(task))
         finally:
+            # Not after the end of the operation: `_finished` runs before the callers wake, and
+            # drops the count.
             if key in self._callers:
                 self._callers[key] -= 1
                 self._left_at[key] = time.monotonic()

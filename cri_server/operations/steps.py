@@ -156,8 +156,10 @@ class Steps(Generic[Context]):
         try:
             for stage in self._stages:
                 for group in stage.groups(context):
+                    # Before it runs: a step that fails may have done a part of its effect.
                     begun += group
                     await self._do(group, context, times)
+        # Also for a cancellation, after which the object must not stay half-made.
         except BaseException as error:
             failed = await self._undo(begun, context)
             for line in failed:
@@ -203,6 +205,8 @@ class Steps(Generic[Context]):
             try:
                 await step.undo(context)
             except Exception as error:
+                # The other undos run all the same: what stays is one kind of object instead of all
+                # later ones.
                 log.warning("%s: undo of %s failed: %s", self.verb, step.name, error)
                 failed.append(f"undo of {step.name} failed: {error}")
         return failed

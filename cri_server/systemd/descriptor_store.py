@@ -58,6 +58,7 @@ def receive(environment: MutableMapping[str, str]) -> dict[str, int]:
     pid, count, names = (
         environment.pop(f"LISTEN_{word}", "") for word in ("PID", "FDS", "FDNAMES")
     )
+    # The variables are inherited, and may be meant for a parent (sd_listen_fds(3)).
     if pid != str(os.getpid()):
         return {}
     if not count.isdecimal():
@@ -68,10 +69,13 @@ def receive(environment: MutableMapping[str, str]) -> dict[str, int]:
     for fd in range(FIRST_FD, FIRST_FD + int(count)):
         name = fd_names[fd - FIRST_FD] if fd - FIRST_FD < len(fd_names) else "unknown"
         try:
+            # The manager passes them inheritable; the zygotes and all that they start would hold
+            # them.
             os.set_inheritable(fd, False)
         except OSError as error:
             log.warning("LISTEN_FDS: descriptor %d, %s: %s", fd, name, error)
             break
+        # The manager stores several descriptors of one name (sd_notify(3), FDNAME=).
         if name in received:
             os.close(fd)
         else:

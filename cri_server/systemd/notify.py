@@ -41,6 +41,7 @@ def watchdog_interval_s(environment: Mapping[str, str]) -> float:
         watched = int(environment.get("WATCHDOG_PID", os.getpid()))
     except ValueError:
         return 0.0
+    # Half, as sd_watchdog_enabled(3) recommends.
     return allowed_us / 2e6 if allowed_us > 0 and watched == os.getpid() else 0.0
 
 
@@ -57,6 +58,7 @@ def tell(message: str, fds: Sequence[int] = ()) -> None:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         try:
+            # `@` stands for an abstract socket, whose name begins with NUL (unix(7)).
             sock.connect("\0" + address[1:] if address[0] == "@" else address)
             socket.send_fds(sock, [message.encode()], fds)
         except OSError as error:

@@ -53,6 +53,7 @@ class Journal(logging.Handler):
         self._socket.setblocking(False)
 
     def emit(self, record: logging.LogRecord) -> None:
+        # An exception would reach the caller of the logging function (logging.Handler.handleError).
         try:
             data = encode(self._pairs(record))
         except Exception:
@@ -97,6 +98,8 @@ class Journal(logging.Handler):
         memory = os.memfd_create("journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.write(memory, data)
+            # journald maps a sealed memfd and need not copy it, because its content cannot change
+            # any more.
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
             self._socket.sendmsg([b""], rights, 0, self._path)

@@ -102,6 +102,7 @@ class Endpoint:
         finally:
             self._connections.discard(task)
             self._idle.pop(task, None)
+            # close() would wait for a client that does not read.
             writer.transport.abort()
 
     def _make_room(self) -> bool:
@@ -121,6 +122,7 @@ class Endpoint:
         self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve requests until either side closes the connection."""
+        # The headers of a request are bounded, because h11 buffers them until they are complete.
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_BYTES)
         while True:
             self._idle[task] = None

@@ -49,6 +49,8 @@ class Ring:
 
     def add(self, entry: Entry, trace: Trace | None = None) -> None:
         """Add an entry, in a microsecond. Call on the event loop."""
+        # Strictly increasing, also when the clock is set back: a follower names the last entry that
+        # it has by this time.
         self._ended_at_ns = entry["ended_at_ns"] = max(time.time_ns(), self._ended_at_ns + 1)
         if len(self._waiting) < WAITING_LIMIT:
             self._waiting.append((entry, trace))
@@ -71,6 +73,8 @@ class Ring:
         """Yield the entries that ended after `after_ns`, then new ones, until the caller stops.
         Raises ResourceExhausted when the caller does not keep up."""
         follower: Follower = asyncio.Queue()
+        # Before the file is read: an entry that ends meanwhile would be in neither. Entries that
+        # are in both are recognized by their time.
         self._followers.add(follower)
         try:
             ended = [
@@ -105,6 +109,7 @@ class Ring:
     def _write(self, data: bytes) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._folder / "calls"
+        # With the mode at creation: the entries name pods, images and errors.
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(data)
             full = file.tell() > self._limit_bytes
@@ -124,6 +129,7 @@ class Ring:
             except FileNotFoundError:
                 continue
             for line in content.splitlines():
+                # A power cut may leave an incomplete line; entries are not synced.
                 with contextlib.suppress(ValueError):
                     entry = json.loads(line)
                     if isinstance(entry, dict) and isinstance(entry.get("started_at_ns"), int):
