@@ -70,5 +70,6 @@ def _containerd_status(container: Container) -> dict[str, Any]:
 
 
 def _rfc3339(time_ns: int) -> str:
+    # A float of time_ns / 10**9 would lose the last digits.
     when = datetime.datetime.fromtimestamp(time_ns // 10**9, datetime.UTC)
     return f"{when:%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09d}Z"

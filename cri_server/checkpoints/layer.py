@@ -138,11 +138,14 @@ class _Writer:
         if kind == tarfile.SYMTYPE:
             member.linkname = os.fsdecode(os.readlink(name, dir_fd=place))
         if kind != tarfile.DIRTYPE and status.st_nlink > 1:
+            # Two copies in place of a hard link would no longer change together after a restore.
             first = self._links.setdefault((status.st_dev, status.st_ino), member.name)
             if first != member.name:
                 member.type, member.linkname = tarfile.LNKTYPE, first
                 self._tar.addfile(member)
                 return
+        # Opening a device or FIFO has effects, and user.* attributes exist on files and directories
+        # only (xattr(7)).
         if kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
             self._tar.addfile(member)
             return

@@ -16,6 +16,7 @@ OPTIONS: dict[str, Any] = {
     "tcp_close": True,
     "ext_unix_sk": False,
     "shell_job": False,
+    # CRIU refuses to dump a process that holds a file lock otherwise (criu(8), --file-locks).
     "file_locks": True,
     "lazy_pages": False,
     "link_remap": False,

@@ -100,7 +100,10 @@ def read(folder: str) -> Checkpoint:
     """Read the documents that `take` has left in `folder`. Raises InvalidArgument."""
     config = _document(folder, names.CONFIG, _Config)
     spec = _document(folder, names.SPEC, _Spec)
+    # The reference with a digest comes first: a tag may mean another image by now.
     references = (config.rootfs_image_ref, config.rootfs_image_name, config.rootfs_image)
+    # In the OCI specification the option makes a bind mount, whatever the type says (config.md,
+    # "Mounts").
     binds = [
         m.destination for m in spec.mounts or () if m.type == "bind" or _binds(m.options or ())
     ]
@@ -121,6 +124,7 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
     try:
         with open(f"{folder}/{name}", "rb") as file:
             content = file.read(DOCUMENT_LIMIT_BYTES + 1)
+        # The size is not taken from stat(2): the file's content comes from an archive of anybody.
         if len(content) > DOCUMENT_LIMIT_BYTES:
             raise InvalidArgument(
                 f"the checkpoint's {name} is larger than {DOCUMENT_LIMIT_BYTES} bytes"

@@ -59,6 +59,7 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
         stack.enter_context(_locked(paths.state))
         _check_owner(paths)
         _prepare(paths)
+        # Last, so that a server that is refused above leaves the other one's pair as it was.
         _store(paths)
         yield paths
 
@@ -146,6 +147,8 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         os.fchmod(descriptor, 0o600)  # earlier versions made it 0644
         try:
+            # Not a lock of fcntl(2): that one goes when the process closes any descriptor of the
+            # file.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise WrongState(f"another server uses {folder}") from None

@@ -82,8 +82,12 @@ async def _save(
     path: Path, thing: Sandbox | Container, version: int, *, named: bool = True
 ) -> None:
     async with thing.on_disk:
+        # A save that waited here would bring back the record of an object that was removed
+        # meanwhile.
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
+        # Under the lock: the threads of two saves may run in any order, and the later state must
+        # stay.
         content = thing.to_record().to_fields()
 
         def write() -> None:
@@ -115,6 +119,7 @@ async def remove_container(paths: Paths, trash: Trash, container: Container) -> 
 async def _remove(
     thing: Sandbox | Container, record: Path, delete_folders: Callable[[], None]
 ) -> None:
+    # Before the lock is taken, so that saves that wait for it see it.
     thing.removed = True
 
     def remove() -> None:

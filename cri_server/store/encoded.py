@@ -37,6 +37,7 @@ class CachedEncoding:
 
 def tag(message: type[Any], field: str, kind: int = LENGTH_DELIMITED) -> bytes:
     """The encoded tag of a field of `message`."""
+    # From the descriptor, so that a number follows the .proto file of the API's version.
     return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | kind)
 
 

@@ -30,6 +30,7 @@ def boot_id() -> str:
 
 def boot_time_ns() -> int:
     """When this boot began, in nanoseconds since the epoch."""
+    # CLOCK_MONOTONIC stands still while the machine is suspended (clock_gettime(2)).
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

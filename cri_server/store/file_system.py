@@ -67,6 +67,8 @@ def _check_state(state: Path) -> None:
         folder = os.open(probe, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                # A socket's path has at most 107 bytes (unix(7)), and the state directory's may be
+                # longer.
                 listener.bind(f"/proc/self/fd/{folder}/sock")
         finally:
             os.close(folder)
@@ -114,6 +116,8 @@ def _check_types(root: Path, folder: Path) -> None:
 
 def _check_overlay(root: Path, probe: Path) -> None:
     try:
+        # volatile (Linux 5.10): the mount's end would otherwise sync the whole file system below
+        # it.
         mount = open_layers(
             [str(probe / "lower")], str(probe / "upper"), str(probe / "work"), (("volatile", None),)
         )
@@ -124,6 +128,8 @@ def _check_overlay(root: Path, probe: Path) -> None:
             f"{root} is on {file_system_type(root)}, where overlayfs cannot write a layer: {error}"
         ) from None
     try:
+        # The first removal makes a whiteout; the folder that replaces a removed one is marked with
+        # the attribute trusted.overlay.opaque.
         os.unlink("file", dir_fd=mount)
         os.rmdir("folder/below", dir_fd=mount)
         os.rmdir("folder", dir_fd=mount)
@@ -157,6 +163,7 @@ def file_system_type(path: Path) -> str:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
+            # btrfs shows another device number in stat(2) than in mountinfo, for each subvolume.
             if before.split()[2] == number:
                 return after.split()[0]
     return "a file system"

@@ -210,6 +210,8 @@ class _Collector:
                 ": kubelet keeps it for its log and exit code" if container.exit else ""
             )
             self._keep("container", f"{container.config.metadata.name} {container.id[:12]}", why)
+        # Listed before the idle moment: a name that is made later belongs to an operation of its
+        # own.
         sandboxes, containers, files = self._list()
         idle = await self._idle()
         await self._unfinished("pod", sandboxes, idle, unfinished_sandboxes, drop_sandbox)

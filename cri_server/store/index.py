@@ -20,6 +20,7 @@ class Table(Generic[Object]):
         self._by_name: dict[tuple[object, ...], str] = {}
 
     def __iter__(self) -> Iterator[Object]:
+        # A copy: callers await in their loops, and other calls add and remove objects meanwhile.
         return iter(list(self._by_id.values()))
 
     def __len__(self) -> int:
@@ -33,12 +34,15 @@ class Table(Generic[Object]):
     def remove(self, thing: Object) -> None:
         """Make the object invisible and free its name; idempotent."""
         self._by_id.pop(thing.id, None)
+        # A new attempt may have taken the name already.
         if self._by_name.get(thing.name) == thing.id:
             del self._by_name[thing.name]
 
     def find(self, reference: str) -> Object | None:
         """Find by id or unique id prefix; None if unknown, ambiguous or empty."""
         exact = self._by_id.get(reference)
+        # Ids have 64 characters: a longer text cannot be a prefix, so the search through all is
+        # spared.
         if exact is not None or not reference or len(reference) >= 64:
             return exact
         matches = [thing for key, thing in self._by_id.items() if key.startswith(reference)]

@@ -71,6 +71,7 @@ class Trash:
             await in_thread(self._delete_all, self._ended.set, END_S)
 
     def _delete_all(self) -> None:
+        # Linux has a nice value for each thread, unlike POSIX (sched(7), "The nice value").
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # the thread's
         for name in entries(self._folder):
             if name not in self._stuck and not self._ended.is_set():

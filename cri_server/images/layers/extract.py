@@ -35,6 +35,8 @@ _PARENTS_OPEN = 48
 NAMES_LIMIT_BYTES = 256 << 20  # of all directories, which are held until the end
 _TICK_BYTES = 4 << 20
 _TICK_ENTRIES = 500
+# EMLINK: a file has too many hard links (65,000 on ext4). E2BIG and ERANGE: an attribute is too
+# large for setxattr(2).
 _FAULTS_OF_THE_LAYER = {
     errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EXDEV, errno.ENOENT,
     errno.EEXIST, errno.EMLINK, errno.E2BIG, errno.ERANGE,
@@ -199,6 +201,7 @@ class _Extractor:
                 self._wrote()
             if left:
                 raise BadLayer(f"{quoted(entry.name)}: the tar ends within the file's data")
+        # A hole at the end leaves the file shorter than the entry says.
         if holes:
             os.ftruncate(fd, entry.size)
 
@@ -497,5 +500,7 @@ def _set_xattrs(target: int | bytes, entry: Entry) -> None:
         try:
             os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))
         except OSError as error:
+            # EPERM: user.* on a link or device (xattr(7)). EINVAL: an ACL or capability that the
+            # kernel cannot parse.
             if error.errno not in (errno.ENOTSUP, errno.EPERM, errno.EINVAL):
                 raise

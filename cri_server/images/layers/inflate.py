@@ -33,6 +33,7 @@ else:
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# A blob may begin with a skippable frame (RFC 8878, section 3.1.2).
 _ZSTD_MAGICS = {
     ZSTD_MAGIC,
     *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)),
@@ -231,6 +232,8 @@ class Stream:
                 produced = True
                 yield block
             empty = 0 if produced else empty + 1
+            # An empty gzip member has 20 bytes and no output, so the other limits do not count it.
+            # bgzip ends its files with one.
             if empty > EMPTY_MEMBERS_LIMIT:
                 raise BadLayer(
                     f"the layer has more than {EMPTY_MEMBERS_LIMIT} empty {kind} members"

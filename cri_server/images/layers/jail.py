@@ -81,6 +81,7 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
     _limit(memory_limit_bytes)
     _close_directories()
     os.chroot(folder)
+    # chroot(2) leaves the working directory outside, from where `..` leads anywhere.
     os.chdir("/")
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -88,6 +89,7 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
         restrict.only_beneath([fd])
     finally:
         os.close(fd)
+    # After chroot(2), which needs CAP_SYS_CHROOT.
     restrict.keep_capabilities(KEPT_CAPABILITIES)
     restrict.set_filter(_FILTER)
     return "/"
@@ -97,6 +99,7 @@ def enter_decoder() -> None:
     """Restrict this single-threaded process for good to its open descriptors. Raises
     KernelError."""
     _limit(DECODER_MEMORY_LIMIT_BYTES)
+    # seccomp(2) demands this from a process without CAP_SYS_ADMIN.
     restrict.no_new_privileges()
     restrict.keep_capabilities(())
     restrict.set_filter(_DECODERS_FILTER)
@@ -104,6 +107,8 @@ def enter_decoder() -> None:
 
 def _limit(memory_bytes: int) -> None:
     limit.prlimit(0, "RLIMIT_CORE", 0, 0)
+    # It covers private mappings since Linux 4.7 (getrlimit(2)). RLIMIT_AS would also count
+    # libraries and the shared memory of rings.
     limit.prlimit(0, "RLIMIT_DATA", memory_bytes, memory_bytes)
     signal.signal(signal.SIGXCPU, _refuse_more_time)
     limit.prlimit(0, "RLIMIT_CPU", CPU_LIMIT_S, CPU_LIMIT_S + 5)

@@ -24,9 +24,12 @@ ABSENT, NO_FILE = ", which the layer does not have", ", which is not a file"
 WHITEOUT = b".wh."
 OPAQUE_NAME = b".wh..wh..opq"
 AUFS = b".wh..wh."
+# MAXSYMLINKS of Linux (include/linux/namei.h): the unpacker's kernel and the index agree.
 LINKS_AT_MOST = 40
 STEPS_AT_MOST = 4096  # on the path of one name, including its links
+# PATH_MAX is 4096 with the final NUL.
 PATH_LIMIT_BYTES = 4095
+# The kernel's dev_t has 12 and 20 bits (include/linux/kdev_t.h).
 MAJOR_LIMIT, MINOR_LIMIT = 1 << 12, 1 << 20
 NODES = {
     tar_headers.CHARACTER: stat.S_IFCHR,

@@ -58,6 +58,7 @@ def open_ring() -> tuple[Sender, Receiver]:
     sending, receiving = _open_ends(_SIZE_SEALS)
     # The seal spares the sender's mapping, which exists already.
     sender, receiver = Sender(*sending), Receiver(*receiving)
+    # Linux 5.1. F_SEAL_WRITE would fail: the sender has a writable mapping (fcntl(2)).
     fcntl.fcntl(receiving[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
     return sender, receiver
 

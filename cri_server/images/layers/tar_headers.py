@@ -181,6 +181,7 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
     link = extended.link if extended.link is not None else header[8].partition(b"\0")[0]
     xattrs = {}
     if pax:
+        # GNU tar writes a placeholder as the path of a sparse file: GNUSparseFile.PID/NAME.
         name = pax.get(b"GNU.sparse.name", pax.get(b"path", name))
         link = pax.get(b"linkpath", link)
         xattrs = {
@@ -192,6 +193,7 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
     if kind == FILE and name.endswith(b"/"):
         kind = DIRECTORY  # before ustar, directories were files with a slash
     stored = _pax_number(pax, b"size") if b"size" in pax else _number(header[4], "size")
+    # A link's header may have the size of its target (Go's isHeaderOnly ignores it, too).
     if type_flag not in _WITH_DATA:
         stored = 0
     device = kind in (CHARACTER, BLOCK_DEVICE)
@@ -224,6 +226,7 @@ def _name(header: tuple[bytes, ...]) -> bytes:
     name = header[0].partition(b"\0")[0]
     if header[9] != b"ustar\0" or not header[15].strip(b"\0"):
         return name
+    # star's format, marked by "tar" at the end: its prefix is shorter, and two times follow it.
     prefix = header[15][:131] if header[16].endswith(b"tar\0") else header[15]
     return prefix.partition(b"\0")[0] + b"/" + name
 

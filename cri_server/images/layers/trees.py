@@ -45,6 +45,7 @@ class DirectoryWalker:
         """Open the directory at `path` as O_PATH; valid until the next call. Raises KernelError:
         ENOTDIR also for a link, EXDEV for `..`."""
         while self._path and not (path == self._path or path.startswith(self._path + b"/")):
+            # Safe, because no one else can move a directory of this tree meanwhile.
             self._move(b"..")
             self._path = self._path.rpartition(b"/")[0]
         for name in path[len(self._path) :].split(b"/"):
