@@ -132,6 +132,7 @@ def require_criu() -> None:
 
 async def _checkpoint(context: CheckpointContext, location: str) -> None:
     folder, name = os.path.split(location)
+    # In the folder of the target, because rename(2) does not cross filesystems.
     target = f"{folder}/.{name[:200]}.{secrets.token_hex(6)}"
     with context.sandbox.gate:
         await asyncio.to_thread(make_work, context.work, target)

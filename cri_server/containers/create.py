@@ -452,6 +452,7 @@ async def make_folders(context: CreateContext) -> None:
     assert context.rootfs is not None
     paths = context.services.paths
     try:
+        # On a tmpfs, so this cannot block the loop.
         paths.container_state(context.id).mkdir(mode=0o700)
         await _make_on_disk(
             context, str(paths.container_root(context.id)), context.rootfs.lower_dirs

@@ -206,6 +206,7 @@ def oci_process(
 ) -> dict[str, Any]:
     """The members of the OCI process that differ from the container's, which the shim fills in.
     Raises InvalidArgument."""
+    # The way of probes: the shim has the configuration in memory, so config.json is not read here.
     if not tty and changes is None:
         return process.with_arguments({}, command, tty=False)
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
@@ -267,14 +268,18 @@ async def begin(
 async def _exit_code(pod: Pod, session: ExecSession, container: Container, timeout_s: float) -> int:
     try:
         async with asyncio.timeout(timeout_s or None):
+            # Shielded: a timeout must not cancel the future, which the shim's event sets.
             return await asyncio.shield(session.exited)
     except TimeoutError:
         await pod.kill_exec(session.exec_id)
+        # kubelet takes this code for a probe that has timed out, others for a failed call
+        # (remote_runtime.go, execSync).
         raise DeadlineExceeded(
             f"command in container {container.id} took longer than {timeout_s:g} s"
         ) from None
     except asyncio.CancelledError:
         task = asyncio.get_running_loop().create_task(pod.kill_exec(session.exec_id))
+        # A cancelled call cannot wait for it, and the event loop has weak references to tasks only.
         _ending.add(task)
         task.add_done_callback(_ending.discard)
         raise

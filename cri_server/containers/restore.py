@@ -92,6 +92,7 @@ def holds_checkpoint(annotations: Mapping[str, object]) -> bool:
 
 def _open_archive(path: str) -> int:
     try:
+        # O_NONBLOCK: a FIFO without a writer would hold the thread (fifo(7)). O_NOCTTY: a terminal.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"archive {path[:200]!r} does not exist on this node") from None

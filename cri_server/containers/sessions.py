@@ -72,6 +72,7 @@ def check_port_forward(services: Services, request: api.PortForwardRequest) -> P
 def _check_streams(request: api.ExecRequest | api.AttachRequest) -> None:
     if not (request.stdin or request.stdout or request.stderr):
         raise InvalidArgument("at least one of stdin, stdout and stderr is required")
+    # CRI, ExecRequest.stderr: must be false if `tty` is true, because the streams are one.
     if request.tty and request.stderr:
         raise InvalidArgument("tty and stderr exclude each other: a terminal has no stderr")
 

@@ -18,6 +18,7 @@ from cri_server.status import sandbox as status
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
+# containerd's values (container_start.go), which people know from `kubectl describe`.
 START_ERROR, START_ERROR_CODE = "StartError", 128
 
 
@@ -92,6 +93,7 @@ async def execute(context: StartContext) -> None:
         await launch.ensure(context.services, context.sandbox, container)
         await pod.start(container)
     except Error as error:
+        # A shim that was lost during the start may be the cause; the next one may know the exit.
         await pod.wait_taken_over()
         if container.exit is None:
             container.ended(Exit.of_failed_start(error.message))

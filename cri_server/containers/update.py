@@ -77,6 +77,8 @@ def _write(
     group = groups.place(context.container.cgroups_path, context.container.id)
     limits = resources.to_oci(changed)
     if "memory" in limits:
+        # OCI's `swap` is memory and swap together, memory.swap.max their difference, so it changes
+        # with either.
         limits["memory"] = resources.to_oci(whole)["memory"]
         _refuse_less_than_used(group.directory, limits["memory"].get("limit", 0))
     with launch.limit_errors(context.container):
@@ -87,6 +89,8 @@ def _refuse_less_than_used(directory: str, limit_bytes: int) -> None:
     """Raise InvalidArgument for a memory limit below the usage: the OOM killer would end the
     container."""
     used = cgroup.read(directory, "memory.current")
+    # cgroup v1 refused such a limit with EBUSY; v2 takes it and kills until the usage fits
+    # (memory.max in Linux' cgroup-v2.rst; `checkBeforeUpdate` of runtime-spec).
     if used is not None and 0 < limit_bytes < int(used):
         raise InvalidArgument(
             f"memory limit {limit_bytes} is less than the {int(used)} bytes in use"

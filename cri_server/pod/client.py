@@ -192,11 +192,13 @@ class ShimClient:
         except BaseException as error:
             self._execs.pop(exec_id, None)
             if isinstance(error, asyncio.CancelledError):
+                # The shim may have started it already, and its answer would find no session.
                 self._peer.tell({"id": 0, **messages.KillExec(exec_id).to_message()})
             raise
         session.pid, session.start_time, session.parts = answer.pid, answer.start_time, answer.parts
         if tty:
             session.stdout_fd = fds[0]
+            # A copy, because each stream of a session closes its own descriptor.
             session.stdin_fd = os.dup(fds[0]) if stdin else None
         else:
             _distribute(session, fds, stdin, stdout, stderr)

@@ -63,6 +63,7 @@ def read_records(paths: Paths, container: Container) -> None:
         pass
     except Error as error:
         log.error("container %s: %s", container.id, error)
+        # The exit was written, so the container has ended, even if the record cannot be read.
         container.ended(Exit.unknown(time.time_ns(), error.message))
     try:
         state = StateFile.read(folder)

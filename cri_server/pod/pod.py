@@ -116,6 +116,8 @@ class Pod:
                 SHIM_TIMEOUT_S,
             )
             await self._give_up()
+        # A start time counts from the boot (proc_pid_stat(5)), so after a reboot pid and start time
+        # may name another process.
         if sandbox.pause is not None and sandbox.boot_id == boot_id:
             orphans.kill_process(sandbox.pause)
         sandbox.pause_alive = False

@@ -182,6 +182,7 @@ class Shims:
                 client.close()
                 raise
             state = await self._take_over_rest(sandbox, client, state)
+            # Before `_take`: a caller that finds the connection must find the shim's states, too.
             self._learn(sandbox, state)
             self._take(sandbox, client)
             self._lost_sessions.pop(sandbox.id, None)  # it has ended them
@@ -456,6 +457,7 @@ class Shims:
             self.on_exit(sandbox, None)
         elif isinstance(event, Exit):
             container = self._index.containers.find(event.container or "")
+            # The exit may be known already, read from exit.json while the shim was silent.
             if container is not None and container.exit is None:
                 container.ended(event)
                 self.on_exit(sandbox, container)

@@ -49,6 +49,8 @@ async def _end_by_shim(folder: Path, detach: Detach) -> None:
     try:
         async with asyncio.timeout(ANSWER_S):
             state = await client.state()
+        # While the namespace exists: CNI plugins may enter it, although DEL has to succeed without
+        # it.
         await detach(state.netns)
         await client.stop_pause()
         await client.shutdown()

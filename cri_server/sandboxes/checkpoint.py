@@ -146,6 +146,8 @@ async def _capture(context: PodCheckpointContext) -> None:
         target = f"{context.folder}/{pods.archive(each.container.id)}"
         await asyncio.to_thread(container_checkpoint.make_work, each.work, target)
     async with contextlib.AsyncExitStack() as locks:
+        # In the order of the ids, so that two checkpoints with containers in common cannot
+        # deadlock.
         for each in sorted(context.containers, key=lambda each: each.container.id):
             await locks.enter_async_context(each.container.lock)
             container_checkpoint.require_running(each.container)

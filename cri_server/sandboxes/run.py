@@ -34,6 +34,8 @@ from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
+# As containerd and CRI-O (kubelet's PodInfraOOMAdj): the kernel kills every container (-997 and
+# above) before the pause process, and that before kubelet (-999).
 PAUSE_OOM_SCORE_ADJ = -998
 SANDBOX_ID = re.compile(r"\b[0-9a-f]{64}\b")
 MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
@@ -63,6 +65,8 @@ async def run(services: Services, config: api.PodSandboxConfig, handler: str) ->
     existing = services.index.sandboxes.named(name)
     if existing is not None:
         return _existing_id(existing, config)
+    # kubelet repeats a call that timed out with the same metadata. containerd refuses the second
+    # one as "reserved" until the first has ended, which may be minutes (containerd issue 4604).
     return await services.running.join(
         ("run", name), lambda: _run(services, config, handler), request=config
     )
@@ -207,6 +211,7 @@ def pause_request(context: RunContext) -> PauseRequest:
     policy = context.services.node.selinux
     labels = context.sandbox.selinux
     return PauseRequest(
+        # sethostname(2) would rename the node: such a pod is in the host's UTS namespace.
         hostname="" if options.network == api.NODE else context.hostname,
         namespaces={
             "network": messages.PINNED if has_pinned_network(options) else MODES[options.network],
@@ -283,6 +288,7 @@ async def attach_network(context: RunContext) -> None:
         sandbox.network = "host"
         return
     try:
+        # Not durable: `save` syncs this record together with the sandbox's.
         result = await context.services.network.attach(
             pod_network(sandbox, context.namespace), durable=False
         )

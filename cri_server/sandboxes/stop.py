@@ -129,6 +129,8 @@ async def detach_network(context: StopContext) -> None:
     sandbox = context.sandbox
     if sandbox.network == "attached":
         alive = context.services.pod(sandbox).has_shim
+        # The path is /proc/PID/fd/N of the shim; without the shim it may name another file.
+        # CNI_NETNS is optional for DEL (CNI specification, "DEL").
         await context.services.network.detach(sandbox.id, sandbox.netns_path if alive else None)
         sandbox.network = "released"
 

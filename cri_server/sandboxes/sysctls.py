@@ -50,15 +50,15 @@ def with_defaults(
     requested: Mapping[str, str], options: api.NamespaceOption, pods: Pods
 ) -> dict[str, str]:
     """Combine the requested sysctls with the configured defaults for a pod that has its own
-    network.
-
-    ping_group_range is not set with a user namespace: groups that are not mapped in it would make
-    the kernel refuse the range."""
+    network."""
     defaults: dict[str, str] = {}
     if options.network != api.NODE:
         if pods.unprivileged_ports:
+            # Both as containerd does by default since 2.0 (enable_unprivileged_ports, _icmp).
             defaults["net.ipv4.ip_unprivileged_port_start"] = "0"
         if pods.unprivileged_ping and not namespaces.has_user_namespace(options):
+            # Kernels from before June 2023 take no higher group (GID_T_MAX, include/net/ping.h). With
+            # a user namespace they refuse a range with groups that are not mapped in it.
             defaults["net.ipv4.ping_group_range"] = "0 2147483647"
     overridden = {dotted(key) for key in requested}
     return {key: value for key, value in defaults.items() if key not in overridden} | dict(

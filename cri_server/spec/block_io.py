@@ -22,6 +22,7 @@ from pyrunc.errors import InvalidArgument, WrongState
 
 KIND = "blockio"
 SIZE_LIMIT_BYTES = 1 << 20
+# The range of runtime-spec's `blockIO.weight`.
 WEIGHTS = range(10, 1001)
 _QUANTITY = re.compile(r"(\d+)(k|M|G|T|Ki|Mi|Gi|Ti)?")
 _UNITS = {

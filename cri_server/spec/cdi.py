@@ -138,6 +138,7 @@ def _devices(folder: str) -> dict[str, tuple[Specification, CdiDevice]]:
 
 
 def _read(path: Path) -> Specification:
+    # O_NONBLOCK: a FIFO without a writer would hold the thread (fifo(7)).
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         file_stat = os.fstat(descriptor)

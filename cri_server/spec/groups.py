@@ -45,11 +45,14 @@ def place(cgroups_path: str, identifier: str) -> Cgroup:
 def _slice(requested: str, default: str) -> str:
     if requested in ("", "/"):
         return default
+    # kubelet passes the path of all slices; the name of the last one implies the others
+    # (systemd.slice(5)).
     name = requested.rstrip("/").rpartition("/")[2]
     if not name.endswith(".slice"):
         raise InvalidArgument(
             f"cgroup_parent {requested!r} is not a slice, but the cgroup driver is systemd"
         )
+    # A colon would be a separator of `cgroupsPath`.
     if "\0" in requested or ":" in requested:
         raise InvalidArgument(f"cgroup_parent {requested!r} is not a slice's name")
     return name

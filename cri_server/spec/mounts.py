@@ -19,6 +19,7 @@ from pyrunc.errors import InvalidArgument
 
 Mount = dict[str, Any]
 
+# docker's, containerd's and CRI-O's default.
 SHM_SIZE_BYTES = 64 << 20
 OUR_MOUNTS = "pyrunc:"  # prefix of sources that the shim resolves by name
 POD_SHM = f"{OUR_MOUNTS}shm"  # the pod's detached tmpfs, which the shim holds
@@ -73,6 +74,7 @@ def _check_request(request: api.Mount, where: str) -> MountRequest:
         raise InvalidArgument(f"{where}: cannot mount over the container's root")
     if request.propagation not in PROPAGATION:
         raise InvalidArgument(f"{where}: unknown propagation {request.propagation}")
+    # Both conditions are CRI's (Mount.recursive_read_only).
     if request.recursive_read_only and not request.readonly:
         raise InvalidArgument(f"{where}: recursive_read_only needs readonly")
     if request.recursive_read_only and request.propagation != api.PROPAGATION_PRIVATE:
@@ -116,6 +118,7 @@ def defaults(
     cgroup_access = "rw" if writable_cgroup else access
     result = [
         _fs("/proc", "proc", ["nosuid", "noexec", "nodev"]),
+        # The options of containerd's default spec; 5 is the group tty of Debian, Fedora and Alpine.
         _fs("/dev", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
         _fs(
             "/dev/pts",
@@ -135,9 +138,10 @@ def defaults(
 
 
 def _sysfs(access: str, bound: bool) -> Mount:
-    """A sysfs mount; a bind of the host's where a user namespace does not own the network
-    namespace, because the kernel refuses to mount sysfs then."""
+    """Return the mount of sysfs, or a bind of the host's (`bound`)."""
     if bound:
+        # The kernel mounts sysfs only for a user namespace that owns the network namespace
+        # (fs/sysfs/mount.c, kobj_ns_current_may_mount).
         return bind("/sys", "/sys", ["rbind", "rprivate", "nosuid", "noexec", "nodev", "ro"])
     return _fs("/sys", "sysfs", ["nosuid", "noexec", "nodev", access])
 
@@ -168,6 +172,8 @@ def merge(default: Sequence[Mount], requested: Sequence[MountRequest]) -> list[M
         and (mount["destination"] in POD_FILES or not mount["destination"].startswith(covered))
     ]
     listed = remaining + [to_oci(a) for a in requested]
+    # A mount at a parent folder would hide one that was made before. The sort is stable, so that
+    # requests of the same depth stay behind the defaults.
     return sorted(listed, key=lambda m: len([p for p in m["destination"].split("/") if p]))
 
 

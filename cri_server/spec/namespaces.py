@@ -15,6 +15,7 @@ def entries(
 
     `target_pid`: the process whose pid namespace mode TARGET joins, else 0."""
     result: Entries = [{"type": "mount"}]
+    # A privileged container manages the node's cgroups (KEP-2254; containerd and CRI-O agree).
     if not privileged:
         result.append({"type": "cgroup"})
     if options.network == api.POD:
@@ -107,6 +108,7 @@ def check_user_namespace(options: api.UserNamespace) -> None:
                 f"{where}.{name}: the mapping must begin at container id 0 and have a length of"
                 " at least 1"
             )
+        # 4294967295 is (uid_t)-1, which setresuid(2) and chown(2) take for "no change".
         if mapping.host_id + mapping.length > 2**32 - 1:
             raise InvalidArgument(f"{where}.{name}: the mapping ends above the highest id")
 

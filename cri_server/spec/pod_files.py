@@ -44,6 +44,8 @@ def resolv_conf(config: api.PodSandboxConfig) -> str | None:
         return None
     dns = config.dns_config
     words = [*dns.servers, *dns.searches, *dns.options]
+    # White space in an entry would begin another word or line, such as a `nameserver`
+    # (resolv.conf(5)).
     if any(not word or any(c.isspace() or c == "\0" for c in word) for word in words):
         raise InvalidArgument("dns_config: an entry is empty or contains white space")
     lines = []

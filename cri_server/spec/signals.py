@@ -57,6 +57,8 @@ def number(name: str) -> int:
                 raise InvalidArgument(f"unknown signal {name[:40]!r}")
             base, offset = head, int(sign + tail[:3])
     try:
+        # SIGRTMIN is glibc's 34, not the kernel's 32 (nptl(7)); moby/sys/signal counts from 34 as
+        # well.
         value = signal.Signals[base].value + offset
     except KeyError:
         raise InvalidArgument(f"unknown signal {name[:40]!r}") from None

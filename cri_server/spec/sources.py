@@ -64,6 +64,8 @@ async def run_with_deadline(
             future.set_exception(error)
 
     name = what if isinstance(what, str) else function.__name__
+    # Not an executor: its threads are few, a hung one is not given back, and the interpreter waits
+    # for all of them at its exit (concurrent.futures).
     threading.Thread(target=run, name=f"path {name[:60]}", daemon=True).start()
     try:
         async with asyncio.timeout(timeout_s):
@@ -148,6 +150,8 @@ def _check_propagation(mount: MountRequest, table: list[MountPoint]) -> None:
         if mount.request.propagation == api.PROPAGATION_BIDIRECTIONAL
         else {"shared", "master"}
     )
+    # As containerd's ensureShared and ensureSharedOrSlave: on a private mount nothing would ever
+    # propagate, without an error.
     if not tags & needed:
         word = " or ".join("slave" if n == "master" else n for n in sorted(needed, reverse=True))
         raise InvalidArgument(f"path {mount.request.host_path!r} is not on a {word} mount")

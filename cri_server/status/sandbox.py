@@ -27,6 +27,7 @@ def of(sandbox: Sandbox) -> api.PodSandboxStatus:
     """Build the status message, with the requested namespace options, which kubelet compares."""
     result = _with_common_fields(api.PodSandboxStatus, sandbox)
     result.linux.namespaces.options.CopyFrom(sandbox.options)
+    # Present without addresses, too: kubelet logs a status without it (determinePodSandboxIPs).
     result.network.SetInParent()
     if sandbox.ips:
         result.network.ip = sandbox.ips[0]

@@ -245,6 +245,7 @@ class _Spawned:
                 self.send_signal(signal.SIGKILL)
                 await ended
             if self.is_child:
+                # Does not block: the pidfd is readable, so the process is a zombie (pidfd_open(2)).
                 os.waitpid(self.pid, 0)
         finally:
             loop.remove_reader(self.pidfd)
@@ -324,6 +325,7 @@ class _JobPipes:
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 self._outputs.append(_Output(self._loop, ours, self._limit_bytes))
                 ends.fds.insert(place, theirs)
+            # Not a pipe, into which the loop would have to write at the job's pace.
             ends.fds.insert(0, ipc.open_memory("stdin", stdin))
         except BaseException:
             ipc.close_all(ends.fds)
@@ -457,6 +459,8 @@ def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
 def _command(preload: Sequence[str]) -> list[str]:
     """Return the command of an interpreter without site packages but with our own search path."""
     path = ":".join([_OUR_PARENT, *(os.path.abspath(p) for p in sys.path if p)])
+    # -I: neither PYTHONPATH nor the working directory can put a module before ours. -S: no .pth
+    # file of site-packages is executed.
     return [sys.executable, "-I", "-S", "-c", _BOOT, str(_ZYGOTE_FD), path, *preload]
 
 

@@ -24,6 +24,8 @@ DIAL = "cri_server.zygote.jobs:dial"
 DIAL_TIMEOUT_S = 8.0
 COMPILE_APPARMOR = "cri_server.zygote.jobs:compile_apparmor"
 FEATURES = "cri_server.zygote.jobs:features"
+# A server in a pod may listen in one family only. containerd tries both in turn, too: Go's parallel
+# attempts would leave the thread that is in the pod's network namespace.
 LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
@@ -54,6 +56,8 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
     pid, port = request.pid, request.port
     if pid:
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        # After the open: from then on the descriptor stays that namespace, whatever happens to the
+        # pid.
         if alive_since(pid) != request.start_time:
             raise PeerError(f"port {port}: the pod has ended")  # its pid may be reused
         setns(namespace, CLONE_NEWNET)

@@ -78,6 +78,7 @@ class Peer:
             except OSError:
                 self._ended()
                 return
+        # Copies, because the caller may close its own as soon as `ask` has returned.
         self._unsent.append((text, [os.dup(fd) for fd in fds]))
 
     def close(self, why: str) -> None:

@@ -409,6 +409,8 @@ def _spec(directory: str) -> Spec:
     path = f"{directory}/{messages.CONFIG}"
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
+        # The server renames a new file to this path, but ext4 and tmpfs may reuse the inode's
+        # number.
         identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         cached = _specs.get(path)
         if cached is not None and cached[0] == identity:
@@ -426,6 +428,7 @@ def _with_oom_score(spec: Spec, score: int) -> Spec:
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec
+    # runtime-spec, `oomScoreAdj`: without it a runtime does not change the inherited value.
     return spec.replace(process=process.replace(oom_score_adj=score))
 
 
