@@ -410,6 +410,8 @@ def _container(context: CreateContext, image_signal: str) -> Container:
     resources = api.LinuxContainerResources()
     resources.CopyFrom(context.config.linux.resources)
     image, image_spec = context.image, context.config.image
+    # The names that this pod uses: the image's first name may be that of another repository, which
+    # users report as a fault of kubelet's (kubernetes issues 51017, 74081, 95385).
     name, name_by_digest = context.services.images.names(
         image, [image_spec.user_specified_image, image_spec.image]
     )

@@ -140,6 +140,8 @@ class ExecOutput:
     def _write(self, data: bytes) -> None:
         """Append to the file; runs in a thread."""
         if self._file is None:
+            # A file, because 24 outputs of 15 MiB at once went over the bound of what may wait for
+            # one client.
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
         rest = memoryview(data)
         while rest:
@@ -267,6 +269,8 @@ async def begin(
 
 async def _exit_code(pod: Pod, session: ExecSession, container: Container, timeout_s: float) -> int:
     try:
+        # Not wait_for(), which in Python 3.11 forgets a cancellation that comes with the result
+        # (CPython issue 86296).
         async with asyncio.timeout(timeout_s or None):
             # Shielded: a timeout must not cancel the future, which the shim's event sets.
             return await asyncio.shield(session.exited)

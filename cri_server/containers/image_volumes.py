@@ -50,6 +50,8 @@ async def _resolve(services: Services, mount: MountRequest) -> Rootfs:
     # A bind of the layer could be remounted writable; an overlay without `upperdir` cannot.
     if len(layers) == 1:
         layers.append(services.images.lowest_layer)
+    # A list up to the kernel (`lowerdir+`), never joined: the colon in a sub path `a:/etc` would
+    # make a folder of the host a layer of the volume.
     mount.layers = layers
     return rootfs
 

@@ -130,6 +130,7 @@ class KeeperWatch:
                 await asyncio.sleep(AGAIN_S)
         before, self._pid, self._keeper = self._pid, pid, keeper
         asyncio.get_running_loop().add_reader(keeper.fileno(), self._lost)
+        # With the same pid the keeper has only closed this connection, to make room for others.
         if before not in (0, pid):
             log.warning("the keeper %d has died; %d has taken its place", before, pid)
             try:

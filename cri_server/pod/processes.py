@@ -136,6 +136,7 @@ class ShimProcesses:
     def _emptiest(self, pods: Mapping[Process, int]) -> ShimProcess | None:
         living = [shim for shim in self._shims if not shim.client.closed]
         answering = [shim for shim in living if not shim.silent] or living
+        # With those on their way: calls at the same time would otherwise all choose one shim.
         return min(
             answering, key=lambda shim: pods.get(shim.process, 0) + shim.taking, default=None
         )

@@ -344,6 +344,8 @@ class Shims:
         known = {entry.id: entry for entry in state.containers}
         for container in self._index.containers_of(sandbox):
             container.lost = False
+            # The shim's word first: by the disk alone a running container whose folder was deleted
+            # would be EXITED, and kubelet would start another one beside it.
             entry = known.get(container.id)
             if entry is None:
                 self._end_without_folder(container)

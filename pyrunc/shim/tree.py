@@ -40,6 +40,7 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
         # __change_pid), so a living process of this number proves that no member is left.
         if reaped and stat(leader):  # looked up after the list was made
             return len(done)
+        # A shell that waits for its children would otherwise end with code 0 before its turn.
         for pid, status in sorted(members.items(), key=lambda member: member[0] != leader):
             if done.get(pid) != status.start_time and _kill(pid, status.start_time):
                 done[pid] = status.start_time

@@ -93,6 +93,7 @@ def _work(
     """Run the work in the fork, which is killed when the shim ends."""
     try:
         set_parent_death_signal(signal.SIGKILL, shim)
+        # A copy in the fork would keep a client's connection open after the shim has closed it.
         ipc.close_all(not_inherited)
         # The fork would otherwise write to the shim's own pipe, which it shares.
         signal.set_wakeup_fd(-1)

@@ -39,7 +39,8 @@ def main() -> None:
         return
     if ready.error is not None:
         return
-    preload.freeze()  # the server does other things meanwhile
+    # After `ready`, because it takes some 60 ms, in which the server can go on.
+    preload.freeze()
     loop.Loop(server).serve()
 
 
