@@ -137,10 +137,13 @@ def compile_container(
     if cgroup is not None:
         filter_devices(cgroup, spec.linux)
     parts.end("cgroup")
+    # Made here, not in the process: its path is in the state folder of the host, which the
+    # container does not see.
     if not request.start_immediately:
         descriptors.take("start", open_start_socket(request.state_dir, undo))
     if spec.hooks.start_container:
         for name in (HOOK_STATE, HOOK_STDERR):
+            # Empty now: the state holds the pid, which is not known before the clone.
             descriptors.take(name, os.memfd_create(name, os.MFD_CLOEXEC))
     plan = _plan(request, rootfs_facts, load_filter, cgroup is not None)
     parts.end("plan")
@@ -253,6 +256,8 @@ def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> C
         return request
     maps = maps_of_namespace(user.path, joined)
     configured = spec.linux.uid_mappings, spec.linux.gid_mappings
+    # Overlays and stdio are given to ids by these maps: with others, files would belong to foreign
+    # users.
     if any(configured) and list(map(set, configured)) != list(map(set, maps)):
         raise InvalidSpec("linux.uidMappings", f"are not those of the user namespace {user.path}")
     linux = spec.linux.replace(uid_mappings=maps[0], gid_mappings=maps[1])
@@ -264,6 +269,8 @@ def _hook_folder(request: CreateRequest) -> str:
     it. Raises InvalidSpec when it does not exist."""
     root = request.spec.root
     path = os.path.abspath(os.path.join(request.bundle, root.path if root else ""))
+    # As under runc, such hooks find the container's mounts at root.path, so the root is attached
+    # there for them.
     if not os.path.isdir(path):
         raise InvalidSpec(
             "hooks.createContainer", f"need root.path to be a directory, {path} is not one"

@@ -28,7 +28,9 @@ def open_copy(mount: Mount, root: int) -> int:
     Raises KernelError, also when it is too small."""
     options = list(MountOptions(mount.options).data)
     try:
+        # A link at the destination is followed inside the root, as the mount itself will be.
         source = open_in_root(root, normal(mount.destination), _FOLDER & ~os.O_NOFOLLOW)
+    # Nothing to copy: runc, too, mounts an empty tmpfs where there is no folder.
     except KernelError:
         return kernel_mount.open_mount("tmpfs", options, source=mount.source)
     try:
@@ -98,6 +100,7 @@ def _copy_attributes(status: os.stat_result, target: int, name: str) -> None:
     try:
         os.chown(name, status.st_uid, status.st_gid, dir_fd=target, follow_symlinks=False)
     except OSError as error:
+        # Root of a user namespace may not give files to ids that it does not map.
         if error.errno != EPERM:
             raise
     if not S_ISLNK(status.st_mode):

@@ -80,6 +80,8 @@ def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> No
         if joined is None:
             continue
         ours = os.stat(f"/proc/thread-self/ns/{KERNEL_NAMES[kind]}").st_ino
+        # Two paths of one namespace have one inode (namespaces(7)), so a bind of the host's
+        # namespace is recognised as well.
         if os.fstat(joined).st_ino == ours:
             raise InvalidSpec(path, f"needs a {kind} namespace other than the host's")
 
@@ -105,6 +107,8 @@ def open_cgroup(
     if existing is None:
         cgroup.create(resources, annotations)
         undo.push(f"cgroup {cgroup.path}", cgroup.remove)
+    # Before the clone, which counts against pids.max and memory.max: no process of the container
+    # ever runs without its limits.
     warnings = cgroup.apply(resources, choice.missing_controllers) if resources else []
     descriptors.take("cgroup", cgroup.open_directory())
     return cgroup, warnings
@@ -118,6 +122,8 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
     try:
         cgroup.set_devices(rules)
     except KernelError as error:
+        # BPF_PROG_TYPE_CGROUP_DEVICE needs CAP_SYS_ADMIN, or CAP_BPF and CAP_NET_ADMIN, of the
+        # machine's user namespace.
         if error.errno != EPERM or not host.host().in_user_namespace:
             raise
 

@@ -100,8 +100,11 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     home = "" if rootfs_probe.has_home(process) else _home(request)
     owner = None
     if not process.terminal:
+        # Not for a terminal: that one belongs to the container, which gives it to the user itself.
         owner = rootfs_probe.stdio_owner(_with_maps(spec, request.pid).replace(process=process))
     if request.pidfd >= 0:
+        # A pidfd, not the namespaces' files: one setns(2) enters all of them, and its process
+        # cannot be another one with the same number.
         descriptors.take("container", os.dup(request.pidfd))
     if request.cgroup is not None:
         descriptors.take("cgroup", request.cgroup.open_directory())
@@ -151,6 +154,8 @@ def _with_maps(spec: Spec, pid: int) -> Spec:
 def _home(request: ExecRequest) -> str:
     """Return the user's home by the container's present /etc/passwd."""
     try:
+        # The root of the process, so that mounts over /etc, such as a volume with its own passwd,
+        # count.
         root = os.open(f"/proc/{request.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ""

@@ -54,6 +54,8 @@ def _held_capabilities() -> int:
             permitted = int(line[7:], 16)
         elif line.startswith(b"CapBnd:"):
             bounding = int(line[7:], 16)
+    # Outside of the bounding set a capability is lost at execve, even if it is permitted now
+    # (capabilities(7)).
     return permitted & bounding
 
 

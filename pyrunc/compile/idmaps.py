@@ -39,6 +39,7 @@ def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
     parts = path.split("/")
     if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():
         maps = maps_of_process(int(parts[2]))
+        # Compared after the maps were read: by now the pid may be another process's.
         if os.stat(path).st_ino == os.fstat(namespace_fd).st_ino:
             return maps
     a = Assembler()
@@ -68,6 +69,8 @@ def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
     a.wait()
     a.exit(0)
     with _Waiting(a, {}) as pid:
+        # Maps are written by /proc/PID of a process inside (user_namespaces(7)), so one has to live
+        # that long.
         write_maps(pid, uids, gids)
         return open_namespace(f"/proc/{pid}/ns/user", "user")
 
@@ -89,5 +92,6 @@ class _Waiting:
     def __exit__(self, *_: object) -> None:
         self._running.close()
         if self._pid:
+            # By pid: it is our own child and not reaped yet, so the number is still its own.
             os.kill(self._pid, SIGKILL)
             os.waitpid(self._pid, 0)

@@ -37,6 +37,8 @@ def open_image(image: Image, shared_mounts: Mapping[str, int]) -> int:
     mount = shared_mounts.get(image.index)
     if mount is not None and host.host().clones_detached:
         return kernel_mount.open_read_only_clone(image.folder, mount, propagation=MS_PRIVATE)
+    # Each mount of a file is a superblock of its own, with a page cache of its own: two containers
+    # read the same blocks twice.
     own_mount = erofs.open_paths(image.index, image.devices, image.digests)
     if not image.folder:
         return own_mount

@@ -101,8 +101,11 @@ def compile_pause(
     open_namespaces(linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)
     if linux.sysctl:
+        # A private procfs, in which no container or host mount covers a setting.
         descriptors.take("proc", kernel_mount.open_mount("proc"))
     descriptors.take("pause", _open_pause(request.program_label))
+    # Before Linux 6.15 a mount can be cloned only where it is attached, so the pause process's
+    # mount namespace holds it.
     places = () if host.host().clones_detached else tuple(mounts)
     for place in places:
         descriptors.take(f"mount:{place}", os.dup(mounts[place]))

@@ -95,9 +95,13 @@ def probe(
         elif tree is not None:
             directories[i] = S_ISDIR(os.fstat(tree).st_mode)
         destination = normal(mount.destination)
+        # Each probe is an openat2(2), fstat(2) and close(2); a default configuration has all seven
+        # of these mounts.
         if destination in _PLAIN:
             continue
         mode = _mode(root, destination)
+        # ENOENT: perhaps a link whose target does not exist. A program of straight calls cannot
+        # follow it, so its path is resolved here.
         if mode is None:
             real = resolve(root, destination)
             if real != destination:
