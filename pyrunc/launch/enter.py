@@ -31,6 +31,7 @@ def entering(
         except OperationFailed as error:
             # The container's init may have moved to a group below: then this group takes no
             # processes (cgroups(7), "no internal processes" rule), or it is gone.
+            # systemd as a container's init does so at its start; runc, too, follows init's group.
             if launch.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
                 raise
         group = os.open(
@@ -42,6 +43,8 @@ def entering(
         finally:
             os.close(group)
     except KernelError as error:
+        # setns(2) with a pidfd answers ESRCH for a process that has ended, which a caller should
+        # not have to know.
         if error.call == "setns" and not _alive(launch.descriptors["container"]):
             raise WrongState("the container is not running") from None
         raise

@@ -39,7 +39,10 @@ def spawner(
         a, pidfd = Assembler(), 3
         result = a.slot(4)
         macros.prologue(a, "pyrunc:hook")
+        # The launcher needs no file from here on, so it does not matter what the container's mounts
+        # cover.
         a.sys("setns", pidfd, mask)
+        # The clone enters the pid namespace: setns(2) changes that for children only.
         macros.fork_parent(a, 0)
         a.sys("chdir", folder)
         macros.close_all_from(a, 3, [pidfd + 1])  # the socket's number is the first above ours
@@ -66,6 +69,7 @@ def inner_pid(pid: int) -> int:
     with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
         for line in (file.readall() or b"").splitlines():
             if line.startswith(b"NSpid:"):
+                # The last of NSpid is the number in the innermost namespace (proc_pid_status(5)).
                 return int(line.split()[-1])
     return pid
 

@@ -62,6 +62,7 @@ def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str
 def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> None:
     """Run one hook to its end. Raises PeerError (exit status), DeadlineExceeded (killed),
     KernelError (not executable)."""
+    # Output that fills a pipe, which is not read before the end, would stop the hook.
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr")]
     try:
         os.write(files[0], jsontext.dumps(state).encode("ascii"))
@@ -79,6 +80,7 @@ def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> No
 
 
 def _spawn(hook: Hook, files: list[int]) -> int:
+    # config.md, "POSIX-platform Hooks": env is that of the hook, so ours is not passed on.
     environment = dict(entry.partition("=")[::2] for entry in hook.env or ())
     actions = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(files)]
     with kernel_errors("execve", repr(hook.path)):
@@ -94,6 +96,7 @@ def _spawn(hook: Hook, files: list[int]) -> int:
 
 
 def _wait(pid: int, hook: Hook) -> int:
+    # Our own unreaped child, so the number is still its own.
     descriptor = os.pidfd_open(pid)
     try:
         waiter = select.poll()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
     """Write the maps of the process's new user namespace; they cannot be changed later
     (user_namespaces(7)). Raises KernelError."""
+    # In one write(2) each: the kernel takes a whole map once, and a second write is EPERM
+    # (user_namespaces(7)).
     for name, entries in (("gid_map", gids), ("uid_map", uids)):
         text = "".join(f"{e.container_id} {e.host_id} {e.size}\n" for e in entries)
         try:

@@ -42,5 +42,7 @@ def send(
         raise KernelError.of(error, "connect", f"to the seccomp listener '{step.path}'") from None
     finally:
         connection.close()
+    # The agent has its own copy. While another copy is open the kernel waits for an answer even if
+    # the agent ends; without, filtered calls fail with ENOSYS.
     os.close(process.listener_fd)
     process.listener_fd = None

@@ -39,6 +39,8 @@ def move(devices: Mapping[str, str], pid: int) -> None:
 def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name: str) -> None:
     what = f"link '{name}'"
     index = outside.index(name)
+    # Checked before, because a move that fails half-way would leave the link down and without its
+    # addresses.
     if "%" not in new_name and inside.has(new_name):
         raise KernelError("netlink", f"link '{new_name}' of the container", EEXIST)
     addresses = [

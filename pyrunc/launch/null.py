@@ -55,11 +55,15 @@ def open_null() -> int:
 
 def _make(folder: int) -> int:
     name = f"{os.getpid()}.{time.monotonic_ns()}"  # a fork has the same folder
+    # A tmpfs of ours, which the initial user namespace owns: on one that a user namespace owns no
+    # device can be opened.
     os.mknod(name, S_IFCHR | 0o666, DEVICE, dir_fd=folder)
     try:
         os.chmod(name, 0o666, dir_fd=folder)  # mknod(2) applies our umask
         number = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=folder)
     finally:
+        # Without a name the inode ends with its last descriptor, and nothing has to be cleaned up
+        # after a kill.
         os.unlink(name, dir_fd=folder)
     if label := _host_label():
         try:

@@ -17,6 +17,8 @@ def clone(mount: int, namespace: str = "") -> int:
     try:
         return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
     except KernelError as error:
+        # EINVAL: an older kernel clones only mounts of the caller's mount namespace (__do_loopback,
+        # fs/namespace.c).
         if error.errno != EINVAL:
             raise
     if not namespace:

@@ -48,6 +48,7 @@ def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
     schemata = schemata_of(rdt)
     if not os.path.isdir(group):
         if rdt.get("closID") and not schemata:
+            # config-linux.md, "IntelRdt": without schemata the group of a closID must exist.
             raise InvalidSpec(
                 f"{WHERE}.closID",
                 f"group {group} does not exist, and there are no schemata to make it",
@@ -57,6 +58,8 @@ def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
         _write_schemata(group, schemata)
     elif schemata:
         _compare(group, schemata)
+    # Now, with one process: children inherit the group, and a process that was forked before would
+    # stay in the other.
     _write(group, "tasks", str(pid))
     if rdt.get("enableMonitoring"):
         monitor = monitor_of(rdt, container_id, root)
@@ -127,6 +130,7 @@ def _parsed(line: str) -> tuple[str, dict[str, int | str]]:
     """Parse `L3:0=0f;1=f` to ("L3", {"0": 15, "1": 15}); bandwidth is decimal, masks are
     hexadecimal."""
     resource, _, rest = line.strip().partition(":")
+    # Compared as numbers, because the kernel pads what it prints (show_doms).
     base = 10 if resource == "MB" else 16
     domains: dict[str, int | str] = {}
     for part in rest.split(";"):

@@ -142,6 +142,8 @@ def launch_steps(
         parent.await_pid()
         raise
     finally:
+        # Closing our end also ends a process that waits for us: it reads end of file, and exits
+        # with 124.
         running.close()
         parent.close()
     parent.note_time(RUNS)
@@ -159,6 +161,7 @@ def first_process_steps(
     try:
         process = yield from launch_steps(request, undo, record=record, times=times)
     except EndedEarly:
+        # The kernel kills with SIGKILL, which tells nothing; memory.events of the new group does.
         if cgroup is not None and cgroup.oom_kills():
             raise ResourceExhausted(OOM_KILLED) from None
         raise
@@ -274,6 +277,8 @@ class ParentSide:
         elif message.tag == LISTENER:
             from pyrunc.kernel.process import open_from_process
 
+            # The filter may forbid sendmsg(2) by now, so the process sends only the number (write),
+            # and its parent fetches the descriptor.
             process.listener_fd = open_from_process(process.pidfd, message.value)
             debug.say("fetched the seccomp listener")
             self._carry_out(message.extra, process)
@@ -304,6 +309,7 @@ class ParentSide:
 def _require_child(pid: int) -> None:
     """Raise Error unless the process is an unreaped child of ours."""
     try:
+        # WNOWAIT leaves a process that has ended unreaped, so its number stays its own.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (ChildProcessError, OverflowError, OSError):
         raise Error(f"the launcher reported process {pid}, which is no child of ours") from None
@@ -340,6 +346,8 @@ def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
         return error
     name = args[0]
     if error.errno in (ENOENT, ENOTDIR):
+        # podman and docker tell "not found" (exit code 127) and "cannot be executed" (126) apart by
+        # these texts.
         if "/" not in name:
             return NotFound(f'exec: "{name}": executable file not found in $PATH')
         return NotFound(f'exec: "{name}": stat {name}: {os.strerror(error.errno).lower()}')

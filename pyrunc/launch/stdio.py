@@ -33,8 +33,12 @@ def give_to(owner: int, stdio: Sequence[int]) -> None:
         if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == DEVICE):
             continue
         try:
+            # /proc/self/fd/1 is opened with the file's own permissions: a pipe of root could not be
+            # opened by the user (runc does the same).
             os.fchown(number, owner, -1)
         except OSError as error:
             # EINVAL: the id is not mapped; setresuid will fail and report that.
+            # EPERM: the caller's file may be another user's, when we are root of a user namespace.
+            # EROFS: the file of a read-only mount.
             if error.errno not in (EINVAL, EPERM, EROFS):
                 raise KernelError.of(error, "fchown", f"stdio {number}") from None

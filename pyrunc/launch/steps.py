@@ -49,6 +49,8 @@ def perform(step: Step, process: ChildProcess, parent: ParentSide) -> None:
         case m.WriteHookState():
             from pyrunc.launch import hook_process
 
+            # The hook runs in the container's pid namespace, at start: status and pid are those
+            # that it sees (runtime.md, "State").
             state = oci_state(launch, hook_process.inner_pid(process.pid), "created")
             hook_process.write_state(launch.descriptors[step.descriptor], state)
         case m.RunHooks():
