@@ -104,7 +104,7 @@ def answer(pair: Pair, stream_id: int, body: bytes) -> None:
     pair.exchange()
 
 
-def test_requests_and_answers(pair: Pair) -> None:
+def test_requests_get_responses(pair: Pair) -> None:
     for number in range(5):
         stream_id = pair.request(b"r%d" % number)
         opened, data = pair.taken()
@@ -123,7 +123,7 @@ def test_requests_and_answers(pair: Pair) -> None:
     assert pair.ours.streams == 0
 
 
-def test_a_request_without_a_body_and_one_that_ends_with_trailers(pair: Pair) -> None:
+def test_requests_may_have_no_body_or_end_with_trailers(pair: Pair) -> None:
     assert pair.request(None) and pair.taken()[0].ended  # type: ignore[union-attr]
     stream_id = pair.client.get_next_available_stream_id()
     pair.client.send_headers(stream_id, REQUEST)
@@ -133,8 +133,9 @@ def test_a_request_without_a_body_and_one_that_ends_with_trailers(pair: Pair) ->
     assert pair.taken()[1:] == [Data(stream_id, b"padded", False), Data(stream_id, b"", True)]
 
 
-def test_long_answers_wait_for_the_windows(pair: Pair) -> None:
-    """More than both windows: the rest comes as the client makes room, several streams in turn."""
+def test_long_responses_wait_for_the_windows(pair: Pair) -> None:
+    """The responses are larger than both windows: the rest follows as the client enlarges the
+    windows, several streams in turn."""
     bodies = {}
     for number in range(3):
         stream_id = pair.request()
@@ -170,7 +171,7 @@ def test_a_smaller_initial_window_moves_open_streams_below_zero(pair: Pair) -> N
     assert pair.body(stream_id) == b"x" * 100_000 and pair.ended(stream_id)
 
 
-def test_a_wider_window_is_acknowledged_before_it_is_used(pair: Pair) -> None:
+def test_a_larger_initial_window_is_acknowledged_before_its_use(pair: Pair) -> None:
     stream_id = pair.request()
     answer(pair, stream_id, b"x" * 70_000)
     pair.client.increment_flow_control_window(100_000)
@@ -181,7 +182,7 @@ def test_a_wider_window_is_acknowledged_before_it_is_used(pair: Pair) -> None:
     )
 
 
-def test_larger_frames_when_the_client_takes_them(pair: Pair) -> None:
+def test_larger_frames_are_sent_when_the_client_accepts_them(pair: Pair) -> None:
     pair.client.update_settings({h2.settings.SettingCodes.MAX_FRAME_SIZE: 60_000})
     pair.exchange()
     stream_id = pair.request()
@@ -190,7 +191,7 @@ def test_larger_frames_when_the_client_takes_them(pair: Pair) -> None:
     assert sizes == [50_000]
 
 
-def test_a_stream_of_messages_tells_when_it_has_drained(pair: Pair) -> None:
+def test_a_stream_of_messages_reports_when_its_buffer_is_empty(pair: Pair) -> None:
     stream_id = pair.request()
     pair.taken()
     pair.ours.send_headers(stream_id, STATUS_200)
@@ -207,7 +208,7 @@ def test_a_stream_of_messages_tells_when_it_has_drained(pair: Pair) -> None:
     assert pair.ended(stream_id) and len(pair.body(stream_id)) == 66_000
 
 
-def test_a_large_request_gets_its_window(pair: Pair) -> None:
+def test_a_large_request_gets_window_updates(pair: Pair) -> None:
     stream_id = pair.client.get_next_available_stream_id()
     pair.client.send_headers(stream_id, REQUEST)
     body = random.Random(1).randbytes(200_000)
@@ -230,7 +231,7 @@ def test_a_large_request_gets_its_window(pair: Pair) -> None:
     assert b"".join(e.data for e in pair.taken() if isinstance(e, Data)) == body
 
 
-def test_the_connections_window_is_opened_again_and_again(pair: Pair) -> None:
+def test_the_connections_window_is_enlarged_repeatedly(pair: Pair) -> None:
     pair = Pair(pair.cut, Limits(window_bytes=70_000))
     pair.exchange()
     for _ in range(20):
@@ -238,7 +239,7 @@ def test_the_connections_window_is_opened_again_and_again(pair: Pair) -> None:
     assert sum(len(e.data) for e in pair.taken() if isinstance(e, Data)) == 320_000
 
 
-def test_a_reset_of_the_client(pair: Pair) -> None:
+def test_a_reset_of_the_client_ends_the_stream(pair: Pair) -> None:
     stream_id = pair.request()
     answer(pair, pair.request(), b"")
     pair.ours.send_headers(stream_id, STATUS_200)
@@ -253,7 +254,7 @@ def test_a_reset_of_the_client(pair: Pair) -> None:
     assert pair.ours.data_to_send() == b""
 
 
-def test_an_answer_before_the_request_is_complete_ends_both_directions(pair: Pair) -> None:
+def test_a_response_before_the_end_of_the_request_ends_both_directions(pair: Pair) -> None:
     stream_id = pair.client.get_next_available_stream_id()
     pair.client.send_headers(stream_id, REQUEST)
     pair.exchange()
@@ -267,7 +268,7 @@ def test_an_answer_before_the_request_is_complete_ends_both_directions(pair: Pai
     assert pair.taken() == [] and not pair.ours.failed and pair.ours.streams == 0
 
 
-def test_our_reset(pair: Pair) -> None:
+def test_the_server_can_reset_a_stream(pair: Pair) -> None:
     stream_id = pair.request()
     pair.ours.reset(stream_id, ErrorCode.CANCEL)
     pair.exchange()
@@ -278,8 +279,8 @@ def test_our_reset(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
-def test_going_away(cut: int) -> None:
-    """Streams that are open go on; later ones are ignored, with all that belongs to them."""
+def test_goaway_lets_open_streams_finish(cut: int) -> None:
+    """Later streams are ignored, with all their frames."""
     connection = Connection(clock=Clock())
     feed(connection, HELLO + request(1), cut)
     connection.go_away()
@@ -309,8 +310,9 @@ def test_pings_are_answered(pair: Pair) -> None:
     ]
 
 
-def test_a_client_that_shrinks_our_table(pair: Pair) -> None:
-    """We keep none, and have said so in the first block: nothing to shrink."""
+def test_a_client_may_shrink_the_servers_header_table(pair: Pair) -> None:
+    """The server keeps no table and announced this in its first block, so a smaller size has no
+    effect."""
     answer(pair, pair.request(), b"a")
     pair.client.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
     pair.exchange()
@@ -471,7 +473,7 @@ def feed(connection: Connection, wire: bytes, cut: int) -> list[Event]:
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 @pytest.mark.parametrize("name", BROKEN)
-def test_errors_that_end_the_connection(name: str, cut: int) -> None:
+def test_connection_errors_end_the_connection(name: str, cut: int) -> None:
     wire, code = BROKEN[name]
     connection = Connection(clock=Clock())
     events = feed(connection, wire, cut)
@@ -580,7 +582,7 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 @pytest.mark.parametrize("name", STREAM_ERRORS)
-def test_errors_that_end_a_stream_only(name: str, cut: int) -> None:
+def test_stream_errors_end_only_the_stream(name: str, cut: int) -> None:
     wire, code = STREAM_ERRORS[name]
     connection = Connection(clock=Clock())
     feed(connection, HELLO, cut)
@@ -595,7 +597,7 @@ def test_errors_that_end_a_stream_only(name: str, cut: int) -> None:
     assert [type(e) for e in feed(connection, late + request(3), cut)] == [Opened]
 
 
-def test_a_body_of_the_length_that_was_told() -> None:
+def test_a_body_must_have_its_content_length() -> None:
     connection = Connection()
     connection.receive(HELLO + request(1, block=plain(LENGTH)) + data(1, b"12"))
     assert connection.receive(data(1, b"345", END_STREAM)) == [Data(1, b"345", True)]
@@ -614,7 +616,7 @@ def test_streams_beyond_the_limit_are_refused() -> None:
     assert len(connection.receive(request(13))) == 1
 
 
-def test_headers_longer_than_the_limit_refuse_the_request_only() -> None:
+def test_headers_longer_than_the_limit_refuse_only_the_request() -> None:
     connection = Connection()
     encoder = hpack.Encoder()
     long = encoder.encode([*REQUEST, *((f"x-{n}", "v" * 1000) for n in range(20))], huffman=False)
@@ -629,7 +631,7 @@ def test_headers_longer_than_the_limit_refuse_the_request_only() -> None:
 
 
 def shuffled(chance: random.Random) -> bytes:
-    """Frames that are right, wrong and mutated, behind a right greeting."""
+    """Returns valid, invalid and mutated frames after a valid connection preface."""
     kinds: list[Callable[[int], bytes]] = [
         lambda n: request(n, chance.choice([4, 5, 0, 0x2C])),
         lambda n: data(n, chance.randbytes(chance.randrange(40)), chance.choice([0, 1, 8, 9])),
@@ -657,7 +659,7 @@ def shuffled(chance: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_where_the_cuts_are_does_not_matter_and_nothing_raises() -> None:
+def test_input_cut_at_any_byte_has_the_same_result_and_raises_nothing() -> None:
     chance = random.Random(9113)
     endings = set()
     for _ in range(1500):

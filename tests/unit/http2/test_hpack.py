@@ -25,8 +25,9 @@ def decode(decoder: Decoder, text: str) -> list[Field]:
     return fields
 
 
-def test_the_requests_of_the_rfc() -> None:
-    """Appendix C.3, and C.4 with Huffman coding: three requests on one connection each."""
+def test_the_requests_of_the_rfc_are_decoded() -> None:
+    """RFC 7541, appendix C.3, and C.4 with Huffman coding: three requests on one connection
+    each."""
     first = [
         (b":method", b"GET"),
         (b":scheme", b"http"),
@@ -47,13 +48,13 @@ def test_the_requests_of_the_rfc() -> None:
     assert decode(coded, "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf") == third
 
 
-def test_the_tables_are_those_of_the_library() -> None:
+def test_the_tables_equal_those_of_the_library() -> None:
     assert [(n.encode(), v.encode()) for n, v in hpack.STATIC] == list(HeaderTable.STATIC_TABLE)
     assert list(huffman.LENGTHS) == list(REQUEST_CODES_LENGTH)
 
 
 @given(st.binary(max_size=300))
-def test_huffman(text: bytes) -> None:
+def test_huffman_codes_are_decoded(text: bytes) -> None:
     assert huffman.decode(HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode(text)) == text
 
 
@@ -84,10 +85,11 @@ FIELDS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=12)
     )
 )
 @settings(deadline=None)
-def test_the_library_writes_and_we_read(
+def test_blocks_of_the_library_are_decoded(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
 ) -> None:
-    """One connection: entries come and go, the table is resized, fields are sensitive or not."""
+    """The blocks belong to one connection: entries are added and evicted, the table is resized,
+    fields are sensitive or not."""
     encoder, decoder = peer.Encoder(), Decoder()
     for fields, coded, size in blocks:
         if size is not None:
@@ -99,13 +101,13 @@ def test_the_library_writes_and_we_read(
 @given(
     st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=20_000)), max_size=5)
 )
-def test_we_write_and_the_library_reads(fields: list[Field]) -> None:
+def test_the_library_decodes_our_blocks(fields: list[Field]) -> None:
     block = hpack.EMPTY_TABLE + b"".join(hpack.literal(name, value) for name, value in fields)
     decoder = peer.Decoder(max_header_list_size=1 << 20)
     assert [tuple(f) for f in decoder.decode(block, raw=True)] == fields
 
 
-def test_garbage_is_refused_or_read_as_the_library_reads_it() -> None:
+def test_garbage_has_the_same_result_as_in_the_library_or_is_refused() -> None:
     chance = random.Random(7541)
     agreed = 0
     for _ in range(20_000):
@@ -140,13 +142,13 @@ def test_garbage_is_refused_or_read_as_the_library_reads_it() -> None:
         "0085ffffffffff00",  # bad Huffman
     ],
 )
-def test_bad_blocks(block: str) -> None:
+def test_bad_blocks_are_refused(block: str) -> None:
     with pytest.raises(BadBlock):
         Decoder().decode(bytes.fromhex(block), LIMIT)
 
 
-def test_a_long_list_is_not_collected_but_its_block_is_read_to_the_end() -> None:
-    """An HPACK bomb: one entry of the table's size, referred to by each byte of the block."""
+def test_a_list_beyond_the_limit_is_dropped_but_its_block_is_decoded() -> None:
+    """This is an HPACK bomb: each byte of the block refers to an entry as large as the table."""
     encoder, decoder = peer.Encoder(), Decoder()
     assert decoder.decode(encoder.encode([("x-large", "v" * 4000)]), 8192)
     bomb = b"\xbe" * 60_000 + encoder.encode([("x-last", "entry")])
@@ -154,7 +156,7 @@ def test_a_long_list_is_not_collected_but_its_block_is_read_to_the_end() -> None
     assert decoder.decode(encoder.encode([("x-last", "entry")]), 8192) == [(b"x-last", b"entry")]
 
 
-def test_the_limit_of_a_list_counts_as_the_table_does() -> None:
+def test_the_limit_of_a_list_counts_sizes_like_the_table() -> None:
     block = hpack.literal(b"ab", b"cde")
     assert Decoder().decode(block, 37) == [(b"ab", b"cde")]
     assert Decoder().decode(block, 36) is None

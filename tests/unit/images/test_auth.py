@@ -48,12 +48,14 @@ def b64(text: bytes) -> str:
         (Auth(identity_token="i", registry_token="r"), Credential(refresh_token="i")),
     ],
 )
-def test_precedence(auth: Auth | None, expected: Credential) -> None:
+def test_secrets_are_used_in_their_order_of_precedence(
+    auth: Auth | None, expected: Credential
+) -> None:
     assert credential(auth, R, UPSTREAM) == expected
 
 
 @pytest.mark.parametrize("text", ["***", b64(b"nocolon"), b64(b"\xff\xfe:x")])
-def test_a_malformed_auth_is_refused_without_showing_it(text: str) -> None:
+def test_the_error_of_a_malformed_auth_does_not_show_the_secret(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         credential(Auth(auth=text), R, UPSTREAM)
     assert text not in caught.value.message
@@ -77,7 +79,7 @@ def test_a_malformed_auth_is_refused_without_showing_it(text: str) -> None:
         ("mirror.example:5000", UPSTREAM, False),
     ],
 )
-def test_the_login_is_sent_to_its_server_only(address: str, host: Host, used: bool) -> None:
+def test_a_login_is_sent_only_to_its_server(address: str, host: Host, used: bool) -> None:
     sent = credential(Auth("u", "p", server_address=address), R, host)
     assert sent == (SECRET if used else ANONYMOUS)
 
@@ -85,7 +87,7 @@ def test_the_login_is_sent_to_its_server_only(address: str, host: Host, used: bo
 @pytest.mark.parametrize(
     "address", ["docker.io", "https://index.docker.io/v1/", "registry-1.docker.io", ""]
 )
-def test_docker_hubs_names_are_one_registry(address: str) -> None:
+def test_all_names_of_docker_hub_mean_the_same_registry(address: str) -> None:
     host = Host("https://registry-1.docker.io", upstream=True)
     assert (
         credential(Auth("u", "p", server_address=address), Reference.parse("busybox"), host)
@@ -108,7 +110,9 @@ TRUSTED = Host("https://mirror.example", trusted=True)
     ],
 )
 @pytest.mark.parametrize("named", [False, True])
-def test_mirrors_of_the_registrys_own_file(image: str, host: Host, used: bool, named: bool) -> None:
+def test_mirrors_get_the_secret_only_from_the_registrys_own_file(
+    image: str, host: Host, used: bool, named: bool
+) -> None:
     reference = Reference.parse(image)
     address = reference.domain if named else ""
     sent = credential(Auth("u", "p", server_address=address), reference, host)
@@ -116,7 +120,7 @@ def test_mirrors_of_the_registrys_own_file(image: str, host: Host, used: bool, n
     assert credential(Auth("u", "p", server_address="third.example"), reference, host) == ANONYMOUS
 
 
-def test_the_administrators_login_counts_without_a_pull_secret() -> None:
+def test_the_administrators_login_is_used_without_a_pull_secret() -> None:
     own = Host("https://mirror.example", trusted=True, auth=Auth("admin", "x"))
     assert credential(None, R, own) == Credential("admin", "x")
     assert credential(Auth("u", "p"), R, own) == SECRET
@@ -165,7 +169,7 @@ def test_no_repr_shows_a_secret() -> None:
         ('realm="x"', []),
     ],
 )
-def test_challenges(header: str, expected: list[Challenge]) -> None:
+def test_challenges_are_parsed(header: str, expected: list[Challenge]) -> None:
     assert challenges(header) == expected
 
 
@@ -209,7 +213,7 @@ def test_a_token_is_asked_for_with_a_refresh_token_in_the_body() -> None:
     }
 
 
-def test_anonymous_tokens() -> None:
+def test_a_token_can_be_requested_without_a_login() -> None:
     assert token_request(BEARER, ANONYMOUS, MIRROR, "s").headers == {}
 
 
@@ -228,7 +232,7 @@ def test_anonymous_tokens() -> None:
         "https://a:99999/t",
     ],
 )
-def test_token_servers_that_are_not_asked(realm: str) -> None:
+def test_untrusted_token_servers_get_no_request(realm: str) -> None:
     with pytest.raises(PeerError, match=r"r\.example: "):
         token_request(Challenge("bearer", {"realm": realm}), SECRET, UPSTREAM, "s")
 
@@ -240,7 +244,7 @@ def test_a_registry_on_http_may_have_its_token_server_there() -> None:
     ).url.startswith("http://a")
 
 
-def test_answers() -> None:
+def test_tokens_are_read_from_responses_of_the_token_server() -> None:
     assert (
         read_token(b'{"token": "a"}', "s") == "a"
         and read_token(b'{"access_token": "b", "token": ""}', "s") == "b"
@@ -248,7 +252,7 @@ def test_answers() -> None:
 
 
 @given(some.binary(max_size=60))
-def test_any_answer_is_a_token_or_our_error(data: bytes) -> None:
+def test_any_response_of_a_token_server_is_a_token_or_an_error_of_ours(data: bytes) -> None:
     try:
         token = read_token(data, "s")
     except Error:
@@ -307,7 +311,9 @@ FIELD = [
 @pytest.mark.parametrize(
     ("whose", "header", "scheme", "url"), FIELD, ids=[whose for whose, *_ in FIELD]
 )
-def test_challenges_of_real_registries(whose: str, header: str, scheme: str, url: str) -> None:
+def test_challenges_of_real_registries_are_parsed(
+    whose: str, header: str, scheme: str, url: str
+) -> None:
     offered = challenges(header)
     chosen = next((c for c in offered if c.scheme == "bearer"), offered[0])
     assert chosen.scheme == scheme, whose

@@ -39,5 +39,5 @@ def test_a_digest_names_a_file_and_content(algorithm: str) -> None:
         "sha512:" + "0" * 128 + "\n",
     ],
 )
-def test_digests_that_cannot_be_verified(text: str | None) -> None:
+def test_digests_that_cannot_be_verified_are_refused(text: str | None) -> None:
     assert not digests.is_digest(text)

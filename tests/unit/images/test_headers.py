@@ -114,18 +114,18 @@ def test_times_keep_their_nanoseconds(text: bytes, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"a", b"1.a", b"1e5", b"nan", b"--1", b"9" * 30, b"1.-5"])
-def test_times_that_are_none(text: bytes) -> None:
+def test_invalid_times_are_refused(text: bytes) -> None:
     with pytest.raises(BadLayer):
         tar_headers._time(text)
 
 
 @pytest.mark.parametrize("number", [0, 1, 0o7777777, 2**21, 2**33, 2**40, 2**61])
-def test_numbers_in_octal_and_base_256(number: int) -> None:
+def test_numbers_in_octal_and_base_256_are_read(number: int) -> None:
     field = bytes(tarfile.itn(number, 12, tarfile.GNU_FORMAT))  # type: ignore[attr-defined]
     assert tar_headers._number(field, "size") == number
 
 
-def test_negative_numbers_only_where_they_mean_something() -> None:
+def test_negative_numbers_are_accepted_only_as_times() -> None:
     field = bytes(tarfile.itn(-5, 12, tarfile.GNU_FORMAT))  # type: ignore[attr-defined]
     assert tar_headers._number(field, "mtime", signed=True) == -5
     with pytest.raises(BadLayer, match="size is out of range"):
@@ -134,14 +134,14 @@ def test_negative_numbers_only_where_they_mean_something() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(data=some.binary(max_size=3000))
-def test_noise_is_refused_or_read_but_never_a_crash(data: bytes) -> None:
+def test_noise_is_refused_or_read_without_a_crash(data: bytes) -> None:
     try:
         read(data)
     except BadLayer:
         pass
 
 
-def test_one_byte_at_a_time_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_read_byte_by_byte_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         info = tarfile.TarInfo("n" * 300)

@@ -35,12 +35,12 @@ def write(certs_dir: Path, folder: str, text: str) -> Path:
         ("127.0.0.1.example", "https://127.0.0.1.example"),
     ],
 )
-def test_without_configuration(domain: str, url: str) -> None:
+def test_a_registry_without_configuration_has_the_defaults(domain: str, url: str) -> None:
     assert hosts_for(domain, []) == [Host(url, upstream=True)]
 
 
-def test_the_folder(tmp_path: Path) -> None:
-    """HOST_PORT_ before HOST:PORT before _default."""
+def test_the_folder_of_a_registry_is_found_in_the_order_of_containerd(tmp_path: Path) -> None:
+    """The order is HOST_PORT_, HOST:PORT, _default."""
     urls = {"_default": "https://d", "host:5000": "https://c", "host_5000_": "https://u"}
     for folder in ("_default", "host:5000", "host_5000_"):
         write(tmp_path, folder, f'server = "{urls[folder]}"')
@@ -68,7 +68,7 @@ def test_a_folder_is_for_all_spellings_of_its_registry(
     assert hosts_for("other.example:443", [tmp_path])[-1].url == "https://other.example"
 
 
-def test_everything_a_file_can_say(tmp_path: Path) -> None:
+def test_every_key_of_a_file_is_read(tmp_path: Path) -> None:
     write(
         tmp_path,
         "docker.io",
@@ -127,7 +127,7 @@ def test_a_host_table_for_the_server_itself_has_its_settings(tmp_path: Path) -> 
     assert only.upstream and only.skip_verify
 
 
-def test_a_folder_with_certificates_only(tmp_path: Path) -> None:
+def test_a_folder_may_contain_only_certificates(tmp_path: Path) -> None:
     (tmp_path / "r.example").mkdir()
     for name in ("b.crt", "a.crt", "client.cert", "client.key"):
         (tmp_path / "r.example" / name).touch()
@@ -160,7 +160,7 @@ def test_a_folder_with_certificates_only(tmp_path: Path) -> None:
         ("not toml", "hosts.toml"),
     ],
 )
-def test_refused_with_the_files_name(tmp_path: Path, text: str, words: str) -> None:
+def test_the_error_of_an_invalid_file_names_the_file(tmp_path: Path, text: str, words: str) -> None:
     path = write(tmp_path, "r.example", text)
     with pytest.raises(InvalidSpec) as caught:
         hosts_for("r.example", [tmp_path])
@@ -245,7 +245,7 @@ FIELD = [
 
 
 @pytest.mark.parametrize(("source", "text", "holds"), FIELD, ids=[source for source, *_ in FIELD])
-def test_hosts_files_of_other_programs(
+def test_hosts_files_of_other_programs_are_read(
     tmp_path: Path, source: str, text: str, holds: Callable[[Host], object]
 ) -> None:
     write(tmp_path, "r.example", f'[host."https://m.example"]\n{text}\n')
@@ -285,14 +285,14 @@ def test_ignored_keys_are_logged_once(
     assert ignored.startswith(warning)
 
 
-def test_a_file_that_is_wrong_concerns_its_registry_only(tmp_path: Path) -> None:
+def test_an_invalid_file_affects_only_its_registry(tmp_path: Path) -> None:
     write(tmp_path, "r.example", "server = 5")
     write(tmp_path, "_default", 'server = "https://mirror.example"')
     assert hosts_for("other.example", [tmp_path])[0].url == "https://mirror.example"
 
 
 def test_docker_io_is_the_registry_not_the_web_site(tmp_path: Path) -> None:
-    """containerd's hosts.md has `server = "https://docker.io"`."""
+    """The documentation hosts.md of containerd has `server = "https://docker.io"`."""
     write(
         tmp_path,
         "docker.io",
@@ -302,7 +302,7 @@ def test_docker_io_is_the_registry_not_the_web_site(tmp_path: Path) -> None:
     assert (only.url, only.prefix, only.upstream) == ("https://registry-1.docker.io", "/v2", True)
 
 
-def test_rewrites_and_logins(tmp_path: Path) -> None:
+def test_rewrites_and_logins_are_read(tmp_path: Path) -> None:
     write(
         tmp_path,
         "r.example",
@@ -326,20 +326,20 @@ def test_rewrites_and_logins(tmp_path: Path) -> None:
     assert upstream.repository("team/a") == "team/a"
 
 
-def test_the_default_file_trusts_nobody(tmp_path: Path) -> None:
+def test_hosts_of_the_default_file_are_not_trusted(tmp_path: Path) -> None:
     write(tmp_path, "_default", 'server = "https://elsewhere"\n[host."https://m.example"]')
     assert [host.trusted for host in hosts_for("r.example", [tmp_path])] == [False, False]
 
 
 @pytest.mark.parametrize("table", ['{ "(" = "x" }', '{ "(?=a)" = "x" }'])
-def test_a_rewrite_that_cannot_be_is_named(tmp_path: Path, table: str) -> None:
+def test_an_error_names_an_invalid_rewrite(tmp_path: Path, table: str) -> None:
     path = write(tmp_path, "r.example", f'[host."https://m.example"]\nrewrite = {table}')
     with pytest.raises(InvalidSpec) as caught:
         hosts_for("r.example", [tmp_path])
     assert str(path) in caught.value.path and ".rewrite." in caught.value.path
 
 
-def test_the_first_folder_that_has_a_host_counts(tmp_path: Path) -> None:
+def test_the_first_folder_with_the_host_is_used(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     write(first, "_default", 'server = "https://a-default"')
     write(second, "r.example", 'server = "https://b"')

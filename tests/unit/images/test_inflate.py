@@ -29,7 +29,8 @@ ENCODED = {
 
 
 def decode(blob: bytes, first_bytes: int) -> bytes:
-    """Decodes a blob whose first read returns so many bytes; each later one returns one."""
+    """Decodes a blob whose first read returns `first_bytes` bytes and whose later reads return one
+    byte each."""
     sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with receiving:
         with sending:

@@ -26,9 +26,9 @@ class Ended:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_cancellation_is_not_lost_as_the_job_ends(turns: int) -> None:
-    """asyncio.wait_for() of Python 3.11 forgets one that comes with the result: the task went on,
-    to wait for a layer that another task of its pull no longer made."""
+async def test_a_cancellation_at_the_end_of_a_job_is_not_lost(turns: int) -> None:
+    """asyncio.wait_for() of Python 3.11 loses a cancellation that arrives with the result: the task
+    continued and waited for a layer that another task of its pull no longer made."""
     zygote = Ended()
     jobs = LayerJobs(cast(Zygote, zygote), cast(Layers, None))
     work = asyncio.create_task(

@@ -43,12 +43,14 @@ V4 = {*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
         ("i686", set(), "386"),
     ],
 )
-def test_the_platforms_that_a_machine_runs(machine: str, flags: set[str], expected: str) -> None:
+def test_a_machine_runs_the_platforms_of_its_processor(
+    machine: str, flags: set[str], expected: str
+) -> None:
     runnable = processors(machine, flags)
     assert " ".join("/".join(filter(None, processor)) for processor in runnable) == expected
 
 
-def test_this_machine_runs_something() -> None:
+def test_this_machine_runs_images_of_its_own_platform() -> None:
     assert host_processors() and rank(manifests.host_platform(), host_processors()) is not None
 
 
@@ -80,7 +82,9 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize(("builder", "text", "machine", "runs"), SPELLINGS)
-def test_how_builders_write_platforms(builder: str, text: str, machine: str, runs: bool) -> None:
+def test_spellings_of_builders_are_normalized(
+    builder: str, text: str, machine: str, runs: bool
+) -> None:
     system, architecture, *variant = text.split("/")
     platform = Platform(architecture, system, *variant)
     assert (rank(platform, processors(machine, set())) is not None) is runs, builder
@@ -125,14 +129,14 @@ ARMV7 = processors("armv7l", set())
         (ARMV7, ["linux/arm/v5", "linux/arm/v8", "linux/arm/v6", "linux/arm64"], 2),
     ],
 )
-def test_the_best_image_of_an_index(
+def test_the_best_image_of_an_index_is_chosen(
     monkeypatch: pytest.MonkeyPatch, host: tuple[Processor, ...], texts: list[str], expected: int
 ) -> None:
     monkeypatch.setattr(manifests, "host_processors", lambda: host)
     assert manifests.choose(index(*texts)).digest == f"sha256:{expected:064x}"
 
 
-def test_the_message_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_lists_the_platforms_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "host_processors", lambda: ARMV7)
     texts = ["linux/arm64/v8", "linux/amd64", "unknown/unknown", "windows/amd64", "linux/arm/v8"]
     with pytest.raises(NotFound) as caught:
@@ -141,8 +145,8 @@ def test_the_message_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert caught.value.message == f"no image for linux/arm/v7; available: {there}"
 
 
-def test_a_stored_platform_is_chosen_before_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a store whose index was pulled on another processor, or in an archive of one platform."""
+def test_a_stored_image_is_preferred_to_a_better_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index was pulled on another processor, or the archive has only one platform."""
     monkeypatch.setattr(manifests, "host_processors", lambda: AMD64_V3)
     both = index("linux/amd64/v3", "linux/amd64", "linux/arm64", "unknown/unknown")
     for here, expected in (
@@ -169,8 +173,8 @@ def test_a_stored_platform_is_chosen_before_a_better_one(monkeypatch: pytest.Mon
         ("linux/arm", "arm/v7"),
     ],
 )
-def test_a_platform_that_is_named_takes_just_this_image(text: str, chosen: str) -> None:
-    """Whatever machine it is; an image without a platform is none of them."""
+def test_a_requested_platform_selects_only_its_image(text: str, chosen: str) -> None:
+    """This holds on every machine; an image without a platform is never selected."""
     entries = [
         manifests.Descriptor(manifests.OCI_MANIFEST, f"sha256:{number:064}", 1, platform)
         for number, platform in enumerate(

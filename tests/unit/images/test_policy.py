@@ -29,7 +29,7 @@ def write(tmp_path: Path, content: Any) -> str:
     return str(path)
 
 
-def test_scopes_from_the_image_to_everything() -> None:
+def test_scopes_are_ordered_from_the_image_to_the_default() -> None:
     assert list(scopes_of(Reference.parse("r.a.example:5000/b/c:v1"))) == [
         "r.a.example:5000/b/c:v1", "r.a.example:5000/b/c", "r.a.example:5000/b", "r.a.example:5000",
         "*.a.example:5000", "*.example:5000", "",
@@ -94,7 +94,7 @@ def test_no_spelling_of_a_registry_escapes_its_scope(
         assert requirement.type == "reject", image
 
 
-def test_without_a_scope_the_default_decides(tmp_path: Path) -> None:
+def test_an_image_without_a_scope_has_the_default_policy(tmp_path: Path) -> None:
     content = {
         "default": REJECT,
         "transports": {"docker": {"r.example": ACCEPT}, "dir": {"": [{"type": "x"}]}},
@@ -172,7 +172,7 @@ def test_without_a_scope_the_default_decides(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_signature_may_claim(
+def test_the_reference_of_a_signature_must_match_the_policy(
     identity: dict[str, str], image: str, claimed: str, meant: bool, tmp_path: Path
 ) -> None:
     signed = [
@@ -237,7 +237,7 @@ def test_what_a_signature_may_claim(
         ),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_as_a_whole(tmp_path: Path, content: Any, why: str) -> None:
+def test_an_invalid_file_is_refused_as_a_whole(tmp_path: Path, content: Any, why: str) -> None:
     path = write(tmp_path, content)
     with pytest.raises(WrongState) as caught:
         read(path)

@@ -13,7 +13,7 @@ PROXY = "http://proxy.example:3128"
 
 
 def bypassed(no_proxy: str, url: str) -> bool:
-    """Whether `url` is asked directly."""
+    """Returns whether requests for `url` bypass the proxy."""
     return proxy_for(url, {"HTTPS_PROXY": PROXY, "HTTP_PROXY": PROXY, "NO_PROXY": no_proxy}) is None
 
 
@@ -61,7 +61,9 @@ def bypassed(no_proxy: str, url: str) -> bool:
         ("10.0.0.0/99,:80,/8,*x", [], ["https://10.0.0.1", "https://a.example"]),
     ],
 )
-def test_who_is_asked_directly(no_proxy: str, direct: list[str], proxied: list[str]) -> None:
+def test_hosts_in_no_proxy_bypass_the_proxy(
+    no_proxy: str, direct: list[str], proxied: list[str]
+) -> None:
     assert [u for u in (*direct, *proxied) if bypassed(no_proxy, u)] == direct
 
 
@@ -79,12 +81,14 @@ def test_who_is_asked_directly(no_proxy: str, direct: list[str], proxied: list[s
         ({"all_proxy": PROXY}, "https://a.example", None),
     ],
 )
-def test_which_proxy_is_used(environment: dict[str, str], url: str, proxy: str | None) -> None:
+def test_the_proxy_of_a_request_follows_the_environment(
+    environment: dict[str, str], url: str, proxy: str | None
+) -> None:
     chosen = proxy_for(url, environment)
     assert (chosen.url if chosen else None) == proxy
 
 
-def test_a_proxy_with_a_login() -> None:
+def test_a_proxy_may_have_a_login() -> None:
     proxy = proxy_for("https://a.example", {"HTTPS_PROXY": "http://me:p%40ss@proxy.example:3128"})
     assert proxy is not None and proxy.url == PROXY and "ss" not in repr(proxy)
     assert proxy.headers == {
@@ -93,7 +97,7 @@ def test_a_proxy_with_a_login() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
-def test_a_socks_proxy(scheme: str) -> None:
+def test_a_socks_proxy_is_accepted(scheme: str) -> None:
     proxy = proxy_for("https://a.example", {"HTTPS_PROXY": f"{scheme}://me:p%40ss@proxy.example"})
     assert proxy is not None and proxy.is_socks and proxy.url == f"{scheme}://proxy.example"
     assert proxy.login == ("me", "p@ss") and not proxy.headers and "p@ss" not in repr(proxy)
@@ -102,7 +106,7 @@ def test_a_socks_proxy(scheme: str) -> None:
 @pytest.mark.parametrize(
     "value", ["socks4://u:secret@proxy.example:1080", "http://", "http://p:port/", "http://["]
 )
-def test_a_proxy_that_cannot_be_used_is_named(value: str) -> None:
+def test_an_error_names_an_unusable_proxy(value: str) -> None:
     with pytest.raises(InvalidSpec, match=r"^HTTPS_PROXY") as caught:
         proxy_for("https://a.example", {"HTTPS_PROXY": value})
     assert "secret" not in caught.value.message

@@ -41,7 +41,9 @@ D = "sha256:" + "a1" * 32
         ),
     ],
 )
-def test_the_full_form_of_a_reference(text: str, full: str, tagged: str | None) -> None:
+def test_a_reference_is_completed_to_its_full_form(
+    text: str, full: str, tagged: str | None
+) -> None:
     reference = Reference.parse(text)
     assert (str(reference), reference.tagged) == (full, tagged)
     assert Reference.parse(full) == (
@@ -84,7 +86,7 @@ def test_the_full_form_of_a_reference(text: str, full: str, tagged: str | None) 
         "é",
     ],
 )
-def test_malformed(text: str) -> None:
+def test_malformed_references_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="image "):
         Reference.parse(text)
 
@@ -92,13 +94,13 @@ def test_malformed(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a@sha384:" + "0" * 96, "a@sha256:" + "A" * 64, "a@md5:" + "0" * 32]
 )
-def test_other_digests(text: str) -> None:
+def test_unsupported_digests_are_refused(text: str) -> None:
     with pytest.raises(Unsupported, match="only sha256"):
         Reference.parse(text)
 
 
 @given(some.text(string.ascii_letters + string.digits + ".:/@-_[] \n", max_size=60))
-def test_whatever_is_accepted_is_stable_and_safe(text: str) -> None:
+def test_accepted_references_are_stable_and_safe(text: str) -> None:
     try:
         reference = Reference.parse(text)
     except Error:
@@ -140,17 +142,17 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize(("normal", "spellings"), SPELLINGS.items())
-def test_all_spellings_of_a_registry_have_one_normal_form(
+def test_all_spellings_of_a_registry_have_the_same_normal_form(
     normal: str, spellings: list[str]
 ) -> None:
     assert {normal_registry(spelling) for spelling in (normal, *spellings)} == {normal}
 
 
-def test_registries_that_differ_stay_apart() -> None:
+def test_different_registries_have_different_normal_forms() -> None:
     assert len({normal_registry(normal) for normal in SPELLINGS}) == len(SPELLINGS)
 
 
-def test_a_name_keeps_its_spelling_and_docker_hub_has_one() -> None:
+def test_a_name_keeps_its_spelling_except_on_docker_hub() -> None:
     written = Reference.parse("R.example:443/team/app:v1")
     assert (str(written), written.repository) == ("R.example:443/team/app:v1", "r.example/team/app")
     assert (
@@ -160,12 +162,12 @@ def test_a_name_keeps_its_spelling_and_docker_hub_has_one() -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999"])
-def test_a_port_that_is_none(port: str) -> None:
+def test_an_invalid_port_is_refused(port: str) -> None:
     with pytest.raises(InvalidArgument, match=f"port {port} is out of range"):
         Reference.parse(f"r.example:{port}/a")
 
 
-def test_ids_and_digests() -> None:
+def test_ids_and_digests_are_recognized() -> None:
     assert (
         is_digest(D) and not is_digest(D.upper()) and not is_digest(D[:-1]) and not is_digest(None)
     )

@@ -37,7 +37,7 @@ def ring() -> Iterator[Ring]:
 
 @pytest.fixture
 def ring_of_a_stranger() -> Iterator[Ring]:
-    """A ring whose sender is another process."""
+    """Returns a ring whose sender is another process."""
     sending, receiving = open_ends()
     sender, receiver = Sender(*sending), Receiver(*receiving, copying=True)
     yield sender, receiver
@@ -76,7 +76,7 @@ def test_blocks_arrive_in_order(ring: Ring, largest: int) -> None:
     assert receiver.read() == b"", "the end stays the end"
 
 
-def test_what_was_read_stays_until_the_next_is(ring: Ring) -> None:
+def test_a_block_stays_unchanged_until_the_next_read(ring: Ring) -> None:
     sender, receiver = ring
     sender.write(b"first")
     part = receiver.read()
@@ -115,7 +115,7 @@ def test_the_receiver_cannot_change_the_memory(ring: Ring) -> None:
 
 
 @pytest.mark.parametrize("freed", [bytes([BLOCKS]), b"\xff", b"\1\1"], ids=["next", "far", "twice"])
-def test_a_receiver_that_lies_is_interrupted(ring: Ring, freed: bytes) -> None:
+def test_false_numbers_of_the_receiver_interrupt_the_sender(ring: Ring, freed: bytes) -> None:
     sender, receiver = ring
     sender.write(bytes(ALL))
     os.write(receiver.fds[2], freed)
@@ -124,7 +124,7 @@ def test_a_receiver_that_lies_is_interrupted(ring: Ring, freed: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2 * ALL], ids=["at once", "waiting"])
-def test_nobody_receives_any_more(ring: Ring, size: int) -> None:
+def test_a_closed_receiver_interrupts_the_sender(ring: Ring, size: int) -> None:
     sender, receiver = ring
     timer = threading.Timer(0.05 if size > 1 else 0, receiver.close)
     timer.start()
@@ -134,7 +134,7 @@ def test_nobody_receives_any_more(ring: Ring, size: int) -> None:
         sender.write(bytes(size))
 
 
-def test_a_closed_ring_takes_nothing(ring: Ring) -> None:
+def test_a_closed_ring_accepts_no_bytes(ring: Ring) -> None:
     sender, receiver = ring
     sender.write(b"x")
     sender.close()
@@ -144,7 +144,7 @@ def test_a_closed_ring_takes_nothing(ring: Ring) -> None:
     assert received(receiver) == b"x"
 
 
-def test_a_sender_in_another_process_says_when_it_has_finished(ring_of_a_stranger: Ring) -> None:
+def test_a_sender_in_another_process_reports_its_end(ring_of_a_stranger: Ring) -> None:
     """The sender's end may stay open in this process for longer."""
     sender, receiver = ring_of_a_stranger
     sender.write(b"all")
@@ -152,8 +152,8 @@ def test_a_sender_in_another_process_says_when_it_has_finished(ring_of_a_strange
     assert received(receiver) == b"all" and receiver.read() == b""
 
 
-def test_what_was_copied_does_not_change(ring_of_a_stranger: Ring) -> None:
-    """The sender may have been taken over: what was hashed must be what is written."""
+def test_copied_bytes_do_not_change(ring_of_a_stranger: Ring) -> None:
+    """The sender may be compromised: the written bytes must be those that were hashed."""
     sender, receiver = ring_of_a_stranger
     sender.write(b"hashed")
     part = receiver.read()
@@ -166,7 +166,7 @@ def test_what_was_copied_does_not_change(ring_of_a_stranger: Ring) -> None:
 @pytest.mark.parametrize(
     "block", [(BLOCKS, 5), (2**32 - 1, 2**32 - 1), (1, ALL)], ids=["next", "far", "large"]
 )
-def test_a_sender_that_lies_is_heard_within_the_blocks(
+def test_false_numbers_of_the_sender_stay_within_the_blocks(
     ring_of_a_stranger: Ring, block: tuple[int, int]
 ) -> None:
     sender, receiver = ring_of_a_stranger

@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_rate_is_slow_when_too_little_came_for_too_long(clock: Clock) -> None:
+def test_a_rate_is_slow_after_too_few_bytes_for_too_long(clock: Clock) -> None:
     rate = Rate()
     clock.now += sharing.SLOW_S
     assert not rate.is_slow
@@ -47,7 +47,7 @@ def test_a_rate_is_slow_when_too_little_came_for_too_long(clock: Clock) -> None:
     assert not rate.is_slow
 
 
-async def test_one_works_and_the_others_wait_while_it_is_fast() -> None:
+async def test_callers_wait_for_fast_work_of_the_first_caller() -> None:
     work, running, most = SharedWork(), 0, 0
 
     async def take() -> None:
@@ -62,7 +62,7 @@ async def test_one_works_and_the_others_wait_while_it_is_fast() -> None:
     assert most == 1 and not work._rates and not work._ended
 
 
-async def test_work_that_is_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_do_not_wait_for_slow_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "SLOW_S", 0.02)
     work = SharedWork()
     async with work.turn("key", Rate(), WATCH), asyncio.timeout(10):
@@ -73,7 +73,7 @@ async def test_work_that_is_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     assert not work._rates
 
 
-async def test_the_registry_with_the_fewest_streams_is_next() -> None:
+async def test_the_registry_with_the_fewest_streams_gets_the_next_turn() -> None:
     streams = Streams(2)
     order: list[str] = []
 
@@ -91,7 +91,9 @@ async def test_the_registry_with_the_fewest_streams_is_next() -> None:
     assert not streams._active and not streams._waiters
 
 
-async def test_no_turn_in_time_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_a_turn_in_time_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 0.01)
     streams = Streams(1)
     asked: list[str] = []
@@ -110,8 +112,8 @@ async def test_no_turn_in_time_is_an_interruption(monkeypatch: pytest.MonkeyPatc
     assert not streams._active and not streams._waiters
 
 
-async def test_a_stream_waits_as_long_as_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many pulls of a node that starts keep their order; the time of each wait has a limit all the
+async def test_a_stream_waits_while_other_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pulls of a starting node keep their order; the time of each wait has a limit all the
     same."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 1.0)
     streams, ended = Streams(1), 0
@@ -131,7 +133,7 @@ async def test_a_stream_waits_as_long_as_others_end(monkeypatch: pytest.MonkeyPa
     assert not streams._active and not streams._waiters
 
 
-async def test_a_stream_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
+async def test_a_stream_cancelled_during_its_wait_leaves_nothing() -> None:
     streams = Streams(1)
 
     async def take() -> None:

@@ -11,7 +11,7 @@ import urllib3
 from cri_server.images.registry.client import describe_error
 
 
-def test_http_where_tls_was_expected_is_told_as_that() -> None:
+def test_the_error_names_a_server_that_speaks_http_instead_of_tls() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:

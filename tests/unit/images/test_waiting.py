@@ -26,7 +26,7 @@ class Clock:
 def overdue_after_s(
     watch: Watch, clock: Clock, bytes_per_s: int, limit_s: int = 3600
 ) -> int | None:
-    """Feeds the watch once a second; the second in which it is overdue, None if never."""
+    """Feeds the watch once a second; returns the second in which it is overdue, None if never."""
     for second in range(1, limit_s):
         clock.now_s += 1
         watch.arrived(bytes_per_s)
@@ -48,7 +48,7 @@ def test_a_source_of_a_kibibyte_a_second_never_stalls(bytes_per_s: int) -> None:
 
 
 def test_other_progress_begins_a_new_period() -> None:
-    """Bytes before it do not count in the period after it."""
+    """Bytes before the progress do not count in the period after it."""
     clock = Clock()
     watch = Watch(TIMEOUT_S, "", clock)
     watch.arrived(PROGRESS_BYTES_PER_S * TIMEOUT_S - 1)
@@ -76,9 +76,8 @@ async def test_work_that_is_overdue_is_cancelled() -> None:
 
 
 async def test_a_thread_that_must_be_waited_for_outlasts_two_cancellations() -> None:
-    """A stalled pull is cancelled by its `Watch`, and once more when its caller leaves. Proof: the
-    lock that it holds is free only when its thread has ended, and the cancellation is raised then.
-    """
+    """A stalled pull is cancelled by its `Watch`, and once more when its caller leaves. The lock of
+    the pull is free only after its thread has ended, and then the cancellation is raised."""
     lock, begun, may_end = asyncio.Lock(), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     ended = False

@@ -99,7 +99,7 @@ async def opened(process: Process) -> Process:
 
 
 @pytest.mark.requirement("9.5")
-async def test_output_then_status_then_ends() -> None:
+async def test_the_status_follows_the_output_and_precedes_the_end() -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))
     os.write(process.its_stdout, b"out")
@@ -114,7 +114,7 @@ async def test_output_then_status_then_ends() -> None:
     assert process.closed == 1
 
 
-async def test_success() -> None:
+async def test_exit_code_0_is_reported_as_success() -> None:
     client, process = Client(), Process()
     process.exit(0)
     await asyncio.wait_for(remotecommand.run(opened(process), client.streams), 60)
@@ -123,7 +123,7 @@ async def test_success() -> None:
 
 @pytest.mark.requirement("9.5")
 @pytest.mark.parametrize(("code", "text"), [(0, b""), (2, b"command terminated with exit code 2")])
-async def test_old_clients_get_a_text_or_nothing(code: int, text: bytes) -> None:
+async def test_old_clients_get_the_status_as_text_or_not_at_all(code: int, text: bytes) -> None:
     client, process = Client(json_status=False), Process()
     process.exit(code)
     await asyncio.wait_for(remotecommand.run(opened(process), client.streams), 60)
@@ -133,10 +133,10 @@ async def test_old_clients_get_a_text_or_nothing(code: int, text: bytes) -> None
 @pytest.mark.parametrize(
     ("error", "logged"), [(NotFound("container c"), False), (PeerError("container c"), True)]
 )
-async def test_a_session_that_cannot_be_opened(
+async def test_the_client_gets_the_error_of_a_session_that_cannot_be_opened(
     error: Error, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client is told; the log has it when the node is to blame."""
+    """The log has the error when the node is its cause."""
 
     async def nothing() -> Process:
         raise error
@@ -149,7 +149,7 @@ async def test_a_session_that_cannot_be_opened(
     )
 
 
-async def test_a_fault_of_ours_is_not_silence() -> None:
+async def test_an_internal_error_is_reported_to_the_client() -> None:
     async def broken() -> Process:
         raise RuntimeError("a bug")
 
@@ -162,7 +162,7 @@ async def test_a_fault_of_ours_is_not_silence() -> None:
     )
 
 
-async def test_stdin_is_copied_and_its_end_too() -> None:
+async def test_stdin_is_copied_up_to_its_end() -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))
     client.stdin.feed(b"in")
@@ -175,7 +175,7 @@ async def test_stdin_is_copied_and_its_end_too() -> None:
     await asyncio.wait_for(running, 60)
 
 
-async def test_a_client_that_leaves_closes_the_session() -> None:
+async def test_a_client_that_disconnects_closes_the_session() -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))
     await asyncio.sleep(0.05)
@@ -185,7 +185,7 @@ async def test_a_client_that_leaves_closes_the_session() -> None:
     process.exit(0)
 
 
-async def test_a_client_that_leaves_while_the_session_opens() -> None:
+async def test_a_client_may_disconnect_while_the_session_opens() -> None:
     process, gate = Process(), asyncio.Event()
 
     async def slowly() -> Process:
@@ -213,7 +213,7 @@ async def test_a_dropped_output_does_not_block_the_process() -> None:
     await asyncio.wait_for(running, 60)
 
 
-async def test_output_that_stays_open_after_the_exit() -> None:
+async def test_output_that_stays_open_after_the_exit_ends() -> None:
     client, process = Client(), Process()
     os.write(process.its_stdout, b"before")
     process.exit(0, keep_output=True)
@@ -232,7 +232,7 @@ async def test_a_slow_client_gets_all_that_was_written_before_the_exit() -> None
     assert len(client.stdout.data) == 60_000
 
 
-async def test_output_that_never_stops_after_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_output_after_the_exit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remotecommand, "DRAIN_S", 0.2)
     client, process = Client(), Process()
     stop = asyncio.Event()
@@ -256,7 +256,7 @@ async def test_output_that_never_stops_after_the_exit(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.requirement("9.6")
-async def test_sizes() -> None:
+async def test_terminal_sizes_are_applied() -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))
     for text in (
@@ -279,7 +279,7 @@ async def test_sizes() -> None:
 @pytest.mark.parametrize(
     "text", [b"[" * 100_000, b'{"Width":' * 5000, b"x" * 5000, b'"' + b"x" * 5000, b"1" * 5000]
 )
-async def test_sizes_that_are_none_are_not_collected(text: bytes) -> None:
+async def test_invalid_terminal_sizes_are_not_stored(text: bytes) -> None:
     client, process = Client(), Process()
     running = asyncio.create_task(remotecommand.run(opened(process), client.streams))
     client.resize.feed(text)
@@ -290,7 +290,7 @@ async def test_sizes_that_are_none_are_not_collected(text: bytes) -> None:
     assert process.sizes == [] and client.status["status"] == "Success"
 
 
-async def test_a_resize_that_fails_does_not_matter() -> None:
+async def test_a_failed_resize_does_not_end_the_session() -> None:
     class Deaf(Process):
         async def resize(self, width: int, height: int) -> None:
             raise WrongState("no terminal")
@@ -304,7 +304,7 @@ async def test_a_resize_that_fails_does_not_matter() -> None:
     assert client.status["status"] == "Success"
 
 
-async def test_the_end_of_a_pty() -> None:
+async def test_the_end_of_a_pty_ends_the_output() -> None:
     client = Client()
     master, slave = pty.openpty()
     process = Process()

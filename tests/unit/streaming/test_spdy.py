@@ -44,7 +44,7 @@ def pair() -> tuple[Connection, Connection]:
 
 
 def opened(**headers: str) -> tuple[Connection, Connection, int]:
-    """A client and a server with one stream open in both directions."""
+    """Returns a client and a server with one stream open in both directions."""
     client, server = pair()
     stream = client.open(
         {name: [value] for name, value in (headers or {"streamtype": "error"}).items()}
@@ -68,13 +68,13 @@ def block(headers: Headers) -> bytes:
 
 
 @pytest.mark.requirement("9.3")
-def test_dictionary_is_that_of_spdy_3() -> None:
+def test_the_dictionary_is_that_of_spdy_3() -> None:
     assert zlib.adler32(DICTIONARY) == 0xE3C6A7C2
     assert len(DICTIONARY) == 1423
 
 
 @pytest.mark.requirement("9.3", "14.4")
-def test_frames_are_those_of_the_draft() -> None:
+def test_frames_have_the_bytes_of_the_draft() -> None:
     assert frames.data_head(3, 5, True) == b"\0\0\0\x03\x01\0\0\x05"
     assert frames.ping(1) == b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01"
     assert frames.rst_stream(5, Status.CANCEL) == b"\x80\x03\0\x03\0\0\0\x08\0\0\0\x05\0\0\0\x05"
@@ -85,7 +85,7 @@ def test_frames_are_those_of_the_draft() -> None:
     assert frames.syn_reply(1, b"xyz") == b"\x80\x03\0\x02\0\0\0\x07\0\0\0\x01" + b"xyz"
 
 
-def test_header_block_is_that_of_the_draft() -> None:
+def test_a_header_block_has_the_bytes_of_the_draft() -> None:
     plain = zlib.decompressobj(zdict=DICTIONARY).decompress(block({"StreamType": ["a", "b"]}))
     assert plain == b"\0\0\0\x01\0\0\0\x0astreamtype\0\0\0\x03a\0b"
 
@@ -104,7 +104,7 @@ def test_header_compression_keeps_its_state() -> None:
 # ---- two sides ----
 
 
-def test_a_stream_from_open_to_end() -> None:
+def test_a_stream_is_opened_used_and_ended() -> None:
     client, server = pair()
     stream = client.open({"Streamtype": ["stdin"]})
     assert server.receive(client.data_to_send()) == [Opened(1, {"streamtype": ["stdin"]}, False)]
@@ -130,7 +130,7 @@ def test_either_side_may_end_first(first: str) -> None:
     assert not client.is_open(stream) and not server.is_open(stream)
 
 
-def test_ids_of_both_sides() -> None:
+def test_the_client_has_odd_and_the_server_even_ids() -> None:
     client, server = pair()
     assert [client.open({}), client.open({}), server.open({}), server.open({})] == [1, 3, 2, 4]
     assert [client.ping(), client.ping(), server.ping()] == [1, 3, 2]
@@ -144,7 +144,7 @@ def test_pings_are_answered() -> None:
     assert client.receive(server.data_to_send()) == [Pong(ping)]
 
 
-def test_reset_ends_both_directions() -> None:
+def test_a_reset_ends_both_directions() -> None:
     client, server, stream = opened()
     server.reset(stream, Status.CANCEL)
     assert client.receive(server.data_to_send()) == [Reset(stream, Status.CANCEL)]
@@ -158,7 +158,7 @@ def test_reset_ends_both_directions() -> None:
     assert server.data_to_send() == frames.ping(1)
 
 
-def test_go_away_refuses_new_streams_only() -> None:
+def test_goaway_refuses_only_new_streams() -> None:
     client, server, stream = opened()
     server.go_away()
     assert client.receive(server.data_to_send()) == [GoneAway(stream, 0)]
@@ -168,7 +168,7 @@ def test_go_away_refuses_new_streams_only() -> None:
     assert server.receive(client.data_head(stream, 1) + b"x") == [Data(stream, b"x", False)]
 
 
-def test_a_probe_means_nothing() -> None:
+def test_a_probe_frame_has_no_effect() -> None:
     client, server, stream = opened()
     server.probe()
     sent = server.data_to_send()
@@ -177,7 +177,7 @@ def test_a_probe_means_nothing() -> None:
     Connection("server").probe()
 
 
-def test_frames_without_meaning_are_skipped() -> None:
+def test_unknown_frames_are_skipped() -> None:
     _, server, stream = opened()
     setting = struct.pack(">III", 1, 4, 100)
     window = struct.pack(">II", stream, 1 << 20)
@@ -191,7 +191,7 @@ def test_frames_without_meaning_are_skipped() -> None:
     assert server.data_to_send() == b""
 
 
-def test_headers_frame_can_end_a_stream() -> None:
+def test_a_headers_frame_can_end_a_stream() -> None:
     _, server, stream = opened()
     packer = Packer()
     packer.pack({"streamtype": ["error"]})
@@ -205,7 +205,7 @@ def test_headers_frame_can_end_a_stream() -> None:
 
 
 def conversation() -> tuple[bytes, list[Event]]:
-    """What a client sends in a whole session, and what it means."""
+    """Returns the bytes of a client's whole session and the events that they mean."""
     client, server = pair()
     sent = b""
     for role in ("error", "stdin", "stdout"):
@@ -223,7 +223,7 @@ def conversation() -> tuple[bytes, list[Event]]:
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Adjoining data of a stream in one piece, as cuts may part it."""
+    """Returns the events with adjoining data of a stream joined, because cuts may split data."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None
@@ -239,7 +239,7 @@ def joined(events: list[Event]) -> list[Event]:
     return result
 
 
-def test_one_byte_at_a_time() -> None:
+def test_input_byte_by_byte_has_the_same_events() -> None:
     sent, expected = conversation()
     server = Connection("server")
     events = [event for byte in sent for event in server.receive(bytes((byte,)))]
@@ -249,7 +249,7 @@ def test_one_byte_at_a_time() -> None:
 
 @given(cuts=st.lists(st.integers(min_value=1, max_value=400)))
 @settings(max_examples=200, deadline=None)
-def test_any_cut_means_the_same(cuts: list[int]) -> None:
+def test_input_cut_at_any_byte_has_the_same_events(cuts: list[int]) -> None:
     sent, expected = conversation()
     server = Connection("server")
     events: list[Event] = []
@@ -300,7 +300,7 @@ SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
         ),
     ],
 )
-def test_a_broken_peer_is_left(sent: bytes, reason: str) -> None:
+def test_a_protocol_error_ends_the_connection(sent: bytes, reason: str) -> None:
     server = Connection("server")
     assert reason in failed(server.receive(sent))
     out = server.data_to_send()
@@ -315,7 +315,7 @@ def test_the_goaway_names_the_last_stream() -> None:
     assert server.data_to_send() == frames.goaway(1, 1)
 
 
-def test_data_behind_the_end_resets_the_stream() -> None:
+def test_data_after_the_end_resets_the_stream() -> None:
     client, server, stream = opened()
     server.receive(client.data_head(stream, 0, fin=True))
     late = frames.data_head(stream, 4, False) + b"late"
@@ -324,7 +324,7 @@ def test_data_behind_the_end_resets_the_stream() -> None:
     assert server.receive(late) == [] and server.data_to_send() == b""
 
 
-def test_streams_are_limited_and_forgotten() -> None:
+def test_open_streams_are_limited_and_ended_streams_are_forgotten() -> None:
     client, server = Connection("client"), Connection("server", streams_limit=2)
     streams = [client.open({}) for _ in range(3)]
     assert [
@@ -370,12 +370,12 @@ def raw_block(*pairs: tuple[bytes, bytes], count: int | None = None, tail: bytes
         pytest.param(b"", id="empty"),
     ],
 )
-def test_malformed_headers(sent: bytes) -> None:
+def test_malformed_headers_are_refused(sent: bytes) -> None:
     with pytest.raises(MalformedHeaders):
         Unpacker().unpack(sent)
 
 
-def test_a_zlib_bomb_stays_small() -> None:
+def test_a_zlib_bomb_uses_little_memory() -> None:
     bomb = raw_block((b"a", bytes(20_000_000)))
     assert len(bomb) < CONTROL_LIMIT_BYTES
     unpacked = Unpacker()
@@ -388,7 +388,7 @@ def test_a_zlib_bomb_stays_small() -> None:
 
 
 def frames_of_nonsense() -> st.SearchStrategy[bytes]:
-    """Frames that look right at the first glance, with wrong ids, lengths, flags and bodies."""
+    """Returns frames that look valid in part, with wrong ids, lengths, flags and bodies."""
     ids = st.integers(0, 8) | st.integers(0, 2**31 - 1)
     small = st.binary(max_size=40)
     blocks = small | st.just(block({"streamtype": ["data"]}))
@@ -411,7 +411,9 @@ def frames_of_nonsense() -> st.SearchStrategy[bytes]:
 
 @given(nonsense=st.lists(frames_of_nonsense(), max_size=30), whole=st.booleans())
 @settings(max_examples=1500, deadline=None)
-def test_nonsense_never_raises_and_never_costs_memory(nonsense: list[bytes], whole: bool) -> None:
+def test_invalid_frames_raise_nothing_and_use_little_memory(
+    nonsense: list[bytes], whole: bool
+) -> None:
     server = Connection("server", streams_limit=8)
     over = False
     for sent in [b"".join(nonsense)] if whole else nonsense:
@@ -431,7 +433,7 @@ def test_nonsense_never_raises_and_never_costs_memory(nonsense: list[bytes], who
 
 
 def split(out: bytes) -> Iterator[int]:
-    """The types of the control frames in `out`."""
+    """Returns the types of the control frames in `out`."""
     while out:
         version, kind, rest = struct.unpack_from(">HHI", out)
         assert version == 0x8003
@@ -441,9 +443,9 @@ def split(out: bytes) -> Iterator[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_million_mutated_frames() -> None:
-    """S-14: whole sessions with bytes changed, cut out, doubled; the core ends each in one of its
-    two ways."""
+def test_a_million_mutated_frames_raise_nothing() -> None:
+    """S-14: the sessions have changed, missing and doubled bytes; the core ends each of them in one
+    of its two ways."""
     rng = random.Random(14)
     sent, _ = conversation()
     heads = ends = frames_seen = 0

@@ -66,5 +66,5 @@ def test_outstanding_tokens_are_limited() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "x", "ü" * 40, "\udcff", "a" * 100_000])
-def test_any_text_can_be_asked_for(token: str) -> None:
+def test_an_unknown_token_of_any_text_is_refused(token: str) -> None:
     assert Tickets().take("exec", token) is None

@@ -26,7 +26,7 @@ def refusal(text: str | bytes) -> int:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_request_and_what_comes_behind_it(method: str) -> None:
+def test_bytes_after_the_request_are_kept(method: str) -> None:
     request = read(
         f"{method} /exec/token?x=1 HTTP/1.1\r\n{HOST}{UPGRADE}\r\n".encode() + b"\x80\x03rest"
     )
@@ -34,7 +34,7 @@ def test_a_request_and_what_comes_behind_it(method: str) -> None:
     assert request.ahead == b"\x80\x03rest"
 
 
-def test_one_byte_at_a_time() -> None:
+def test_a_request_byte_by_byte_is_the_same() -> None:
     text = f"POST /attach/t HTTP/1.1\r\n{HOST}{UPGRADE}Content-Length: 0\r\n\r\n".encode()
     reader = RequestReader()
     for byte in text[:-1]:
@@ -43,7 +43,7 @@ def test_one_byte_at_a_time() -> None:
     assert request is not None and request.path == "/attach/t"
 
 
-def test_upgrade_needs_both_headers() -> None:
+def test_an_upgrade_needs_both_headers() -> None:
     assert read(f"GET / HTTP/1.1\r\n{HOST}Upgrade: websocket\r\n\r\n").upgrade == ""
     assert (
         read(
@@ -81,19 +81,19 @@ def test_upgrade_needs_both_headers() -> None:
         pytest.param("GET /" + "a" * 20_000, 431, id="a long path"),
     ],
 )
-def test_refused(text: str | bytes, status: int) -> None:
+def test_invalid_requests_are_refused_with_their_status(text: str | bytes, status: int) -> None:
     assert refusal(text) == status
 
 
 @pytest.mark.parametrize(
     "origin", ["https://node:10250", "http://elsewhere", "null", "http://[::1"]
 )
-def test_the_origin_is_not_looked_at(origin: str) -> None:
+def test_the_origin_header_is_ignored(origin: str) -> None:
     read(f"GET / HTTP/1.1\r\n{HOST}Origin: {origin}\r\n\r\n")
 
 
 @pytest.mark.requirement("9.2")
-def test_the_first_protocol_of_the_client_wins() -> None:
+def test_the_first_common_protocol_of_the_client_is_chosen() -> None:
     request = read(
         f"GET / HTTP/1.1\r\n{HOST}X-Stream-Protocol-Version: v9, v3.x\r\nX-Stream-Protocol-Version:"
         " v4.x\r\n\r\n"
@@ -102,7 +102,7 @@ def test_the_first_protocol_of_the_client_wins() -> None:
 
 
 @pytest.mark.requirement("9.2")
-def test_no_common_protocol() -> None:
+def test_a_request_without_a_common_protocol_is_refused() -> None:
     request = read(f"GET / HTTP/1.1\r\n{HOST}X-Stream-Protocol-Version: v9\r\n\r\n")
     with pytest.raises(Refused) as refused:
         upgrade.choose_stream_protocol(request, ("v4.x", "v3.x"))
@@ -124,7 +124,7 @@ def websocket(*fields: str, method: str = "GET") -> Request:
 KEY, VERSION = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13"
 
 
-def test_websocket_answer_is_that_of_the_rfc() -> None:
+def test_the_websocket_response_is_that_of_the_rfc() -> None:
     answer = upgrade.switch_to_websocket(websocket(KEY, VERSION), "chat")
     assert b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in answer  # RFC 6455, 1.3
     assert b"Sec-WebSocket-Protocol: chat\r\n" in answer
@@ -141,13 +141,13 @@ def test_websocket_answer_is_that_of_the_rfc() -> None:
         websocket(KEY, VERSION, method="POST"),
     ],
 )
-def test_not_a_websocket_handshake(request_: Request) -> None:
+def test_an_invalid_websocket_handshake_is_refused(request_: Request) -> None:
     with pytest.raises(Refused) as refused:
         upgrade.switch_to_websocket(request_, "")
     assert refused.value.status == 400
 
 
-def test_subprotocols() -> None:
+def test_the_subprotocol_is_negotiated() -> None:
     offered = websocket("Sec-WebSocket-Protocol: x, v4", "Sec-WebSocket-Protocol: v5")
     assert upgrade.choose_subprotocol(offered, ("v5", "v4")) == "v4"
     assert upgrade.choose_subprotocol(websocket(), ("v5",)) == ""
@@ -180,7 +180,7 @@ PIECES = st.sampled_from(
 
 @given(pieces=st.lists(PIECES | st.binary(max_size=20), max_size=40))
 @settings(max_examples=800, deadline=None)
-def test_nonsense_is_refused_or_unfinished(pieces: list[bytes]) -> None:
+def test_random_bytes_are_refused_or_incomplete(pieces: list[bytes]) -> None:
     reader = RequestReader()
     try:
         for piece in pieces:

@@ -57,7 +57,7 @@ class Peer:
 async def connected(
     subprotocol: str = "v4.channel.k8s.io",
 ) -> AsyncIterator[tuple[Peer, Channels, asyncio.Task[str]]]:
-    """A peer, and our channels 0 to 4 that are being read."""
+    """Yields a peer and our channels 0 to 4, which are being read."""
     ours, theirs = socket.socketpair()
     wire = SocketWire(ours)
     channels = Channels(Messages(wire), DIALECTS[subprotocol])
@@ -75,7 +75,7 @@ async def connected(
 
 
 @pytest.mark.requirement("9.9")
-async def test_channels_both_ways() -> None:
+async def test_channels_carry_data_in_both_directions() -> None:
     async with connected() as (peer, channels, _):
         await peer.message(b"\x00input")
         assert await channels.channel(0).inbound.read() == b"input"
@@ -88,7 +88,7 @@ async def test_channels_both_ways() -> None:
         ]
 
 
-async def test_base64_channels() -> None:
+async def test_base64_channels_are_decoded() -> None:
     async with connected("v4.base64.channel.k8s.io") as (peer, channels, _):
         peer.core.send_text(b"0aW5wdXQ=")
         await peer.flush()
@@ -120,14 +120,14 @@ async def test_v5_closes_a_channel() -> None:
         assert [await stdin.read(), await stdin.read(), await stdin.read()] == [b"last", b"", b""]
 
 
-async def test_v4_knows_no_close() -> None:
+async def test_v4_cannot_close_a_channel() -> None:
     async with connected() as (peer, channels, _):
         await peer.message(b"\xff\x00")
         await peer.message(b"\x00more")
         assert await channels.channel(0).inbound.read() == b"more"
 
 
-async def test_fragments_are_one_message() -> None:
+async def test_fragments_are_joined_to_a_message() -> None:
     async with connected() as (peer, channels, _):
         await peer.message(b"\x00in", fin=False)
         peer.core.send_ping(b"between")
@@ -165,7 +165,9 @@ async def test_unknown_channels_and_empty_messages_are_skipped() -> None:
         pytest.param(b"\x82\xff" + b"\xff" * 8 + bytes(4), CloseCode.PROTOCOL_ERROR, id="exabytes"),
     ],
 )
-async def test_wrong_frames_close_with_the_right_code(sent: bytes, code: int) -> None:
+async def test_invalid_frames_close_the_connection_with_the_right_code(
+    sent: bytes, code: int
+) -> None:
     async with connected() as (peer, channels, reading):
         await asyncio.get_running_loop().sock_sendall(peer.socket, sent)
         received = await peer.close_code()
@@ -177,7 +179,7 @@ async def test_wrong_frames_close_with_the_right_code(sent: bytes, code: int) ->
             await channels.channel(1).write(b"late")
 
 
-async def test_a_close_is_answered() -> None:
+async def test_a_close_frame_is_answered() -> None:
     async with connected() as (peer, _channels, reading):
         peer.core.send_close(CloseCode.NORMAL_CLOSURE)
         await peer.flush()
@@ -185,7 +187,7 @@ async def test_a_close_is_answered() -> None:
         await reading
 
 
-async def test_input_that_nobody_takes_stops_the_reading() -> None:
+async def test_unread_input_stops_reading_from_the_socket() -> None:
     async with connected() as (peer, channels, _):
         sender = asyncio.create_task(send_much(peer))
         await asyncio.sleep(0.3)
@@ -202,7 +204,7 @@ async def send_much(peer: Peer) -> None:
         await peer.message(b"\x00" + bytes(100_000))
 
 
-async def test_a_flood_of_pings_without_reading_ends() -> None:
+async def test_a_flood_of_pings_by_a_client_that_never_reads_ends_the_connection() -> None:
     async with connected() as (peer, _channels, reading):
         peer.socket.setblocking(True)
         peer.socket.settimeout(60)
@@ -234,7 +236,7 @@ async def test_a_flood_of_pings_without_reading_ends() -> None:
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_nonsense_ends_or_goes_on_quietly(
+def test_random_bytes_end_the_connection_or_are_ignored(
     sent: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def feed() -> None:

@@ -16,7 +16,7 @@ from cri_server.streaming.transport import POSTED_LIMIT_BYTES, ConnectionLost, S
 
 @contextlib.asynccontextmanager
 async def pair(**options: float) -> AsyncIterator[tuple[SocketWire, socket.socket]]:
-    """A wire over TCP on loopback, and the other end."""
+    """Yields a wire over TCP on loopback, and the other end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
@@ -49,7 +49,7 @@ async def test_pieces_of_many_senders_stay_whole() -> None:
         assert await reading == b"".join(b"<" + piece + b">" for piece in pieces)
 
 
-async def test_posted_bytes_go_out_between_pieces() -> None:
+async def test_posted_bytes_are_sent_between_pieces() -> None:
     async with pair() as (wire, theirs):
         big = asyncio.create_task(wire.send(b"a" * 10_000_000))
         await asyncio.sleep(0.05)
@@ -112,7 +112,7 @@ async def test_a_silent_connection_is_lost() -> None:
             await wire.receive()
 
 
-async def test_output_counts_as_life() -> None:
+async def test_output_resets_the_idle_timeout() -> None:
     async with pair(idle_s=1.5) as (wire, _theirs):
         receiving = asyncio.create_task(wire.receive())
         for _ in range(5):
@@ -123,7 +123,7 @@ async def test_output_counts_as_life() -> None:
             await receiving
 
 
-async def test_hang_up_is_seen_without_reading() -> None:
+async def test_a_hang_up_is_noticed_without_reading() -> None:
     async with pair() as (wire, theirs):
         await write_all(theirs.fileno(), b"unread")
         watching = asyncio.create_task(wire.hung_up())
@@ -145,7 +145,7 @@ async def test_a_reset_is_a_loss() -> None:
                 await wire.send(b"x" * 1000)
 
 
-async def test_unread_bytes_come_first() -> None:
+async def test_unread_bytes_are_returned_before_the_end() -> None:
     async with pair() as (wire, theirs):
         wire.unread(b"first")
         await write_all(theirs.fileno(), b"second")
