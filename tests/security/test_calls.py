@@ -39,11 +39,11 @@ def denying(*names: str, architectures: list[str] | None = None) -> dict[str, An
 
 @x86
 @pytest.mark.parametrize("where", ["run", "exec"])
-def test_other_tables_are_no_way_around_a_filter(runtime: Runtime, where: str) -> None:
-    """Seccomp bypass: mkdir is denied for x86-64, and called by its x32 number and by the i386
-    gate. Proof: the folder is not made, and the process is killed (SIGSYS: 159) for a table that
-    the profile does not name; without a filter i386 makes it.
-    """
+def test_a_filter_covers_the_x32_and_i386_tables(runtime: Runtime, where: str) -> None:
+    """Seccomp bypass: the filter denies mkdir for x86-64, and the attacker calls mkdir by its x32
+    number and through the i386 gate. The folder is not made, and the kernel kills the process
+    (SIGSYS: 159) for a table that the profile does not name. Without a filter the i386 call makes
+    the folder."""
 
     def call(how: str, profile: dict[str, Any] | None) -> tuple[int, str]:
         words = ("sh", "-c", f"probe call {how} /dev/shm/made; echo $?; ls /dev/shm")
@@ -64,12 +64,11 @@ def test_other_tables_are_no_way_around_a_filter(runtime: Runtime, where: str) -
     assert call("i386", None)[1] == "i386 DONE\n0\nmade\n"
 
 
-def test_typing_into_the_callers_terminal(runtime: Runtime) -> None:
-    """TIOCSTI: a container without a terminal of its own gets the caller's as stdin, types a
-    command into it and tries to make it its own (TIOCSCTTY). Proof: both are EPERM, though the
-    kernel allows TIOCSTI to the terminal's own session (it is tried), and nothing can be read from
-    the terminal.
-    """
+def test_a_container_cannot_type_into_the_callers_terminal(runtime: Runtime) -> None:
+    """TIOCSTI: a container without its own terminal gets the caller's as stdin, types a command
+    into it and tries to make it its controlling terminal (TIOCSCTTY). Both calls fail with EPERM,
+    although the kernel permits TIOCSTI to the terminal's own session (the test tries it), and the
+    terminal has no input."""
     box, probe = runtime.box("probe", "type", "echo evil\n"), runtime.rootfs / "bin/probe"
     command = [
         *runtime.program,
@@ -100,11 +99,10 @@ def test_typing_into_the_callers_terminal(runtime: Runtime) -> None:
         assert results["own"][0][0] == "sti DONE"
 
 
-def test_typing_into_its_own_terminal(runtime: Runtime, tmp_path: Path) -> None:
-    """TIOCSTI with a terminal: what the container types reaches only its own pty. Proof: the master
-    reads it back as the container's output, and the caller has no other terminal of it: /dev/pts
-    inside holds one.
-    """
+def test_a_container_types_only_into_its_own_terminal(runtime: Runtime, tmp_path: Path) -> None:
+    """TIOCSTI with a terminal: typed bytes reach only the container's pty. The master reads them
+    back as the container's output, and the caller has no other terminal of the container: /dev/pts
+    inside holds one."""
     change = {"terminal": True}
     box = runtime.box(
         "sh",
@@ -120,11 +118,10 @@ def test_typing_into_its_own_terminal(runtime: Runtime, tmp_path: Path) -> None:
 
 
 @x86
-def test_keys_of_the_caller(runtime: Runtime) -> None:
-    """Keyrings: the caller has a key in its session keyring, and the container has the same uid.
-    Proof: a search of the session does not find it (ENOKEY), by run and exec; with --no-new-keyring
-    it does, so the key is there to be found.
-    """
+def test_a_container_cannot_find_keys_of_the_caller(runtime: Runtime) -> None:
+    """Keyrings: the caller has a key in its session keyring, and the container has the same uid. A
+    search of the session fails with ENOKEY, by run and exec. With --no-new-keyring the search
+    succeeds, which proves that the key exists."""
     script = (
         "import ctypes, os, sys; l = ctypes.CDLL(None); l.syscall(250, 1, b'callers-session', 0, 0,"
         " 0); l.syscall(248, b'user', b'callers-secret', b'x', 1, -3); os.execv(sys.argv[1],"
@@ -163,11 +160,10 @@ true
 """
 
 
-def test_what_a_tight_container_may_try(runtime: Runtime) -> None:
-    """S-21: the default profile, the default capabilities of `spec`, read-only and masked paths.
-    Proof: each of these attempts fails, run by run, and the host's name is the same (checked around
-    each test).
-    """
+def test_attempts_of_a_container_with_default_settings_fail(runtime: Runtime) -> None:
+    """S-21: the container has the default profile, the default capabilities of `spec`, read-only
+    and masked paths. Each of these attempts fails, and the host's name stays the same (a fixture
+    checks it around each test)."""
     profile = runtime_default([], platform.machine())
     out = runtime.shell(
         CONTAINED, seccomp=profile, maskedPaths=[*MASKED_PATHS], readonlyPaths=READONLY_PATHS
@@ -179,12 +175,11 @@ def test_what_a_tight_container_may_try(runtime: Runtime) -> None:
 
 
 @x86
-def test_no_door_to_closed_socket_families(runtime: Runtime) -> None:
-    """CVE-2026-31431: AF_ALG (38) and AF_VSOCK (40) by socket(2) of each table and by i386's
-    socketcall(2), whose family lies behind a pointer that no filter can follow. Proof: none opens
-    one; AF_UNIX is opened by the calls that can be judged, and the multiplexer still serves sockets
-    that are there.
-    """
+def test_closed_socket_families_cannot_be_opened(runtime: Runtime) -> None:
+    """CVE-2026-31431: the attacker opens AF_ALG (38) and AF_VSOCK (40) by socket(2) of each table
+    and by i386's socketcall(2), whose family lies behind a pointer that no filter can follow. None
+    of the calls opens a socket. The calls that a filter can judge open AF_UNIX, and the multiplexer
+    still serves existing sockets."""
     profile = runtime_default([], platform.machine())
     for family in (38, 40):
         out = runtime.shell(f"probe sockets {family}; true", seccomp=profile).out.splitlines()
@@ -196,10 +191,9 @@ def test_no_door_to_closed_socket_families(runtime: Runtime) -> None:
     )
 
 
-def test_no_new_privileges_reaches_exec(runtime: Runtime, rootfs: Path) -> None:
-    """A set-user-ID program of the image, run by an ordinary user under no_new_privs. Proof: the
-    effective uid stays 1000, by run and exec; without it, it would be 0.
-    """
+def test_no_new_privileges_applies_to_exec(runtime: Runtime, rootfs: Path) -> None:
+    """An ordinary user runs a set-user-ID program of the image under no_new_privs. The effective
+    uid stays 1000, by run and exec; without no_new_privs it would be 0."""
     program = rootfs / "bin/suid"
     program.write_bytes((rootfs / "bin/probe").read_bytes())
     program.chmod(0o4755)
@@ -214,11 +208,10 @@ def test_no_new_privileges_reaches_exec(runtime: Runtime, rootfs: Path) -> None:
         assert box.exec(*words).ok().out == f"{expected}\n{int(nnp)}"
 
 
-def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
-    """Section 10.9: names from configurations in error messages and logs hold escape sequences.
-    Proof: no control character reaches the caller's terminal, and the JSON log is one object a
-    line.
-    """
+def test_errors_have_no_escape_sequences_of_a_container(runtime: Runtime) -> None:
+    """Section 10.9: names from configurations appear in error messages and logs and have escape
+    sequences. No control character reaches the caller's terminal, and the JSON log has one object
+    per line."""
     evil = "\x1b]0;owned\x07\x1b[2J\r\nlevel=info msg=fake"
     log = runtime.folder / "log.json"
     for change in ({"args": [evil]}, {"cwd": "/" + evil}, {"env": [evil.replace("=", "")]}):
@@ -236,10 +229,9 @@ def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
         assert len(result.err.splitlines()) <= 1, result
 
 
-def test_terminal_text_of_a_container_in_our_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_have_no_escape_sequences_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """Section 10.9: a process chooses its own arguments, an image its names; `pyrunc-cri run` and
-    `ps` show them. Proof: no control character of theirs is printed, and the columns stay.
-    """
+    `ps` print them. None of their control characters is printed, and the columns stay aligned."""
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as process:
         arguments = Path(f"/proc/{process.pid}/cmdline")

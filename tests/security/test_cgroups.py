@@ -45,10 +45,9 @@ def groups() -> set[str]:
         {"rdma": {"../x": {"hcaHandles": 1}}},
     ],
 )  # fmt: skip
-def test_file_names_from_limits(runtime: Runtime, resources: dict[str, Any]) -> None:
-    """runc #4103: names of limits are names of files. Proof: refused; our own process stays in its
-    group, which a 0 written to the root's cgroup.procs would have moved.
-    """
+def test_names_of_limits_cannot_be_other_files(runtime: Runtime, resources: dict[str, Any]) -> None:
+    """runc #4103: names of limits are names of files. The names are refused, and our own process
+    stays in its group, from which a 0 in the root's cgroup.procs would have moved it."""
     before = Path("/proc/self/cgroup").read_text()
 
     def change(config: Config) -> None:
@@ -71,10 +70,9 @@ def test_file_names_from_limits(runtime: Runtime, resources: dict[str, Any]) -> 
         "/x/../../../../../../../tmp/pyrunc-escape",
     ],
 )
-def test_the_groups_path(runtime: Runtime, path: str) -> None:
-    """crun 1.28's class: cgroupsPath with `..`. Proof: nothing is made outside of the cgroup tree
-    (nor anywhere else), and the root group is never a container's.
-    """
+def test_the_cgroups_path_cannot_leave_the_tree(runtime: Runtime, path: str) -> None:
+    """Class of a crun 1.28 defect: cgroupsPath has `..`. Nothing is made outside of the cgroup
+    tree, and the root group never becomes a container's group."""
 
     def change(config: Config) -> None:
         config["linux"]["cgroupsPath"] = path
@@ -88,13 +86,12 @@ def test_the_groups_path(runtime: Runtime, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "", "/.", "/..", "/a/../..", "//", "/a//b"])
-def test_the_root_group_is_never_acted_on(
+def test_commands_refuse_the_root_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """A group that is the root of the tree (cgroupsPath `x:y:-.slice` with systemd, a tampered
-    state.json): ending the container would end every process of the machine. Proof: each verb
-    refuses. The tree is a plain folder here, so that a missing check does no harm.
-    """
+    """A container's group is the root of the tree (cgroupsPath `x:y:-.slice` with systemd, or a
+    tampered state.json): ending this container would end every process of the machine. Each command
+    refuses. The tree is a plain folder here, so that a missing check does no harm."""
     monkeypatch.setattr(tree, "_root", str(tmp_path))
     (tmp_path / "cgroup.procs").write_text("")
     for verb in (Cgroup.create, Cgroup.kill, Cgroup.freeze, Cgroup.remove):
@@ -107,9 +104,9 @@ def test_the_root_group_is_never_acted_on(
     "where",
     ["../../", "..", "/..", "../..", "x/../../..", "/../../../proc", "memory:../../x", "a\0b"],
 )
-def test_the_group_of_an_exec(runtime: Runtime, where: str) -> None:
-    """crun 1.28, 1.29: exec --cgroup that climbs out. Proof: an error, or the process is below the
-    container's group."""
+def test_the_group_of_an_exec_stays_below_the_containers(runtime: Runtime, where: str) -> None:
+    """Class of crun 1.28 and 1.29 defects: exec --cgroup has a path that climbs out. The command
+    fails, or the process is below the container's group."""
     if "\0" in where:
         return
     box = runtime.box("sleep", "60").up()
@@ -117,11 +114,10 @@ def test_the_group_of_an_exec(runtime: Runtime, where: str) -> None:
     assert result.code != 0, result
 
 
-def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
-    """CVE-2023-25809: /sys/fs/cgroup of a container. Proof: it begins at the container's own group,
-    is read-only, and nothing of the host's groups can be seen or written; with a user namespace
-    too.
-    """
+def test_a_container_sees_only_its_own_part_of_the_tree(runtime: Runtime) -> None:
+    """CVE-2023-25809: /sys/fs/cgroup of a container begins at the container's own group and is
+    read-only. The container can neither see nor write to groups of the host, also with a user
+    namespace."""
     script = (
         "cat /proc/self/cgroup | grep ^0; ls /sys/fs/cgroup | grep -c slice; (echo 0 >"
         " /sys/fs/cgroup/cgroup.procs) 2>&1; mkdir /sys/fs/cgroup/x 2>&1; mount -o remount,rw"
@@ -145,11 +141,10 @@ def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
         ), out
 
 
-def test_groups_deeper_than_a_path(runtime: Runtime) -> None:
-    """A container whose cgroup tree is its own makes groups below groups: deeper than a path is
-    long, and than calls of an interpreter nest; a process hides in the last one. Proof: it is
-    counted, killed, and no group is left.
-    """
+def test_groups_deeper_than_a_path_are_counted_and_removed(runtime: Runtime) -> None:
+    """A container that owns its cgroup tree nests groups deeper than a path may be long and than
+    calls of an interpreter may nest, and hides a process in the last one. The process is counted
+    and killed, and no group remains."""
     script = (
         "cd /sys/fs/cgroup; i=0; while [ $i -lt 1100 ]; do mkdir deeper && cd -P deeper || exit 1;"
         " i=$((i+1)); done;sleep 1000 & echo $! > cgroup.procs; echo made; wait"
@@ -166,11 +161,10 @@ def test_groups_deeper_than_a_path(runtime: Runtime) -> None:
     assert not any(box.id in group for group in groups())
 
 
-def test_release_agent(runtime: Runtime) -> None:
+def test_a_container_cannot_set_a_release_agent(runtime: Runtime) -> None:
     """CVE-2022-0492: root of a container mounts a v1 hierarchy in a new user namespace to write its
-    release_agent. Proof: both the mount and the file are refused, with the default capabilities and
-    as a user with namespaces of its own.
-    """
+    release_agent. The kernel refuses both the mount and the write, with the default capabilities
+    and for a user with a user namespace."""
 
     def user(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}
@@ -184,11 +178,10 @@ def test_release_agent(runtime: Runtime) -> None:
         assert runtime.shell(script, change=change).out == ""
 
 
-def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
-    """Device rules: the image brings nodes of the host's disk and of other devices, and the
-    container makes more with CAP_MKNOD. Proof: none can be opened, by run and exec, because of the
-    filter on the group; the nodes are there.
-    """
+def test_devices_of_the_host_cannot_be_opened(runtime: Runtime, rootfs: Path) -> None:
+    """Device rules: the image has nodes of the host's disk and of other devices, and the container
+    makes more with CAP_MKNOD. No node can be opened, by run and exec, because of the filter on the
+    group, although the nodes exist."""
     disk = os.stat("/").st_dev
     nodes = {
         "disk": ("b", os.major(disk), os.minor(disk)),
@@ -218,11 +211,9 @@ def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
     assert box.exec("sh", "-c", opens).ok().out == "4\n"
 
 
-def test_shared_memory_and_queues(runtime: Runtime) -> None:
-    """/dev/shm and /dev/mqueue: modes and options, and nothing of the host's. Proof: sticky and
-    world-writable, nosuid, nodev and noexec by the mount table, and empty though the host's
-    /dev/shm has a file.
-    """
+def test_shared_memory_and_queues_are_the_containers_own(runtime: Runtime) -> None:
+    """The mount table shows /dev/shm and /dev/mqueue as sticky, world-writable, nosuid, nodev and
+    noexec. They are empty although the host's /dev/shm has a file."""
     marker = Path("/dev/shm") / f"pyrunc-{os.getpid()}"
     marker.write_text("host")
     try:
@@ -237,9 +228,9 @@ def test_shared_memory_and_queues(runtime: Runtime) -> None:
         assert {"nosuid", "nodev", "noexec"} <= set(line.split()[5].split(",")), line
 
 
-def test_ipc_of_the_host(runtime: Runtime) -> None:
-    """System V objects are those of the container's namespace. Proof: a segment of the host's is
-    not listed inside."""
+def test_system_v_objects_of_the_host_are_invisible(runtime: Runtime) -> None:
+    """System V objects belong to the container's IPC namespace: a segment of the host is not listed
+    inside."""
     import ctypes
 
     libc = ctypes.CDLL(None)

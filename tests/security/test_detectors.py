@@ -44,7 +44,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "BENEATH = 0",
             ),
         ],
-        "test_mounts.py::test_a_folder_that_is_swapped_while_it_is_mounted_on",
+        "test_mounts.py::test_a_destination_swapped_during_the_mount_stays_in_the_root",
     ),
     "links in destinations lead out": (
         [
@@ -69,15 +69,15 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "f.O_PATH | self.o_directory, 0, IN_ROOT",
             )
         ],
-        "test_procfs.py::test_a_link_in_place_of_the_directory",
+        "test_procfs.py::test_proc_as_a_link_of_the_image_is_refused",
     ),
     "mounts land inside procfs": (
         [(MOUNTS, PROC_CHECK, "")],
-        "test_procfs.py::test_a_volume_that_a_link_puts_into_proc",
+        "test_procfs.py::test_a_volume_that_a_link_leads_into_proc_is_refused",
     ),
     "anything is bound to /proc": (
         [(MOUNTS, TREE_CHECK, ""), (MOUNTS, INODE_CHECK, "")],
-        "test_procfs.py::test_a_volume_over_proc",
+        "test_procfs.py::test_a_volume_over_proc_is_refused",
     ),
     "sysctls by the container's /proc": (
         [
@@ -87,11 +87,11 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 'f.AT_FDCWD, f"/proc/sys/{op.path}", low.how(f.O_WRONLY, 0, 0)',
             )
         ],
-        "test_procfs.py::test_sysctls_do_not_pass_through_the_containers_proc",
+        "test_procfs.py::test_sysctls_are_not_written_through_the_containers_proc",
     ),
     "anything is procfs": (
         [(LOWER, 'require_proc(low, proc, "/proc is no procfs")', "pass")],
-        "test_procfs.py::test_a_process_that_sees_another_proc",
+        "test_procfs.py::test_the_launcher_refuses_a_proc_that_is_no_procfs",
     ),
     "own files by their paths": (
         [
@@ -101,15 +101,15 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "0)\n    for",
             )
         ],
-        "test_procfs.py::test_where_a_processs_own_files_are_written",
+        "test_procfs.py::test_files_of_the_process_are_written_beneath_proc_without_links",
     ),
     "sysctl values of several lines": (
         [("pyrunc/spec/check.py", 'if "\\n" in value:', "if False:")],
-        "test_procfs.py::test_values_that_hold_a_second_setting",
+        "test_procfs.py::test_a_sysctls_value_with_a_second_setting_is_refused",
     ),
     "a source is looked up twice": (
         [(MOUNTS, "0, f.RESOLVE_NO_SYMLINKS)", "0, 0)")],
-        "test_mounts.py::test_a_source_that_is_swapped_during_create",
+        "test_mounts.py::test_a_source_swapped_during_create_is_not_mounted",
     ),
     "a host path is made by its name": (
         [
@@ -119,7 +119,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "        os.makedirs(resolved, exist_ok=True)\n        for name in ''.strip",
             )
         ],
-        "test_server.py::test_a_missing_source_is_made_where_it_was_looked_up",
+        "test_server.py::test_a_missing_source_is_not_made_behind_a_swapped_link",
     ),
     "a restart takes what the server finds": (
         [
@@ -149,7 +149,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "[]",
             )
         ],
-        "test_server.py::test_a_source_that_is_swapped_before_it_is_opened",
+        "test_server.py::test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted",
     ),
     "any null is good": (
         [
@@ -299,19 +299,19 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "if False:",
             ),
         ],
-        "test_cgroups.py::test_file_names_from_limits",
+        "test_cgroups.py::test_names_of_limits_cannot_be_other_files",
     ),
     "no device filter": (
         [("pyrunc/compile/descriptors.py", "cgroup.set_devices(rules)", "pass")],
-        "test_cgroups.py::test_devices_of_the_host",
+        "test_cgroups.py::test_devices_of_the_host_cannot_be_opened",
     ),
     "no session of its own": (
         [(LOWER, 'low.a.sys("setsid")', "pass")],
-        "test_calls.py::test_typing_into_the_callers_terminal",
+        "test_calls.py::test_a_container_cannot_type_into_the_callers_terminal",
     ),
     "no keyring of its own": (
         [("pyrunc/plan/build.py", "    if options.keyring:\n", "    if False:\n")],
-        "test_calls.py::test_keys_of_the_caller",
+        "test_calls.py::test_a_container_cannot_find_keys_of_the_caller",
     ),
     "images are what CRIU opens": (
         [("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):", "if False:")],
@@ -323,19 +323,19 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     ),
     "no filter": (
         [("pyrunc/compile/descriptors.py", "    if not seccomp:\n", "    if True:\n")],
-        "test_calls.py::test_other_tables_are_no_way_around_a_filter",
+        "test_calls.py::test_a_filter_covers_the_x32_and_i386_tables",
     ),
     "no new privileges only for the first": (
         [("pyrunc/plan/identity.py", "    if process.no_new_privileges:\n", "    if False:\n")],
-        "test_calls.py::test_no_new_privileges_reaches_exec",
+        "test_calls.py::test_no_new_privileges_applies_to_exec",
     ),
     "errors hold what they hold": (
         [("pyrunc/cli/log.py", ".translate(VISIBLE)", ".translate({})")],
-        "test_calls.py::test_terminal_text_of_a_container_in_our_errors",
+        "test_calls.py::test_errors_have_no_escape_sequences_of_a_container",
     ),
     "cells hold what they hold": (
         [("cri_server/cli/output/show.py", ".translate(VISIBLE)", ".translate({})")],
-        "test_calls.py::test_terminal_text_of_a_container_in_our_tables",
+        "test_calls.py::test_tables_have_no_escape_sequences_of_a_container",
     ),
     "the state folder is for all": (
         [
@@ -369,11 +369,11 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "    if True:\n        for",
             )
         ],
-        "test_server.py::test_numeric_users_are_never_names",
+        "test_server.py::test_a_numeric_user_is_never_taken_for_a_name",
     ),
     "logs follow links": (
         [("pyrunc/shim/log_file.py", "flags | os.O_NOFOLLOW", "flags")],
-        "test_server.py::test_a_link_where_the_log_goes",
+        "test_server.py::test_a_link_at_the_path_of_a_log_is_not_followed",
     ),
     "folders of logs follow links": (
         [
@@ -384,7 +384,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "O_PATH | O_DIRECTORY | O_CLOEXEC",
             ),
         ],
-        "test_server.py::test_links_on_the_way_to_the_log",
+        "test_server.py::test_links_in_the_folders_of_a_log_are_not_followed",
     ),
     "annotations are copied": (
         [
@@ -394,7 +394,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 '        **inputs.sandbox.annotations, "io.kubernetes.cri.container-type": "container",\n',  # noqa: E501
             )
         ],
-        "test_server.py::test_annotations_are_no_orders",
+        "test_server.py::test_annotations_do_not_change_the_specification",
     ),
     "output without an end": (
         [
@@ -404,7 +404,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "OUTPUT_LIMIT_BYTES = 1 << 40",
             )
         ],
-        "test_server.py::test_endless_output_of_an_exec",
+        "test_server.py::test_endless_output_of_an_exec_is_cut",
     ),
     "folders keep their modes": (
         [("cri_server/store/paths.py", "os.chmod(path, mode)", "pass")],

@@ -28,7 +28,7 @@ CLIMB = "../../../../../../../../../.."
 
 def observed(config: Config, runtime: Runtime) -> Path:
     """Adds a hook that writes down the container's whole mount table while the host's tree is still
-    in it."""
+    mounted in it."""
     table = runtime.folder / "table"
     hook = runtime.folder / "observe"
     if not hook.exists():
@@ -42,7 +42,7 @@ def observed(config: Config, runtime: Runtime) -> Path:
 
 
 def outside_the_root(table: str, root: Path, source: str) -> list[str]:
-    """The mounts of this source that do not hang, through whichever parents, on the container's
+    """Returns the mounts of this source that no chain of parents connects with the container's
     root."""
     below = str(root.relative_to(next(above for above in root.parents if above.is_mount())))
     wrong = []
@@ -73,14 +73,13 @@ def outside_the_root(table: str, root: Path, source: str) -> list[str]:
         "/proc/1/cwd{canary}",
     ],
 )
-def test_links_in_destinations(
+def test_links_in_destinations_do_not_leave_the_root(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
 ) -> None:
     """CVE-2021-30465, CVE-2024-45310 without a race: a folder of the image is a link to a folder of
     the host, by an absolute path, by `..` and by magic links of procfs; a tmpfs, a folder and a
-    file are mounted beneath. Proof: the canary sees no event (inotify), and no mount of the
-    container is outside of its root while the host's tree is still there.
-    """
+    file are mounted beneath. The canary gets no event (inotify), and no mount of the container is
+    outside of its root while the host's tree is still mounted."""
     (rootfs / "data").symlink_to(target.format(canary=canary.path))
     (tmp_path / "file").write_text("from the host\n")
 
@@ -97,14 +96,13 @@ def test_links_in_destinations(
         assert outside_the_root((tmp_path / "table").read_text(), rootfs, "marker") == []
 
 
-def test_a_folder_that_is_swapped_while_it_is_mounted_on(
+def test_a_destination_swapped_during_the_mount_stays_in_the_root(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-30465, CVE-2024-45310. Two containers share a volume; one swaps vol/d with a link to
-    the host's canary, the other is started with mounts beneath vol/d and is stopped before each
-    mkdirat, open_tree and move_mount. Proof: the canary sees nothing, and each marker hangs on the
-    container's root. Fails when destinations are opened without IN_ROOT.
-    """
+    """CVE-2021-30465, CVE-2024-45310: two containers share a volume; the first swaps vol/d with a
+    link to the host's canary, the second is started with mounts beneath vol/d and is stopped before
+    each mkdirat, open_tree and move_mount. The canary gets no event, and each marker is mounted
+    beneath the container's root. The test fails when destinations are opened without IN_ROOT."""
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
     (volume / "link").symlink_to(canary.path)
@@ -127,11 +125,11 @@ def test_a_folder_that_is_swapped_while_it_is_mounted_on(
     assert outside_the_root((tmp_path / "table").read_text(), rootfs, "marker") == []
 
 
-def test_a_working_directory_that_is_swapped(
+def test_a_swapped_working_directory_stays_in_the_root(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2024-45310 by process.cwd, which is made when it is missing: the same race. Proof: as
-    above."""
+    """CVE-2024-45310 by process.cwd, which the runtime makes when it is missing, with the same
+    race. The canary gets no event, and each marker is mounted beneath the container's root."""
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
     (volume / "link").symlink_to(str(canary.path))
@@ -149,10 +147,11 @@ def test_a_working_directory_that_is_swapped(
             ), result
 
 
-def test_a_copied_up_folder_is_the_images(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
-    """tmpcopyup reads what its destination covers. The image has a link to the host's canary there.
-    Proof: the canary was not opened, and none of its content is in the container.
-    """
+def test_tmpcopyup_copies_only_from_the_image(
+    runtime: Runtime, rootfs: Path, canary: Canary
+) -> None:
+    """tmpcopyup reads the folder that its destination covers, and the image has a link to the
+    host's canary there. The canary is not opened, and the container has none of its content."""
     (rootfs / "data").symlink_to(canary.path)
     result = runtime.run(
         "sh",
@@ -163,11 +162,10 @@ def test_a_copied_up_folder_is_the_images(runtime: Runtime, rootfs: Path, canary
     assert "canary" not in result.out
 
 
-def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
-    """tmpcopyup with a link, a pipe, a socket and a device in the folder: none of them is opened by
-    the runtime, which has no device filter (a device may be the machine's watchdog). Proof: it
-    ends, links are links, and inotify saw no open.
-    """
+def test_tmpcopyup_opens_no_special_files(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
+    """tmpcopyup finds a link, a pipe, a socket and a device in the folder. The runtime, which has
+    no device filter, opens none of them (a device may be the machine's watchdog): the copy ends,
+    links stay links, and inotify reports no open."""
     data = rootfs / "data"
     data.mkdir()
     (data / "link").symlink_to(canary.path / "passwd")
@@ -189,14 +187,18 @@ def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -
 
 
 @pytest.mark.parametrize("destination", ["/", "//", "/.", "/..", "/x/..", "/../../.."])
-def test_the_root_itself_is_not_mounted_over(runtime: Runtime, destination: str) -> None:
-    """`..` that ends at the root: the container's root would be exchanged. Proof: refused."""
+def test_a_mount_over_the_root_is_refused(runtime: Runtime, destination: str) -> None:
+    """A destination with `..` that ends at the root would replace the container's root. Create
+    refuses the mount."""
     refused(runtime.run("true", change=lambda c: c["mounts"].append(mount(destination))), "root")
 
 
 @pytest.mark.parametrize("place", ["/vol/d", "/data/./../data/x", "///data//y"])
-def test_ordinary_destinations_work(runtime: Runtime, tmp_path: Path, place: str) -> None:
-    """The other side: what is refused above is the attack, not odd spelling."""
+def test_unusual_spellings_of_destinations_are_accepted(
+    runtime: Runtime, tmp_path: Path, place: str
+) -> None:
+    """The refusals above concern attacks: destinations with unusual but harmless spellings are
+    accepted."""
     (tmp_path / "v").mkdir()
     (tmp_path / "v/file").write_text("volume\n")
     result = runtime.run(
@@ -208,10 +210,9 @@ def test_ordinary_destinations_work(runtime: Runtime, tmp_path: Path, place: str
 def test_a_source_by_descriptor_is_not_looked_up_again(
     runtime: Runtime, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """Swapped sources (kubelet's subPath class, CVE-2021-25741): the caller has looked the source
-    up, hands it over as /proc/PID/fd/N, and an attacker swaps its name with a link to the host's
-    canary. Proof: the container sees the folder that was looked up; the canary is untouched.
-    """
+    """Swapped sources (class of kubelet's subPath, CVE-2021-25741): the caller has looked the
+    source up and passes it as /proc/PID/fd/N, and an attacker swaps its name with a link to the
+    host's canary. The container sees the folder of the descriptor, and the canary is untouched."""
     chosen, link = tmp_path / "chosen", tmp_path / "link"
     chosen.mkdir()
     (chosen / "mine").write_text("chosen\n")
@@ -233,18 +234,17 @@ def test_a_source_by_descriptor_is_not_looked_up_again(
 
 
 def exchanged(chosen: Path, canary: Canary) -> None:
-    """`chosen` is a link to the canary now."""
+    """Makes `chosen` a link to the canary."""
     chosen.rename(chosen.with_name("taken"))
     chosen.symlink_to(canary.path)
 
 
-def test_a_source_that_is_swapped_during_create(
+def test_a_source_swapped_during_create_is_not_mounted(
     runtime: Runtime, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-25741: an ordinary source, which `create` looks up first and the container's process
-    opens afterwards. In between its owner puts a link to the host's canary in its place. Proof:
-    create fails and says so, nothing was mounted or read.
-    """
+    """CVE-2021-25741: `create` looks up an ordinary source, and the container's process opens it
+    later. In between the source's owner replaces it by a link to the host's canary. Create fails
+    with the reason, and nothing is mounted or read."""
     chosen = tmp_path / "volume/chosen"
     chosen.mkdir(parents=True)
     box = runtime.box("sleep", "60", change=lambda c: c["mounts"].append(bind(chosen, "/v")))
@@ -259,11 +259,11 @@ def test_a_source_that_is_swapped_during_create(
     assert runtime("state", box.id).code != 0
 
 
-def test_a_source_that_is_swapped_before_start(
+def test_a_source_swapped_between_create_and_start_is_not_opened(
     runtime: Runtime, tmp_path: Path, canary: Canary
 ) -> None:
-    """The same between `create` and `start`. Proof: the mounts are made by `create`, and `start`
-    opens none of their sources."""
+    """CVE-2021-25741 between `create` and `start`: `create` makes the mounts, and `start` opens
+    none of their sources."""
     chosen, file = tmp_path / "chosen", tmp_path / "file"
     chosen.mkdir()
     (chosen / "mine").write_text("chosen\n")
@@ -278,9 +278,9 @@ def test_a_source_that_is_swapped_before_start(
     assert box.exec("cat", "/v/mine", "/shared/mine", "/f").ok().out == "chosen\nchosen\nfile\n"
 
 
-def test_links_in_sources_are_followed_once(runtime: Runtime, tmp_path: Path) -> None:
-    """The other side: a source that is a link, to a folder, a file, a device, is what the link led
-    to."""
+def test_links_in_sources_are_followed_by_create(runtime: Runtime, tmp_path: Path) -> None:
+    """A source that is a link to a folder, a file or a device is accepted: the container sees the
+    target that the link had during `create`."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/file").write_text("mine\n")
     (tmp_path / "link").symlink_to("folder")
@@ -297,10 +297,9 @@ def test_links_in_sources_are_followed_once(runtime: Runtime, tmp_path: Path) ->
     )
 
 
-def test_mounts_of_the_container_do_not_come_back(runtime: Runtime, tmp_path: Path) -> None:
-    """S-08: a container with CAP_SYS_ADMIN mounts over its volumes and its root. Proof: the host's
-    mount table is the same before, meanwhile and after (the ledger counts it too).
-    """
+def test_mounts_of_the_container_do_not_reach_the_host(runtime: Runtime, tmp_path: Path) -> None:
+    """S-08: a container with CAP_SYS_ADMIN mounts over its volumes and its root. The host's mount
+    table stays the same before, during and after (the ledger counts mounts, too)."""
     (tmp_path / "v").mkdir()
     before = Path("/proc/self/mountinfo").read_text()
 

@@ -26,7 +26,7 @@ SHOW_PROC = "stat -f -c %T /proc; cat /proc/self/mountinfo"
 
 
 def fake_proc(folder: Path) -> Path:
-    """A folder that looks like a procfs to somebody who does not ask the kernel."""
+    """Makes a folder whose files look like a procfs; only statfs(2) shows the difference."""
     for name in ("attr", "attr/apparmor"):
         (folder / "self" / name).mkdir(parents=True, exist_ok=True)
     for name in ("attr/exec", "attr/current", "attr/apparmor/exec", "setgroups", "oom_score_adj"):
@@ -55,26 +55,24 @@ def fake_proc(folder: Path) -> Path:
         "/etc/passwd",
     ],
 )
-def test_a_link_in_place_of_the_directory(
+def test_proc_as_a_link_of_the_image_is_refused(
     runtime: Runtime, rootfs: Path, canary: Canary, name: str, target: str
 ) -> None:
-    """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867. The image's /proc (or
-    /sys) is a symbolic link: to a folder of the image, to nothing, to the root, out of it. Proof:
-    create fails, says why, and the canary is untouched.
-    """
+    """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867: the image's /proc (or
+    /sys) is a symbolic link to a folder of the image, to a missing path, to the root, or out of it.
+    Create fails with the reason, and the canary is untouched."""
     (rootfs / "elsewhere").mkdir()
     (rootfs / name).rmdir()
     (rootfs / name).symlink_to(target.format(canary=canary.path))
     refused(runtime.run("true"), "must be mounted on ordinary directory")
 
 
-def test_a_link_that_appears_in_time(
+def test_proc_swapped_with_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, probe: Path, canary: Canary
 ) -> None:
-    """CVE-2019-19921, the race. A second container on the same root swaps /proc and a link all the
-    time, and the runtime is stopped before each move_mount. Proof: whoever starts has a procfs at
-    exactly /proc, and the canary is untouched.
-    """
+    """CVE-2019-19921, the race: a second container on the same root continuously swaps /proc and a
+    link, and the runtime is stopped before each move_mount. Each container that starts has a procfs
+    at exactly /proc, and the canary is untouched."""
     fake = fake_proc(rootfs / "fake")
     (rootfs / "proc-link").symlink_to("/fake")
     slow, started = slowly(runtime, ["move_mount"], 3), 0
@@ -110,10 +108,12 @@ def test_a_link_that_appears_in_time(
                     "/proc/sys/kernel", "/proc/../proc/self", "/proc/kcore", "/proc/uptime/../self"]
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["bind", "tmpfs"])
-def test_a_volume_over_proc(runtime: Runtime, tmp_path: Path, destination: str, kind: str) -> None:
-    """CVE-2019-16884. The image asks for a volume at /proc or inside, full of files that look like
-    procfs, so that labels are written there. Proof: create fails and names the type or the place.
-    """
+def test_a_volume_over_proc_is_refused(
+    runtime: Runtime, tmp_path: Path, destination: str, kind: str
+) -> None:
+    """CVE-2019-16884: the image demands a volume at /proc or inside, with files that look like a
+    procfs, so that labels are written there. Create fails, and the error names the type or the
+    path."""
     fake = fake_proc(tmp_path / "fake")
     entry = bind(fake, destination) if kind == "bind" else mount(destination)
     result = runtime.run("true", change=lambda config: config["mounts"].append(entry))
@@ -129,14 +129,13 @@ def test_a_volume_over_proc(runtime: Runtime, tmp_path: Path, destination: str, 
 @pytest.mark.parametrize(
     "link", ["/proc/self", "/proc/sys", "/proc/1/attr", "../proc/sys/kernel", "/proc"]
 )
-def test_a_volume_that_a_link_puts_into_proc(
+def test_a_volume_that_a_link_leads_into_proc_is_refused(
     runtime: Runtime, rootfs: Path, tmp_path: Path, kind: str, link: str, prepared: bool
 ) -> None:
-    """CVE-2019-16884 by another way: the image has a link /data -> /proc/…, and the volume is asked
-    for at /data, which no check of the text sees; `prepared`: the image brings such folders, so
-    that the link leads somewhere before there is a procfs. Proof: create fails in the words of the
-    check.
-    """
+    """CVE-2019-16884 by another way: the image has a link /data -> /proc/…, and the volume is
+    mounted at /data, so that a check of the text finds nothing. With `prepared` the image has such
+    folders, so that the link leads to one of them before there is a procfs. Create fails with the
+    error of the check."""
     (rootfs / "data").symlink_to(link)
     if prepared and link != "/proc":
         (rootfs / ("proc/" + link.partition("proc/")[2])).mkdir(parents=True)
@@ -152,7 +151,8 @@ def test_a_volume_that_a_link_puts_into_proc(
 
 
 def test_a_bind_over_proc_may_be_a_procfs(runtime: Runtime) -> None:
-    """The other side of CVE-2019-16884: what is refused is not procfs, not the bind."""
+    """CVE-2019-16884 concerns only sources that are no procfs: a bind of a procfs over /proc is
+    accepted."""
 
     def change(config: Config) -> None:
         config["mounts"][0] = bind("/proc", "/proc")
@@ -166,14 +166,13 @@ def test_a_bind_over_proc_may_be_a_procfs(runtime: Runtime) -> None:
 # ---- sysctls
 
 
-def test_sysctls_do_not_pass_through_the_containers_proc(
+def test_sysctls_are_not_written_through_the_containers_proc(
     runtime: Runtime, rootfs: Path, tmp_path: Path
 ) -> None:
-    """CVE-2025-52881. A hook covers /proc/sys/net/ipv4/ip_forward in the container's mount
-    namespace, as a racing mount would, with a file. Proof: the file is what the container sees
-    there, and it did not change; the setting of the container's network namespace, asked for by
-    another procfs, did.
-    """
+    """CVE-2025-52881: a hook covers /proc/sys/net/ipv4/ip_forward in the container's mount
+    namespace with a file, as a racing mount would. The container sees this file, which stays
+    unchanged, and the runtime changes the setting of the container's network namespace through
+    another procfs."""
     (rootfs / "fake").write_text("fake\n")
     (rootfs / "other").mkdir()
     hook = tmp_path / "cover"
@@ -195,11 +194,10 @@ def test_sysctls_do_not_pass_through_the_containers_proc(
     assert (rootfs / "fake").read_text() == "fake\n"
 
 
-def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52881, section 0.2, by the kernel's log of calls. Proof: the file is opened by
-    openat2 relative to a descriptor of a detached procfs root, with NO_XDEV and NO_SYMLINKS and
-    BENEATH, and no file below /proc is opened by its path inside.
-    """
+def test_sysctls_are_written_through_a_detached_procfs(runtime: Runtime, tmp_path: Path) -> None:
+    """CVE-2025-52881, section 0.2: the trace of system calls shows that openat2 opens the file
+    relative to a descriptor of a detached procfs root, with NO_XDEV, NO_SYMLINKS and BENEATH, and
+    that no file below /proc is opened by its path inside."""
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat,openat2,write,pivot_root")
     linux = {"sysctl": {"net.ipv4.ip_forward": "1"}}
@@ -225,12 +223,11 @@ def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
     "op", ["SetExecLabel('apparmor', 'x')", "SetExecLabel('selinux', 'x')", "SetOomScore(500)",
     "OffsetClocks((('monotonic', 9, 0),))"]
 )  # fmt: skip
-def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
+def test_the_launcher_refuses_a_proc_that_is_no_procfs(tmp_path: Path, op: str) -> None:
     """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: labels, score and clock offsets are written
-    where /proc is a tmpfs, in which thread-self and self have the same files (a mount namespace
-    that is joined may be a container's). Proof: the launcher refuses, and the fake files are empty.
-    No security module is needed for that, and none is here.
-    """
+    where /proc is a tmpfs with the same files in thread-self and self (the joined mount namespace
+    may be a container's). The launcher refuses, and the fake files stay empty. The test needs no
+    security module."""
     fake = fake_proc(tmp_path / "fake")
     for name in ("attr/keycreate", "timens_offsets"):
         (fake / "self" / name).write_text("")
@@ -256,11 +253,12 @@ def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
                                                                    "timens_offsets"))  # fmt: skip
 
 
-def test_where_a_processs_own_files_are_written(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52881: another real file of procfs bound over the one that is meant. Proof, by the
-    kernel's log of calls: it is opened beneath /proc across no mount and no magic link, for this
-    thread, before any namespace of the container is entered.
-    """
+def test_files_of_the_process_are_written_beneath_proc_without_links(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    """CVE-2025-52881: another real file of procfs is bound over the intended one. The trace of
+    system calls shows that the launcher opens the file beneath /proc across no mount and no magic
+    link, for its own thread, before it enters a namespace of the container."""
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat2,clone3,setns")
     change = {"oomScoreAdj": 321}
@@ -289,26 +287,25 @@ def test_where_a_processs_own_files_are_written(runtime: Runtime, tmp_path: Path
         "kernel.shm_rmid_forced=1+kernel.core_pattern",
     ],
 )  # fmt: skip
-def test_keys_that_are_no_settings_of_a_container(runtime: Runtime, key: str) -> None:
-    """CVE-2022-0811 and CVE-2025-52881. Keys that climb, mix separators or name what belongs to the
-    machine. Proof: create fails, and core_pattern and its like are the same (checked around each
-    test).
-    """
+def test_sysctls_of_the_machine_are_refused(runtime: Runtime, key: str) -> None:
+    """CVE-2022-0811 and CVE-2025-52881: keys climb, mix separators or name settings of the machine.
+    Create fails, and core_pattern and similar settings stay the same (a fixture checks them around
+    each test)."""
     refused(runtime.run("true", sysctl={key: "|/evil"}))
 
 
 @pytest.mark.parametrize(
     "value", ["1+kernel.core_pattern=|/evil", "1\nkernel.core_pattern=|/evil", "1\0", "1=2"]
 )
-def test_values_that_hold_a_second_setting(runtime: Runtime, value: str) -> None:
-    """CVE-2022-0811 (cr8escape). A value that a list of settings would read as two. Proof: an
-    error, core_pattern unchanged."""
+def test_a_sysctls_value_with_a_second_setting_is_refused(runtime: Runtime, value: str) -> None:
+    """CVE-2022-0811 (cr8escape): a list of settings would read the value as two settings. Create
+    fails, and core_pattern stays the same."""
     refused(runtime.run("true", sysctl={"kernel.shm_rmid_forced": value}))
 
 
-def test_a_setting_needs_its_namespace(runtime: Runtime) -> None:
-    """A setting of a namespace that the container shares with the host would be the host's. Proof:
-    refused, host unchanged."""
+def test_a_sysctl_needs_a_namespace_of_the_container(runtime: Runtime) -> None:
+    """A setting of a namespace that the container shares with the host would change the host.
+    Create refuses the setting, and the host stays the same."""
     kinds = [{"type": kind} for kind in ("pid", "mount", "cgroup")]
     for key in (
         "net.ipv4.ip_forward",
@@ -322,17 +319,17 @@ def test_a_setting_needs_its_namespace(runtime: Runtime) -> None:
 # ---- what the container sees
 
 
-def test_the_containers_proc_is_its_own(runtime: Runtime) -> None:
-    """Section 0.2: no handle of the runtime's procfs is left. Proof: pid 1 of /proc is the
-    container, and no descriptor is open."""
+def test_a_container_has_only_its_own_procfs(runtime: Runtime) -> None:
+    """Section 0.2: no descriptor of the runtime's procfs is left in the container. Pid 1 of its
+    /proc is the container, and no further descriptor is open."""
     script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/1/comm"
     out = runtime.shell(script, sysctl={"net.ipv4.ip_forward": "1"}).out
     assert out.split()[0] == "4" and int(out.split()[1]) <= 4, out
 
 
-def test_read_only_and_masked_places_of_proc(runtime: Runtime) -> None:
-    """S-21: with `spec`'s paths, root of the container can change nothing in /proc that is the
-    machine's. Proof: each write fails."""
+def test_a_container_cannot_write_to_the_machines_part_of_proc(runtime: Runtime) -> None:
+    """S-21: with the paths of `spec`, root of the container can change no setting of the machine in
+    /proc. Each write fails."""
     places = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe",
         "/proc/irq/default_smp_affinity",
               "/proc/sys/vm/panic_on_oom", "/proc/fs", "/proc/bus"]  # fmt: skip
@@ -345,11 +342,10 @@ def test_read_only_and_masked_places_of_proc(runtime: Runtime) -> None:
     assert "OPEN" not in out and set(out.split()) <= {"0"}, out
 
 
-def test_proc_cannot_be_uncovered(runtime: Runtime) -> None:
-    """S-21: in a container with CAP_SYS_ADMIN of a user namespace of its own a fresh procfs would
-    show what is masked (mount_too_revealing). Proof: the kernel refuses it, because ours is partly
-    covered.
-    """
+def test_a_container_cannot_mount_an_uncovered_procfs(runtime: Runtime) -> None:
+    """S-21: in a container with CAP_SYS_ADMIN in its own user namespace a fresh procfs would show
+    the masked files (mount_too_revealing). The kernel refuses the mount, because our procfs is
+    partly covered."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}

@@ -54,7 +54,7 @@ def containers_are_removed(server: Server) -> Iterator[None]:
 
 
 def image(server: Server, files: dict[str, Any] | None = None, **config: Any) -> api.ImageSpec:
-    """Load a busybox image with these files on top and this configuration."""
+    """Loads a busybox image with these files on top and this configuration."""
     name = f"registry.test/hostile:{next(_numbers)}"
     layers = [*build.busybox().layers, *([build.layer(files)] if files else [])]
     server.load_image(
@@ -66,7 +66,7 @@ def image(server: Server, files: dict[str, Any] | None = None, **config: Any) ->
 
 
 def container_config(server: Server, *command: str, **changes: Any) -> api.ContainerConfig:
-    """The configuration of a container with its own name and log."""
+    """Returns the configuration of a container with its own name and log."""
     number = next(_numbers)
     changes.setdefault("log_path", f"c{number}.log")
     config = server.container_config(command or ("sleep", "3600"), **changes)
@@ -75,7 +75,8 @@ def container_config(server: Server, *command: str, **changes: Any) -> api.Conta
 
 
 def outcome(server: Server, pod: str, *command: str, **changes: Any) -> tuple[int, list[str]]:
-    """Exit code and log of a container; -1 and the message if it cannot be created or started."""
+    """Returns the exit code and log of a container, or -1 and the error if it cannot be created or
+    started."""
     try:
         container = server.launch(pod, container_config(server, *command, **changes))
     except grpc.RpcError as error:
@@ -91,11 +92,10 @@ def context(**fields: Any) -> api.LinuxContainerConfig:
 # ---- the node
 
 
-def test_no_abstract_sockets(server: Server, pod: str) -> None:
-    """CVE-2020-15257. A container on the host's network sees the abstract sockets of everybody
-    there. Proof: the kernel's list in its network namespace (which is the server's) holds none, and
-    no socket of ours can be reached by a path of the container.
-    """
+def test_the_server_has_no_abstract_sockets(server: Server, pod: str) -> None:
+    """CVE-2020-15257: a container with host networking sees the abstract sockets of all programs of
+    the host. The kernel's list in this network namespace, which is the server's, has none of ours,
+    and no socket of ours can be reached by a path of the container."""
     code, lines = outcome(server, pod, "cat", "/proc/net/unix")
     assert code == 0 and len(lines) > 2, "the server's own sockets must be in the list"
     assert not [line for line in lines if "@" in line]
@@ -103,10 +103,9 @@ def test_no_abstract_sockets(server: Server, pod: str) -> None:
 
 
 def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) -> None:
-    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621, S-11, S-12. The folders were there before,
-    mode 0777, and the server was started under umask 0. Proof: for uid 65534 every connect and
-    every listing is EACCES; no folder has more than 0711.
-    """
+    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621, S-11, S-12: the folders existed before with
+    mode 0777, and the server was started under umask 0. For uid 65534 every connect and every
+    listing fails with EACCES, and no folder has a mode above 0711."""
     container = server.launch(pod, container_config(server))
     folders = [server.root, server.state, *(p for p in server.state.rglob("*") if p.is_dir()),
                *(p for p in server.root.glob("*/") if p.is_dir()),
@@ -152,9 +151,9 @@ def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) 
     assert result.stdout == "" and listing.returncode != 0 and listing.stdout == b""
 
 
-def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod: str) -> None:
-    """Section 10.9, S-06: values of environment variables, and names with escape sequences. Proof:
-    the server's log holds neither."""
+def test_the_log_has_no_secrets_and_no_control_characters(server: Server, pod: str) -> None:
+    """Section 10.9, S-06: the server's log has neither values of environment variables nor escape
+    sequences from names."""
     evil = "\x1b[2Jevil\x07"
     secret = f"secret-{os.urandom(8).hex()}"
     config = container_config(
@@ -187,12 +186,11 @@ NUMBERS = ["1000", "4294967296", "2147483648", "99999999999999999999", "9" * 60,
 
 
 @pytest.mark.requirement("8.3")
-def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
-    """CVE-2024-40635, CVE-2026-46680. The image's /etc/passwd has accounts whose *names* are these
-    numbers and whose uid is 0, and its USER, or the caller, asks for the number. Proof: by the
-    kernel's status inside it is that number, or CreateContainer is INVALID_ARGUMENT; never uid 0,
-    which kubelet's runAsNonRoot took it not to be.
-    """
+def test_a_numeric_user_is_never_taken_for_a_name(server: Server, pod: str) -> None:
+    """CVE-2024-40635, CVE-2026-46680: the image's /etc/passwd has accounts with these numbers as
+    *names* and with uid 0, and its USER, or the caller, demands the number. The process has this
+    number in the kernel's status, or CreateContainer fails with INVALID_ARGUMENT; it never has uid
+    0, which kubelet's runAsNonRoot would not have noticed."""
     passwd = ACCOUNTS + "".join(f"{n}:x:0:0::/root:/bin/sh\n" for n in NUMBERS)
     group = "root:x:0:\n" + "".join(f"{n}:x:0:\n" for n in NUMBERS)
     show = ("grep", "-E", "^(Uid|Gid):", "/proc/self/status")
@@ -213,12 +211,11 @@ def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
         assert code == 0 and lines[0].startswith("Uid:\t1000\t"), (fields, lines)
 
 
-def test_hostile_account_files(server: Server, pod: str, canary: Canary) -> None:
-    """CVE-2026-47262, CVE-2025-4437, S-07. /etc/passwd as a pipe, a device, a link to the host, a
-    link to a magic link, a million short lines. Proof: an answer in time, the server's memory grows
-    by less than 64 MiB, the canary is untouched, and names that only the host's file has are not
-    found.
-    """
+def test_hostile_account_files_do_no_harm(server: Server, pod: str, canary: Canary) -> None:
+    """CVE-2026-47262, CVE-2025-4437, S-07: /etc/passwd is a pipe, a device, a link to the host, a
+    link to a magic link, or has a million short lines. The server replies in time, its memory grows
+    by less than 64 MiB, the canary is untouched, and names that only the host's file has are
+    unknown."""
     before = resident(server)
     hostile = {
         "pipe": build.Node(kind=tarfile.FIFOTYPE),
@@ -243,10 +240,9 @@ def resident(server: Server) -> int:
     )
 
 
-def test_home_with_a_second_line(server: Server, pod: str) -> None:
-    """CVE-2022-4318. HOME, by the caller and by the image, holds a line of /etc/passwd. Proof: the
-    container's /etc/passwd is the image's.
-    """
+def test_home_with_a_newline_adds_no_account(server: Server, pod: str) -> None:
+    """CVE-2022-4318: HOME, by the caller and by the image, has a line of /etc/passwd. The
+    container's /etc/passwd stays that of the image."""
     evil = "/x\nroot2::0:0::/:/bin/sh"
     spec = image(server, {"etc/passwd": ACCOUNTS}, Env=["PATH=/bin", f"HOME={evil}"])
     for envs in ([], [api.KeyValue(key="HOME", value=evil.encode())]):
@@ -255,11 +251,10 @@ def test_home_with_a_second_line(server: Server, pod: str) -> None:
 
 
 @pytest.mark.requirement("8.2")
-def test_capabilities_and_groups(server: Server, pod: str) -> None:
-    """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173. Proof: CapInh is 0 for the container and for
-    ExecSync, also with added capabilities and as a user; the groups are those that were asked for,
-    not the server's.
-    """
+def test_capabilities_and_groups_are_the_requested_ones(server: Server, pod: str) -> None:
+    """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173: CapInh is 0 for the container and for
+    ExecSync, also with added capabilities and for an ordinary user. The groups are the requested
+    ones and not the server's."""
     show = "grep -E '^(CapInh|CapAmb|Groups)' /proc/self/status"
     for fields in (
         {},
@@ -279,11 +274,10 @@ def test_capabilities_and_groups(server: Server, pod: str) -> None:
 # ---- what is asked for
 
 
-def test_annotations_are_no_orders(server: Server, pod: str) -> None:
-    """CVE-2024-3154, CVE-2026-53492's kin: annotations of pod and container that a runtime or
-    systemd would carry out. Proof: the specification that is run holds none of them, and the
-    container runs as if they were not there.
-    """
+def test_annotations_do_not_change_the_specification(server: Server, pod: str) -> None:
+    """CVE-2024-3154, CVE-2026-53492's kin: annotations of pod and container would be carried out by
+    a runtime or by systemd. The specification has none of them, and the container runs as without
+    them."""
     orders = {
         "org.systemd.property.ExecStartPre": "'/bin/sh'", "run.oci.delegate-cgroup": "../..",
         "run.oci.hooks.stderr": "/etc/x",
@@ -301,10 +295,8 @@ def test_annotations_are_no_orders(server: Server, pod: str) -> None:
 
 
 def test_labels_of_an_image_are_not_the_containers(server: Server, pod: str) -> None:
-    """CVE-2026-53488: LABELs of the image that look like the server's own (a log to a program).
-    Proof: the container's labels and annotations are the caller's only, and its log is where the
-    caller said.
-    """
+    """CVE-2026-53488: LABELs of the image look like labels of the server (a log to a program). The
+    container has only the caller's labels and annotations, and its log is at the caller's path."""
     labels = {
         "io.kubernetes.cri.container-type": "sandbox",
         "containerd.io/restart.loguri": "binary:///bin/sh",
@@ -333,9 +325,9 @@ def test_labels_of_an_image_are_not_the_containers(server: Server, pod: str) -> 
         "\n",
     ],
 )
-def test_log_paths(server: Server, pod: str, path: str) -> None:
-    """CVE-2025-0750, CVE-2026-53488: log paths that climb or name a program. Proof: refused, or a
-    file below the pod's log folder."""
+def test_a_log_path_stays_in_the_pods_log_folder(server: Server, pod: str, path: str) -> None:
+    """CVE-2025-0750, CVE-2026-53488: log paths climb or name a program. The server refuses them, or
+    the log is a file below the pod's log folder."""
     try:
         container = server.create(pod, container_config(server, *["true"], log_path=path))
     except (grpc.RpcError, ValueError):
@@ -344,11 +336,12 @@ def test_log_paths(server: Server, pod: str, path: str) -> None:
     assert real.startswith(str(server.logs) + "/"), real
 
 
-def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> None:
-    """CVE-2024-5154, CVE-2025-0750: a pod that may write to the node's logs leaves a link in place
-    of a log that is to be made, or is reopened after rotation. Proof: the start fails, reopening
-    fails, and the canary that the link leads to is untouched.
-    """
+def test_a_link_at_the_path_of_a_log_is_not_followed(
+    server: Server, pod: str, canary: Canary
+) -> None:
+    """CVE-2024-5154, CVE-2025-0750: a pod that may write to the node's logs leaves a link at the
+    path of a new log, or of a log that is reopened after its rotation. The start fails, reopening
+    fails, and the canary behind the link is untouched."""
     folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked.log").symlink_to(canary.path / "passwd")
     code, lines = outcome(server, pod, "echo", "into the canary", log_path="linked.log")
@@ -367,11 +360,10 @@ def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> 
         )
 
 
-def test_starts_that_fail_leave_no_descriptors(server: Server, pod: str) -> None:
-    """A tenant whose container cannot be started, because its log is a folder, has it tried again
-    and again. Each launch brings descriptors, mounts among them. Proof: the numbers of open
-    descriptors of the shim and of the server are what they were after the first attempt.
-    """
+def test_failed_starts_leave_no_descriptors(server: Server, pod: str) -> None:
+    """A container that cannot be started, because its log is a folder, is started again and again.
+    Each launch has descriptors, among them mounts. The shim and the server have as many open
+    descriptors as after the first attempt."""
     shim = json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"]
 
     def fail() -> None:
@@ -390,11 +382,12 @@ def test_starts_that_fail_leave_no_descriptors(server: Server, pod: str) -> None
     assert wait_until(lambda: open_descriptors() <= before, 10), (before, open_descriptors())
 
 
-def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -> None:
-    """The same by folders: the container's one in the pod's log directory, or that directory
-    itself, becomes a link to the canary before the start, or before the log is reopened. Proof:
-    both fail, and the canary is untouched (a new log would be a new file there).
-    """
+def test_links_in_the_folders_of_a_log_are_not_followed(
+    server: Server, pod: str, canary: Canary
+) -> None:
+    """CVE-2024-5154 by folders: the container's folder in the pod's log directory, or that
+    directory itself, becomes a link to the canary before the start, or before the log is reopened.
+    Both fail, and the canary is untouched (a new log would be a new file there)."""
     folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked").symlink_to(canary.path)
     assert outcome(server, pod, "echo", "into the canary", log_path="linked/0.log")[0] != 0
@@ -419,10 +412,9 @@ def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -
 
 
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
-def test_names_of_pods_with_path_tricks(server: Server, field: str) -> None:
-    """CVE-2025-0750: metadata of a pod in paths. Proof: nothing is made outside of the server's
-    folders (nor with such a name in them), whether it is refused or not.
-    """
+def test_names_of_pods_cannot_leave_the_servers_folders(server: Server, field: str) -> None:
+    """CVE-2025-0750: metadata of a pod becomes part of paths. Whether the server refuses the name
+    or not, it makes no file outside of its folders and no file with such a name in them."""
     text = f"{CLIMB}/tmp/pyrunc-escaped-{field}"
     config = server.pod_config("tricks")
     setattr(config.metadata, field, text)
@@ -437,9 +429,9 @@ def test_names_of_pods_with_path_tricks(server: Server, field: str) -> None:
     assert not list(server.folder.rglob("*escaped*"))
 
 
-def test_sysctls_of_a_pod(server: Server) -> None:
-    """CVE-2022-0811 (cr8escape) by CRI. Proof: INVALID_ARGUMENT, and core_pattern is the same
-    (checked around each test)."""
+def test_a_pod_cannot_set_sysctls_of_the_machine(server: Server) -> None:
+    """CVE-2022-0811 (cr8escape) by CRI: the call fails with INVALID_ARGUMENT, and core_pattern
+    stays the same (a fixture checks it around each test)."""
     for sysctls in (
         {"kernel.shm_rmid_forced": "1+kernel.core_pattern=|/evil"},
         {"kernel/core_pattern": "|/evil"}, {"net.ipv4..//../kernel/core_pattern": "x"},
@@ -458,12 +450,11 @@ def test_sysctls_of_a_pod(server: Server) -> None:
     "cwd",
     ["/proc/self/fd/7", "/proc/self/fd/5/../../..", "/link", "../../..", "/proc/1/root/../.."],
 )
-def test_the_working_directory_of_an_image(
+def test_the_working_directory_of_an_image_cannot_be_a_descriptor_of_the_host(
     server: Server, pod: str, canary: Canary, cwd: str
 ) -> None:
-    """CVE-2024-21626 by WORKDIR, and by ExecSync's container. Proof: it does not start, or the
-    canary of the host cannot be reached from there by `..` and is untouched.
-    """
+    """CVE-2024-21626 by WORKDIR, and by ExecSync's container: the container does not start, or `..`
+    does not lead from there to the host's canary, which is untouched."""
     spec = image(server, {"link": build.symlink("/proc/self/fd/8")}, WorkingDir=cwd)
     code, lines = outcome(
         server, pod, "sh", "-c", f"cat {CLIMB}{canary.path}/passwd 2>/dev/null; pwd -P", image=spec
@@ -482,11 +473,11 @@ def test_the_working_directory_of_an_image(
     ],
     ids=["WORKDIR", "a name in WORKDIR", "VOLUME", "ENTRYPOINT"],
 )
-def test_paths_of_an_image_longer_than_any_path(
+def test_a_path_of_an_image_longer_than_path_max_is_refused(
     server: Server, pod: str, config: dict[str, Any], field: str
 ) -> None:
-    """Each component is work for CreateContainer. Proof: it refuses the path and names the
-    field."""
+    """Each component costs CreateContainer time. CreateContainer refuses the path, and the error
+    names the field."""
     container = container_config(server, image=image(server, **config))
     del container.command[:], container.args[:]
     error = message_of(lambda: server.create(pod, container))
@@ -495,13 +486,12 @@ def test_paths_of_an_image_longer_than_any_path(
 
 @pytest.mark.requirement("6.8")
 @pytest.mark.parametrize("target", ["{canary}", CLIMB + "{canary}", "/proc/self/root{canary}"])
-def test_etc_and_mount_points_of_an_image_are_links(
+def test_links_at_etc_and_mount_points_do_not_reach_the_host(
     server: Server, pod: str, canary: Canary, target: str
 ) -> None:
-    """CVE-2024-5154, CVE-2022-23648, S-08: /etc, a volume's place and /var/run/secrets of the image
-    are links to the host. Proof: the canary is untouched; a mount that was asked for shows its own
-    content or there is no container.
-    """
+    """CVE-2024-5154, CVE-2022-23648, S-08: /etc, a volume's path and /var/run/secrets of the image
+    are links to the host. The canary is untouched; a requested mount shows its own content, or the
+    container is refused."""
     link = build.symlink(target.format(canary=canary.path))
     spec = image(
         server,
@@ -519,15 +509,14 @@ def test_etc_and_mount_points_of_an_image_are_links(
     assert code != 0 or lines == ["mine"], lines
 
 
-def test_a_source_that_is_swapped_before_the_start(
+def test_a_source_swapped_before_the_start_is_not_mounted(
     server: Server, pod: str, canary: Canary
 ) -> None:
-    """CVE-2021-25741: CreateContainer has followed the links of a host path; before StartContainer
-    a neighbour, who may write to the folder above, puts a link to the host's canary there. Proof:
-    the start fails and says why; what the runtime opens itself (an id-mapped one) was opened when
-    the container was created, and is what was there then; the canary is untouched. Links that were
-    there at first do no harm.
-    """
+    """CVE-2021-25741: CreateContainer follows the links of a host path; before StartContainer a
+    neighbour, who may write to the folder above, replaces it by a link to the host's canary. The
+    start fails with the reason. A source that the runtime opens itself (an id-mapped one) is opened
+    by CreateContainer, so the container sees the original. The canary is untouched. Links that
+    existed before CreateContainer do no harm."""
     folder = server.folder / "swapped"
     (folder / "real").mkdir(parents=True)
     (folder / "real/file").write_text("mine\n")
@@ -553,12 +542,12 @@ def test_a_source_that_is_swapped_before_the_start(
         (folder / "taken").rename(folder / "d")
 
 
-def test_a_source_that_is_swapped_before_it_is_opened(
+def test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted(
     server: Server, pod: str, canary: Canary
 ) -> None:
-    """The same between the server's look at a host path and the shim's work (which is stopped for
-    that long). Proof: the shim looks at no path; the start's error speaks of the link, and the
-    clone of the server's descriptor is of what was there; the canary is untouched."""
+    """CVE-2021-25741 between the server's look at a host path and the shim's work (the test stops
+    the shim for that time). The shim opens no path: the start's error names the link, the clone of
+    the server's descriptor shows the original source, and the canary is untouched."""
     folder = server.folder / "swapped early"
     (folder / "d").mkdir(parents=True)
     mapping = [api.IDMapping(host_id=0, container_id=0, length=1)]
@@ -590,15 +579,14 @@ def test_a_source_that_is_swapped_before_it_is_opened(
 
 
 def looked_up(server: Server) -> list[Path]:
-    """A file for each container that was created."""
+    """Returns the launch.json of each created container."""
     return list(server.state.glob("containers/*/launch.json"))
 
 
-def test_a_missing_source_is_made_where_it_was_looked_up(tmp_path: Path, canary: Canary) -> None:
-    """CVE-2024-45310's kin on the host: a host path that does not exist is made; between looking it
-    up and making it a neighbour puts a link to the canary on the way. Proof: ELOOP or ENOTDIR, and
-    nothing is made in the canary.
-    """
+def test_a_missing_source_is_not_made_behind_a_swapped_link(tmp_path: Path, canary: Canary) -> None:
+    """CVE-2024-45310's kin on the host: the server makes a host path that does not exist; between
+    the lookup and mkdir a neighbour puts a link to the canary on the way. The call fails with ELOOP
+    or ENOTDIR, and the canary gets no new file."""
     sources.make_folders(str(tmp_path / "a/b/c"))
     sources.make_folders(str(tmp_path / "a/b/c"))
     assert (tmp_path / "a/b/c").is_dir()
@@ -608,9 +596,9 @@ def test_a_missing_source_is_made_where_it_was_looked_up(tmp_path: Path, canary:
         sources.make_folders(str(tmp_path / "a/b/new"))
 
 
-def test_an_image_over_proc(server: Server, pod: str) -> None:
-    """CVE-2019-16884, CVE-2023-28642 by CRI: mounts at and inside /proc, /proc as a link of the
-    image. Proof: no such container runs."""
+def test_an_image_cannot_replace_proc(server: Server, pod: str) -> None:
+    """CVE-2019-16884, CVE-2023-28642 by CRI: requests mount at and inside /proc, and /proc is a
+    link of the image. No such container runs."""
     source = server.folder / "fake"
     (source / "self/attr").mkdir(parents=True, exist_ok=True)
     for place in ("/proc", "/proc/self", "/proc/sys/kernel", "/data"):
@@ -627,11 +615,12 @@ def test_an_image_over_proc(server: Server, pod: str) -> None:
     assert code in (-1, 128)
 
 
-def test_an_entrypoint_that_is_ourselves(server: Server, pod: str) -> None:
-    """CVE-2019-5736 by CRI: the image's entrypoint is /proc/self/exe, or a script that it
-    interprets; ExecSync too. Proof: no interpreter of the host runs (126 is the launcher's word for
-    a program that it was not given).
-    """
+def test_an_entrypoint_of_proc_self_exe_runs_no_program_of_the_host(
+    server: Server, pod: str
+) -> None:
+    """CVE-2019-5736 by CRI: the image's entrypoint is /proc/self/exe, or a script with this
+    interpreter; ExecSync runs it, too. No interpreter of the host runs (the launcher exits with 126
+    without its descriptors)."""
     script = build.Node(b"#!/proc/self/exe\n", mode=0o755)
     spec = image(server, {"evil": script})
     for command in ("/evil", "/proc/self/exe"):
@@ -644,10 +633,9 @@ def test_an_entrypoint_that_is_ourselves(server: Server, pod: str) -> None:
 
 
 @pytest.mark.requirement("4.9.3")
-def test_endless_output_of_an_exec(server: Server, pod: str) -> None:
-    """CVE-2022-1708, CVE-2022-31030. `yes` by ExecSync. Proof: the answer is cut below gRPC's 16
-    MiB, and the server grows by less than four times that.
-    """
+def test_endless_output_of_an_exec_is_cut(server: Server, pod: str) -> None:
+    """CVE-2022-1708, CVE-2022-31030: ExecSync runs `yes`. The reply is cut below gRPC's 16 MiB, and
+    the server's memory grows by less than four times that."""
     container, before, peak = server.launch(pod, container_config(server)), resident(server), 0
     future = server.runtime.ExecSync.future(
         api.ExecSyncRequest(
@@ -663,8 +651,9 @@ def test_endless_output_of_an_exec(server: Server, pod: str) -> None:
 
 
 @pytest.mark.requirement("8.8")
-def test_profiles_that_are_no_files(server: Server, pod: str) -> None:
-    """S-19: seccomp profiles as a pipe, a device and a folder. Proof: INVALID_ARGUMENT at once."""
+def test_seccomp_profiles_that_are_no_files_are_refused(server: Server, pod: str) -> None:
+    """S-19: seccomp profiles are a pipe, a device and a folder. The call fails with
+    INVALID_ARGUMENT at once."""
     pipe = server.folder / "pipe"
     if not pipe.exists():
         os.mkfifo(pipe)
@@ -684,11 +673,10 @@ def test_profiles_that_are_no_files(server: Server, pod: str) -> None:
         assert time.monotonic() - begin < 20
 
 
-def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) -> None:
+def test_a_pods_files_cannot_fill_the_state_directory(server: Server, pod: str) -> None:
     """CVE-2020-8557's kin: a container writes without end to /etc/hosts, hostname and resolv.conf,
-    which are the node's files. Proof: none of them, nor anything else that it may write to, is on
-    the file system of the state directory, a tmpfs in memory that services of the host share.
-    """
+    which are the node's files. No writable file of the container is on the file system of the state
+    directory, a tmpfs in memory that services of the host share."""
     script = (
         "for f in /etc/hosts /etc/hostname /etc/resolv.conf; do echo x >> $f && stat -c %d $f; done"
     )
@@ -705,9 +693,9 @@ def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) 
     assert places and not [p for p in places if p.is_relative_to(server.state)]
 
 
-def test_the_namespaces_of_another_pod(server: Server, pod: str) -> None:
-    """S-22: a container that asks for the process namespace of a container in another pod. Proof:
-    refused."""
+def test_a_container_cannot_join_a_namespace_of_another_pod(server: Server, pod: str) -> None:
+    """S-22: a container demands the pid namespace of a container in another pod. The server refuses
+    the request."""
     mine = server.launch(pod, container_config(server))
     other = server.run_pod(host_network=True)
     options = api.NamespaceOption(pid=api.TARGET, target_id=mine, network=api.NODE)
@@ -717,11 +705,10 @@ def test_the_namespaces_of_another_pod(server: Server, pod: str) -> None:
     server.remove_pod(other)
 
 
-def test_tokens_of_streams(server: Server, pod: str) -> None:
-    """S-13: the token of an exec, used for another kind, twice, or guessed by a container on the
-    host's network. Proof: no such request is upgraded (404 or the like), and unknown and used ones
-    look the same.
-    """
+def test_a_token_opens_only_its_own_stream_and_only_once(server: Server, pod: str) -> None:
+    """S-13: the token of an exec is used for another kind, twice, or guessed by a container with
+    host networking. No such request is upgraded (404 or similar), and unknown and used tokens have
+    the same response."""
     container = server.launch(pod, container_config(server))
     url = server.runtime.Exec(
         api.ExecRequest(container_id=container, cmd=["true"], stdout=True)
@@ -766,9 +753,8 @@ def test_tokens_of_streams(server: Server, pod: str) -> None:
     assert "port" in message_of(lambda: server.runtime.PortForward(request))
 
 
-def test_the_shim_holds_nothing_that_a_container_can_reach(server: Server, pod: str) -> None:
-    """S-10 by CRI: descriptors inside a container and an ExecSync. Proof: the kernel's list is 0,
-    1, 2."""
+def test_a_container_of_the_server_has_only_its_stdio(server: Server, pod: str) -> None:
+    """S-10 by CRI: the kernel lists the descriptors 0, 1, 2 inside a container and an ExecSync."""
     container = server.launch(
         pod, container_config(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"])
     )
