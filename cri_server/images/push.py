@@ -54,6 +54,7 @@ def push(
         else compressed(blobs, files, diff_id, compressing)
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
     ]
+    # A blob compressed again has another digest, so the manifest must name it.
     if layers != manifest.layers or manifest.others:
         manifest = manifests.with_layers(manifest, layers)
         data = manifests.encoded(manifest)
@@ -107,6 +108,8 @@ def _send_blob(
     response = registry.request("POST", host, begin, {"Content-Length": "0"}, b"")
     location = response.headers.get("Location", "")
     registry.expect(host, response, "blobs/uploads/", (202,))
+    # A Location may be relative (distribution specification, "Pushing blobs"). distribution's has
+    # the upload's state in the query, which must stay.
     url = urljoin(begin, location)
     if not location or origin_of(urlsplit(url)) != origin_of(urlsplit(begin)):
         raise PeerError(

@@ -55,6 +55,7 @@ def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:
         legacy.append(
             {
                 "Config": _place(manifest.config.digest),
+                # `docker save` writes null for an image without a tag.
                 "RepoTags": list(image.tags) or None,
                 "Layers": [_place(layer.digest) for layer in manifest.layers],
             }
@@ -65,6 +66,7 @@ def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:
     document = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": index}
     yield from _file("index.json", json.dumps(document).encode())
     yield from _file("manifest.json", json.dumps(legacy).encode())
+    # Two empty blocks end a tar (POSIX pax, "ustar Interchange Format").
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
@@ -75,6 +77,8 @@ def _entry(blobs: BlobSource, target: Descriptor, tag: str) -> dict[str, object]
         "size": blobs.size(target.digest) or target.size,
     }
     if tag:
+        # docker writes the tag alone under the standard key, too; containerd's key has the whole
+        # name.
         entry["annotations"] = {_NAME: tag.rpartition(":")[2], _CONTAINERD_NAME: tag}
     return entry
 

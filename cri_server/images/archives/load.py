@@ -338,6 +338,8 @@ def _references(names: list[Any]) -> list[Reference]:
 
 def _digest(archive: _Archive, name: str) -> str | None:
     name = _clean(os.fsencode(name))
+    # `docker save` of older versions writes a repeated layer as a link to the first one; a hostile
+    # archive's links may form a ring.
     for _ in range(8):
         if name in archive.digests:
             return archive.digests[name]

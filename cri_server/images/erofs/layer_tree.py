@@ -119,6 +119,7 @@ class _Reader:
         path, parent = self._parent(names)
         node = self._described(entry, stat.S_IFREG)
         node.size, node.stored, node.sparse = entry.size, entry.stored, entry.sparse
+        # Exact: data in a tar begins at a multiple of 512 bytes, which is the index's block.
         node.device, node.block = self._device, self._tar.position // BLOCK
         if entry.stored:
             tar_headers.skip(self._tar, entry.stored)

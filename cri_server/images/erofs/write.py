@@ -176,6 +176,8 @@ class _Writer:
         pending = [(inodes[id(root)], inodes[id(root)])]
         while pending:
             here, above = pending.pop()
+            # "." and the name in the parent; each subdirectory adds its "..": find(1) relies on
+            # that number.
             here.links += 2
             entries = [(_DOT, here), (_DOTDOT, above)]
             for name, child in (here.node.children or {}).items():
@@ -186,6 +188,7 @@ class _Writer:
                 else:
                     here.links += 1
                     pending.append((inode, here))
+            # The kernel finds the block and the name in it by bisection (fs/erofs/namei.c).
             entries.sort(key=_name)
             blocks, here.size = _split(entries)
             self._directories.append((here, blocks))
@@ -285,6 +288,8 @@ class _Writer:
         incompatible = erofs.INCOMPAT_CHUNKED_FILE | (
             erofs.INCOMPAT_DEVICE_TABLE if self._devices else 0
         )
+        # Without EROFS' checksum, which covers the superblock's block only; fs-verity covers the
+        # file.
         erofs.SUPERBLOCK.pack_into(
             result.content, erofs.SUPERBLOCK_OFFSET,
             erofs.MAGIC, 0, erofs.COMPAT_MTIME, erofs.BLOCK_BITS, 0, 0, result.inodes, 0, 0, blocks,

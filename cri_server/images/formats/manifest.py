@@ -22,7 +22,9 @@ from cri_server.images.formats.platforms import host_processors, processor, rank
 from cri_server.images.model import ImageConfig
 from pyrunc.errors import NotFound, PeerError, Unsupported
 
+# The size that registries should accept at least (distribution specification, "Pushing Manifests").
 LIMIT_BYTES = 4 << 20
+# OVL_MAX_STACK of Linux (fs/overlayfs): an overlay has no more lower layers.
 LAYERS_LIMIT = 500
 INDEX_ENTRIES_LIMIT = 1000
 DEPTH_LIMIT = 4
@@ -43,6 +45,8 @@ _ARTIFACT_MANIFEST = "application/vnd.oci.artifact.manifest.v1+json"
 _EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1"
 _GENERIC = ("", "application/json", "application/octet-stream", "text/plain", "binary/octet-stream")
+# Layers with "foreign" or "nondistributable" come from the registry like others. Following their
+# `urls` sent the registry's credentials to any host (CVE-2020-15157 of containerd).
 _LAYER_PREFIXES = (
     OCI_LAYER,
     "application/vnd.oci.image.layer.nondistributable.v1.tar",
@@ -155,6 +159,8 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
         raise BadManifest("manifest: mediaType is not a string")
     if sent in _GENERIC:
         sent = ""
+    # CVE-2021-41190: one digest could mean two images to two programs, of which one follows the
+    # type in the document and the other the Content-Type.
     if own and sent and own != sent:
         raise BadManifest(
             f"manifest: its media type is {own[:100]!r}, but it was sent as {sent[:100]!r}"
@@ -164,6 +170,7 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
         raise Unsupported(
             "manifest: Docker's schema 1 is no longer supported; push the image with a newer tool"
         )
+    # The same CVE: a document that is a manifest and an index.
     if "layers" in document and "manifests" in document:
         raise BadManifest("manifest: it has both layers and manifests")
     if kind in INDEXES:

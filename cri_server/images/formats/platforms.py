@@ -123,6 +123,7 @@ def processors(machine: str, flags: set[str]) -> tuple[Processor, ...]:
     if architecture == "arm64":
         return (("arm64", ""), *_arm(8))
     if architecture == "arm":
+        # uname's machine is armv6l, armv7l, …
         return _arm(int(machine[4]))
     return ((architecture, ""),)
 

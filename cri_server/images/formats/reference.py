@@ -112,11 +112,14 @@ class Reference:
 
 def _split_tag(text: str) -> tuple[str, str | None]:
     name, colon, tag = text.rpartition(":")
+    # A colon before a slash begins a port, and one in brackets belongs to an IPv6 address.
     return (name, tag) if colon and "/" not in tag and not tag.endswith("]") else (text, None)
 
 
 def _split_domain(text: str) -> tuple[str, str]:
     first, slash, rest = text.partition("/")
+    # A path has lower-case letters only, so an upper-case one means a host (distribution's
+    # splitDockerDomain).
     if not slash or not (
         "." in first or ":" in first or first == "localhost" or first != first.lower()
     ):

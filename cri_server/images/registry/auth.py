@@ -104,6 +104,7 @@ def _credential(auth: Auth) -> Credential:
         return Credential(auth.username, auth.password)
     if auth.auth:
         try:
+            # As containerd's ParseAuth: NUL bytes around the text are dropped.
             text = base64.b64decode(auth.auth, validate=False).decode("utf-8").strip("\0")
         except (binascii.Error, ValueError):
             raise InvalidArgument("auth.auth is not base64 of USER:PASSWORD") from None
@@ -169,6 +170,8 @@ def token_request(challenge: Challenge, login: Credential, host: Host, scope: st
     }
     fields = {key: value for key, value in fields.items() if value}
     base = parts._replace(fragment="")
+    # An identity token is OAuth2's refresh token, for which distribution has a POST (its
+    # documentation, "spec/auth/oauth"); user and password go by GET, which all token servers have.
     if login.refresh_token:
         form = {
             "grant_type": "refresh_token",
@@ -199,6 +202,7 @@ def read_token(data: bytes, server: str) -> str:
     answer."""
     try:
         answer = json.loads(data)
+        # OAuth2 calls it access_token; distribution's token servers may send either.
         token = answer.get("token") or answer.get("access_token")
     except (ValueError, AttributeError, RecursionError):
         token = None

@@ -80,6 +80,7 @@ class Session:
             sockets = list(self._sockets)
         for sock in sockets:
             try:
+                # close(2) would not wake a thread that waits in recv(2) on Linux.
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:  # closed already, or wrapped by TLS
                 pass
@@ -122,6 +123,7 @@ class Session:
             url, target = self._redirected(url, location)
             if origin_of(target) != origin_of(origin):
                 foreign = True
+                # Also without the headers of hosts.toml, which may hold a token under any name.
                 safe_names = {name.lower() for name in headers} - set(_SECRET_HEADERS)
                 sent = {name: value for name, value in sent.items() if name.lower() in safe_names}
         raise Forbidden(f"{origin.netloc}: more than {REDIRECTS_LIMIT} redirects")
@@ -179,6 +181,7 @@ class Session:
                 method,
                 url,
                 body=body,
+                # A compressed transfer would have other bytes than those that the digest is of.
                 headers={"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers},
                 redirect=False,
                 retries=False,
@@ -244,6 +247,7 @@ class Session:
             if proxy and not socks
             else urllib3.PoolManager(**options)
         )
+        # Through a proxy the peer is the proxy, which may well be on this machine.
         manager.pool_classes_by_scheme = self._pool_classes(None if proxy else sent_by, socks)
         return manager
 
@@ -264,6 +268,8 @@ class Session:
 
             def connect(self) -> None:
                 super().connect()
+                # TLS detaches the plain socket, so that the one registered before has no descriptor
+                # any more.
                 session._register(self.sock)
 
         class HttpPool(HTTPConnectionPool):
@@ -275,6 +281,8 @@ class Session:
         return {"http": HttpPool, "https": HttpsPool}
 
     def _check_peer(self, sock: socket.socket, sent_by: Host | None) -> socket.socket:
+        # The connection's address, not one looked up before: a second lookup may give another one
+        # (DNS rebinding).
         if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
             sock.close()
             raise Forbidden(
@@ -364,6 +372,7 @@ def _through_socks(connection: HTTPConnection, proxy: Proxy) -> socket.socket:
 
 def _is_local(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
+    # ::ffff:127.0.0.1 reaches 127.0.0.1.
     ip = getattr(ip, "ipv4_mapped", None) or ip
     return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast
 

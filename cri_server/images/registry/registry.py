@@ -41,6 +41,7 @@ RETRY_AFTER_LIMIT_S = 60.0  # a longer wait fails the pull at once: kubelet trie
 MIRROR_RETRY_AFTER_LIMIT_S = 3.0  # there is another host
 CHUNK_BYTES = 256 << 10
 _CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
+# Registries behind load balancers give these for a moment; another 4xx stays when asked again.
 _RETRIED = {408, 429, 500, 502, 503, 504}
 _OLDEST_TIME_S = 1e9  # a larger Retry-After is a time, not a duration
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
@@ -384,6 +385,7 @@ class Registry:
 
     def _namespace(self, host: Host) -> str:
         """The query that tells a mirror which registry is meant, as containerd sends it."""
+        # Only for a mirror: the query is not in the distribution specification.
         registry = self._reference.registry
         return "" if normal_registry(host.netloc) == registry else f"?ns={quote(registry)}"
 
@@ -421,6 +423,7 @@ class Registry:
         )
 
         with self._session.token(host, request.url, request.headers, request.body) as response:
+            # The token server may be overloaded, which is no refusal of the login.
             if response.status in _RETRIED:
                 raise _overloaded(
                     f"{host.netloc}: its token server answered {response.status}", response

@@ -124,6 +124,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
             f"the signatures of {digest} are not a manifest: {error}"
         ) from None
     signatures = []
+    # Everyone who may push to the repository can add signatures, and each costs a request.
     for layer in layers[:SIGNATURES_LIMIT]:
         text = (layer.annotations or {}).get(SIGNATURE, "")
         if (
@@ -150,6 +151,7 @@ def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: 
         return "the signed payload is not a claim about an image"
     if critical.type != TYPE:
         return f"the signed payload has the type {critical.type[:80]!r}"
+    # Else the signature of an older, vulnerable image could be put beside any other one.
     if critical.image.digest != digest:
         return "a signature is for another manifest"
     if not policy.identity_matches(

@@ -137,6 +137,8 @@ def normal_scope(scope: str) -> str:
 
 
 def _check(place: str, requirements: list[Requirement]) -> None:
+    # All of no requirements would hold, so the image would be accepted unsigned; containers/image
+    # refuses such a policy, too.
     if not requirements:
         raise ValueError(
             f"{place}: the list of requirements is empty; use {ACCEPT} to accept everything"

@@ -87,6 +87,8 @@ class Ingest(Incoming):
         """Make the content a blob of the layout; return its digest. Raises ResourceExhausted,
         KernelError."""
         try:
+            # The blob's name is made durable later, with those of all blobs at once
+            # (`Store.publish`).
             os.fsync(self._fd)
             self._blobs.make_folder(self.digest)
             os.rename(self._path, self._blobs.path(self.digest))

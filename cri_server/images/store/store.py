@@ -171,6 +171,7 @@ class Store:
         self._empty_trash_soon()
 
     def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
+        # index.json must never name content that a power cut takes away.
         self._sync(diff_ids)
         self.catalog.add(names)
         self._collect()

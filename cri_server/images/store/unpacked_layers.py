@@ -115,6 +115,8 @@ class Layers:
             return
         fd = os.open(self.tree(chain[-1]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            # One call for tens of thousands of files. It reports errors of writing since Linux 5.8
+            # (syncfs(2)).
             syscall("syncfs", "the image store", fd)
         except KernelError as error:
             raise node_error(OSError(error.errno, ""), "layers", self._folder) from None
@@ -165,6 +167,7 @@ class Layers:
 
     def _throw_away(self, path: Path) -> None:
         try:
+            # Deleting files one by one could be interrupted, and leave a layer that looks complete.
             os.rename(path, self._trash / f"{path.name}-{uuid.uuid4().hex}")
         except FileNotFoundError:
             pass
@@ -208,6 +211,7 @@ def make_devices(tree: str, layer: Layer) -> None:
                     stat.S_IFBLK if is_block else stat.S_IFCHR,
                     os.makedev(major, minor),
                 )
+                # The directory's time is the layer's, and making a name in it has changed it.
                 os.utime(parent, ns=(before.st_mtime_ns, before.st_mtime_ns))
             finally:
                 os.close(parent)
