@@ -16,6 +16,7 @@ from cri_server.spec.user import Accounts
 from pyrunc.errors import KernelError
 from pyrunc.kernel import path as paths
 
+# CRI-O read such a file of any size into memory (CVE-2025-4437).
 SIZE_LIMIT_BYTES = 1 << 20
 # parsed, a file of short lines takes ten times its size: larger ones are not cached
 CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16

@@ -355,6 +355,8 @@ async def build_spec(context: CreateContext) -> None:
         )
     )
     if context.checkpoint is not None:
+        # The mounts are the request's, which admission has checked. CRI-O took those of the archive
+        # (CVE-2024-8676).
         restore.check(
             context.checkpoint, context.built.spec, [*context.requested_mounts, *context.volumes]
         )
@@ -509,6 +511,7 @@ def _is_abandoned(context: CreateContext) -> bool:
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
     """Make the writable layer. The root of the merged tree takes owner and mode from `upper`, so
     `upper` gets those of the image's top layer."""
+    # 0700: users of the node must not reach set-uid programs of an image (CVE-2021-41103).
     os.makedirs(root, 0o700, exist_ok=True)  # it exists if it holds a checkpoint
     os.mkdir(f"{root}/work", 0o700)
     os.mkdir(f"{root}/upper", 0o755)

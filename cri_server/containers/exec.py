@@ -32,6 +32,7 @@ from pyrunc.errors import (
 log = logging.getLogger(__name__)
 
 # Of both streams together: a gRPC client accepts 16 MiB per message, and the rest of it needs room.
+# Without a limit a command could fill the node's memory (CVE-2022-1708, CVE-2022-31030).
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
 # of each stream; more goes to a file, so that many large outputs fit into memory

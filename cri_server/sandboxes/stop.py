@@ -110,6 +110,8 @@ async def _end_starts(context: StopContext) -> None:
 
 async def end_containers(context: StopContext) -> None:
     living = [c for c in context.services.index.containers_of(context.sandbox) if c.exit is None]
+    # Without a grace period: kubelet has given it by StopContainer, and CRI asks StopPodSandbox to
+    # terminate by force whatever still runs.
     await asyncio.gather(*(container_stop.kill(context.services, c) for c in living))
     await asyncio.gather(*(launch.drop(context.services, c) for c in living))
     for container in living:

@@ -34,6 +34,8 @@ def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
         name = dotted(key)
         if any(part in ("", ".", "..") for part in key.replace("/", ".").split(".")) or "\0" in key:
             raise InvalidArgument(f"sysctl {key!r} is not a valid name")
+        # One value stays one value: CRI-O gave `1+kernel.core_pattern=…` to a helper that split it
+        # at the plus sign (CVE-2022-0811).
         if "\n" in value or "\0" in value:
             raise InvalidArgument(
                 f"sysctl {key!r}: the value must be a single line without NUL bytes"

@@ -185,6 +185,7 @@ def to_oci(mount_request: MountRequest) -> Mount:
         return bind(
             mount_request.source,
             mount_request.destination,
+            # Not noexec: programs of an image volume may be meant to run (critest executes one).
             ["bind", "rprivate", "ro", "nosuid", "nodev", *extra],
         )
     access = "ro" if request.readonly else "rw"

@@ -75,6 +75,7 @@ def check(request: api.LinuxContainerResources) -> None:
                 " the form 2MB"
             )
     for key, text in request.unified.items():
+        # A slash would lead out of the cgroup (`../cgroup.procs`).
         if not CGROUP_FILE.fullmatch(key):
             raise InvalidArgument(
                 f"linux.resources.unified: {key[:80]!r} is not a cgroup file name"

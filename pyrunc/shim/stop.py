@@ -40,8 +40,11 @@ class Stop:
         # As in containerd: a timeout of 0 is SIGKILL at once, without the stop signal.
         if timeout_s > 0 and not self._signalled:
             self._signalled = True
+            # Often without effect: the kernel drops it if the first process of a pid namespace has
+            # no handler for it (pid_namespaces(7)). SIGKILL at the deadline is then the way out.
             self._container.send_signal(number)
         at = time.monotonic() + max(0.0, timeout_s)
+        # As under CRI-O, a later stop can shorten the time, but not prolong it.
         if self._killed_at is None and (self._deadline is None or at < self._deadline):
             self._deadline = at
             self._later(at - time.monotonic(), self._kill)
