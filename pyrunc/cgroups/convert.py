@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Reader = Callable[[str], str | None]
 
+# cpu.max of a new group is "max 100000" (cgroup-v2.rst).
 DEFAULT_PERIOD_US = 100_000
 DEFAULT_WEIGHT = 100  # a group's default, so a missing file changes nothing
 RESOURCES = "linux.resources"
@@ -104,6 +105,7 @@ def swap_max(memory: Mapping[str, Any]) -> int | None:
     """Return memory.swap.max in bytes from `limit` and `swap` (the sum of both); -1 unlimited,
     None unchanged."""
     limit, swap = int(memory.get("limit") or 0), int(memory.get("swap") or 0)
+    # As in runc, for callers that know v1: memory without a limit lifts the limit of swap as well.
     if limit == -1 and swap == 0:
         return -1
     if swap in (-1, 0):
@@ -139,6 +141,8 @@ def _refuse_v1_only(resources: Mapping[str, Any]) -> None:
 def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     shares = int(cpu.get("shares") or 0)
     if cpu.get("idle") is not None:
+        # The kernel refuses a weight for a group that is idle (EINVAL), so 0 is written before the
+        # weight.
         yield CgroupSetting("cpu.idle", str(int(cpu["idle"])), dispensable=not cpu["idle"])
     if shares:
         yield CgroupSetting(
@@ -157,6 +161,7 @@ def _cpu_max(cpu: Mapping[str, Any], read: Reader) -> str | None:
     quota, period = int(cpu.get("quota") or 0), int(cpu.get("period") or 0)
     if not quota and not period:
         return None
+    # A quota and its period are one write, so the one that is not named is read.
     old = (read("cpu.max") or f"max {DEFAULT_PERIOD_US}").split()
     amount = old[0] if not quota else "max" if quota < 0 else str(quota)
     return f"{amount} {period or old[1]}"
@@ -165,6 +170,7 @@ def _cpu_max(cpu: Mapping[str, Any], read: Reader) -> str | None:
 def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     limit, reservation = int(memory.get("limit") or 0), int(memory.get("reservation") or 0)
     swap = swap_max(memory)
+    # The kernel would kill processes until the usage is below a new memory.max (cgroup-v2.rst).
     if limit > 0 and memory.get("checkBeforeUpdate"):
         usage = int(read("memory.current") or 0)
         if usage > limit:
@@ -191,6 +197,8 @@ def _pids(pids: Mapping[str, Any]) -> Iterator[CgroupSetting]:
 
 
 def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
+    # BFQ has a file of its own, with a scale from 1 to 1000 like v1's; io.weight is that of the
+    # iocost controller.
     bfq = read("io.bfq.weight") is not None
     if io.get("weight"):
         value = int(io["weight"])
@@ -226,6 +234,8 @@ def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[CgroupSetting]:
             )
         amount = int(limit["limit"])
         yield CgroupSetting(f"hugetlb.{size}.max", str(amount), dispensable=not amount)
+        # Without a limit of reservations a process that has reserved too many pages dies by SIGBUS
+        # when it touches them (hugetlb.rst of cgroup-v1). Linux 5.7 has the file.
         yield CgroupSetting(f"hugetlb.{size}.rsvd.max", str(amount), dispensable=True)
 
 
@@ -249,6 +259,7 @@ def _unified(unified: Mapping[str, Any]) -> Iterator[CgroupSetting]:
             raise InvalidSpec(
                 f"{RESOURCES}.unified", f"{file!r} is no limit: only the runtime writes it"
             )
+        # One write(2) for each line: files such as io.max take one device at a time.
         for line in str(content).split("\n"):
             if line or content == "":
                 yield CgroupSetting(file, line)

@@ -52,6 +52,7 @@ class DeviceRule:
 
 
 DEFAULTS = (
+    # Making any node is allowed, as in runc: opening it still needs a rule.
     DeviceRule(True, 2, None, None, ACCESS["m"]),
     DeviceRule(True, 1, None, None, ACCESS["m"]),
     *(
@@ -111,12 +112,15 @@ def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
     code: list[Instruction] = [
         (LOAD32, TYPE, CONTEXT, 0, 0),
         (MOVE32, BITS, TYPE, 0, 0),
+        # access_type has the access in its upper 16 bits and the device type in the lower (struct
+        # bpf_cgroup_dev_ctx).
         (AND32, TYPE, 0, 0, 0xFFFF),
         (SHIFT_RIGHT32, BITS, 0, 0, 16),
         (LOAD32, MAJOR, CONTEXT, 4, 0),
         (LOAD32, MINOR, CONTEXT, 8, 0),
     ]
     for rule in reversed(rules):
+        # The verifier refuses unreachable code (EINVAL), so earlier rules must not follow.
         if rule.everything:
             return code + _answer(int(rule.allow))
         code += _block(rule)
@@ -149,4 +153,5 @@ def _answer(value: int) -> list[Instruction]:
 
 
 def _signed(value: int) -> int:
+    # The field is signed. No device has such a number: a major has 12 bits, a minor 20.
     return value - (1 << 32) if value >= 1 << 31 else value

@@ -125,8 +125,12 @@ class Cgroup:
 
     def _refuse_if_in_use(self) -> None:
         events = cgroup.keyed(cgroup.read(self.directory, "cgroup.events"))
+        # Another container's group under the same path: its limits would be overwritten, and its
+        # processes killed with ours.
         if events.get("populated"):
             raise AlreadyExists(f"container's cgroup is not empty: {self.path}")
+        # A process that is cloned into a frozen group stops before it has done anything, and the
+        # start would hang.
         if events.get("frozen"):
             raise WrongState(f"container's cgroup unexpectedly frozen: {self.path}")
 
@@ -143,6 +147,9 @@ class Cgroup:
     def _make_each_level(self) -> None:
         directory = cgroup.root()
         for name in self.path.strip("/").split("/"):
+            # Before the folder is made: a controller of a child exists only if its parent enables
+            # it, and a parent with processes of its own cannot (cgroups(7), "no internal
+            # processes").
             _enable_controllers(directory)
             directory += "/" + name
             cgroup.make(directory)
@@ -207,6 +214,8 @@ class Cgroup:
             *(f"{self.directory}/{name}" for name in cgroup.delegated_files()),
         ):
             try:
+                # The uid alone: runtime-spec names the user only, and the limits' files keep their
+                # owner.
                 os.chown(path, uid, -1)
             except FileNotFoundError:  # a file of a controller that is not enabled
                 continue
@@ -307,6 +316,7 @@ class Cgroup:
         self._require_own()
         cgroup.write(self.directory, "cgroup.freeze", "1")
         if not cgroup.wait_event(self.directory, "frozen", 1, timeout_s):
+            # A container that is frozen in part would be neither paused nor running.
             cgroup.write(self.directory, "cgroup.freeze", "0")
             raise DeadlineExceeded(f"cgroup {self.path} did not freeze within {timeout_s:g} s")
 
@@ -326,6 +336,8 @@ class Cgroup:
         """
         self._require_own()
         try:
+            # Linux 5.14: one write kills all, also what is forked meanwhile; a loop over
+            # cgroup.procs may lose against a fork bomb.
             cgroup.write(self.directory, "cgroup.kill", "1")
         except KernelError as error:
             if error.errno == errno.ENOENT and not self.exists():
@@ -444,6 +456,7 @@ def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
         return
     except KernelError:
         pass
+    # One by one after a failure: the kernel takes all or none of a list.
     for name in sorted(missing):
         try:
             cgroup.write(directory, "cgroup.subtree_control", f"+{name}")
@@ -454,6 +467,8 @@ def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
 def _remove_empty_parents(directory: str) -> None:
     while (
         directory.startswith(cgroup.root() + "/")
+        # A parent that was there before belongs to its owner, such as kubelet's pod group, even if
+        # it is empty now.
         and cgroup.is_ours(directory)
         and cgroup.remove(directory)
     ):

@@ -106,6 +106,7 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
 
 def _missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
     """Report a missing file: a warning, or Unsupported."""
+    # "No limit" is what a missing file means already.
     if setting.dispensable:
         return []
     if setting.controller in cgroup.controllers(directory):

@@ -37,6 +37,8 @@ def _beneath(cgroups_path: str, container_id: str) -> str:
         path = os.path.normpath("/" + cgroups_path.lstrip("/"))
     else:
         base = os.path.dirname(cgroup.own_path() or "/")
+        # normpath removes `..` at the beginning of an absolute path, so the group stays beneath the
+        # parent's.
         path = base.rstrip("/") + os.path.normpath("/" + (cgroups_path or container_id))
     if path == "/":
         raise InvalidSpec(WHERE, f"{cgroups_path!r} is the root of the cgroup tree")
@@ -54,8 +56,10 @@ def _scope(cgroups_path: str) -> Cgroup:
     parent, prefix, name = parts
     if not name or "/" in prefix + name or "\0" in cgroups_path:
         raise InvalidSpec(WHERE, f"{cgroups_path!r} does not name a systemd unit")
+    # runc's defaults.
     parent = parent or ("system.slice" if is_machine_root() else "user.slice")
     base = expand_slice(parent)
+    # As in runc, a name that ends in .slice asks for a slice in place of a scope.
     if name.endswith(".slice"):
         return Cgroup(expand_slice(name), "systemd", slice=parent, unit=name)
     unit = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"

@@ -34,6 +34,7 @@ class Placeholder:
 
     def __init__(self) -> None:
         read_end, self._write_end = os.pipe()
+        # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
         self.pid = os.fork()
         if self.pid == 0:
             _wait_for_end_of_file(read_end)
@@ -52,6 +53,8 @@ class Placeholder:
 def _wait_for_end_of_file(read_end: int) -> None:
     try:
         os.dup2(read_end, 0)
+        # A descriptor of ours in the placeholder would keep pipes and locks open for as long as it
+        # waits.
         os.closerange(1, os.sysconf("SC_OPEN_MAX"))
         os.read(0, 1)
     finally:
@@ -76,6 +79,7 @@ def start(
     try:
         with Systemd() as systemd:
             systemd.start_transient(group.unit, [*_frame(group, placeholder), *limits])
+            # Asked, because a user's systemd puts its slices beneath its own group.
             group.path = systemd.control_group(group.unit) or group.path
         if is_machine_root():
             group.enable_unmanaged_controllers()
@@ -113,6 +117,8 @@ def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
     """Return the properties that every container's unit has."""
     common: list[Property] = [
         ("Description", ("s", f"pyrunc container {group.unit}")),
+        # With them systemd would stop the scope at shutdown by itself (Conflicts=shutdown.target),
+        # while the engine stops its containers in order.
         ("DefaultDependencies", ("b", False)),
         *((name, ("b", True)) for name in ACCOUNTING),
     ]
@@ -121,7 +127,10 @@ def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
     return [
         *common,
         ("Slice", ("s", group.slice)),
+        # Otherwise systemd moves processes out of groups that we make below, and resets controllers
+        # (systemd's CGROUP_DELEGATION.md).
         ("Delegate", ("b", True)),
+        # A failed unit stays loaded otherwise, and its name cannot be used again until it is reset.
         ("CollectMode", ("s", "inactive-or-failed")),
         ("PIDs", ("au", [placeholder.pid])),
     ]
@@ -148,6 +157,7 @@ def stop(group: Cgroup) -> None:
     try:
         with Systemd() as systemd:
             systemd.stop(group.unit)
+            # A scope that ended badly counts as failed, and its name would stay taken.
             systemd.reset_failed(group.unit)
     except Error:
         if group.populated():

@@ -37,6 +37,7 @@ def properties(resources: Mapping[str, Any]) -> list[Property]:
 
 def _cpu(cpu: Mapping[str, Any]) -> Iterator[Property]:
     if cpu.get("idle"):
+        # systemd 252 takes 0 for `idle`, which sets cpu.idle.
         yield "CPUWeight", ("t", 0)
     elif cpu.get("shares"):
         yield "CPUWeight", ("t", convert.weight(int(cpu["shares"])))

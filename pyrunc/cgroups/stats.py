@@ -87,6 +87,8 @@ def read_usage(directory: str) -> Stats:
             swap_max=amount(cgroup.read(directory, "memory.swap.max")),
         )
     for name in PRESSURE:
+        # PSI is off for the whole machine (psi=0) or for the group (cgroup.pressure), so the other
+        # two are missing as well.
         if not (content := cgroup.read(directory, f"{name}.pressure")):
             break
         stats.pressure[name] = pressure_lines(content)
