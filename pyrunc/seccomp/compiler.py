@@ -71,6 +71,8 @@ def compile(
     flag), KernelError.
     """
     machine = arch or os.uname().machine
+    # By content, not by path: kubelet's pods share few profiles, and a profile that is edited is
+    # another one.
     key = _key(seccomp, machine)
     if key not in _filters:
         _filters[key] = _make(seccomp, machine, key, default_store() if store is None else store)
@@ -156,9 +158,13 @@ def _compile(
         for audit in architectures:
             compiler.add_architecture(audit)
         if machine != os.uname().machine:
+            # libseccomp adds the architecture of the machine by itself, and with it a judgement
+            # that a program for another one must not have.
             compiler.remove_architecture(profiles.NATIVE[os.uname().machine])
         for rule in rules:
             number = library.number(rule.name)
+            # A name that libseccomp does not know is passed over, as in runc: profiles list calls
+            # of all architectures and of newer kernels.
             if number != library.UNKNOWN_SYSCALL:
                 compiler.add_rule(rule.action, number, rule.conditions, rule.name)
         return compiler.program()
@@ -192,6 +198,8 @@ def _flags(profile: SeccompProfile) -> int:
     from pyrunc.kernel import seccomp as library
 
     if profile.flags is None:
+        # Without flags runc does the same: before Linux 5.16 a filter without it turns on the
+        # mitigation of speculative store bypass, which slows its process.
         flags = profiles.SPEC_ALLOW if library.knows_flag(profiles.SPEC_ALLOW) else 0
     else:
         flags = profile.flags & ~profiles.TSYNC
@@ -199,6 +207,7 @@ def _flags(profile: SeccompProfile) -> int:
             if flags & flag and not library.knows_flag(flag):
                 raise Unsupported(f"this kernel does not support the seccomp flag {name}")
     if not profile.notifies:
+        # The kernel takes this flag only with a listener (EINVAL).
         return flags & ~profiles.WAIT_KILLABLE_RECV
     return flags | profiles.NEW_LISTENER
 
@@ -229,6 +238,8 @@ def _save(store: str, key: bytes, program: bytes) -> None:
     try:
         os.makedirs(store, 0o700, exist_ok=True)
         if _is_ours_alone(store):
+            # Names are hashes, so this order is as good as a random one, and needs no stat(2) of
+            # each file.
             for name in sorted(os.listdir(store))[STORE_LIMIT_FILES - 1 :]:
                 os.unlink(f"{store}/{name}")
             write_bytes(f"{store}/{key.hex()}", program)

@@ -170,6 +170,8 @@ def _listener(seccomp: Mapping[str, Any], rules: list[SeccompRule]) -> str:
         raise InvalidSpec(f"{WHERE}.listenerMetadata", "needs a listenerPath")
     if not any(rule.action == NOTIFY for rule in rules):
         return ""
+    # The process tells its parent the number of the listener by write(2): with that call filtered,
+    # both would wait for ever (as in runc).
     if any(rule.action == NOTIFY and rule.name == "write" for rule in rules):
         raise InvalidSpec(
             f"{WHERE}.syscalls", "SCMP_ACT_NOTIFY cannot be used for the write syscall"
@@ -237,6 +239,8 @@ def _action(name: object, value: object, where: str) -> int:
         raise InvalidSpec(where, f"{name!r} is not one of {', '.join(ACTIONS)}")
     action = ACTIONS[name]
     if value is None:
+        # runtime-spec: errnoRet is EPERM when it is absent; libseccomp itself would take 0, which
+        # looks like success.
         return action | errno.EPERM if action in WITH_VALUE else action
     if action not in WITH_VALUE:
         raise InvalidSpec(where, f"errnoRet is not allowed with {name}")
