@@ -96,6 +96,7 @@ def check_process(process: Process, path: str = "process") -> None:
         at = f"{path}.rlimits[{i}]"
         if limit.type not in RLIMITS:
             raise InvalidSpec(f"{at}.type", f"unknown resource limit {limit.type!r}")
+        # runtime-spec, "rlimits": an error MUST be generated for duplicate entries.
         if limit.type in seen:
             raise InvalidSpec(f"{at}.type", f"{limit.type} appears twice")
         if limit.soft > limit.hard:
@@ -187,6 +188,7 @@ def _names(spec: Spec) -> None:
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name and uts is None:
             raise InvalidSpec(key, "needs a uts namespace of its own")
+        # __NEW_UTS_LEN: sethostname(2) answers EINVAL for more, late and without a name.
         if len(name.encode("utf-8", "surrogateescape")) > 64:
             raise InvalidSpec(key, "is longer than 64 bytes")
 
@@ -290,6 +292,7 @@ def _device(device: Device, path: str) -> None:
 
 
 def _link_name(name: str, key: str) -> None:
+    # IFNAMSIZ, and what dev_valid_name() refuses (net/core/dev.c).
     if not 0 < len(name.encode()) <= 15 or name in (".", "..") or any(c in "/: \t\n" for c in name):
         raise InvalidSpec(f"linux.netDevices.{key}", f"{name!r} is not a link's name")
 
@@ -313,8 +316,11 @@ def sysctl_namespace(key: str) -> str:
     dotted = ".".join(parts)
     if dotted in IPC_SYSCTLS or dotted.startswith("fs.mqueue."):
         return "ipc"
+    # As in runc: one of the two would overwrite the other.
     if dotted == "kernel.hostname":
         raise InvalidSpec(at, "use the hostname property")
+    # All of net.*: in other network namespaces than the first, the kernel makes settings that are
+    # not their own read-only (ensure_safe_net_sysctl, net/sysctl_net.c).
     owners = {"net": "network", "user": "user"}
     owner = "uts" if dotted == "kernel.domainname" else owners.get(parts[0])
     if owner is None:

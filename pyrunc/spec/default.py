@@ -6,6 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# runc's list, which Kubernetes' default procMount has as well: files with data of the whole machine
+# (keys, timers, memory).
 MASKED_PATHS = [
     "/proc/acpi",
     "/proc/asound",
@@ -18,12 +20,14 @@ MASKED_PATHS = [
     "/sys/firmware",
     "/proc/scsi",
 ]
+# Root of a container could write to these, and they act on the whole machine.
 READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
 def default(*, cgroup_namespace: bool = True) -> dict[str, Any]:
     """Return a `config.json` as a JSON object, the same every time."""
     capabilities = ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]
+    # No user namespace: it needs maps, which only the owner of the node can choose.
     namespaces = ["pid", "network", "ipc", "uts", "mount"] + ["cgroup"] * cgroup_namespace
     return {
         "ociVersion": "1.3.0",

@@ -87,6 +87,7 @@ def parse_process(o: Object, path: str = "process") -> Process:
 def _version(document: Object) -> str:
     """Return `ociVersion`: any 1.x, since minor versions only add (runtime-spec, versioning)."""
     version = _text(document, "ociVersion", "", required=True)
+    # Development versions of the specification are "1.3.0-dev" or "1.2.0+dev".
     core = version.split("-", 1)[0].split("+", 1)[0]
     numbers = core.split(".")
     if len(numbers) != 3 or not all(n.isascii() and n.isdigit() for n in numbers):
@@ -117,6 +118,8 @@ def _id_map(o: Object, path: str) -> IdMap:
         _number(o, "hostID", path, 0, UINT32, 0),
         _number(o, "size", path, 1, UINT32, None, required=True),
     )
+    # The last id, 2^32-1, stands for "unchanged" in setresuid(2) and chown(2), and cannot be
+    # mapped.
     if entry.container_id + entry.size > UINT32 or entry.host_id + entry.size > UINT32:
         raise InvalidSpec(path, "the range ends beyond the largest id")
     return entry
@@ -124,6 +127,8 @@ def _id_map(o: Object, path: str) -> IdMap:
 
 def _user(o: Object, path: str) -> User:
     return User(
+        # Without the largest: setresuid(2) reads 2^32-1 as "leave it", and the process would stay
+        # root (the class of CVE-2024-40635).
         _number(o, "uid", path, 0, UINT32 - 1, 0),
         _number(o, "gid", path, 0, UINT32 - 1, 0),
         _number(o, "umask", path, 0, 0o777, None),
