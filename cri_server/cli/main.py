@@ -185,6 +185,7 @@ class Commands(click.Group):
         except BrokenPipeError:
             raise click.exceptions.Exit(_reader_left()) from None
         except KeyboardInterrupt:
+            # The code that a shell reports for a program that SIGINT has ended.
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
         except OSError as error:
             raise Error(describe_error(error)) from None
@@ -232,6 +233,7 @@ class Commands(click.Group):
             importlib.import_module(f"cri_server.cli.{module}"), attribute
         )
         if not gc.isenabled():  # disabled by `main`
+            # The objects of the imports live to the end; later collections skip them (gc.freeze).
             gc.freeze()
             gc.enable()
         command.short_help = command.short_help or summary(command.help or "")
@@ -254,6 +256,7 @@ class Commands(click.Group):
     "address",
     default=ADDRESS,
     show_default=True,
+    # The second one is crictl's variable.
     envvar=["PYRUNC_CRI_ADDRESS", "CONTAINER_RUNTIME_ENDPOINT"],
     help="The socket of the running server.",
 )
@@ -316,5 +319,7 @@ def _open_standard_streams() -> None:
 
 
 if __name__ == "__main__":
+    # With `python FILE` this is the folder `cli`, whose packages could be imported as `images` or
+    # `server`; with -m it is the working directory.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     main()

@@ -157,6 +157,7 @@ def _tree(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
     """Split msgspec's "Expected … - at `$.table.key`" into the key and the expectation."""
+    # msgspec's errors have no attributes for path and expectation, only a text.
     text, _, place = str(error).partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".")
     chosen = re.fullmatch(r"Invalid enum value (.*)", text)

@@ -83,6 +83,7 @@ def lines(text: str) -> dict[Key, int]:
     A statement of TOML ends with the first line up to which the text is valid: no beginning of a
     statement is a statement.
     """
+    # tomllib does not report the lines of keys.
     result: dict[Key, int] = {}
     table: Key = ()
     statement, first = "", 0

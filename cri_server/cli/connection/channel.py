@@ -54,6 +54,7 @@ _SETTINGS = frames.PREFACE + frames.settings(
     }
 )
 _GREETING = _SETTINGS + frames.window_update(0, WINDOW_BYTES - frames.WINDOW_BYTES)
+# gRPC's libraries send `localhost` for unix sockets, whose path would be no valid authority.
 _PSEUDO_FIELDS = b"".join(
     hpack.literal(name, value)
     for name, value in ((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"localhost"))
@@ -169,6 +170,8 @@ class _Connection:
         server may have closed it meanwhile."""
         try:
             while self._received or select.select([self._socket], [], [], 0)[0]:
+                # The server's GOAWAY may lie unread in the socket, and a request after it would be
+                # lost.
                 kind, flags, stream_id, body = self._frame()
                 self._housekeeping(kind, flags, stream_id, body)
         except (CallError, OSError):
@@ -182,6 +185,7 @@ class _Connection:
         self._stream_window = self._first_window
         block = _PSEUDO_FIELDS + hpack.literal(b":path", path.encode()) + _FIELDS
         if timeout_s is not None:
+            # At least 1: a timeout of 0 has passed before the server reads it.
             milliseconds = min(TIMEOUT_LIMIT_MS, max(1, round(timeout_s * 1000)))
             block += hpack.literal(b"grpc-timeout", b"%dm" % milliseconds)
         head = frames.head(len(block), frames.HEADERS, frames.END_HEADERS, self._stream_id)
@@ -248,6 +252,8 @@ class _Connection:
         """Enlarge the flow-control windows again when half of them is used."""
         self._unread_bytes += size
         if self._unread_bytes >= WINDOW_BYTES // 2:
+            # Data counts in both windows, that of the connection and that of the stream (section
+            # 6.9.1).
             for stream_id in (0, self._stream_id):
                 self._unsent += frames.window_update(stream_id, self._unread_bytes)
             self._unread_bytes = 0
@@ -273,6 +279,8 @@ class _Connection:
             self.in_order = False  # no further calls; the reply to this one may still arrive
             last = frames.WORD.unpack_from(body)[0]
             code = frames.WORD.unpack_from(body, frames.WORD.size)[0]
+            # A server that stops in order names the last stream that it still answers (RFC 9113,
+            # section 6.8).
             if last < self._stream_id or code:
                 debug_data = body[2 * frames.WORD.size :].decode("utf-8", "replace")
                 raise CallError(Code.UNAVAILABLE, debug_data or "the server is going away")
@@ -287,6 +295,7 @@ class _Connection:
 
     def _apply(self, name: int, value: int) -> None:
         if name == Setting.INITIAL_WINDOW_SIZE:
+            # The setting shifts the windows of open streams, too (section 6.9.2).
             self._stream_window += value - self._first_window
             self._first_window = value
         elif name == Setting.MAX_FRAME_SIZE:
@@ -298,6 +307,8 @@ class _Connection:
         self._receive(frames.HEAD_BYTES)
         high, low, kind, flags, stream_id = frames.HEAD.unpack_from(self._received)
         length = high << 8 | low
+        # The first frame must be SETTINGS (RFC 9113, section 3.4): other protocols are detected
+        # here.
         if not self._greeted and (kind != frames.SETTINGS or length % frames.SETTING.size):
             raise self._broken("its first frame is not HTTP/2 settings")
         if length > frames.FRAME_LIMIT_BYTES:

@@ -157,6 +157,8 @@ class Client:
     def _to_error(self, error: CallError, timeout_s: float | None) -> Error:
         code, details = error.code, error.details or error.code.name
         if code == Code.UNAVAILABLE:
+            # The transport's error does not tell a missing server from a broken one; another
+            # connect(2) does.
             reason = unreachable(self._address, self._path)
             if reason is None and self._answered:
                 reason = f"the connection to {self._address} broke: {details}"
@@ -222,6 +224,7 @@ class Client:
             return pod_names(matches) if matches else ()
 
         rules: list[Callable[[api.Container], bool]] = [
+            # In this order, because a name may look like the beginning of another container's id.
             lambda c: c.id == reference,
             lambda c: reference in names(c),
             lambda c: reference in pod(c),

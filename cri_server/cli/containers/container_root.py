@@ -65,4 +65,5 @@ def _first_id(pid: int, kind: str) -> int:
         inside, outside, _ = map(int, line.split())
         if inside == 0:
             return outside
+    # A user namespace need not map id 0 (user_namespaces(7)).
     return 65534  # the kernel's overflow id

@@ -138,6 +138,7 @@ def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
 def _folder_at(root: int | None, path: str) -> Iterator[int]:
     """Open a folder. Raises KernelError if there is none at the path."""
     flags = os.O_RDONLY | os.O_DIRECTORY
+    # In a container each link is resolved as the container sees it, so that none leads to the host.
     number = (
         os.open(path, flags | os.O_CLOEXEC) if root is None else open_in_root(root, path, flags)
     )

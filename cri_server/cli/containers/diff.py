@@ -92,6 +92,7 @@ def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
             return []
         raise
     try:
+        # An opaque folder hides all that the image has at this place (trusted.overlay.opaque).
         hides = hides or is_opaque(f"/proc/self/fd/{folder}")
         in_image = _names(lower, path)
         changes_by_name: dict[bytes, Change] = {}
@@ -112,6 +113,7 @@ def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
 
 
 def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) -> Change:
+    # overlayfs' whiteout: a character device 0/0 (Documentation/filesystems/overlayfs.rst).
     if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
         return Change(DELETED, path)
     kind = CHANGED if in_image else ADDED

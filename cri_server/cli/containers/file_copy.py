@@ -59,6 +59,7 @@ class Copy:
     def contents(self, source: int, target: int) -> None:
         """Copy all contents of a folder into another one, with two descriptors for each level.
         Raises Error, OSError."""
+        # A list and no recursion: a container can nest folders deeper than Python's stack.
         levels: list[tuple[os.stat_result | None, int, int, Iterator[str]]] = []
         levels.append((None, os.dup(source), os.dup(target), iter(os.listdir(source))))
         try:
@@ -105,6 +106,7 @@ class Copy:
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
         """Create a folder unless it exists, and return its descriptor. Raises WrongState,
         OSError."""
+        # Closed to others until `finish`, when the contents have their owners and modes.
         try:
             os.mkdir(name, mode, dir_fd=target)
         except FileExistsError:
@@ -118,6 +120,8 @@ class Copy:
 
     def finish(self, status: os.stat_result, descriptor: int) -> None:
         """Set owner, mode and times of a complete file or folder. Raises OSError."""
+        # The mode comes after the owner: chown(2) clears set-user-ID and set-group-ID bits of
+        # programs.
         owner = self._ids(status)
         if owner is not None:
             os.fchown(descriptor, *owner)

@@ -305,6 +305,7 @@ def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
     one first, as kubelet does. Then the sandbox is stopped."""
     containers = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
     sidecars = [c for c in containers if ownership.SIDECAR in c.labels]
+    # Other containers may need their sidecars (proxies, log shippers) until they have ended.
     for container in [*(c for c in containers if c not in sidecars), *reversed(sidecars)]:
         stop_container(client, container, grace_s)
     client.runtime("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=pod))

@@ -86,6 +86,7 @@ def update(
         if cpu_quota:
             raise click.UsageError("--cpus and --cpu-quota exclude each other")
         cpu_period = cpu_period or PERIOD_US
+        # The kernel refuses a quota of less than 1 ms (kernel/sched/core.c).
         cpu_quota = max(1000, int(cpus * cpu_period))
     limits = api.LinuxContainerResources(
         cpu_period=cpu_period,

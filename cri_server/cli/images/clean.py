@@ -95,6 +95,7 @@ def image_prune(address: str, with_names: bool, force: bool) -> None:
 def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> None:
     with Client(address) as client:
         pods, containers = ([], []) if only_images else _ended(client)
+        # Images of containers that are removed below count as unused.
         gone = {c.id for c in containers} | {
             c.id for p in pods for c in client.containers(pod_sandbox_id=p.id)
         }

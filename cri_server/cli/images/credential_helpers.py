@@ -88,6 +88,7 @@ def providers(image: str) -> list[Found]:
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise WrongState(f"{path}: {' '.join(str(error).split())}") from None
         for provider in config.providers:
+            # A path would name a program outside of the folder that the administrator has filled.
             if "/" in provider.name or provider.api_version != PROTOCOL:
                 raise WrongState(
                     f"{path}: {provider.name}: expected the name of a program, and apiVersion"
@@ -114,6 +115,7 @@ def matches(pattern: str, repository: str) -> bool:
     labels, pattern_labels = host.split("."), pattern_host.split(".")
     return (
         len(labels) == len(pattern_labels)
+        # Label by label, as kubelet does (URLsMatch): `*.example` must not match `a.evil.example`.
         and all(map(fnmatch.fnmatchcase, labels, pattern_labels))
         and (not split_port(pattern_registry)[1] or pattern_port == port)
         and path.startswith(pattern_path)

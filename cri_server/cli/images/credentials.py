@@ -174,6 +174,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # The mode at creation: the umask could let others read the password before a chmod(2).
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -190,6 +191,7 @@ def _config(login: Any, server: str, path: Path) -> api.AuthConfig:
     if login.get("identitytoken"):
         return api.AuthConfig(identity_token=str(login["identitytoken"]), server_address=server)
     try:
+        # A password may contain colons, a user name may not (RFC 7617, section 2).
         user, colon, password = (
             base64.b64decode(str(login.get("auth", "")), validate=True).decode().partition(":")
         )

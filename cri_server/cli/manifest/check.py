@@ -26,7 +26,9 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 SEARCHED = re.compile(SUBDOMAIN.pattern.replace("a-z0-9]", "a-z0-9_]"))  # such as _tcp.example.org
 QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+# An IANA service name: 15 characters, at least one letter, no `--` (RFC 6335, section 5.1).
 PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+# Printable ASCII without `=`, as Kubernetes permits (RelaxedEnvironmentVariableValidation).
 VARIABLE = re.compile(r"[ -<>-~]+")
 SYSCTL = re.compile(r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?")
 LABEL_LIMIT, SUBDOMAIN_LIMIT, PORT_NAME_LIMIT = 63, 253, 15
@@ -64,6 +66,8 @@ def _metadata(metadata: pod_model.Metadata) -> None:
     _name(metadata.namespace, "metadata.namespace", "a namespace", LABEL, LABEL_LIMIT)
     for group in ("labels", "annotations"):
         for key in getattr(metadata, group):
+            # Kubernetes folds the keys of annotations before it checks them, but not those of
+            # labels.
             _key(key.lower() if group == "annotations" else key, f"metadata.{group}")
     for key, value in metadata.labels.items():
         if value:
@@ -195,6 +199,7 @@ def _mount(mount: VolumeMount, path: str, volumes: set[str]) -> None:
         raise InvalidSpec(f"{path}.name", f"no volume {mount.name!r} in spec.volumes")
     if not mount.mount_path.startswith("/"):
         raise InvalidSpec(f"{path}.mountPath", f"{mount.mount_path!r} is not absolute")
+    # A rule of the API (VolumeMount.mountPath).
     if ":" in mount.mount_path:
         raise InvalidSpec(f"{path}.mountPath", f"{mount.mount_path!r} contains ':'")
     if mount.sub_path and mount.sub_path_expr:

@@ -138,6 +138,7 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
             raise InvalidSpec(f"{what} {key}", "no such field")
     plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
     content: dict[str, bytes] = {}
+    # The second one wins: stringData overrides data with the same key (Secret API).
     for group in (coded, plain):
         values = document.get(group) or {}
         if not isinstance(values, dict):
@@ -151,6 +152,7 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
                 content[key] = (
                     value.encode()
                     if group == plain
+                    # YAML wraps long texts, and Go's decoder skips line breaks.
                     else base64.b64decode("".join(value.split()), validate=True)
                 )
             except binascii.Error:
@@ -205,6 +207,7 @@ def _typed(value: Any, kind: type[Strict], path: str) -> Strict:
 
 def _literal(content: bytes, path: str) -> str:
     try:
+        # kubelet expands $(NAME) in `value` only, never in values from other objects.
         return content.decode().replace("$", "$$")
     except UnicodeDecodeError:
         raise InvalidSpec(path, "its content is not text") from None

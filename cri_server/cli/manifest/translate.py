@@ -220,6 +220,7 @@ def _security(
     target.capabilities.drop_capabilities.extend(security.capabilities.drop)
     target.supplemental_groups.extend(pods.supplemental_groups)
     if pods.fs_group is not None:
+        # As in kubelet: the group of the volumes is useless to a process that is not in it.
         target.supplemental_groups.append(pods.fs_group)
     profile = (
         security.seccomp_profile or pods.seccomp_profile or pod_model.Profile(type="RuntimeDefault")
@@ -227,6 +228,7 @@ def _security(
     target.seccomp.profile_type = PROFILES[profile.type]
     if profile.localhost_profile:
         target.seccomp.localhost_ref = str(LOCALHOST_PROFILES / profile.localhost_profile)
+    # containerd clears these paths of privileged containers, too.
     if not security.privileged:
         target.masked_paths.extend(MASKED)
         target.readonly_paths.extend(READONLY)

@@ -55,6 +55,8 @@ def source(volume: pod_model.Volume, sub_path: str, folder: Path) -> str:
         _make_beneath(root, sub_path)
         target = _open_beneath(root, sub_path)
         try:
+            # CRI takes a path, which a container could replace by a link meanwhile;
+            # `containers.sources` compares it afterwards with what the server has mounted.
             return os.readlink(f"/proc/self/fd/{target}")
         finally:
             os.close(target)
@@ -147,6 +149,7 @@ def _make_folder(parent: int, name: str, mode: int) -> None:
 
 def _open(path: Path) -> int:
     with kernel_errors("open", repr(str(path))):
+        # O_PATH: the volume may be a socket, which open(2) refuses, or a pipe, on which it waits.
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 

@@ -39,6 +39,7 @@ def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
     containers_by_pod: dict[str, dict[str, str]] = {}  # container names by id
     for entry in entries:
         call, pod = entry["call"], str(entry.get("pod_id", ""))
+        # A failed call was undone, so nothing was created or deleted.
         if call != ENDED and entry.get("outcome") != "OK":
             continue
         if call in OF_PODS:

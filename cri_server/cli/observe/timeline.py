@@ -107,6 +107,7 @@ def _write_page(path: Path, pod: str, calls: list[Entry]) -> None:
     if str(path) == "-":
         click.echo(text, nl=False)
     else:
+        # Whole or not at all: a browser may reload the page at any moment.
         atomic_file.write_bytes(str(path.absolute()), text.encode(), mode=0o644)
 
 

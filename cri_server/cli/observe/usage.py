@@ -53,6 +53,7 @@ def show(
     """Take two samples and print the table; with `watching` repeat it with further samples."""
     shows_rate = not output.quiet and output.format in ("table", "wide")
     if shows_rate or output.template is not None:
+        # CRI reports a counter of CPU time; a rate needs two samples.
         sampled()
         time.sleep(seconds)
     formats.repeat(lambda: output.render_list(make(), sampled()), watching)

@@ -265,6 +265,7 @@ def repeat(draw: Callable[[], str], watching: float | None) -> None:
             say(CLEAR + text)
         elif text != previous:
             say(text)
+        # A pipe is block-buffered, and its reader would wait for 8 KiB.
         sys.stdout.flush()
         previous = text
         time.sleep(watching)

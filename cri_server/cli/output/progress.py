@@ -24,6 +24,7 @@ class Progress:
         self._total = total
         self._done = 0
         self._stage = ""
+        # A dumb terminal does not know the sequences that overwrite a line.
         self._shows = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._began = time.monotonic()
         self._drawn_s = 0.0

@@ -91,6 +91,7 @@ def namespaces(pid: int) -> str:
     parts = []
     for kind in NAMESPACES:
         try:
+            # A namespace is its inode on nsfs (namespaces(7)).
             same = (
                 os.stat(f"/proc/{pid}/ns/{kind}").st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino
             )

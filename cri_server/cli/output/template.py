@@ -233,6 +233,7 @@ class Template:
         for name in filter(None, path.split(".")):
             if not isinstance(value, Mapping):
                 raise self._wrong(f"{path!r}: {name!r} is looked up in a value that is no object")
+            # docker's templates use Go's field names (`.State`), JSON has lower case.
             key = name if name in value else _same(name, value)
             if key is None:
                 names = ", ".join(list(map(str, value))[:LISTED_FIELDS])

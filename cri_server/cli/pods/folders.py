@@ -48,6 +48,7 @@ def locked(base: Path) -> Iterator[None]:
     """Hold the lock that lets one `run` at a time use this folder. Raises OSError."""
     number = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # On the folder and not on a file in it, which a removal could delete under the lock.
         fcntl.flock(number, fcntl.LOCK_EX)
         yield
     finally:

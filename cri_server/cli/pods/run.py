@@ -148,6 +148,8 @@ def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.Pod
     """Start the sandbox. A lock orders several starts of a pod of the same name. Raises
     AlreadyExists."""
     config = translate.sandbox(pod, running.folder)
+    # The server refuses only an equal uid and attempt, and each `run` chooses a uid: two at once
+    # would both find no twin.
     with running.timed("run sandbox"), folders.locked(running.folder.parent):
         refuse_twin(client, pod)
         request = api.RunPodSandboxRequest(config=config)
@@ -212,6 +214,7 @@ def launch(
             identifier = client.runtime("CreateContainer", request).container_id
         running.containers[container.name] = identifier
         places = [m.mount_path for m in container.volume_mounts if m.sub_path or m.sub_path_expr]
+        # Between create and start: the mounts exist, and no process has seen them yet.
         sources.check(client, identifier, config, places)
         with running.timed(f"start {container.name}"):
             client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))

@@ -57,6 +57,7 @@ def _user(client: Client, container: str, text: str) -> dict[str, object]:
     from cri_server.cli.containers.container_root import ContainerRoot
     from cri_server.spec.user import Accounts, resolve
 
+    # CRI's ExecRequest has no user, so the names are looked up here.
     with ContainerRoot(client, container, container[: show.SHORT]) as root:
         files = [_read(root.descriptor, path) for path in ("/etc/passwd", "/etc/group")]
     user = resolve(api.LinuxContainerSecurityContext(), text, Accounts.parse(*files))

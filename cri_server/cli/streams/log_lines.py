@@ -33,11 +33,14 @@ def entries(file: BinaryIO) -> Iterator[Entry]:
     while True:
         position = file.tell()
         line = file.readline()
+        # The shim may be in the middle of a write(2); the next call reads the line again.
         if not line.endswith(b"\n"):
             file.seek(position)
             return
         fields = line[:-1].split(b" ", 3)
         if len(fields) == 4:
+            # Tags are separated by colons, and only the first one is defined (kubelet's
+            # kuberuntime/logs).
             partial = fields[2].split(b":")[0] == b"P"
             yield Entry(
                 fields[1].decode("ascii", "replace"),

@@ -48,6 +48,8 @@ def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s
             _send_size(socket)
             signal.signal(signal.SIGWINCH, lambda *_: _send_size(socket))
         feeder = Feeder(socket, detach_keys if tty else b"")
+        # A daemon: read(2) from a terminal cannot be interrupted, and the end of the command must
+        # not wait for a key.
         if stdin:
             threading.Thread(target=feeder.run, daemon=True).start()
         try:
@@ -70,6 +72,8 @@ def connect(url: str, *protocols: str) -> Any:
             subprotocols=[Subprotocol(protocol) for protocol in protocols],
             max_size=None,
             compression=None,  # the server is on this machine or in its network
+            # By default the library takes the proxy of the environment (websockets 15), for
+            # loopback as well unless no_proxy names it.
             proxy=None,
         )
     except OSError as error:
@@ -100,6 +104,7 @@ class Feeder:
                     # a closing handshake would wait for the container
                     self._socket.socket.shutdown(SHUT_RDWR)
                     return
+            # Only v5 can say that stdin has ended; with v4 the command waits for more.
             if self._socket.subprotocol == PROTOCOL:
                 self._socket.send(bytes([CLOSE, STDIN]))
 
@@ -203,6 +208,7 @@ def _send_size(socket: Any) -> None:
         return
     if rows and columns:
         with contextlib.suppress(Exception):
+            # The keys are those of Go's TerminalSize, which has no JSON tags.
             socket.send(bytes([RESIZE]) + json.dumps({"Width": columns, "Height": rows}).encode())
 
 
@@ -213,6 +219,7 @@ def _raw_terminal(enabled: bool) -> Iterator[None]:
         return
     before = termios.tcgetattr(0)
     try:
+        # The container's terminal interprets and echoes the keys, ^C as well.
         terminal.setraw(0)
         yield
     finally:
