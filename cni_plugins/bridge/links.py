@@ -188,6 +188,7 @@ def announce(
         host.attempt(
             *(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips)
         )
+    # Neighbours that knew the previous hardware address did not reach a reused address for 8 s.
     addresses6 = [a.address.ip for a in addressing.ips if isinstance(a.address.ip, IPv6Address)]
     if addresses6 and pod.advertiser is not None:
         deadline = time.monotonic() + _FORWARDING_TIMEOUT_S

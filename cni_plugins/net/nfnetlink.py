@@ -120,6 +120,7 @@ def elements(
             raise
         listed = [element for answer in answers for element in _elements(set_name, answer)]
         matching = [element for element in listed if comment is None or element.comment == comment]
+        # Seen once: a list without one of 800 host ports, which DEL would have left behind.
         if len(answers) <= 1 or set(matching) == previous:
             return matching
         previous = set(matching)

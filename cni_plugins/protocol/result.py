@@ -119,6 +119,7 @@ class Result:
         strict: for a plugin that sets up the result; every address, gateway, route and dns entry
         must be valid. Raises CniError 1 or 6."""
         raw = _object(value, "the result")
+        # weave writes no version.
         result_version = raw.get("cniVersion") or default_version
         if not isinstance(result_version, str):
             raise _bad("cniVersion", "not a string")
@@ -202,6 +203,8 @@ def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
         except CniError as error:
             if strict:
                 raise
+            # Reported only if the entry belongs to the pod's interface: plugins keep notes in
+            # others.
             unreadable.append(Unreadable(index, error))
     try:
         routes = tuple(_route(v, w) for v, w in _items(raw, "routes", ROUTES_LIMIT))

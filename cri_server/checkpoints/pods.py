@@ -38,6 +38,7 @@ def decode(content: bytes) -> Options:
         raise InvalidArgument(
             f"the checkpoint's {OPTIONS} has version {options.version}, not {VERSION}"
         )
+    # The id becomes a file's name (`archive`).
     for identifier in options.containers.values():
         if not _ID.fullmatch(identifier):
             raise InvalidArgument(

@@ -155,6 +155,8 @@ class ImageService:
         parsed = Reference.parse(reference)
         key = f"{_key(parsed, auth)} {platform or ''}"
         running = self._pulls.get(key)
+        # kubelet repeats a cancelled call at once: joined to the pull that is ending, it would get
+        # that pull's cancellation.
         if running is None or running.given_up:
             running = self._pulls[key] = _Running()
             running.task = asyncio.create_task(
@@ -242,6 +244,7 @@ class ImageService:
                 with store_errors(self._store.root):
                     mount = await in_thread(lambda: self._store.mount(content))
             assert mount is not None
+            # The mount was awaited, and `gc` converts images that no container uses.
             if self._store.catalog.content(image_id) is not content:  # converted meanwhile
                 return await self.rootfs(image_id)
             rootfs = Rootfs(image_id, [mount.path], content.config.image, mount)

@@ -69,6 +69,7 @@ class Paths:
         """Contains the files that containers see (resolv.conf, hostname, hosts). Containers may
         write to them without limit: on this disk kubelet watches that, on the state directory's
         tmpfs it would fill the host's memory and /run."""
+        # Such a file that counted for no limit was CVE-2020-8557 (kubelet's /etc/hosts of a pod).
         return self.sandbox_records / sandbox_id
 
     def container_record(self, container_id: str) -> Path:

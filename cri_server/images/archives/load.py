@@ -71,6 +71,8 @@ class _ArchiveBlobs:
 
     def read(self, digest: str, limit_bytes: int) -> bytes:
         """Read and verify a blob. Raises NotFound, DigestMismatch."""
+        # An archive that names an image of the node without having it would otherwise be given its
+        # content.
         if digest not in self._digests:
             raise NotFound(f"the archive has no blob {digest}")
         return self._blobs.read(digest, limit_bytes)

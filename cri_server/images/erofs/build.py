@@ -54,6 +54,8 @@ def build(
         )
     except MemoryError:
         raise ResourceExhausted("not enough memory to index the image's files") from None
+    # The table of devices comes last: a tar's size is known when its process has ended, and the
+    # tree can be made before.
     for tar in tars:
         tar.complete()
     index.put_devices(

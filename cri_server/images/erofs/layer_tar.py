@@ -35,6 +35,7 @@ def write_tar(
 
     Raises BadLayer when the content is not `diff_id`, ResourceExhausted, OSError.
     """
+    # Without O_EXCL: `open_new` may have created the file for the index builder.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(os.path.join(folder, FILE), flags, 0o600)
     on_progress = begun = at = 0

@@ -48,6 +48,7 @@ def effective_attributes(
                 value
             ):
                 effective[name] = value
+        # user.* attributes exist on files and directories only (xattr(7)).
         elif name != b"user." and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             effective[name] = value
     return mode, effective

@@ -86,6 +86,8 @@ class SharedWork:
         """Wait until a worker ends, but only for a moment: one may have become slow meanwhile."""
         event = self._ended.setdefault(key, asyncio.Event())
         try:
+            # Not asyncio.wait_for(): that of Python 3.11 loses a cancellation that comes with the
+            # result, and the pull would go on to wait for a layer that has failed.
             async with asyncio.timeout(min(_POLL_S, SLOW_S / 4)):
                 await event.wait()
         except TimeoutError:
@@ -154,6 +156,8 @@ class Streams:
             raise
 
     def _interrupt_slow(self) -> None:
+        # A registry that trickles its layers would otherwise hold all places for as long as it
+        # likes.
         slow = [holder for holder in self._active if holder.rate.is_slow]
         for holder in slow[: len(self._waiters)]:
             holder.give_way()

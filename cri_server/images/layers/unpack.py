@@ -81,6 +81,8 @@ def unpack(
     finally:
         os.close(root_fd)
     layer = Layer(
+        # The stream is read to its end for the digest: a tar may have anything behind its end
+        # marker.
         diff_id=stream.expect(diff_id),
         size_bytes=extracted.size_bytes,
         inodes=extracted.inodes,

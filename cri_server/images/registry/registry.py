@@ -231,6 +231,8 @@ class Registry:
             self._all(
                 host, response, 0, "an answer to HEAD"
             )  # so that the connection can be used again
+            # registry.centos.org answers each HEAD with 403, others with 400, 404, 405, 429, 501 or
+            # 503. docker falls back to GET as well; containerd does so for 405 only.
             if response.status != 200:
                 return ""
             digest = str(response.headers.get("Docker-Content-Digest", reference.digest or ""))

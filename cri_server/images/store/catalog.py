@@ -397,6 +397,7 @@ class Catalog:
     def _listed(self) -> dict[str, Image]:
         images: dict[str, Image] = {}
         for content in self._contents.values():
+            # Manifests of several repositories may lead to one image.
             if content.image_id not in images:
                 images[content.image_id] = self._image(content)
         return images
@@ -426,6 +427,7 @@ class Catalog:
         entries = [_descriptor(name, contents[name.target.digest].mounted) for name in names]
         index = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": entries}
         data = json.dumps(index, indent=1).encode()
+        # First, because it is the one that counts; the copy may be older by one change.
         atomic_file.write_bytes(str(self._root / "index.json"), data, durable=True)
         try:
             atomic_file.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)

@@ -25,6 +25,7 @@ class Leases:
     def remove(self, keys: Iterable[str]) -> None:
         """Remove a lease from each key."""
         with self._lock:
+            # Counted, because two pulls may hold the same layer, and each ends on its own.
             self._keys.subtract(keys)
             self._keys += Counter()  # drops the zeros
 

@@ -100,6 +100,8 @@ class Mounts:
                     mount = self._mounts[chain[-1]] = ImageMount(
                         open_erofs(fds[0], fds[1:]), image, name
                     )
+                # Without the stored mount the next server's containers would have a superblock, and
+                # pages, of their own: 156 MiB for an image of 150 MB.
                 self._store.put(name, mount.fd)
             return mount
 
@@ -164,6 +166,7 @@ def is_mount_of(fd: int, chain_id: str) -> bool:
     uuid, half = erofs.uuid_of(chain_id), erofs.UUID_BYTES // 2
     # uuid_to_fsid() in Linux' statfs.h
     fsid = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")
+    # A mount that is attached nowhere has the path "/" in /proc.
     if os.readlink(f"/proc/self/fd/{fd}") != "/" or fstatfs_type(fd) != EROFS_SUPER_MAGIC_V1:
         return False
     status = os.fstatvfs(fd)
