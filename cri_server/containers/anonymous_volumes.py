@@ -75,6 +75,7 @@ def fill(
     folder = posixpath.dirname(volumes[0].source)
     os.mkdir(folder, 0o700)
     with merged(layers) as image, _open_folder(folder) as fd:
+        # An image of 427 bytes can hold a sparse file of 64 GiB.
         reserve = Reserve(fd, folder)
 
         def tick(size: int) -> None:

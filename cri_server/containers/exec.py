@@ -141,8 +141,7 @@ class ExecOutput:
     def _write(self, data: bytes) -> None:
         """Append to the file; runs in a thread."""
         if self._file is None:
-            # A file, because 24 outputs of 15 MiB at once went over the bound of what may wait for
-            # one client.
+            # Without a name (O_TMPFILE, open(2)), so that a killed server leaves nothing behind.
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
         rest = memoryview(data)
         while rest:

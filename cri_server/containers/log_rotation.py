@@ -67,6 +67,7 @@ def move(path: str, max_bytes: int) -> str | None:
     target = path + time.strftime(".%Y%m%d-%H%M%S", time.gmtime())
     if os.path.lexists(target):  # rotated within this second: the next interval rotates
         return None
+    # The shim writes to the renamed file until it reopens the log, so no line is lost.
     os.rename(path, target)
     return target
 

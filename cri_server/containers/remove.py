@@ -81,6 +81,7 @@ STEPS: Steps[RemoveContainerContext] = Steps(
         Step("nri", notify_plugins),
         Parallel((Step("shim", drop_from_shim), Step("cgroup", remove_cgroup))),
         Step("files", remove_files),
+        # Last: a container whose removal has failed stays listed, so that kubelet repeats the call.
         Step("forget", remove_from_index),
     ],
 )

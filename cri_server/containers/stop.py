@@ -42,5 +42,7 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     if sandbox is None:
         return
-    pause.thaw(container)  # a frozen process does not act on signals
+    # A frozen process takes fatal signals only (Linux, cgroup-v2.rst, cgroup.freeze): a handler for
+    # the stop signal would not run.
+    pause.thaw(container)
     await services.pod(sandbox).stop(container, signal, timeout_s)

@@ -89,8 +89,8 @@ def _refuse_less_than_used(directory: str, limit_bytes: int) -> None:
     """Raise InvalidArgument for a memory limit below the usage: the OOM killer would end the
     container."""
     used = cgroup.read(directory, "memory.current")
-    # cgroup v1 refused such a limit with EBUSY; v2 takes it and kills until the usage fits
-    # (memory.max in Linux' cgroup-v2.rst; `checkBeforeUpdate` of runtime-spec).
+    # cgroup v1 refused such a limit with EBUSY; v2 takes it, and kills where reclaiming does not
+    # suffice (memory.max in Linux' cgroup-v2.rst; `checkBeforeUpdate` of runtime-spec).
     if used is not None and 0 < limit_bytes < int(used):
         raise InvalidArgument(
             f"memory limit {limit_bytes} is less than the {int(used)} bytes in use"

@@ -165,6 +165,7 @@ class ShimProcesses:
             async with asyncio.timeout(ANSWER_S):
                 info = await client.shim()
         except (Error, TimeoutError) as error:
+            # Its folder stays: the shim may have pods, and answer again later.
             log.warning("shim in %s: %s", folder, error or "it does not answer")
             client.close()
             return

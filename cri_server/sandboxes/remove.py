@@ -81,6 +81,7 @@ STEPS: Steps[RemoveSandboxContext] = Steps(
         Step("network", release_network),
         Step("cgroup", remove_cgroup),
         Step("files", remove_files),
+        # Last: a sandbox whose removal has failed stays listed, so that kubelet repeats the call.
         Step("forget", remove_from_index),
     ],
 )

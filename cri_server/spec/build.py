@@ -262,8 +262,8 @@ def _annotations(inputs: Inputs) -> dict[str, str]:
     """The annotations that the configuration passes on, and the keys that tools for people read in
     a bundle, named as by containerd."""
     return {
-        # Selected ones only: runc's systemd driver executes org.systemd.property.ExecStartPre on
-        # the host (CVE-2024-3154).
+        # Selected ones only: runc passes org.systemd.property.* on to systemd, which acts as root
+        # of the node (CVE-2024-3154).
         **_select(inputs.sandbox.annotations, inputs.settings.pod_annotations),
         **_select(inputs.config.annotations, inputs.settings.container_annotations),
         "io.kubernetes.cri.container-type": "container",

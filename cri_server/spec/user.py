@@ -123,8 +123,8 @@ def _supplemental(
         raise InvalidArgument(
             f"supplemental_groups_policy: unknown value {context.supplemental_groups_policy}"
         )
-    # With the primary group in the list a process cannot leave it, and so pass a mode that denies
-    # the group access (CVE-2022-2995, CVE-2023-25173).
+    # With the primary group in the list a process cannot leave that group, and so get around a mode
+    # that denies the group access (CVE-2022-2995, CVE-2023-25173).
     return tuple(dict.fromkeys([gid, *image_groups, *requested]))
 
 

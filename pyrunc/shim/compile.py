@@ -411,8 +411,7 @@ def _spec(directory: str) -> Spec:
     path = f"{directory}/{messages.CONFIG}"
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
-        # The server renames a new file to this path, but ext4 and tmpfs may reuse the inode's
-        # number.
+        # More than the inode's number, which a filesystem may give out again.
         identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         cached = _specs.get(path)
         if cached is not None and cached[0] == identity:

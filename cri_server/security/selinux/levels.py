@@ -35,6 +35,8 @@ class SelinuxLevels:
             self._reserved.discard(level)
 
     def _choose(self, taken: Collection[str]) -> str:
+        # 1024 categories have half a million pairs, so the first try nearly always succeeds. The
+        # search below is for a configured range of few.
         for _ in range(TRIES):
             level = pair(*random.sample(range(self.categories), 2))
             if level not in taken and level not in self._reserved:
