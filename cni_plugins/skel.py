@@ -104,6 +104,7 @@ def serve(plugin: CniPlugin) -> NoReturn:
 
 
 def _check_command_version(command: str, cni_version: str) -> None:
+    # A runtime must not send a command that the configuration's version does not have.
     first = {"CHECK": "0.4.0", "STATUS": "1.1.0", "GC": "1.1.0"}.get(command)
     if first and not version.at_least(cni_version, first):
         raise CniError(

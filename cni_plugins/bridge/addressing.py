@@ -114,4 +114,6 @@ def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
     """The hardware address 0a:58 followed by the IPv4 address. The address's next pod has the same
     one, so no neighbour's ARP entry becomes stale."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
+    # 0a:58 is the prefix of the reference plugins (pkg/utils/hwaddr): locally administered,
+    # unicast.
     return (b"\x0a\x58" + (packed or hashlib.sha256(seed.encode()).digest()[:4])).hex(":")

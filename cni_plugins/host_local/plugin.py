@@ -36,6 +36,7 @@ def allocate(call: CniCall, config: PluginConfig, *, link: str = "") -> Result:
 def release(call: CniCall, config: PluginConfig) -> None:
     """Run DEL; does nothing for an attachment without leases."""
     folder = settings.folder_of(config)
+    # A DEL must not create the folder of a network that is gone.
     if os.path.isdir(folder):
         with leases.open_leases(folder, link_exists) as store:
             store.release(leases.owner_name(call.container_id, call.ifname))

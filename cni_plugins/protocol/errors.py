@@ -54,6 +54,7 @@ def from_json(value: dict[str, Any]) -> CniError:
     """Parse the error in a plugin's answer; missing and invalid fields are replaced."""
     code, message, details = value.get("code"), value.get("msg"), value.get("details")
     return CniError(
+        # bool is a kind of int in Python: JSON's `true` would be code 1.
         code if isinstance(code, int) and not isinstance(code, bool) else INTERNAL,
         _one_line(message) or "the plugin gave no message",
         _one_line(details),

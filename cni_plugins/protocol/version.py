@@ -53,6 +53,7 @@ def form_of(version: str) -> Form:
 def parse(text: str) -> tuple[int, int, int]:
     """The three numbers of a version. Raises CniError."""
     parts = text.split(".")
+    # isascii(), because str.isdigit() is true of "²", which int() refuses.
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 6 for p in parts):
         raise CniError(DECODING_FAILURE, f"{text[:40]!r} is not a CNI version")
     return int(parts[0]), int(parts[1]), int(parts[2])

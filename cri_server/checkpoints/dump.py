@@ -79,6 +79,7 @@ def dump(arguments: Message, fds: list[int]) -> int:
         state = states.find(root, container)
         os.mkdir(f"{work}/{names.IMAGES}", 0o700)
         options = CriuOptions(image_path=f"{work}/{names.IMAGES}", work_path=work, **OPTIONS)
+        # CRIU kills the processes that it has dumped otherwise (criu(8), --leave-running).
         checkpoint(state, options, DumpOptions(leave_running=True))
         binds = list(_binds(document))
         removed = layer.write(

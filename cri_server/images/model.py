@@ -75,6 +75,7 @@ class Image:
         """The numeric user in `user` (`1002`, `1003:1004`); None for a name, nothing, or a number
         out of range."""
         text = self.user.partition(":")[0]
+        # isascii(), because str.isdigit() is true of "²", which int() refuses.
         if not (text.isascii() and text.isdigit() and len(text) <= 10):
             return None
         return int(text) if int(text) <= HIGHEST_ID else None

@@ -69,6 +69,7 @@ async def in_thread(
             await wait_through_cancellation(future)
         else:
             await asyncio.wait([future], timeout=abandon_s)
+        # asyncio would log an exception that was never retrieved.
         if future.done() and not future.cancelled():
             future.exception()
         raise

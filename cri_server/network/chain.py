@@ -166,6 +166,8 @@ class PluginRunner:
         """Run DEL of every plugin that ADD began, in reverse, each with the whole chain's result.
         Stops at the first error."""
         call = self._call("DEL", attachment, netns_path)
+        # The first error ends it: the record stays, and kubelet's next StopPodSandbox runs all DELs
+        # again. A plugin must succeed when it is called twice (spec, "DEL").
         for builtin, group in _groups(self._delete_steps(attachment)):
             if builtin:
                 await self._run_builtin(call, group, None, attachment.network, loopback=False)

@@ -128,6 +128,7 @@ def image(
         "rootfs": {"type": "layers", "diff_ids": [_digest(data) for data in layers]},
         **top,
     }
+    # Sorted, so that equal images have one id.
     return BuiltImage(tuple(layers), json.dumps(document, sort_keys=True).encode())
 
 
@@ -158,6 +159,7 @@ def busybox(program: Path = BUSYBOX) -> BuiltImage:
         content = program.read_bytes()
     except OSError:
         raise NotFound(f"no {program}; Debian's package busybox-static has it") from None
+    # The name of the dynamic loader (PT_INTERP, elf(5)) lies near the beginning of the program.
     if b"/ld-linux" in content[:4096] or b"/ld-musl" in content[:4096]:
         raise Error(f"{program} is not static; Debian's package busybox-static has one that is")
     listing = subprocess.run([str(program), "--list"], capture_output=True, text=True, check=False)

@@ -317,6 +317,7 @@ def foreign_platform(config: Config) -> str:
     Raises NotFound for another operating system.
     """
     platform = config.platform
+    # Configurations often name the wrong processor (influxdb, Cilium 1.17, dotnet).
     if not platform.architecture or rank(platform, host_processors()) is not None:
         return ""
     words = f"the image is for {platform}, this machine is {_this_machine()}"

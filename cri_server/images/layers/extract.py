@@ -337,6 +337,8 @@ class _Extractor:
 
     def _remove(self, path: Path, parent: int, name: bytes) -> None:
         status = os.lstat(name, dir_fd=parent)
+        # Names below it stay in the lists, and are dropped once at the end: a search for each
+        # replaced directory took 15 s for a layer of 0.16 MB.
         remove_tree(parent, name)
         self._result.inodes -= 1
         if stat.S_ISDIR(status.st_mode):

@@ -81,5 +81,6 @@ async def streamed(
         blob.close()
         reader.cancel()
         await asyncio.wait([reader])
+        # asyncio would log an exception that was never retrieved.
         if not reader.cancelled():
             reader.exception()

@@ -364,6 +364,7 @@ def _pair(path: Path, key: str, item: str | list[str]) -> tuple[str, str | None]
     if not 1 <= len(item) <= 2 or not item[0]:
         raise InvalidSpec(f"{path}:{key}.client", "not a file or a pair of certificate and key")
     certificate, *keys = item
+    # containerd takes a pair with an empty key: the certificate's file has both.
     return _file(path, certificate), _file(path, keys[0]) if any(keys) else None
 
 

@@ -58,6 +58,7 @@ def _variable(name: str, environment: Mapping[str, str]) -> str:
 def parse(name: str, value: str) -> Proxy:
     """Parse the proxy in the setting `name`. Raises InvalidSpec naming the setting."""
     try:
+        # Go's httpproxy takes a proxy without a scheme for one on http, too.
         parts = urlsplit(value if "://" in value else f"http://{value}")
         host, port = parts.hostname, parts.port
     except ValueError:
@@ -96,6 +97,7 @@ def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:
     named = _address(name)
     if named is not None:
         return named == address
+    # An address has no subdomains: `.1` must not cover 10.0.0.1.
     if address is not None:
         return False
     name = name.removeprefix("*") if name.startswith("*.") else name

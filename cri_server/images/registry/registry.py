@@ -44,6 +44,7 @@ _CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
 # Registries behind load balancers give these for a moment; another 4xx stays when asked again.
 _RETRIED = {408, 429, 500, 502, 503, 504}
 _OLDEST_TIME_S = 1e9  # a larger Retry-After is a time, not a duration
+# 18 digits at most: int() raises ValueError for more than 4,300 (CVE-2020-10735).
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
@@ -489,6 +490,7 @@ def retry_after(value: str, now: float) -> float | None:
     """Seconds that a Retry-After header demands: a number, a date (RFC 9110 section 10.2.3), or as
     Docker Hub sends it a time in seconds since 1970. None for anything else."""
     value = value.strip()
+    # isascii(), because other scripts' digits are decimal, too, and no header has them.
     if value.isascii() and value.isdecimal() and len(value) < 12:
         seconds = float(value)
         return max(0.0, seconds - now) if seconds > _OLDEST_TIME_S else seconds

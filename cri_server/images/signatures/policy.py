@@ -95,6 +95,7 @@ def read(path: str) -> Policy:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
         rules_file = typed.convert(json.loads(content, object_pairs_hook=typed.unique_keys), _File)
         _check("default", rules_file.default)
+        # registry.example:443/team reaches the registry of a rejected registry.example/team.
         rules_file.transports[TRANSPORT] = _normal_scopes(rules_file.transports.get(TRANSPORT, {}))
         for transport, scopes in rules_file.transports.items():
             for scope, requirements in scopes.items():

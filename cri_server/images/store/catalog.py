@@ -142,6 +142,7 @@ class Catalog:
         for image_id in (reference, digest_from_hex(reference)):
             if image_id in self._images:
                 return self._images[image_id]
+        # A name comes before an id's prefix: a short one such as `cafe` may be both.
         if name := self.name(reference):
             return self._images[self._contents[name.target.digest].image_id]
         matches = [

@@ -86,6 +86,7 @@ def compressed(
 ) -> Descriptor:
     """Compress the layer's tar to a gzip blob in the layout; the caller holds a lease on it. Raises
     NotFound, DigestMismatch (a tar that has changed), ResourceExhausted, OSError."""
+    # isal has the levels 0 to 3.
     compressor = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP)
     content = hasher(algorithm_of(diff_id))
     with Ingest(blobs) as ingest, io.FileIO(files.open_tar(diff_id)) as tar:

@@ -360,6 +360,7 @@ class LayerMaker:
         partial: PartialTars | None = None,
     ) -> None:
         """Build the index from the stored tars, or from partial ones."""
+        # A layer that the image has several times is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []
         async with self._jobs.folder() as folder:
@@ -448,6 +449,8 @@ class LayerMaker:
                             ),
                             watch.touch,
                         )
+                # Directories that the layer does not describe take their attributes from the layers
+                # below.
                 if layer.below is not None:
                     await layer.below.wait()
                 async with self._commits.hold(f"layer {layer.chain[-1]}", watch.paused()):
