@@ -277,7 +277,7 @@ async def _exit_code(pod: Pod, session: ExecSession, container: Container, timeo
     except TimeoutError:
         await pod.kill_exec(session.exec_id)
         # kubelet takes this code for a probe that has timed out, others for a failed call
-        # (remote_runtime.go, execSync).
+        # (cri-client, remote_runtime.go).
         raise DeadlineExceeded(
             f"command in container {container.id} took longer than {timeout_s:g} s"
         ) from None

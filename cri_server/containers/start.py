@@ -18,7 +18,7 @@ from cri_server.status import sandbox as status
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
-# containerd's values (container_start.go), which people know from `kubectl describe`.
+# containerd's values, which people know from `kubectl describe`.
 START_ERROR, START_ERROR_CODE = "StartError", 128
 
 
