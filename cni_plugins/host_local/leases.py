@@ -271,8 +271,9 @@ class NetworkLeases:
             return None
 
     def _write_last(self, index: int, address: Address) -> None:
-        """Write the address in place, padded: a rename onto an existing file would make ext4
-        allocate and flush at once (5 ms)."""
+        """Write the address in place, padded."""
+        # A rename onto an existing file would make ext4 allocate and flush at once, which takes
+        # 5 ms (ext4(5), auto_da_alloc).
         os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
 
     def _last_file(self, index: int) -> int:

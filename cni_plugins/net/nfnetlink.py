@@ -164,14 +164,15 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
 def _requests(
     kind: int, table: str, members_to_send: tuple[Element, ...], flags: int
 ) -> list[NetlinkRequest]:
-    """Encode one request per set and hundred elements: a nested list is at most 64 KiB, and many
-    answers would overflow the socket's buffer."""
+    """Encode one request per set and hundred elements."""
     by_set: dict[str, list[Element]] = {}
     for element in members_to_send:
         by_set.setdefault(element.set_name, []).append(element)
     name = "NFT_MSG_NEWSETELEM" if kind == _NEWSETELEM else "NFT_MSG_DELSETELEM"
     requests = []
     for set_name, members in by_set.items():
+        # A nested list is at most 64 KiB (16 bits of length), and an answer for each element would
+        # overflow the socket's buffer.
         for start in range(0, len(members), _ELEMENTS_PER_REQUEST):
             part = members[start : start + _ELEMENTS_PER_REQUEST]
             listed = nested(

@@ -157,8 +157,7 @@ def new_veth(
 
 
 def new_bridge(name: str, *, mac: str, mtu: int = 0) -> NetlinkRequest:
-    """Create a bridge that is up. With a `mac` of its own it does not take a port's, which would
-    change with the ports."""
+    """Create a bridge that is up."""
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, name)
     body += attribute(_IFLA_ADDRESS, pack_mac(mac)) + (attribute(_IFLA_MTU, mtu) if mtu else b"")
     # Without IFLA_ADDRESS the bridge takes the lowest address of its ports, which changes with the

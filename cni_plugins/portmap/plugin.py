@@ -161,7 +161,7 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
 
 
 def _drop_udp_flows(elements: Iterable[Element]) -> None:
-    """Drop the UDP flows of changed ports: conntrack would keep sending them to their previous
+    """Drop the UDP flows of changed ports, which conntrack would keep sending to their previous
     destination."""
     # Each packet of a UDP client renews its flow (nf_conntrack_udp_timeout, 30 s by default), and
     # the nat chains see only the first one. A TCP flow ends with its connection.

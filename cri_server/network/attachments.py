@@ -98,17 +98,16 @@ class Attachments:
             self._unsynced.add(attachment.sandbox_id)
 
     def read(self, sandbox_id: str) -> Attachment | None:
-        """The record of a sandbox; None if it is not attached. Raises DamagedRecord.
-
-        A record without content was not synced before a power cut: it was of pyrunc's own plugins,
-        which have no state left."""
+        """The record of a sandbox; None if it is not attached. Raises DamagedRecord."""
         path = self._path(sandbox_id)
         try:
             record = read_json(path)
         except NotFound:
             return None
         except DamagedRecord:
-            # A damaged record of a foreign plugin's pod may be all that tells of its address lease.
+            # A record without content was not synced before a power cut, so it was of pyrunc's own
+            # plugins, which have no state left. Any other may be all that tells of a foreign
+            # plugin's lease.
             if not is_unwritten(path):
                 raise
             self.remove(sandbox_id)

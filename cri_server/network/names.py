@@ -76,13 +76,12 @@ class NamespaceNames:
 
 def remove(path: str) -> None:
     """Remove a name; does nothing if there is none, and unlinks the plain file that a reboot
-    leaves. Raises KernelError.
-
-    Uses MNT_DETACH, since add-ons may have the namespace open."""
+    leaves. Raises KernelError."""
     # In a loop, because mounts may lie on each other. UMOUNT_NOFOLLOW: a link in the folder must
     # not lead to another mount.
     while os.path.lexists(path):
         try:
+            # MNT_DETACH: add-ons may have the namespace open, and umount(2) would give EBUSY.
             umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW)
         except KernelError as error:
             # EINVAL: the file is no mount point (umount(2)).

@@ -250,8 +250,8 @@ class NetworkService:
         return configured
 
     def _remove(self, attachment: Attachment) -> None:
-        """Remove the name and then the record, after DEL. In this order, because a recorded
-        attachment is detached again. Raises OSError, KernelError."""
+        """Remove the name and then the record, after DEL. Raises OSError, KernelError."""
+        # The record is last: after a kill in between the attachment is detached again.
         name = attachment.netns_path
         remove_name(name if is_name(name) else self._names.path_of(attachment.sandbox_id))
         self._attachments.remove(attachment.sandbox_id)
@@ -357,10 +357,11 @@ class NetworkService:
         return cast(Result, result)
 
     async def _store(self, attachment: Attachment, *, durable: bool = True) -> None:
-        """Write the record. Waits for its thread even when cancelled: a thread cannot be stopped,
-        and a roll-back that overtook it would leave the record behind. Raises ResourceExhausted,
+        """Write the record; waits for its thread even when cancelled. Raises ResourceExhausted,
         KernelError."""
         with disk_errors("write", "the network's record"):
+            # A thread cannot be stopped: a roll-back that overtook it would leave the record
+            # behind.
             await shield_until_done(
                 asyncio.to_thread(self._attachments.write, attachment, durable=durable)
             )
