@@ -101,6 +101,7 @@ def key(
     cached. `document`: the content of --process."""
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
+    # Another user's exec has to enter the user namespace first, which is a step of its parent.
     if not is_machine_root():
         return None
     with open("/proc/self/status", "rb", buffering=0) as file:
@@ -109,6 +110,7 @@ def key(
         ]
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
         rights.append(file.readall() or b"")
+    # The script stands for our version: an upgrade writes it anew.
     config, script = _identity(f"{state.folder}/config.json"), _identity(SCRIPT)
     etc = f"/proc/{state.pid}/root/etc"
     if os.path.islink(etc) or os.path.islink(f"{etc}/passwd"):
@@ -142,6 +144,7 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
         return None
     except (EOFError, ValueError, TypeError):
         return None  # written by another Python
+    # The name is a hash of 64 bits, and no proof.
     return StoredProgram(*content[1:]) if content[0] == program_key else None
 
 
@@ -165,6 +168,7 @@ def store(
             # Not makedirs: after a delete the container's folder must not appear again.
             os.mkdir(folder, 0o700)
         names = os.listdir(folder)
+        # All at once: a command with changing arguments would push out a probe's program anyway.
         if len(names) >= AT_MOST:
             for name in names:
                 os.unlink(f"{folder}/{name}")

@@ -63,6 +63,7 @@ def prepare(path: str) -> bytes:
     sources = [sys.executable, *(file for file in files if file is not None)]
     if shared := [source for source in sources if source.endswith(".so")]:
         raise ImportError(f"shared objects cannot be in a snapshot: {', '.join(shared)}")
+    # What is garbage now would be pages of every command.
     gc.collect()
     gc.disable()  # a command ends before cycles of references matter
     stamps = b"".join(map(_stamp, dict.fromkeys(sources)))
@@ -120,6 +121,7 @@ def resume(
         stream = _stream(number, getattr(sys, name))
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    # No clean-up of the interpreter: it would write to, and so copy, most pages of the snapshot.
     posix._exit(main())
 
 

@@ -35,6 +35,8 @@ def create(call: CommandLine, log: CommandLog) -> int:
 def run(call: CommandLine, log: CommandLog) -> int:
     """Run `run --bundle DIR ID`; returns 0 with --detach, else the program's exit code."""
     attached = not call.options["detach"]
+    # So that processes whose parent ends before them become ours, and are reaped with the
+    # container, not by the machine's init.
     if attached and not call.options["no_subreaper"]:
         from pyrunc.kernel.reaper import set_child_subreaper
 
@@ -71,6 +73,7 @@ def _await_ready(proxy: NotifyProxy, created: Created, attached: bool, log: Comm
 
     from _thread import start_new_thread
 
+    # A thread without `threading`, whose import every run would pay; nothing waits for its end.
     start_new_thread(wait, ())
 
 
@@ -81,6 +84,7 @@ def _make(
 
     options = call.options
     container_id = states.check_id(call.arguments[0])
+    # Before anything is opened: a file of ours on number 0, 1 or 2 would be the container's stdio.
     open_missing_stdio()
     bundle = bundles.load(options["bundle"], options["config"] or "")
     _check_terminal(bundle, options["console_socket"], options.get("detach", True))
@@ -89,6 +93,8 @@ def _make(
     def after(state: State, created: Created) -> None:
         for warning in created.warnings:
             log.warning(warning)
+        # Within `make`: an engine whose socket does not answer gets an error, and the container is
+        # undone.
         pass_descriptors(options, created, detached)
 
     return bundles.make(
@@ -169,11 +175,14 @@ def start(call: CommandLine, log: CommandLog) -> int:
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
+        # Under the lock: two starts at once would both find the container created.
         _refuse_start(status.status(state, locked=True))
         config = state.config()
         process = config.get("process")
         if process is None:
             raise InvalidSpec("process", "process property must not be empty")
+        # Before the release: the program may report that it is ready at once, and a message to no
+        # socket is lost.
         await_ready = _ready_waiter(state)
         release(state.folder, process.get("args") or [""], process.get("env") or ())
     _poststart(state, config, log)
@@ -218,6 +227,7 @@ def _poststart(state: State, config: dict[str, Any], log: CommandLog) -> None:
     from pyrunc.spec.parse import parse
 
     try:
+        # runtime-spec, "poststart": after the program was executed, before `start` returns.
         programs.run(
             parse(config).hooks.poststart, "poststart", status.oci_state(state, status.RUNNING)
         )

@@ -75,6 +75,7 @@ def script(python: str, searched: Sequence[str]) -> str:
         "import os, sys\n"
         f"sys.path += {list(searched)!r}\n"
         "from pyrunc.cli.main import main\n"
+        # Without the interpreter's end, which would free all that the process gives back anyway.
         "os._exit(main())\n"
     )
 
@@ -98,6 +99,8 @@ def _link(path: str, place: ProgramPlace) -> bool:
             compile_program(program, place) and _succeeds([program, "--write-snapshot", snapshot])
         ):
             return False
+        # The snapshot first: an installed program without it, or with an older one, would run as a
+        # script.
         os.rename(snapshot, place.snapshot)
         if not _succeeds([program, "--version"]):
             return False
@@ -151,6 +154,8 @@ def compile_program(path: str, place: ProgramPlace, target: BuildTarget | None =
     ]
     names = [name for name in dict.fromkeys(names) if name not in absent]
     include = target.path(sysconfig.get_path("include"))
+    # Not position independent: the snapshot holds addresses of the program, which must be the same
+    # in each process.
     words = [*target.compiler, "-O2", "-no-pie", f"-I{include}", *_definitions(place)]
     words += ["-DWITHOUT_SHA2"] if absent else []
     words += [f"-Wl,--wrap={name}" for name in WRAPPED]
@@ -188,6 +193,7 @@ def _definitions(place: ProgramPlace) -> Iterator[str]:
         "SCRIPT": place.script,
         "SNAPSHOT": place.snapshot,
         "PREFIX": sys.base_prefix,
+        # A snapshot fits one build of the program only, and is recognised by this.
         "BUILD": os.urandom(12).hex(),
     }
     for name, value in strings.items():

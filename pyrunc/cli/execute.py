@@ -54,6 +54,7 @@ def execute(call: CommandLine, log: CommandLog) -> int:
     try:
         pass_descriptors(options, executed, not attached or bool(options["console_socket"]))
     except BaseException:
+        # The caller gets an error, so no process may be left of which it does not know.
         kill_and_reap(executed.pidfd)
         raise
     if not attached:
@@ -118,6 +119,8 @@ def _compile_and_exec(
 
     def store(lowered: LoweredProgram, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
+        # Of a user namespace that is only named, the maps are not in the configuration, so the
+        # stored owner of stdio would be a guess.
         if key is not None and (user is None or spec.linux.uid_mappings):
             owner = host_id(process.user.uid, spec.linux.uid_mappings)
             exec_cache.store(state, key, lowered, owner, warnings)
@@ -163,6 +166,7 @@ def _exec_cgroup(state: State, below: str | None) -> Any:
         return group
     from pyrunc.cgroups.group import Cgroup
 
+    # Only below the container's own group, where its limits hold.
     if ".." in below.split("/") or "\0" in below:
         raise InvalidArgument(f"bad sub cgroup path: {below}")
     return Cgroup(

@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+# runc's exit codes: with 255 callers tell a failed exec from a program that ended with 1.
 FAILED, EXEC_FAILED = 1, 255
 STARTS_A_PROCESS = ("create", "run", "start", "exec", "restore")
 
@@ -64,6 +65,7 @@ def do(call: CommandLine) -> int:
 
 def _work(name: str) -> Callable[[CommandLine, CommandLog], int]:
     module_name, _, function = name.partition(":")
+    # By name, so that a verb loads its own module only.
     module = __import__(f"pyrunc.cli.{module_name}", fromlist=[function])
     work: Callable[[CommandLine, CommandLog], int] = getattr(module, function)
     return work

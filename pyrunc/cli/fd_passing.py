@@ -47,6 +47,7 @@ def pass_descriptors(
         os.close(process.console_fd)
     if options["pidfd_socket"]:
         _send_descriptor(options["pidfd_socket"], process.pidfd, b"pidfd")
+    # Last, as in runc, so that the file is a sign that the rest is done.
     if options["pid_file"]:
         path = os.path.abspath(options["pid_file"])
         _write_pid(path, process.pid)
@@ -79,6 +80,7 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
     try:
         connection.connect(f"/proc/self/fd/{there}/{file}")
         debug.say("sending %s to %s", name.decode(), path)
+        # One message with the name as its text, as runc sends it (libcontainer/utils).
         connection.sendmsg([name], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))])
     except OSError as error:
         raise KernelError.of(error, "connect", f"to the socket '{path}'") from None

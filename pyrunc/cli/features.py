@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "time", "user", "uts")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 BINDS = ("bind", "rbind")
+# features.md: engines must not pass these from an untrusted user on, because they change what the
+# runtime does.
 UNSAFE = ("bundle", ANNOTATION, KEEP_GROUPS)
 VERSION_MIN, VERSION_MAX = "1.0.0", "1.3.0"
 

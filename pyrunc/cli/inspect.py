@@ -39,6 +39,7 @@ def list(call: CommandLine, log: CommandLog) -> int:
     if call.options["quiet"]:
         print("".join(f"{report['id']}\n" for report in reports), end="")
     elif call.options["format"] == "json":
+        # `null` for an empty list, as runc prints it: Go's form of a nil slice.
         print(jsontext.dumps(reports or None))
     else:
         columns = ("id", "pid", "status", "bundle", "created", "owner")

@@ -101,6 +101,7 @@ class CommandLog:
             _to_stderr(line)
             return
         try:
+            # One write(2) for each line, so that lines of two processes do not mix.
             os.write(self._descriptor, line.encode("utf-8", "replace") + b"\n")
         except OSError as error:
             _to_stderr(f"cannot write the log {self.file!r}: {describe_error(error)}")
@@ -111,6 +112,7 @@ def _open(path: str) -> int:
     may be closed, or for descriptors that the caller passes to the container. Raises OSError."""
     import fcntl
 
+    # O_APPEND, because an engine may have the same file open; runc opens it with O_SYNC as well.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC
     opened = os.open(path, flags, 0o644)
     try:

@@ -122,6 +122,8 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
         spec = parse(document)
         check(spec)
         plan = of_bundle(Bundle(bundle.folder, document, spec))
+    # A configuration without the part may be invalid, or break what a later check would have
+    # refused.
     except (Error, AssertionError):
         return None
     return list(whole - Counter(text for _, text in numbered(plan)))
