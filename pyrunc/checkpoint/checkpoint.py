@@ -89,7 +89,11 @@ class CriuOptions:
         return [
             *fields,
             (criu.LOG_LEVEL, LOG_LEVEL),
+            # Mounts of the host may be masters of the container's (a root that is a slave), which
+            # CRIU refuses otherwise.
             (criu.EXT_MASTERS, True),
+            # A terminal's master is in the engine, outside of the container; CRIU makes a new one
+            # and passes it to us.
             (criu.ORPHAN_PTS_MASTER, True),
             (criu.MANAGE_CGROUPS, True),
             (criu.MANAGE_CGROUPS_MODE, criu.CGROUP_MODES[self.manage_cgroups_mode]),
@@ -155,9 +159,12 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
     )
     images, work = open_folder(options.image_path), open_folder(options.work_path or state.folder)
     try:
+        # A dump overwrites files by their names, as root: a link in the folder would lead it to a
+        # file of the host.
         criu_images.check(images, options.image_path)
         criu_images.check_log(work, options.work_path or state.folder, LOG)
         _check_parent(images, dump.parent_path)
+        # Before the dump, which ends the processes.
         streams = standard_streams(state.pid)
         if not dump.pre_dump:
             atomic_file.write_bytes(
@@ -197,6 +204,7 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
 def open_folder(path: str, *, make: bool = True) -> int:
     """Open the folder of images or CRIU's work folder; create it if `make`. Raises NotFound."""
     if make:
+        # Images hold the memory of the processes, with all their secrets.
         os.makedirs(path, 0o700, exist_ok=True)
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -236,6 +244,7 @@ def _stream(pid: int, number: int, own: set[bytes]) -> str:
                 line.split(b":") for line in _read(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4]
             )
             mount = fields[b"mnt_id"].strip()
+            # A file of the host that was passed as stdio: its mount is in no list that CRIU reads.
             if mount not in own:
                 return f"file[{int(mount):x}:{file_status.st_ino:x}]"
         return os.readlink(path)
@@ -259,6 +268,8 @@ def configuration_file(state: State) -> Fields:
 
 def _group(state: State) -> Fields:
     group = state.cgroup()
+    # By the freezer no process can fork while CRIU collects them; by ptrace(2) alone it may have to
+    # try again and again.
     return [] if group is None else [(criu.FREEZE_CGROUP, group.directory)]
 
 
@@ -269,10 +280,13 @@ def _external_resources(state: State) -> Fields:
     fields: list[tuple[int, Value]] = [
         external_mount(place, place) for place in bind_destinations(spec)
     ]
+    # All get one name, so that a restore has to give a single /dev/null for them.
     fields += [external_mount(path, NULL) for path in masked_files(spec.linux, state.pid)]
     for kind, name, key in (("network", "net", NETWORK_KEY), ("pid", "pid", PID_KEY)):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:
+            # CRIU names an external namespace by its inode, since its path on the host may differ
+            # on another machine.
             inode = os.stat(f"/proc/{state.pid}/ns/{name}").st_ino
             fields.append((criu.EXTERNAL, f"{name}[{inode}]:{key}"))
     return fields
@@ -306,6 +320,7 @@ def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
         for mount in spec.mounts
         if is_bind(mount)
     }
+    # There device files are binds of the host's, because mknod(2) is refused (`plan.devices`).
     if spec.linux.namespace("user") is not None and normal("/dev") not in sources:
         listed = (device.path for device in spec.linux.devices)
         sources |= {

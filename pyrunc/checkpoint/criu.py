@@ -85,6 +85,8 @@ def message(fields: Fields) -> bytes:
     encoded = bytearray()
     for number, value in fields:
         if isinstance(value, int):
+            # protobuf encodes a negative number as its two's complement of 64 bits, also for an
+            # int32.
             encoded += varint(number << 3 | _VARINT) + varint(value & (1 << 64) - 1)
         else:
             content = os.fsencode(value) if isinstance(value, str) else value
@@ -100,6 +102,7 @@ def decode(content: bytes) -> dict[int, int | bytes]:
         tag, offset = _read_varint(content, offset)
         kind = tag & 7
         if kind == _VARINT:
+            # The last value of a field counts (protobuf, "Last One Wins").
             fields[tag >> 3], offset = _read_varint(content, offset)
             continue
         if kind == _BYTES:
@@ -117,6 +120,7 @@ def decode(content: bytes) -> dict[int, int | bytes]:
 
 def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
+    # A varint has ten bytes of seven bits at most; a longer one would cost time without a limit.
     while offset < len(content) and shift < 70:
         byte = content[offset]
         value |= (byte & 0x7F) << shift
@@ -144,6 +148,7 @@ class Criu:
         *,
         no_new_privileges: bool = False,
     ) -> None:
+        # CRIU's service socket is of this type: one message is one packet, without a length.
         ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
         descriptors = {**dict(enumerate(stdio)), **fds, SOCKET_NUMBER: theirs.fileno()}
         copies: list[int] = []
@@ -193,6 +198,8 @@ class Criu:
                     notify(script, _int(notification.get(_NOTIFY_PID, 0)), fds)
             finally:
                 _fd.close_all(fds)
+            # CRIU goes on only after this answer, so the processes stay frozen while we handle a
+            # notification.
             self._send(message([(_REQ_TYPE, NOTIFY), (_REQ_NOTIFY_SUCCESS, True)]))
 
     def _send(self, content: bytes) -> None:
@@ -246,6 +253,8 @@ def _spawn_without_new_privileges(
 
     thread = Thread(target=run)
     thread.start()
+    # Joined at once: posix_spawn returns when the program is executed, and the thread's flag ends
+    # with it.
     thread.join()
     if failed:
         raise failed[0]
@@ -280,6 +289,8 @@ def _int(value: int | bytes) -> int:
 
 def errors_of(folder: str, log: str) -> str:
     """The last lines with errors in CRIU's log, for a message; "" if there are none."""
+    # Without following links and without waiting: the folder may be a user's, the name a link or a
+    # FIFO.
     try:
         number = os.open(
             os.path.join(folder, log), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -37,6 +37,7 @@ def check(folder: int, name: str) -> None:
         while _has_parent(current, "/".join(names)):
             if len(names) > PARENTS_AT_MOST:
                 raise InvalidArgument(f"{name}: more than {PARENTS_AT_MOST} parents")
+            # A chain of pre-dumps can be long, but links that lead in a circle would never end.
             below, current = current, _open_parent(current, "/".join(names))
             os.close(below)
             names.append(PARENT)
@@ -117,6 +118,7 @@ def _open_parent(folder: int, name: str) -> int:
     if target.startswith("/"):
         raise InvalidArgument(f"{name}/{PARENT} is not a relative link, as a pre-dump makes it")
     try:
+        # This link is followed on purpose, and the folder behind it is checked by the same rules.
         return os.open(PARENT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         raise NotFound(f"{name}/{PARENT} does not lead to a folder") from None

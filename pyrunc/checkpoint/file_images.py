@@ -61,6 +61,7 @@ def _entries(file: BinaryIO) -> Iterator[bytes]:
         raise InvalidArgument(f"the checkpoint's {FILES} does not begin with CRIU's magic numbers")
     while length := file.read(_LENGTH.size):
         size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else 0
+        # Limited: the archive's author chooses the length.
         entry = file.read(size) if 0 < size <= MOST_ENTRY_BYTES else b""
         if not entry or len(entry) < size:
             raise InvalidArgument(

@@ -86,6 +86,7 @@ def restore(
         descriptors.take("images", dumps.open_folder(choices.image_path, make=False))
         descriptors.take("work", dumps.open_folder(work_path))
         _open_namespaces(bundle.spec, descriptors)
+        # CRIU makes no mount points, and an unpacked image need not have them.
         _make_mount_points(bundle.spec, state.bundle, state.rootfs)
         group = _open_group(state, bundle.spec, create_options, undo)
         notifications = _Notifications(state, bundle.spec, create_options, group, undo)
@@ -94,6 +95,8 @@ def restore(
             forbids = bundle.spec.process is not None and bundle.spec.process.no_new_privileges
             with criu.Criu(_numbers(descriptors), stdio, no_new_privileges=forbids) as session:
                 if group is not None:
+                    # CRIU forks the processes, so they begin in its group: no list of pids has to
+                    # be moved.
                     group.attach(session.pid)
                 options = _options(state, bundle.spec, choices, streams, descriptors, session.pid)
                 session.request(criu.RESTORE, [*options, *labels.fields()], notifications)
@@ -150,12 +153,14 @@ class _Notifications:
         if script == "setup-namespaces":
             self._run_hooks(pid)
         elif script == "orphan-pts-master" and fds:
+            # Copied, because the descriptors of a notification are closed after it.
             self.console_fd = os.dup(fds[0])
         elif script == "post-restore":
             self._take_over(pid)
 
     def _run_hooks(self, pid: int) -> None:
         hooks = self._spec.hooks
+        # As runc does: engines set up the network of a new namespace in these hooks.
         if hooks.prestart or hooks.create_runtime:
             from pyrunc.launch import hooks as programs
 
@@ -204,7 +209,9 @@ def _mount_root(rootfs: str) -> None:
     """Make the root a mount, which CRIU requires, visible only to this process and its children."""
     if not os.path.isdir(rootfs):
         raise InvalidSpec("root.path", f"{rootfs} is not a directory")
+    # In a namespace of ours, so that the bind below appears nowhere on the host and ends with us.
     unshare(CLONE_NEWNS)
+    # A slave, not private: mounts of the host that come later, such as volumes, still arrive.
     kernel_mount.mount(None, "/", None, MS_REC | MS_SLAVE)
     kernel_mount.mount(rootfs, rootfs, None, MS_BIND | MS_REC)
 
@@ -229,6 +236,8 @@ def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
 
 def _make_mount_point(root: int, place: str, is_file: bool) -> None:
     names = components(resolve(root, place))
+    # Name by name beneath the root: the image's links were resolved before, and must not change
+    # meanwhile.
     current = os.dup(root)
     try:
         for index, name in enumerate(names):
@@ -270,6 +279,7 @@ def _options(
         (criu.WORK_DIR_FD, descriptors.numbers["work"]),
         (criu.LOG_FILE, LOG),
         (criu.ROOT, state.rootfs),
+        # The processes become our children, not CRIU's, so that we get their exits.
         (criu.RST_SIBLING, True),
         (criu.NOTIFY_SCRIPTS, True),
         *choices.fields(),
