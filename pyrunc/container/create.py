@@ -50,6 +50,7 @@ def create(request: CreateRequest) -> Created:
 
 def _launch(request: CreateRequest, compiled: CompiledLaunch, undo: Undo) -> run.ChildProcess:
     times: list[tuple[str, int]] | None = None if request.trace is None else []
+    # The process's own times are of this clock, which no time namespace shifts.
     started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
     steps = run.first_process_steps(compiled.launch, undo, record=request.record, times=times)
     try:

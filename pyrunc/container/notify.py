@@ -37,6 +37,8 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
         os.mkdir(source)
         # mkdir(2) is subject to the umask, and any user of the container has to reach the socket.
         os.chmod(source, 0o755)
+    # A read-only mount hinders no connect(2), and keeps the container from replacing the socket by
+    # another.
     options = ("bind", "nosuid", "noexec", "nodev", "ro")
     mount = Mount(INSIDE, "bind", source, options)
     env = (*spec.process.env, f"{VARIABLE}={INSIDE}/{NAME}")

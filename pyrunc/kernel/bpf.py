@@ -155,5 +155,6 @@ def _open_by_id(program_id: int) -> int:
 
 
 def _bpf(command: int, attributes: bytes, subject: str) -> tuple[int, bytes]:
+    # A buffer, because the kernel also writes into the union (the count of a query).
     union = call.buffer(attributes.ljust(ATTRIBUTES_SIZE, b"\0"))
     return call.syscall("bpf", subject, command, union, ATTRIBUTES_SIZE), bytes(union)

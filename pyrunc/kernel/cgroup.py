@@ -160,6 +160,7 @@ def delegated_files() -> list[str]:
         with open(DELEGATED, "rb", buffering=0) as file:
             return os.fsdecode(file.readall() or b"").split()
     except FileNotFoundError:
+        # The list of runtime-spec ("Cgroup ownership") for a kernel without the file.
         return ["cgroup.procs", "cgroup.subtree_control", "cgroup.threads"]
 
 
@@ -179,6 +180,8 @@ def make(directory: str) -> bool:
     except OSError as error:
         raise KernelError.of(error, "mkdir", repr(directory)) from None
     try:
+        # On the group itself: a list of ours on disk could name groups that were removed and made
+        # anew by others.
         os.setxattr(directory, MARK, b"1")
     except OSError:
         pass  # without the mark (no CAP_SYS_ADMIN) an empty parent is left to its owner

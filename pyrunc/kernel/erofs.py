@@ -52,6 +52,7 @@ def _open_erofs(source: int, devices: Sequence[int]) -> int:
 def _open_copy(source: int) -> int:
     """Copy the file's content, with its holes, to a file on a ramfs that ends with the last
     descriptor."""
+    # Detached, so the copy ends with the mount of the image, which holds the file open.
     memory = kernel_mount.open_mount("ramfs")
     try:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
@@ -68,6 +69,7 @@ def _open_copy(source: int) -> int:
         os.ftruncate(copy, size)
         while at < size:
             try:
+                # Holes are kept, because a ramfs is memory that cannot be swapped out.
                 at = os.lseek(source, at, os.SEEK_DATA)
             except OSError as error:
                 if error.errno == ENXIO:  # a hole to the end

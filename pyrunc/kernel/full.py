@@ -43,8 +43,10 @@ def _what(path: str) -> str:
         try:
             status = os.statvfs(path)
         except (FileNotFoundError, NotADirectoryError):
+            # The file could not be made, so its nearest existing parent tells the file system.
             path = os.path.dirname(path) or "."
         except OSError:
             return "space"
         else:
+            # btrfs and others report 0 inodes in all: they have no limit.
             return "inodes" if status.f_files and not status.f_favail else "space"

@@ -175,6 +175,7 @@ def _open_bus(bus: str) -> Any:
 
     connection = socket.socket(socket.AF_UNIX)
     try:
+        # A bus that does not answer must not hang a create for ever.
         connection.settimeout(CALL_TIMEOUT_S)
         connection.connect(get_bus(bus))
         connection.sendall(b"\0AUTH EXTERNAL %s\r\n" % str(outer_uid()).encode().hex().encode())

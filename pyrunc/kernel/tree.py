@@ -91,6 +91,7 @@ def _enter(current: int, stack: list[_Folder]) -> int:
 def _leave(current: int, stack: list[_Folder], parent_fd: int) -> int:
     """Move to the parent; returns its descriptor."""
     if not stack:
+        # The caller's descriptor: `..` of the tree's top could have been moved as well.
         above = os.dup(parent_fd)
     else:
         above = os.open("..", FOLDER, dir_fd=current)

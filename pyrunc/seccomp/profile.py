@@ -152,6 +152,7 @@ def parse(seccomp: Mapping[str, Any]) -> SeccompProfile | None:
     listener = _listener(seccomp, rules)
     return SeccompProfile(
         default,
+        # libseccomp refuses such a rule with EACCES (seccomp_rule_add(3)).
         [rule for rule in rules if rule.action != default],
         frozenset(rule.name for rule in rules),
         [
@@ -214,6 +215,7 @@ def _groups(
     argument is named twice."""
     arguments = [condition[0] for condition in conditions]
     if len(set(arguments)) < len(arguments):
+        # As in runc, which makes a rule of each.
         return [(condition,) for condition in conditions]
     return [tuple(conditions)]
 
