@@ -158,6 +158,8 @@ def open_services(
     config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore
 ) -> Services:
     """Open the parts that the verbs use; `stack` closes them in reverse order."""
+    # First of all: a second server with this root and another state directory would find no shims,
+    # and end every pod.
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
     node = host.probe(config)

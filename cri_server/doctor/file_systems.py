@@ -81,6 +81,7 @@ def disk(host: Host) -> Iterator[Finding]:
             "no pod can be created and no image pulled",
             f"look for disk errors in dmesg, then mount -o remount,rw {root}",
         )
+    # btrfs has no fixed number of inodes and reports 0 (statfs(2)).
     elif free < SPACE_BYTES or (space.f_files and inodes < INODES):
         what = f"{free >> 20} MiB" if free < SPACE_BYTES else f"{inodes} inodes"
         yield Finding(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from cri_server.doctor.model import Finding, Host, Level, fine
 from pyrunc.kernel.call import raw
 
+# The kernel of Debian 12.
 OLDEST = (6, 1)
 # Calls of a container's start (pyrunc.plan, pyrunc.launch), with invalid arguments, so that the
 # kernel refuses them without an effect.
@@ -79,6 +80,7 @@ def namespaces(host: Host) -> Iterator[Finding]:
             "no pod can start",
             "boot a kernel with CONFIG_NAMESPACES and all kinds of namespaces",
         )
+    # This limit holds for root as well (namespaces(7)).
     elif "user" not in available or host.number("/proc/sys/user/max_user_namespaces") == 0:
         yield Finding(
             "namespaces",

@@ -416,6 +416,7 @@ class Nri(LifecycleObserver):
     def container_ended(self, container: Container) -> None:
         """Run `stop_container` in a task."""
         task = asyncio.get_running_loop().create_task(self._stopped(container))
+        # The event loop has only weak references to tasks (asyncio.create_task).
         self._notifications.add(task)
         task.add_done_callback(self._notifications.discard)
 

@@ -171,6 +171,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     async def _wait_for_room(self, call: Call) -> None:
         """Wait until the client has read enough pending data."""
+        # kubelet has one connection: when it was closed at a limit, two dozen large outputs of
+        # ExecSync cut off all calls on it.
         while self._is_backlogged():
             call.admitted = self._loop.create_future()
             self._waiting.append((call, None))
@@ -289,6 +291,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 self._reserve(call, call.incoming.length or 0)
                 self._http.credit(call.stream_id, credit)
             if not ended:
+                # Requests within the first window count, too: 64 KiB for each stream of each
+                # connection add up.
                 self._reserve(call, call.incoming.received)
             if ended:
                 self._dispatch(call, call.incoming.finish())

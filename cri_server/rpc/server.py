@@ -32,6 +32,7 @@ WARNING_INTERVAL_S = 10.0
 SOCKET_MODE = 0o660
 
 
+# Not grpc.aio, which took 380 to 460 µs of processor time for each call; this server takes 95.
 class Server:
     """Answers the calls of `methods` on the socket at `path`. Connections share the public part and
     are its only users."""
@@ -133,6 +134,8 @@ class Server:
         if self._without_call:
             return next(iter(self._without_call))
         candidates = [each for each in self._connections if each.idle]
+        # A connection with an incomplete request is not busy: a thousand of them would keep kubelet
+        # out.
         candidates = candidates or [each for each in self._connections if not each.busy]
         return min(candidates, key=lambda connection: connection.active_s, default=None)
 

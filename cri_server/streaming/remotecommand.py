@@ -82,6 +82,7 @@ async def _open(opening: Awaitable[Session]) -> Session:
         raise
 
 
+# The event loop has only weak references to tasks (asyncio.create_task).
 _closing: set[asyncio.Task[None]] = set()
 
 

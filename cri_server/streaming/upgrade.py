@@ -99,6 +99,7 @@ class RequestReader:
                 _check_framing(event)
         except h11.RemoteProtocolError as error:
             raise Refused(431 if error.error_status_hint == 431 else 400, str(error)) from None
+        # A client may send its first frames behind the request; h11 stops at an Upgrade.
         ahead, _ = self._http.trailing_data
         return _checked(self._request, bytes(ahead))
 
@@ -118,6 +119,7 @@ def _checked(event: h11.Request, ahead: bytes) -> Request:
         (name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers
     )
     target = event.target.decode("latin-1")
+    # A server must accept the absolute form, too, which proxies send (RFC 9112, section 3.2.2).
     try:
         path = urlsplit(target).path if target.startswith("http://") else target.split("?", 1)[0]
     except ValueError as error:
