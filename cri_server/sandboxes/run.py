@@ -135,7 +135,7 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
         cgroups_path=groups.path(parent, identifier, driver),
     )
     name = pod_files.hostname(config, identifier, services.node.hostname)
-    # CNI's GC would otherwise take back the address of a pod that is not listed yet.
+    # A reconciliation of the network would otherwise detach a pod that is not listed yet.
     services.pending.add(identifier)
     try:
         with labelled(services, sandbox):
