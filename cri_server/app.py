@@ -80,13 +80,11 @@ def serve(config: Config, read: Read) -> None:
 
 
 def prepare_process() -> None:
-    """Set the umask, forbid core dumps (they hold pull secrets) and raise RLIMIT_NOFILE.
-
-    Only soft limits change: containers inherit hard limits, and raising one again needs
-    CAP_SYS_RESOURCE.
-    """
+    """Set the umask, forbid core dumps (they hold pull secrets) and raise RLIMIT_NOFILE."""
     os.umask(0o022)
     for number, soft in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, None)):
+        # Only soft limits change: containers inherit hard limits, and raising one again needs
+        # CAP_SYS_RESOURCE.
         hard = resource.getrlimit(number)[1]
         resource.setrlimit(number, (hard if soft is None else soft, hard))
 
@@ -107,8 +105,9 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
 
 
 async def _unless(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
-    """Run `starting`, cancelled when `stopping` is set: a start may take minutes, for imports or
-    images. Raises the errors of `starting`."""
+    """Run `starting`, cancelled when `stopping` is set. Raises the errors of `starting`."""
+    # A start may take minutes, for imports or images, and systemd kills a unit that does not stop
+    # within TimeoutStopSec=.
     start, stop = asyncio.create_task(starting), asyncio.create_task(stopping.wait())
     await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
     for task in (stop, start):
@@ -142,11 +141,9 @@ async def _start(
 
 
 def _begin_imports(services: Services) -> None:
-    """Start zygotes, keeper and shims, which import for some 0.2 s of processor time.
-
-    Not earlier, because kubelet's first lists would wait for the processor; not later, because
-    kubelet asks for pods next.
-    """
+    """Start zygotes, keeper and shims, which import for some 0.2 s of processor time."""
+    # Not earlier, because kubelet's first lists would wait for the processor; not later, because
+    # kubelet asks for pods next.
     for zygote in services.zygotes.values():
         zygote.begin()
     if services.keeper is not None:

@@ -171,8 +171,8 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
 
 
 async def _detach(services: Services, identifier: str, netns_path: str | None) -> None:
-    """Detach the network. A plugin that fails or hangs is only logged, so that it does not delay
-    the start; `network.reconcile` calls it again."""
+    """Detach the network; a plugin that fails or hangs is only logged."""
+    # A hanging plugin must not delay the start; `network.reconcile` calls it again.
     try:
         async with asyncio.timeout(ANSWER_S):
             await services.network.detach(identifier, netns_path)

@@ -170,12 +170,13 @@ class Connection:
             self._ended_receiving(stream_id, stream)
 
     def _consume(self, size: int) -> None:
-        """Count received bytes against the connection's window, and reopen it at once: all input is
-        read, and streams have windows of their own."""
+        """Count received bytes against the connection's window, and reopen it."""
         self._window_bytes -= size
         if self._window_bytes < 0:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "data beyond the connection's window")
         self._consumed_bytes += size
+        # The window is reopened at once, because all input is read; the streams' own windows slow a
+        # client down.
         if self._consumed_bytes > self.limits.window_bytes // 2:
             self._sender.control(frames.window_update(0, self._consumed_bytes))
             self._window_bytes += self._consumed_bytes

@@ -22,12 +22,13 @@ def beneath(root: Path, path: str) -> Path:
 
 
 def read(file: Path) -> bytes:
-    """Read a regular file, through links. Raises OSError, and Error for anything else, because
-    reading a pipe or a device could block forever."""
+    """Read a regular file, through links. Raises OSError, and Error for anything else."""
     # O_PATH neither opens a device nor waits for a pipe's writer (open(2)); /proc/self/fd then
     # opens the file that was checked, whatever the name refers to by now.
     place = os.open(file, os.O_PATH | os.O_CLOEXEC)
     try:
+        # Local users may have put a pipe or a device there, from which read(2) could block for
+        # ever.
         if not stat.S_ISREG(os.fstat(place).st_mode):
             raise Error(f"{file} is not a regular file")
         with open(f"/proc/self/fd/{place}", "rb") as opened:

@@ -333,13 +333,13 @@ class Nri(LifecycleObserver):
         container.resources = merged
 
     def _require_own_group(self, identifier: str, path: str) -> None:
-        """Raise InvalidArgument for a cgroup that exists or belongs to another container: all
-        processes of a container's cgroup are killed with it."""
+        """Raise InvalidArgument for a cgroup that exists or belongs to another container."""
         in_making = {
             i: message.linux.cgroups_path for i, message in self._containers_being_created.items()
         }
         listed = {other.id: other.cgroups_path for other in self._services.index.containers}
         others = [taken for i, taken in (listed | in_making).items() if i != identifier]
+        # All processes of a container's cgroup are killed with it: a plugin could end another pod.
         if path in others or groups.place(path, identifier).exists():
             raise InvalidArgument(f"NRI: linux.cgroups_path {path[:200]!r} is an existing cgroup")
 

@@ -120,8 +120,8 @@ def _text(value: str, key: str) -> str:
 
 
 def _auth(fields: Message | None) -> Auth | None:
-    """Check and convert the fields of AuthConfig; not a record, because errors of records quote the
-    value, which is secret."""
+    """Check and convert the fields of AuthConfig."""
+    # Not a record: errors of records quote the value, which is secret.
     values = fields or {}
     if not all(isinstance(values.get(f, ""), str) for f in AUTH_FIELDS):
         raise InvalidArgument("auth must be an object of strings")

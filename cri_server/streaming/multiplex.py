@@ -54,10 +54,8 @@ class MultiplexedStream:
         await self._multiplexer.send(self, b"", fin=True)
 
     async def finish(self) -> None:
-        """Half-close the stream and ignore further data of the peer.
-
-        Not by `reset`, which a Go peer reports as an error.
-        """
+        """Half-close the stream and ignore further data of the peer."""
+        # Not by `reset`, which a Go peer reports as an error.
         with contextlib.suppress(StreamGone):
             await self.end()
         self.inbound.discard()
@@ -125,11 +123,9 @@ class Multiplexer:
             await asyncio.sleep(0)
 
     async def _room(self) -> bool:
-        """Wait until the streams have room; return False if the client disconnects before.
-
-        On the client's side a closed connection does not count: a server closes after its last
-        data, of which a part is still to be read.
-        """
+        """Wait until the streams have room; return False if the client disconnects before."""
+        # A client ignores that the connection is closed: a server closes it after its last data, of
+        # which a part is still to be read.
         if self._side == "client":
             await self.budget.room()
             return True

@@ -53,10 +53,7 @@ async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], Non
     """Wait, without reading, until the streams of a connection have room; return False if the
     client disconnects before.
 
-    The client's FIN may not arrive, because it follows data that this side does not read. So an
-    empty message is sent every `PROBE_S`, which the kernel of a client that is gone answers with a
-    reset. Not a ping: a Go client that blocks in sending would block in answering it, and stop
-    reading.
+    `probe` sends an empty message that needs no reply.
     """
     room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(wire.hung_up())
     try:
@@ -64,6 +61,9 @@ async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], Non
             done, _ = await asyncio.wait(
                 (room, leaving), timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
             )
+            # The client's FIN may lie behind data that this side does not read. The kernel of a
+            # client that is gone answers an empty message with a reset. Not a ping: a Go client
+            # that blocks in sending blocks in answering, too.
             if not done:
                 probe()
         return room.done()
@@ -208,15 +208,13 @@ class SocketWire:
     # ---- closing ----
 
     async def close(self, linger_s: float = LINGER_S) -> None:
-        """Send posted bytes, half-close, wait up to `linger_s` for the peer's end, and close.
-
-        Closing a socket with unread data makes the kernel send a reset, which discards data that
-        the peer has not read yet; hence the wait.
-        """
+        """Send posted bytes, half-close, wait up to `linger_s` for the peer's end, and close."""
         try:
             async with asyncio.timeout(linger_s):
                 await self.send()
                 self._socket.shutdown(socket.SHUT_WR)
+                # Closing a socket with unread data makes the kernel send a reset, which discards
+                # data that the peer has not read yet (RFC 2525, section 2.17).
                 while await self.receive():
                     pass
         except (ConnectionLost, OSError, TimeoutError):

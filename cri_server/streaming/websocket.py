@@ -127,7 +127,8 @@ class Messages:
         self._leave(CloseCode.PROTOCOL_ERROR, reason)
 
     def leave(self) -> None:
-        """Close with code 1000, the only one that a Go client takes for the end of its streams."""
+        """Close the WebSocket normally."""
+        # Code 1000 is the only one that a Go client takes for the end of its streams.
         self._leave(CloseCode.NORMAL_CLOSURE, "")
 
     def _leave(self, code: CloseCode, reason: str) -> None:

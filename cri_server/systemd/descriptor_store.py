@@ -36,12 +36,11 @@ class DescriptorStore:
         return taken
 
     def put(self, name: str, fd: int) -> None:
-        """Store a copy of the descriptor until `remove`. Raises ValueError for an invalid name.
-
-        FDPOLL=0, because by default the manager drops a pollable descriptor on EPOLLHUP.
-        """
+        """Store a copy of the descriptor until `remove`. Raises ValueError for an invalid name."""
         if len(name) > NAME_LIMIT or ":" in name or not (name.isascii() and name.isprintable()):
             raise ValueError(f"{name!r} is not a valid name of a stored descriptor")
+        # FDPOLL=0, because by default the manager drops a pollable descriptor on EPOLLHUP
+        # (sd_notify(3)).
         tell(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
 
     def remove(self, name: str) -> None:

@@ -277,12 +277,12 @@ def signal_number(text: str) -> int:
 
 
 def _send(client: Client, container: api.Container, number: int) -> None:
-    """Send a signal to the main process of a container, through a pidfd, because the kernel may
-    reuse a pid at any moment."""
+    """Send a signal to the main process of a container."""
     pid = show.container_info(client, container.id).get("pid", 0)
     try:
         if not pid:
             raise ProcessLookupError
+        # By a pidfd: the kernel may reuse the pid between the server's answer and kill(2).
         descriptor = os.pidfd_open(pid)
         try:
             if not has_process(client, container.id, pid):

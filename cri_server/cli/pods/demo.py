@@ -108,8 +108,7 @@ def _loopback_up() -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the server in its own session, because an interrupt must reach only the client, which
-    needs the server for cleaning up."""
+    """Run the server, in its own session."""
     network = NETWORK | {}
     network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
     (folder / "net.d").mkdir()
@@ -117,6 +116,8 @@ def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     (folder / "config.toml").write_text(_config(folder))
     command = [sys.executable, "-m", "cri_server.cli.main", "demo-server", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    # ^C reaches all processes of a terminal's foreground group: in its own session the server lives
+    # on until the client has cleaned up.
     with open(folder / "server.log", "wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, env=environment, start_new_session=True

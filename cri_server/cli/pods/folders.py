@@ -35,10 +35,10 @@ def option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def make(base: Path, namespace: str, name: str) -> Path:
-    """Create a folder for a pod. Other users cannot enter it, because its volumes are writable for
-    everyone. Raises OSError."""
+    """Create a folder for a pod, which other users cannot enter. Raises OSError."""
     base.mkdir(parents=True, exist_ok=True)
     folder = base.absolute() / f"{namespace}_{name}_{time.time_ns():x}"
+    # An emptyDir below is writable for everyone, as in kubelet.
     folder.mkdir(mode=0o700)
     return folder
 
