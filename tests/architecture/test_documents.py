@@ -78,7 +78,7 @@ def _anchors(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_is_one(page: str) -> None:
+def test_every_documented_command_exists(page: str) -> None:
     assert [(words, wrong) for words in commands(page) if (wrong := unknown(words))] == []
 
 
@@ -98,7 +98,7 @@ def configurations(page: str) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_key_of_a_configuration_is_one(page: str) -> None:
+def test_every_documented_configuration_key_exists(page: str) -> None:
     for values in configurations(page):
         msgspec.convert(values, Config)
 
@@ -119,7 +119,7 @@ class TestBlocks:
         with pytest.raises(KeyError, match="no heading 'Dance'"):
             documents.blocks("tasks.md", "Dance")
 
-    def test_capital_words_are_filled_all_of_them(self) -> None:
+    def test_all_capital_placeholders_are_filled(self) -> None:
         assert (
             documents.filled("drain NODE; PATH=$PATH:x  # ALWAYS", NODE="n1")
             == "drain n1; PATH=$PATH:x  # ALWAYS"

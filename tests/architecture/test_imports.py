@@ -195,7 +195,7 @@ def test_folders_of_images_stand_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
-def test_imports_go_one_way(package: str) -> None:
+def test_imports_follow_the_order_of_packages(package: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for _, path in modules(package)
@@ -264,7 +264,9 @@ FORBIDDEN = {
         ("pyrunc.zygote.__main__", set()),
     ],
 )
-def test_the_import_list_of_what_must_be_small(module: str, allowed: set[str]) -> None:
+def test_modules_that_must_be_small_import_only_permitted_modules(
+    module: str, allowed: set[str]
+) -> None:
     path = ROOT / (module.replace(".", "/") + ".py")
     assert path.exists(), f"{module} is pinned here, but does not exist"
     tops = {name.split(".")[0] for name in loaded_by(module)}
@@ -278,7 +280,7 @@ def test_the_server_does_without_grpcs_library() -> None:
     assert not tops & {"grpc", "hpack", "h2", "click"} and "google" in tops
 
 
-def test_the_server_loads_nothing_of_nri_unless_it_is_enabled() -> None:
+def test_the_server_loads_no_module_of_nri_while_nri_is_disabled() -> None:
     modules = loaded_by("cri_server.app")
     assert not [
         name for name in modules if name.startswith("cri_server.nri") or name.endswith("nri_pb2")

@@ -39,7 +39,7 @@ def test_each_has_a_test_or_a_reason() -> None:
     assert not [n for n, each in requirements().items() if not each.reason and n not in marked]
 
 
-def test_each_mark_names_one() -> None:
+def test_each_mark_names_an_existing_requirement() -> None:
     numbers = requirements()
     assert not {number: tests for number, tests in all_marks().items() if number not in numbers}
 
@@ -55,6 +55,6 @@ def test_only_tests_are_marked() -> None:
     assert not [n for n in names if not n.partition("::")[0].rpartition("/")[2].startswith("test_")]
 
 
-def test_summaries_are_one_line_each() -> None:
+def test_each_summary_is_a_single_line() -> None:
     for each in requirements().values():
         assert each.summary and len(each.summary) < 120, each

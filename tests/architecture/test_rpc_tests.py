@@ -56,7 +56,7 @@ def words() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("rpc", rpcs())
-def test_an_rpc_has_a_file_that_calls_it(rpc: str) -> None:
+def test_each_rpc_has_a_test_file_that_calls_the_rpc(rpc: str) -> None:
     names = used(file_of(rpc))
     words_by_file = words()
     assert rpc in names or any(rpc in words_by_file[name] for name in names & words_by_file.keys())

@@ -22,7 +22,7 @@ def folders(of: str) -> set[str]:
 
 
 @pytest.mark.parametrize("tree", ["unit", "kernel"])
-def test_a_folder_of_tests_is_called_as_what_it_tests(tree: str) -> None:
+def test_a_folder_of_tests_has_the_name_of_its_package(tree: str) -> None:
     rooms = {
         path.name for package in MAY_IMPORT for path in (ROOT / package).iterdir() if path.is_dir()
     }

@@ -53,9 +53,11 @@ def install(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("place", "kind"), CASES)
-def test_what_is_in_the_place_of_a_file(root: Path, tmp_path: Path, place: str, kind: str) -> None:
-    """Proof: it ends, with success or one line that names the file; what a link leads to is
-    unchanged and nothing is made there. The same for the way back."""
+def test_an_obstacle_at_the_path_of_a_file_does_no_harm(
+    root: Path, tmp_path: Path, place: str, kind: str
+) -> None:
+    """`install-node` ends with success or with one line that names the file; the target of a link
+    is unchanged and no file is made there. The same holds for `--uninstall`."""
     canary = tmp_path / "canary"
     canary.write_text("canary\n")
     canary.chmod(0o604)

@@ -58,7 +58,7 @@ def run(root: Path, *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_what_is_installed_is_taken_back_to_the_last_folder(root: Path) -> None:
+def test_uninstall_removes_all_installed_files_and_folders(root: Path) -> None:
     before = listing(root)
     run(root)
     assert len(listing(root)) > len(before) + 30
@@ -78,7 +78,7 @@ def test_again_changes_nothing(root: Path) -> None:
     assert run(root, "--uninstall") == "nothing to do\n"
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(root: Path) -> None:
+def test_a_dry_run_lists_the_changes_and_makes_none(root: Path) -> None:
     before = listing(root)
     announced = [
         line.removeprefix("would ")
@@ -134,7 +134,7 @@ def test_a_plugin_that_another_package_has_replaced_since_stays(root: Path) -> N
     assert (root / "opt/cni/bin/bridge").exists() and not (root / "opt/cni/bin/portmap").exists()
 
 
-def test_a_configuration_that_was_changed_stays_until_it_is_purged(root: Path) -> None:
+def test_a_changed_configuration_stays_until_a_purge(root: Path) -> None:
     run(root)
     file = root / "etc/pyrunc/config.toml"
     file.write_text('[server]\nlog_level = "debug"\n')

@@ -86,7 +86,7 @@ def test_nothing_lies_where_another_package_has_its_own(tree: Path) -> None:
     assert {path.name for path in tree.iterdir()} <= {"DEBIAN", "etc", "lib", "usr"}
 
 
-def test_nothing_names_the_machine_that_built_it(tree: Path) -> None:
+def test_no_file_names_the_build_machine(tree: Path) -> None:
     here = os.fsencode(PROJECT)
     assert [path for path in tree.rglob("*") if path.is_file() and here in path.read_bytes()] == []
 

@@ -26,7 +26,7 @@ def test_the_wheels_tag_names_the_architecture_of_the_programs_inside(wheel: Pat
     )
 
 
-def test_the_programs_lie_where_the_modules_look_for_them(wheel: Path) -> None:
+def test_the_programs_are_at_the_paths_that_modules_use(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         assert (

@@ -95,7 +95,7 @@ def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> No
         shutil.rmtree(runtime.root / name)
 
 
-def test_one_id_is_created_once_by_many_at_once(runtime: Runtime) -> None:
+def test_one_of_many_concurrent_creates_of_an_id_succeeds(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     with ThreadPoolExecutor(10) as pool:
         codes = list(pool.map(lambda _: box.create().code, range(10)))

@@ -42,7 +42,7 @@ def test_an_exec_is_in_the_containers_cgroup(runtime: Runtime, box: Box, tmp_pat
     assert here == Path(f"/proc/{box.pid}/cgroup").read_text()
 
 
-def test_detached_it_becomes_our_child(box: Box, tmp_path: Path) -> None:
+def test_a_detached_exec_becomes_a_child_of_the_caller(box: Box, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     box.exec("sh", "-c", "exit 9", options=["--detach", "--pid-file", str(file)]).ok()
     _, status = os.waitpid(int(file.read_text()), 0)

@@ -28,7 +28,7 @@ def test_the_same_command_is_stored_once(box: Box) -> None:
     assert len(kept(box)) == 2
 
 
-def test_they_are_few_and_go_with_the_container(box: Box) -> None:
+def test_cached_execs_are_few_and_removed_with_the_container(box: Box) -> None:
     for number in range(20):
         box.exec("true", str(number)).ok()
     assert 1 <= len(kept(box)) <= 16

@@ -179,7 +179,7 @@ def test_run_passes_output_and_input_through(runtime: Runtime) -> None:
     assert result.out == "to and fro\n" and result.err == ""
 
 
-def test_run_deletes_what_it_ran(runtime: Runtime) -> None:
+def test_run_deletes_its_container(runtime: Runtime) -> None:
     box = runtime.box("true")
     runtime("run", "--bundle", str(box.folder), box.id).ok()
     runtime("state", box.id).fails("does not exist")

@@ -124,7 +124,7 @@ def test_new_filesystems(runtime: Runtime) -> None:
     assert "size=64k" in next(line for line in output.splitlines() if " /tmp " in line)
 
 
-def test_a_copy_of_what_is_covered(runtime: Runtime) -> None:
+def test_tmpcopyup_copies_the_covered_folder(runtime: Runtime) -> None:
     mount = {"destination": "/etc", "type": "tmpfs", "source": "t", "options": ["tmpcopyup"]}
     script = "cat /etc/passwd; echo x > /etc/new; grep -c ' /etc .* tmpfs ' /proc/self/mountinfo"
     output = run(runtime, script, mount).ok().out

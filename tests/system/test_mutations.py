@@ -329,7 +329,7 @@ done
 """
 
 
-def test_mounts_of_a_runtime_beside_this_one_are_not_its_own(judge: Judge, tmp_path: Path) -> None:
+def test_mounts_of_another_runtime_do_not_count_as_leaks(judge: Judge, tmp_path: Path) -> None:
     command = ["sh", "-c", OTHER_RUNTIME, str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as other:

@@ -101,7 +101,9 @@ def test_an_exec_has_a_listener_of_its_own(runtime: Runtime, tmp_path: Path) -> 
     assert second["state"]["status"] == "running" and second["state"]["pid"] == pid
 
 
-def test_without_anybody_there_the_create_fails(runtime: Runtime, tmp_path: Path) -> None:
+def test_create_fails_without_a_listener_for_notifications(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     box = runtime.box("sleep", "60", seccomp=profile(tmp_path / "nobody"))
     box.create().fails()
     runtime("state", box.id).fails("does not exist")

@@ -23,7 +23,7 @@ def process(**fields: Any) -> Any:
     return lambda config: config["process"].update(fields)
 
 
-def test_capabilities_are_exactly_the_listed_ones(runtime: Runtime) -> None:
+def test_a_process_has_exactly_the_listed_capabilities(runtime: Runtime) -> None:
     capabilities = {
         "bounding": ["CAP_CHOWN", "CAP_KILL", "CAP_SYS_CHROOT"], "permitted": ["CAP_CHOWN",
         "CAP_KILL"],
@@ -75,7 +75,7 @@ def test_signals_are_as_in_a_fresh_process(runtime: Runtime) -> None:
         assert int(fields["SigIgn"], 16) == 0
 
 
-def test_environment_is_the_configured_one(runtime: Runtime) -> None:
+def test_a_process_has_the_configured_environment(runtime: Runtime) -> None:
     env = ["PATH=/bin", "A=first", "B=with = and spaces", "A=last", "NL=a\nb"]
     out = runtime.run("sh", "-c", 'echo "$A|$B|$NL|$HOME"', change=process(env=env)).ok().out
     assert out == "last|with = and spaces|a\nb|/root\n"

@@ -99,7 +99,7 @@ def test_a_configuration_that_is_no_json(runtime: Runtime) -> None:
     assert leaves_nothing(runtime)
 
 
-def test_the_json_log_holds_one_object(runtime: Runtime, tmp_path: Path) -> None:
+def test_the_json_log_has_a_single_object(runtime: Runtime, tmp_path: Path) -> None:
     log = tmp_path / "log.json"
     box = runtime.box("nosuchprogram")
     options = ["--log", str(log), "--log-format", "json"]

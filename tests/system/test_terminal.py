@@ -125,7 +125,7 @@ def captured(command: list[str], slave: int, stdin: int | None = None) -> bytes:
     ).stdout
 
 
-def test_captured_output_is_what_the_program_wrote(runtime: Runtime) -> None:
+def test_captured_output_has_the_bytes_of_the_program(runtime: Runtime) -> None:
     box = runtime.box("printf", "a\\nb\\r\\nc\\n", change=with_terminal)
     with own_terminal() as (_, slave):
         before = termios.tcgetattr(slave)
@@ -176,7 +176,9 @@ def test_the_terminals_end_is_the_programs_end(runtime: Runtime, tmp_path: Path)
         eventually(lambda: box.status == "stopped")
 
 
-def test_without_a_mount_namespace_it_is_one_of_the_hosts(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_terminal_without_a_mount_namespace_is_a_terminal_of_the_host(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc mounts on the host, and leaves that there")
 

@@ -17,7 +17,7 @@ LENGTHS = (10, 200_000)
 WRITES = 200
 
 
-def test_threads_that_write_one_record_leave_one_of_their_records(tmp_path: Path) -> None:
+def test_concurrent_writes_of_a_record_leave_one_complete_record(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
 
     def write(number: int) -> None:

@@ -57,7 +57,7 @@ def test_a_field_that_is_none_by_default_does_not_travel() -> None:
     }
 
 
-def test_unknown_fields_are_ignored_and_missing_ones_have_their_default() -> None:
+def test_unknown_fields_are_ignored_and_missing_fields_have_their_default() -> None:
     assert Outer.of({"name": "a", "inner": None, "new": 1}) == Outer("a", None)
 
 

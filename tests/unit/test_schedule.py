@@ -40,7 +40,7 @@ def test_the_long_units_come_first_and_the_rest_stays_in_order() -> None:
 
 
 @pytest.mark.parametrize("start", [*schedule.IN_THE_GUEST, *schedule.ANYWHERE])
-def test_every_beginning_of_a_path_is_one(start: str) -> None:
+def test_every_path_prefix_matches_a_test(start: str) -> None:
     assert list(TESTS.glob(f"{start}*"))
 
 

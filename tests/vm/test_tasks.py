@@ -33,7 +33,7 @@ NETWORK = "/etc/cni/net.d/10-pyrunc.conflist"
 
 @pytest.fixture(scope="module")
 def person(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
-    """A fresh guest that no test of others has seen, and that none sees afterwards."""
+    """Boots a fresh guest that no other test uses before or afterwards."""
     with newcomer.at_a_new_machine(
         boots, tmp_path_factory.mktemp("control")
     ) as newcomer_at_machine:
@@ -42,7 +42,8 @@ def person(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def clean(person: Newcomer, debs: tuple[Path, Path]) -> set[str]:
-    """What is on the machine before; the packages are in /root, where nothing is counted."""
+    """Returns the state of the machine before the task; the packages are in /root, which is not
+    compared."""
     newcomer.push(person.guest, debs[0], "/root/pyrunc_own.deb")
     newcomer.push(person.guest, debs[1], "/root/later/pyrunc_later.deb")
     return person.left()
@@ -69,7 +70,7 @@ def node(person: Newcomer, clean: set[str]) -> Newcomer:
     return person
 
 
-def test_the_unit_is_enabled_and_says_when_it_is_ready(node: Newcomer) -> None:
+def test_the_unit_is_enabled_and_reports_its_readiness(node: Newcomer) -> None:
     output = node.types(
         "systemctl show -p Type -p UnitFileState -p NotifyAccess -p NRestarts pyrunc-cri"
     )

@@ -8,7 +8,6 @@ from pyrunc.accelerate.snapshot import _load_without_search
 
 
 @pytest.mark.parametrize("name", ["_json", "math", "time", "marshal"])
-def test_a_module_is_loaded_wherever_it_lies(name: str) -> None:
-    """In a shared object, or in the interpreter: which of them are there differs by distribution
-    and version."""
+def test_a_module_is_loaded_from_a_shared_object_or_the_interpreter(name: str) -> None:
+    """Where a module is differs by distribution and version."""
     assert _load_without_search(name)().__name__ == name

@@ -31,7 +31,7 @@ def kubelet() -> Result:
     return Result(NAMES, [], "today, 2 cores: c 1, d 2, e 3", "40 pods", {title: rows})
 
 
-def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_result_is_read_unchanged(tmp_path: Path) -> None:
     bench().write(tmp_path / "some/bench.json")
     assert Result.read(tmp_path / "some/bench.json") == bench()
 
@@ -51,7 +51,7 @@ def test_the_block_of_the_readme_is_replaced_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("readme", ["", f"{figures.BEGIN} {figures.END}" * 2])
-def test_a_readme_without_one_place_for_them_is_an_error(readme: str) -> None:
+def test_a_readme_must_have_one_block_for_the_figures(readme: str) -> None:
     with pytest.raises(ValueError, match="one block"):
         figures.filled(readme, [bench()])
 
@@ -80,6 +80,6 @@ def test_the_chart_has_a_bar_of_each_server_for_each_figure() -> None:
     assert bars == [50.0, 8.0, 57.1, 153.8]  # of 400, what the longest has
 
 
-def test_a_step_that_one_server_has_not_measured_is_left_out() -> None:
+def test_a_step_without_samples_of_a_server_is_left_out() -> None:
     samples = [{"a": [3.0, 1.0, 2.0], "b": [1.0]}, {"a": [4.0]}]
     assert medians(samples, ["a", "b"], "ms") == [Row("a", [2.0, 4.0], "ms")]

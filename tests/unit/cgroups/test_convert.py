@@ -51,7 +51,9 @@ def test_io_weight_is_linear(value: int, expected: int) -> None:
         ({"swap": -1}, -1),
     ],
 )
-def test_swap_is_what_is_above_the_limit(memory: dict[str, int], expected: int | None) -> None:
+def test_the_swap_limit_is_the_part_above_the_memory_limit(
+    memory: dict[str, int], expected: int | None
+) -> None:
     assert swap_max(memory) == expected
 
 
@@ -109,7 +111,7 @@ def test_idle_comes_before_weight() -> None:
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(-1, "max"), (0, "1"), (5, "5")])
-def test_a_pids_limit_of_zero_is_one(limit: int, expected: str) -> None:
+def test_a_pids_limit_of_zero_is_written_as_1(limit: int, expected: str) -> None:
     assert written({"pids": {"limit": limit}}) == [("pids.max", expected)]
 
 
@@ -117,7 +119,7 @@ def test_an_absent_pids_limit_writes_nothing() -> None:
     assert written({"pids": {}}) == []
 
 
-def test_io_uses_bfq_where_it_is_there() -> None:
+def test_io_weights_use_bfq_where_available() -> None:
     resources = {
         "blockIO": {
             "weight": 500,

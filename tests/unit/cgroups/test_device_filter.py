@@ -100,7 +100,7 @@ def test_the_program_agrees_with_the_definition(
     numbers,
     st.sampled_from([1, 2, 4]),
 )
-def test_one_bit_is_decided_by_the_last_rule_that_names_it(
+def test_the_last_rule_with_a_permission_decides(
     devices: list[dict[str, Any]], kind: int, major: int, minor: int, bit: int
 ) -> None:
     parsed = filter.parse(devices)

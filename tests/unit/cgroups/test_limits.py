@@ -70,7 +70,7 @@ def test_a_failed_update_puts_everything_back(tmp_path: Path) -> None:
     assert (tmp_path / "memory.swap.max").read_text() == "50"
 
 
-def test_who_else_has_to_know_can_fail_too(tmp_path: Path) -> None:
+def test_a_failed_callback_restores_the_limits(tmp_path: Path) -> None:
     group(tmp_path, memory_max="100")
 
     def refuse() -> None:

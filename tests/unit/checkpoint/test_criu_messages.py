@@ -48,7 +48,7 @@ Options = _reference()
     st.integers(0, 2**32 - 1),
     st.binary(max_size=300),
 )
-def test_the_library_reads_what_is_written(
+def test_the_library_reads_written_messages(
     fd: int, pid: int, flag: bool, text: str, unsigned: int, raw: bytes
 ) -> None:
     values = (fd, pid, flag, text, unsigned, f"mnt[{text}]", raw)

@@ -108,7 +108,7 @@ def test_removed_files_are_paths_inside(tmp_path: Path, names: list[str]) -> Non
         read.deleted(str(tmp_path))
 
 
-def test_what_the_request_and_the_checkpoint_must_agree_on() -> None:
+def test_the_request_must_match_the_checkpoint() -> None:
     kinds = ("network", "pid", "ipc", "mount")
     found = read.Checkpoint("c", ["a"], ["/etc/hosts", "/data"], False, frozenset(kinds))
     binds = [{"destination": place, "type": "bind"} for place in ("/etc/hosts", "/data")]

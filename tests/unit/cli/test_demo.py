@@ -28,7 +28,7 @@ def test_an_ended_server_is_reported_at_once_with_its_log(tmp_path: Path) -> Non
     assert error == "the server did not start: exit code 3\nthe last line\n"
 
 
-def test_a_silent_server_is_distinguished_from_an_ended_one(
+def test_the_error_distinguishes_a_silent_from_an_ended_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "START_TIMEOUT_S", 0.1)

@@ -146,7 +146,7 @@ def test_the_program_gives_way_to_the_script_when_its_snapshot_does_not_fit(
     assert executed(folder) == ITSELF, "nothing else was wrong"
 
 
-def test_a_change_of_the_source_is_what_runs(install: Installer) -> None:
+def test_the_program_runs_changed_source(install: Installer) -> None:
     folder = install()
     source = folder / "pyrunc/__init__.py"
     source.write_text(source.read_text().replace(pyrunc.__version__, "77.7"))
@@ -201,9 +201,9 @@ def test_memory_is_freed(probe: Path) -> None:
     assert int(done.stdout) < 40_000, "KiB"
 
 
-def test_what_is_under_test_is_the_program_that_was_made_here() -> None:
-    """pip writes a script of its own, which loads `site` and takes four times as long, if it
-    runs last."""
+def test_the_tested_program_is_the_built_one() -> None:
+    """pip writes a script of its own, which loads `site` and takes four times as long, if pip runs
+    last."""
     program = runtime()[0]
     if "PYRUNC_RUNTIME" not in os.environ:
         assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"

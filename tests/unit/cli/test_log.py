@@ -20,7 +20,7 @@ def test_kernel_errors_are_strerror_in_lower_case() -> None:
     )
 
 
-def test_notes_and_newlines_stay_on_one_line() -> None:
+def test_an_error_with_notes_and_newlines_is_one_line() -> None:
     error = InvalidSpec("root.path", "is\nmissing")
     error.add_note("could not undo x: y")
     assert describe_error(error) == "root.path: is; missing; could not undo x: y"
@@ -33,7 +33,7 @@ def test_os_errors_name_the_file() -> None:
     )
 
 
-def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
+def test_a_json_log_has_an_object_per_failure_and_no_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = CommandLog(str(tmp_path / "log"), "json")

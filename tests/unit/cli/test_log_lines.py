@@ -39,7 +39,7 @@ def test_a_log_begins_with_its_oldest_rotated_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", range(12))
-def test_the_last_records_are_those_of_several_files(path: Path, count: int) -> None:
+def test_the_last_records_may_come_from_several_files(path: Path, count: int) -> None:
     log = Log(str(path))
     log.seek_last(count)
     assert numbers(log) == list(range(9))[max(0, 9 - count) :]
@@ -74,7 +74,7 @@ def test_a_rotated_file_that_was_removed_leaves_a_gap_and_repeats_nothing(path: 
     log.close()
 
 
-def test_rotated_files_are_read_without_a_current_one(path: Path) -> None:
+def test_rotated_files_are_read_without_a_current_file(path: Path) -> None:
     """The server was killed between the two steps of a rotation, and the container has ended."""
     path.unlink()
     log = Log(str(path))

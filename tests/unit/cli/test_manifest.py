@@ -100,7 +100,7 @@ def refusal(document: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", KUBERNETES)
-def test_the_fields_are_those_of_kubernetes(kind: type[msgspec.Struct]) -> None:
+def test_all_fields_of_kubernetes_are_known(kind: type[msgspec.Struct]) -> None:
     done = {
         f.encode_name for f in msgspec.structs.fields(kind) if not f.encode_name.startswith("@")
     }
@@ -227,7 +227,7 @@ def test_kubernetes_defaults_and_nulls_are_fine(path: str, value: Any) -> None:
         ("{kind: Pod, apiVersion: v1, metadata: &a {labels: *a}}", "an alias contains itself"),
     ],
 )
-def test_a_manifest_must_have_one_pod(text: str, message: str) -> None:
+def test_a_manifest_must_have_exactly_one_pod(text: str, message: str) -> None:
     assert refusal(text) == message
 
 

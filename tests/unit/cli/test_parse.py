@@ -68,7 +68,7 @@ def test_two_dashes_end_the_options() -> None:
     assert parse(["start", "--", "-odd"]).arguments == ["-odd"]
 
 
-def test_a_value_is_the_next_word_whatever_it_looks_like() -> None:
+def test_the_word_after_an_option_is_its_value_also_with_a_dash() -> None:
     assert parse(["update", "--memory", "-1", "box"]).options["memory"] == "-1"
     assert parse(["update", "--resources", "-", "box"]).options["resources"] == "-"
 
@@ -137,7 +137,7 @@ def test_click_has_the_same_verbs_and_options() -> None:
     assert shown_global | {"help"} == {option.key for option in GLOBAL}
 
 
-def test_no_verb_has_two_options_of_one_name() -> None:
+def test_no_verb_has_two_options_of_the_same_name() -> None:
     for verb in VERBS.values():
         names = [name for option in verb.options for name in option.names]
         assert len(names) == len(set(names)), verb.name

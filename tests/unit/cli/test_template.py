@@ -60,7 +60,7 @@ def test_templates(text: str, result: str | None) -> None:
         "{{range .id}}{{end}}",
     ],
 )
-def test_an_error_in_a_template_quotes_it(text: str) -> None:
+def test_an_error_quotes_the_template(text: str) -> None:
     with pytest.raises(Error) as caught:
         Template(text).render(VALUE)
     assert repr(text) in str(caught.value)

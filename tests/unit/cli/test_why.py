@@ -61,7 +61,7 @@ def test_every_part_of_any_text_has_a_line() -> None:
         (set(), set()),
     ],
 )
-def test_parts_of_one_thing_are_that_thing(
+def test_paths_with_all_parts_of_an_object_are_joined(
     paths: set[tuple[str | int, ...]], joined: set[tuple[str | int, ...]]
 ) -> None:
     assert _joined(paths) == joined

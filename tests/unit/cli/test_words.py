@@ -134,7 +134,7 @@ BASE = {
 }
 
 
-def test_exec_takes_the_containers_process_and_changes_what_is_named() -> None:
+def test_exec_starts_from_the_containers_process_and_applies_its_options() -> None:
     process = process_from_options(
         BASE,
         OPTIONS | {"env": ("B=2",), "user": "0:8", "additional_gids": ("9",), "tty": False},
@@ -156,7 +156,7 @@ def test_a_user_is_whole_numbers(user: str) -> None:
         process_from_options(BASE, OPTIONS | {"user": user}, ["id"])
 
 
-def test_added_capabilities_become_ambient_only_beside_inheritable_ones() -> None:
+def test_added_capabilities_become_ambient_only_with_inheritable_capabilities() -> None:
     plain = process_from_options(
         {"capabilities": {"bounding": ["CAP_KILL"]}}, OPTIONS | {"cap": ("CAP_CHOWN",)}, ["x"]
     )
@@ -178,7 +178,7 @@ def test_the_root_of_all_files_holds_no_containers(root: str) -> None:
         root_of(root)
 
 
-def test_the_rootless_configuration_is_a_valid_one() -> None:
+def test_the_rootless_configuration_is_valid() -> None:
     document = for_an_ordinary_user(default(), 1000, 1001)
     check(parse(document))
     linux = document["linux"]

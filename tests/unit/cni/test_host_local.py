@@ -129,7 +129,7 @@ def test_addresses_are_given_round_robin(tmp_path: Path) -> None:
     assert refused.value.code == 110
 
 
-def test_one_address_of_each_set_or_none(tmp_path: Path) -> None:
+def test_a_pod_gets_an_address_of_each_set_or_an_error(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24", "fd00::/126")
     assert take(tmp_path, "a", sets) == ["10.0.0.2", "fd00::2"]
     assert take(tmp_path, "b", sets) == ["10.0.0.3", "fd00::3"]
@@ -208,7 +208,7 @@ def test_an_address_waits_for_its_link(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "net/leaving") == []
 
 
-def test_collect_keeps_the_valid_and_what_they_have(tmp_path: Path) -> None:
+def test_collect_keeps_only_addresses_of_valid_attachments(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24")
     for owner in ("a/eth0", "b/eth0", "c/eth0"):
         take(tmp_path, owner, sets)

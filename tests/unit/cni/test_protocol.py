@@ -90,7 +90,7 @@ def test_a_conversion_and_back_keeps_common_fields(one: str, other: str) -> None
 
 
 @pytest.mark.parametrize("oldest", ["0.1.0", "0.2.0"])
-def test_the_oldest_form_has_one_address_of_each_family(oldest: str) -> None:
+def test_the_oldest_result_format_has_an_address_per_family(oldest: str) -> None:
     value = Result.from_json(FULL, default_version="1.1.0").to_json(oldest)
     assert value == {
         "cniVersion": oldest,
@@ -215,7 +215,7 @@ HOSTILE: list[tuple[str, Any]] = [
     [value for _, value in HOSTILE],
     ids=[f"{n}-{what}" for n, (what, _) in enumerate(HOSTILE)],
 )
-def test_a_plugin_that_sets_up_a_hostile_result_refuses_it(value: Any) -> None:
+def test_a_plugin_refuses_a_hostile_previous_result(value: Any) -> None:
     with pytest.raises(CniError):
         Result.from_json(value, default_version="1.0.0", strict=True)
 
@@ -233,7 +233,7 @@ STRUCTURE = (
 @pytest.mark.parametrize(
     ("what", "value"), HOSTILE, ids=[f"{n}-{w}" for n, (w, _) in enumerate(HOSTILE)]
 )
-def test_a_runtime_refuses_what_it_reads_of_a_hostile_result(what: str, value: Any) -> None:
+def test_the_runtime_refuses_used_fields_of_a_hostile_result(what: str, value: Any) -> None:
     try:
         result = Result.from_json(value, default_version="1.0.0")
         result.addresses_of("eth0", "/x")
@@ -341,7 +341,7 @@ def test_any_error_object_becomes_an_error(value: Any) -> None:
     assert isinstance(error.code, int) and error.message and "\n" not in error.message
 
 
-def test_an_error_object_says_what_the_specification_wants() -> None:
+def test_an_error_object_has_the_fields_of_the_specification() -> None:
     assert CniError(7, "wrong", "very").to_json("1.0.0") == {
         "cniVersion": "1.0.0",
         "code": 7,
@@ -414,7 +414,7 @@ def test_an_invalid_request(name: str, value: str) -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=30)), max_size=5))
-def test_arguments_come_back_as_they_were_or_are_refused(pairs: list[tuple[str, str]]) -> None:
+def test_arguments_are_read_back_unchanged_or_refused(pairs: list[tuple[str, str]]) -> None:
     """S-18: no name of a pod can be read as another argument."""
     try:
         text = format_arguments(tuple(pairs))
@@ -436,7 +436,7 @@ LIST = {
 }
 
 
-def test_a_plugin_gets_name_version_result_and_the_capabilities_it_asked_for() -> None:
+def test_a_plugin_gets_name_version_result_and_its_declared_capabilities() -> None:
     network = parse_list(as_object(LIST))
     previous = Result.from_json(FULL, default_version="1.1.0")
     offered = {"portMappings": [{"hostPort": 80}], "mac": "00:11:22:33:44:55", "dns": {}}
@@ -454,7 +454,7 @@ def test_a_plugin_gets_name_version_result_and_the_capabilities_it_asked_for() -
     )
 
 
-def test_a_lone_plugin_is_a_list_of_one() -> None:
+def test_a_lone_plugin_is_read_as_a_list() -> None:
     network = parse_list(as_object({"cniVersion": "0.4.0", "name": "net", "type": "bridge"}))
     assert [plugin["type"] for plugin in network.plugins] == ["bridge"]
 

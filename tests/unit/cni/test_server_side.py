@@ -125,7 +125,7 @@ def test_files_that_are_not_json_objects_are_skipped_and_reported(
 
 
 @pytest.mark.parametrize("old", ["0.1.0", "0.2.0", "", None])
-def test_a_list_of_the_first_versions_or_without_one_is_used(
+def test_a_list_of_the_first_versions_or_without_a_version_is_used(
     tmp_path: Path, old: str | None
 ) -> None:
     """libcni reads both as 0.1.0."""
@@ -138,7 +138,7 @@ def test_a_list_of_the_first_versions_or_without_one_is_used(
     assert network is not None and (network.name, network.cni_version) == ("old", old or "0.1.0")
 
 
-def test_the_folder_is_parsed_again_only_when_it_changed(tmp_path: Path) -> None:
+def test_the_folder_is_parsed_again_only_after_a_change(tmp_path: Path) -> None:
     write(tmp_path, "10-a.conflist", NETWORK)
     configuration = Configuration(str(tmp_path), None)
     assert configuration.current() is configuration.current()
@@ -333,7 +333,7 @@ def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, co
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_only_a_record_that_a_power_cut_may_take_is_named_before_it_is_synced(
+def test_only_a_non_durable_record_is_renamed_before_its_fsync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
     attachments = Attachments(str(tmp_path))
@@ -351,7 +351,8 @@ def test_only_a_record_that_a_power_cut_may_take_is_named_before_it_is_synced(
     assert len(names[2]) == 2, "what is on the disk is replaced by what is"
 
 
-def test_a_record_whose_content_a_power_cut_took_is_no_attachment(tmp_path: Path) -> None:
+def test_a_record_without_content_is_no_attachment(tmp_path: Path) -> None:
+    """A power cut may leave the name of a record without its content."""
     attachments = Attachments(str(tmp_path))
     for read in (attachments.all, lambda: attachments.read("s0")):
         write(tmp_path, "s0.json", "")

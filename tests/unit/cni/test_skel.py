@@ -93,7 +93,7 @@ def test_version_needs_no_configuration() -> None:
     }
 
 
-def test_an_unknown_version_is_refused_in_a_known_one() -> None:
+def test_the_error_for_an_unknown_version_has_a_known_version() -> None:
     code, value = ask(Recorder().plugin, "ADD", "7.0.0")
     assert (code, value["code"], value["cniVersion"]) == (1, 1, "1.1.0")
     assert "0.4.0" in value["details"]

@@ -205,7 +205,7 @@ def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
     assert str(result.exception) == "10 keys or values are wrong"
 
 
-def test_check_reports_limits_of_this_machine(tmp_path: Path) -> None:
+def test_check_reports_values_beyond_limits_of_the_machine(tmp_path: Path) -> None:
     path = write(tmp_path, a='[containers]\nrlimits = ["nofile=unlimited"]\n')
     result = CliRunner().invoke(command, ["check", str(path)])
     assert result.exit_code != 0

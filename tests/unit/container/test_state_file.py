@@ -36,7 +36,7 @@ def write(root: Path, **changes: object) -> None:
     (root / "c" / "state.json").write_text(json.dumps(EARLIER | changes))
 
 
-def test_the_state_of_the_version_before_and_for_it(tmp_path: Path) -> None:
+def test_the_previous_version_and_this_one_read_each_others_state(tmp_path: Path) -> None:
     write(tmp_path)
     record = StateFile.read(tmp_path / "c")
     assert {"version": 1, **record.to_fields()} == EARLIER

@@ -61,7 +61,7 @@ def container(name: str) -> Container:
     return container
 
 
-async def test_a_limit_that_nobody_waits_for_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_limit_whose_caller_gave_up_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, written = Slow(), []
     before, changes = api.LinuxContainerResources(), api.LinuxContainerResources(cpu_shares=7)
 

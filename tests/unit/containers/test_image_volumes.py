@@ -33,7 +33,7 @@ def test_folders_of_all_layers_are_folders(tmp_path: Path) -> None:
     assert shown(_folders(stack, "a/b")) == ["0", "2"] == shown(_folders(stack, "./a//b/"))
 
 
-def test_a_layer_hides_what_lies_below(tmp_path: Path) -> None:
+def test_a_layer_hides_folders_of_lower_layers(tmp_path: Path) -> None:
     stack = layers(tmp_path, "a/b", "a/b", "a/b")
     os.setxattr(Path(stack[1], "a"), "trusted.overlay.opaque", b"y")
     assert shown(_folders(stack, "a/b")) == ["0", "1"]

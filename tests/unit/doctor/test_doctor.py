@@ -459,7 +459,7 @@ def test_files_of_hosts_toml(tmp_path: Path) -> None:
     assert fine.level == Level.FINE
 
 
-def test_two_folders_for_one_registry(tmp_path: Path) -> None:
+def test_doctor_reports_two_folders_for_the_same_registry(tmp_path: Path) -> None:
     folder = "/etc/pyrunc/certs.d"
     files: dict[str, str | None] = {
         f"{folder}/{name}/hosts.toml": ""

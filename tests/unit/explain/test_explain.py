@@ -44,7 +44,7 @@ def error_classes() -> set[str]:
         classes |= more
 
 
-def test_every_error_class_has_one_page() -> None:
+def test_every_error_class_has_exactly_one_page() -> None:
     classes = [name for page in PAGES for name in page.classes]
     assert sorted(classes) == sorted(error_classes())
 

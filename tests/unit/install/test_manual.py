@@ -30,7 +30,7 @@ def shown(page: str) -> str:
     return " ".join(done.stdout.replace("\u2010", "-").split())
 
 
-def test_there_is_one_page_for_each_program_and_one_for_the_configuration() -> None:
+def test_each_program_and_the_configuration_have_a_page() -> None:
     assert sorted(path.rpartition("/")[2] for path in PAGES) == [
         "pyrunc-config.5",
         "pyrunc-cri.8",

@@ -124,7 +124,7 @@ def test_devices_get_a_node_and_a_rule() -> None:
     assert changed["linux"]["resources"]["devices"][-1] == rule
 
 
-def test_resources_are_set_one_by_one() -> None:
+def test_an_adjustment_sets_single_resources() -> None:
     resources = api.LinuxResources(
         memory=api.LinuxMemory(limit=api.OptionalInt64(value=1 << 20)),
         cpu=api.LinuxCPU(quota=api.OptionalInt64(value=5000), cpus="0-1"),

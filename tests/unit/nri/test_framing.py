@@ -24,7 +24,7 @@ def test_a_byte_at_a_time_and_both_connections_interleaved() -> None:
     assert [(m.connection, m.payload) for m in found] == [(1, b"one"), (2, b"two")]
 
 
-def test_a_message_in_many_frames_and_many_in_one_frame() -> None:
+def test_a_message_may_span_frames_and_a_frame_may_have_several_messages() -> None:
     message = struct.pack(">IIBB", 2, 3, 1, 0) + b"ab"
     frames = b"".join(struct.pack(">II", 1, 1) + bytes([byte]) for byte in message)
     assert [m.payload for m in Decoder().feed(frames)] == [b"ab"]

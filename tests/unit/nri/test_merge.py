@@ -106,7 +106,7 @@ def test_changes_without_conflict_are_merged_and_seen_by_the_next_plugin() -> No
     assert merge.owners.message.owners["c"].compound[api.Env].owners["A"] == "02-p"
 
 
-def test_a_plugin_replaces_what_another_set_by_removing_it_first() -> None:
+def test_a_plugin_replaces_the_value_of_another_plugin_by_removing_the_value_first() -> None:
     merge = creation()
     merge.add("00-a", response(Adjustment(env=[api.KeyValue(key="A", value="1")], args=["one"])))
     removes = [api.KeyValue(key="-A"), api.KeyValue(key="A", value="2")]

@@ -66,7 +66,9 @@ async def test_a_silent_plugin_is_dropped(connect: Connect) -> None:
     await asyncio.to_thread(other.wait, lambda: other.closed)
 
 
-async def test_a_plugin_that_disconnects_before_it_registers(connect: Connect) -> None:
+async def test_a_plugin_that_disconnects_before_its_registration_is_an_error(
+    connect: Connect,
+) -> None:
     plugin, other = await connect(register=False)
     other.hang_up()
     with pytest.raises(PeerError, match="ended before it registered"):

@@ -75,7 +75,7 @@ def test_every_required_metric_exists() -> None:
 
 
 @pytest.mark.requirement("10.2.11")
-def test_pressure_is_in_whole_seconds_and_absent_where_it_is_not_counted() -> None:
+def test_pressure_is_in_whole_seconds_and_absent_without_counters() -> None:
     pressure = {"cpu": {"some": {"total": 2_999_999}, "full": {"total": 1_000_000}}}
     assert read("pressure_cpu_waiting_seconds_total", pressure=pressure) == [((), 2)]
     assert read("pressure_cpu_stalled_seconds_total", pressure=pressure) == [((), 1)]

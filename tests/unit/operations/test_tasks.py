@@ -31,7 +31,7 @@ def test_a_caller_that_is_cancelled_twice_still_waits() -> None:
     asyncio.run(run())
 
 
-def test_a_key_is_held_by_one_and_forgotten() -> None:
+def test_a_key_has_a_single_owner_and_is_forgotten_afterwards() -> None:
     async def run() -> None:
         lock, inside, most = KeyedLock(), 0, 0
 

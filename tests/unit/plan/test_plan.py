@@ -270,7 +270,7 @@ def test_a_plain_container_asks_nothing_of_its_parent() -> None:
     assert "Sync" not in names(plan()) and not lower(plan()).steps
 
 
-def test_a_step_is_shown_before_the_line_that_waits_for_it() -> None:
+def test_a_parents_step_is_shown_before_the_line_that_waits_for_the_parent() -> None:
     lines = show(plan(EVERYTHING, parent=ParentOptions(record=True))).splitlines()
     at = lines.index("   3  wait for the parent at 'cloned'")
     assert (
@@ -351,7 +351,7 @@ def test_the_oom_score_is_written_whatever_ours_is() -> None:
         ({"in_user_namespace": True, "oom_score_adj": 77}, 77),
     ],
 )
-def test_the_pause_process_has_a_low_score_where_we_may_lower_it(
+def test_the_pause_process_has_a_low_oom_score_where_permitted(
     change: dict[str, Any], score: int
 ) -> None:
     options = plans.PauseOptions(oom_score_adj=-998)
@@ -359,7 +359,7 @@ def test_the_pause_process_has_a_low_score_where_we_may_lower_it(
     assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [score]
 
 
-def test_exec_joins_what_the_container_has() -> None:
+def test_exec_joins_the_namespaces_of_the_container() -> None:
     spec = parse(default())
     assert spec.process is not None
     built = plans.build_exec(spec.linux, spec.process.replace(terminal=False), HOST)
@@ -377,7 +377,7 @@ def test_exec_joins_what_the_container_has() -> None:
     )
 
 
-def test_a_mount_label_needs_selinux_and_goes_to_what_takes_one() -> None:
+def test_a_mount_label_needs_selinux_and_applies_to_file_systems_with_labels() -> None:
     with pytest.raises(InvalidSpec, match=r"linux\.mountLabel: 'a:b:c' is set, but SELinux is off"):
         plan({"linux.mountLabel": "a:b:c"})
     document = default()

@@ -29,7 +29,7 @@ def parse(program: Program) -> tuple[tuple[int, ...], list[tuple[int, ...]], lis
     return header, ops, list(table), raw[start:]
 
 
-def test_the_layout_is_the_one_that_the_launcher_reads() -> None:
+def test_the_layout_is_that_of_the_launcher() -> None:
     a = Assembler("x86_64")
     where = a.slot(4)
     a.sys("openat", -100, "/x", 0, store=where, skip={errno.ENOENT: NEXT}, retry=(errno.EAGAIN, 9))
@@ -121,7 +121,7 @@ def test_slots_are_aligned_and_hold_their_initial_value() -> None:
     assert ops[0][9] == LOAD_4 | LOAD_8 << 4
 
 
-def test_a_slot_must_be_stored_before_it_is_loaded() -> None:
+def test_loading_a_slot_before_its_store_is_refused() -> None:
     a = Assembler()
     slot = a.slot(4)
     with (
@@ -297,7 +297,7 @@ def test_a_label_is_placed_once() -> None:
         a.place(NEXT)
 
 
-def test_what_the_launcher_could_not_hold_is_refused() -> None:
+def test_operations_beyond_the_launchers_limits_are_refused() -> None:
     a = Assembler()
     with pytest.raises(InvalidArgument, match="4 error rules"):
         a.sys("getpid", skip={1: NEXT, 2: NEXT, 3: NEXT}, skip_any=NEXT)
@@ -355,7 +355,7 @@ def test_lines_nest_and_end() -> None:
     assert [line.text for line in a.program().lines] == ["inner", "outer", "", ""]
 
 
-def test_the_prologue_resets_what_posix_spawn_spoils() -> None:
+def test_the_prologue_undoes_changes_of_posix_spawn() -> None:
     a = Assembler()
     macros.prologue(a)
     a.exit(0)
@@ -386,7 +386,7 @@ def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
     assert len(a.program()) > 50
 
 
-def test_close_all_from_leaves_the_excepted_ones() -> None:
+def test_close_all_from_keeps_the_listed_descriptors() -> None:
     a = Assembler()
     macros.close_all_from(a, 3, keep=[2, 3, 7, 8])
     a.exit(0)
@@ -394,7 +394,7 @@ def test_close_all_from_leaves_the_excepted_ones() -> None:
     assert [op[-6:-4] for op in ops[:-1]] == [(4, 6), (9, 0xFFFFFFFF)]
 
 
-def test_the_tables_agree_with_this_machine_and_with_each_other() -> None:
+def test_the_tables_agree_with_this_machine_and_between_architectures() -> None:
     here = arch()
     assert (here.o_directory, here.o_nofollow) == (os.O_DIRECTORY, os.O_NOFOLLOW)
     x86, arm = arch("x86_64").syscalls, arch("aarch64").syscalls
@@ -410,7 +410,7 @@ def test_an_unknown_architecture_is_reported() -> None:
 
 
 @pytest.mark.skipif("PYRUNC_GUEST" in os.environ, reason="emulated processors have no speed")
-def test_it_is_fast_enough_to_assemble_every_start() -> None:
+def test_assembling_a_program_is_fast_enough_for_every_start() -> None:
     import time
 
     def build() -> None:

@@ -10,7 +10,7 @@ from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument
 
 
-def test_a_request_is_read_as_it_was_sent() -> None:
+def test_a_sent_request_is_read_unchanged() -> None:
     for request in (
         private.LoadImage("/a/b.tar"),
         private.PullImage("busybox", {"username": "me"}),

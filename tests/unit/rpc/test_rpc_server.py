@@ -470,7 +470,7 @@ async def test_requests_of_other_protocols(world: World, raw: Raw) -> None:
     assert raw.heard.count(b"this is a gRPC server") == 2
 
 
-async def test_other_protocols_are_answered_at_the_end_of_the_request_or_when_it_is_long(
+async def test_requests_of_other_protocols_are_answered_at_their_end_or_at_a_limit(
     world: World, raw: Raw
 ) -> None:
     block = raw.encoder.encode([*FIELDS[:3], (":path", "/upload"), ("content-type", "text/plain")])
@@ -486,7 +486,7 @@ async def test_other_protocols_are_answered_at_the_end_of_the_request_or_when_it
     assert await raw.statuses(":status") == {1: "415", 3: "415"}
 
 
-async def test_requests_that_are_not_one_message(world: World, raw: Raw) -> None:
+async def test_requests_without_exactly_one_message_are_refused(world: World, raw: Raw) -> None:
     bodies = {
         1: b"",
         3: b"\0\0\0",
@@ -739,7 +739,7 @@ async def test_the_longest_idle_connection_makes_room(
         assert "10 connections are the limit" in caplog.text
 
 
-async def test_connections_whose_requests_never_end_make_room(
+async def test_connections_with_endless_requests_are_closed_for_new_connections(
     open_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "CONNECTIONS_LIMIT", 10)

@@ -109,7 +109,7 @@ def test_conditions_on_different_arguments_must_all_hold() -> None:
     assert run(compiled, CALLS["read"], [2, 0, 9]) != ALLOW
 
 
-def test_conditions_on_one_argument_are_alternatives() -> None:
+def test_conditions_on_the_same_argument_are_alternatives() -> None:
     compiled = program(profile(rule("read", args=[compare(0, "EQ", 1), compare(0, "EQ", 2)])))
     assert [run(compiled, CALLS["read"], [value]) == ALLOW for value in (0, 1, 2, 3)] == [
         False,
@@ -151,7 +151,7 @@ def test_a_foreign_architecture_is_killed_unless_listed() -> None:
     assert run(compiled, 900, architecture=X86) == ENOSYS
 
 
-def test_x32_numbers_do_not_pass_as_native_ones() -> None:
+def test_x32_numbers_do_not_pass_as_native_numbers() -> None:
     compiled = program(profile(rule("read")))
     assert run(compiled, CALLS["read"] | X32_BIT) == KILL_THREAD
     listed = program(profile(rule("read"), architectures=["SCMP_ARCH_X86_64", "SCMP_ARCH_X32"]))
@@ -285,7 +285,7 @@ def _random_profile(random: Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_flat_program_answers_like_the_whole_one(seed: int) -> None:
+def test_the_flat_program_has_the_results_of_the_whole_program(seed: int) -> None:
     random = Random(seed)
     parsed = parse(_random_profile(random))
     assert parsed is not None

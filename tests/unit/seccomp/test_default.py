@@ -39,7 +39,7 @@ def test_no_name_is_listed_twice() -> None:
     "landlock_create_ruleset", "memfd_create",
      "pidfd_open", "statx", "rseq", "arch_prctl", "chroot", "mknod"],
 )  # fmt: skip
-def test_ordinary_programs_get_what_they_need(name: str) -> None:
+def test_calls_of_ordinary_programs_are_allowed(name: str) -> None:
     assert run(program(*USUAL), CALLS[name]) == ALLOW
 
 
@@ -53,7 +53,7 @@ def test_ordinary_programs_get_what_they_need(name: str) -> None:
      "quotactl", "iopl",
      "sethostname", "syslog", "vhangup", "kcmp", "mbind", "nfsservctl", "personality"],
 )  # fmt: skip
-def test_what_reaches_beyond_the_container_is_denied(name: str) -> None:
+def test_calls_that_reach_beyond_the_container_are_denied(name: str) -> None:
     assert run(program(*USUAL), CALLS[name], [0x40000]) == EPERM
 
 
@@ -117,7 +117,7 @@ def test_personalities() -> None:
     assert allowed == [0, 8, 0x20000, 0x20008, 0xFFFFFFFF]
 
 
-def test_32_bit_programs_run_under_it() -> None:
+def test_32_bit_programs_run_under_the_default_profile() -> None:
     assert run(program(), 3, architecture=X86) == ALLOW  # read
     assert run(program(), 21, architecture=X86) == EPERM  # mount
 

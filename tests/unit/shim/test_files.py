@@ -60,7 +60,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content))
 
 
-def test_a_launch_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_launch_is_read_unchanged(tmp_path: Path) -> None:
     for written in (
         LAUNCH,
         LAUNCH.replace(
@@ -102,7 +102,7 @@ def test_the_version_before_reads_a_launch() -> None:
     assert not {"pinned", "image"} & set(fields["places"][0])
 
 
-def test_a_pause_file_of_the_version_before_and_for_it(tmp_path: Path) -> None:
+def test_the_previous_version_and_this_one_read_each_others_pause_file(tmp_path: Path) -> None:
     write(tmp_path / "holder.json", PAUSE)
     found = PauseRequest.read(tmp_path)
     assert found.cgroup == CgroupChoice() and found.shm_owner == [65536, 65536]

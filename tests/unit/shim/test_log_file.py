@@ -121,9 +121,7 @@ def test_a_failed_reopen_keeps_the_old_file(tmp_path: Path) -> None:
     assert (tmp_path / "away" / "0.log").read_bytes() == LINE
 
 
-def test_somebody_is_told_once_when_something_has_to_be_held_back(
-    tmp_path: Path, limited: None
-) -> None:
+def test_the_callback_is_called_once_when_lines_must_wait(tmp_path: Path, limited: None) -> None:
     told: list[bool] = []
     log = LogFile(str(tmp_path / "0.log"), on_waiting=lambda: told.append(True))
     log.write(LINE)

@@ -61,7 +61,7 @@ def test_nothing_is_written_before_a_line_is_whole() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, PARTIAL_BYTES - 1, PARTIAL_BYTES])
-def test_a_line_up_to_the_limit_is_one_record(length: int) -> None:
+def test_a_line_up_to_the_limit_is_a_single_record(length: int) -> None:
     assert [(tag, len(content)) for tag, content in records(write([b"x" * length + b"\n"]))] == [
         (b"F", length)
     ]
@@ -109,7 +109,7 @@ piece = st.one_of(
 @pytest.mark.requirement("11.1")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, max_size=12), st.lists(st.integers(0, 200_000), max_size=12))
-def test_readers_get_the_bytes_back_however_they_arrive(
+def test_readers_restore_the_bytes_whatever_the_portions_were(
     pieces: list[bytes], cuts: list[int]
 ) -> None:
     content = b"".join(pieces)

@@ -31,7 +31,7 @@ def block_devices() -> list[str]:
     return [name for name in names if os.path.exists(name) and stat.S_ISBLK(os.stat(name).st_mode)]
 
 
-def test_a_later_entry_of_a_class_overrides_an_earlier_one(
+def test_a_later_entry_of_a_class_overrides_an_earlier_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

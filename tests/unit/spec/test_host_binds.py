@@ -67,7 +67,7 @@ def test_a_bind_that_needs_a_clone(spec: dict[str, Any]) -> None:
     assert not host_bind.made_inside
 
 
-def test_binds_of_an_external_runtime_are_the_attached_ones() -> None:
+def test_an_external_runtime_gets_the_attached_binds() -> None:
     spec = specification({**bind("/state/c/mounts/1"), "destination": "/v"}, bind("/of a plugin"))
     places = [Place("mounts/0", pinned="shm"), Place("mounts/1", source="/volume")]
     launch_file = LAUNCH.replace(runtime=OtherRuntime("/bin/runc"), places=places)

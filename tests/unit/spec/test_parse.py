@@ -80,7 +80,7 @@ def test_unknown_properties_are_ignored() -> None:
 @pytest.mark.parametrize(
     "version", ["1.0.0", "1.3.0", "1.9.7", "1.2.0-rc.1", "1.0.2-dev", "1.3.0+dev"]
 )
-def test_any_version_one(version: str) -> None:
+def test_any_version_1_is_accepted(version: str) -> None:
     assert parse(put(default(), "ociVersion", version)).version == version
 
 

@@ -49,7 +49,7 @@ def test_the_oci_object_of_a_class(tree: Path, file: str) -> None:
     assert classes.to_oci("", "system/default") == {"closID": "/"}
 
 
-def test_the_runtime_takes_it(tree: Path, file: str) -> None:
+def test_the_runtime_accepts_the_converted_class(tree: Path, file: str) -> None:
     document = default()
     document["linux"]["intelRdt"] = classes.to_oci(file, "gold")
     check(parse(document))

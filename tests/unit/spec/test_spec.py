@@ -97,11 +97,10 @@ def test_settings_of_the_pods_own_network() -> None:
         ("vm.swappiness", None, "is not namespaced"),
     ],
 )
-def test_a_sysctl_is_one_of_the_pods_own_namespaces(
+def test_a_sysctl_needs_a_namespace_of_the_pod(
     name: str, nodes: dict[str, Any] | None, problem: str
 ) -> None:
-    """Refused before any part of the pod is made. A sysctl of a namespace is accepted if the pod
-    has its own."""
+    """An invalid one is refused before any part of the pod is made."""
     with pytest.raises(InvalidArgument, match=problem) as refused:
         sysctls.check({name: "1"}, api.NamespaceOption(**nodes or {}))
     assert repr(name) in str(refused.value)
@@ -119,7 +118,7 @@ def test_a_configured_profile_is_the_runtimes_default(tmp_path: Path) -> None:
     )
 
 
-def test_privileged_has_what_the_server_has() -> None:
+def test_a_privileged_container_has_the_capabilities_of_the_server() -> None:
     privileged = api.LinuxContainerSecurityContext(privileged=True)
     assert len(capabilities.to_oci(privileged, EVERYTHING)["bounding"]) == 41
     assert capabilities.to_oci(privileged, 0b101)["bounding"] == [
@@ -167,7 +166,7 @@ def test_resources_that_are_refused(fields: dict[str, object]) -> None:
         resources.to_oci(api.LinuxContainerResources(**fields))  # type: ignore[arg-type]
 
 
-def test_an_update_changes_what_is_set() -> None:
+def test_an_update_changes_only_set_fields() -> None:
     current = api.LinuxContainerResources(cpu_shares=2, cpuset_cpus="0-1", memory_limit_in_bytes=5)
     merged = resources.merge(current, api.LinuxContainerResources(cpuset_cpus="1"))
     assert (merged.cpu_shares, merged.cpuset_cpus, merged.memory_limit_in_bytes) == (2, "1", 5)
@@ -281,7 +280,7 @@ def test_user_namespaces_that_cannot_be(users: api.UserNamespace) -> None:
 
 
 @pytest.mark.requirement("8.16")
-def test_a_container_shares_what_its_sandbox_has() -> None:
+def test_a_container_shares_the_namespaces_of_its_sandbox() -> None:
     host = options(network=api.NODE, pid=api.CONTAINER)
     namespaces.check_container(options(pid=api.CONTAINER), host)
     assert namespaces.effective(options(pid=api.CONTAINER), host) == host
@@ -350,7 +349,7 @@ def test_the_callers_mounts_win_and_come_in_depth_order() -> None:
 
 
 @pytest.mark.requirement("6.15")
-def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
+def test_a_mount_over_dev_removes_the_default_mounts_below_dev() -> None:
     destinations = [
         m["destination"] for m in merged(api.Mount(container_path="/dev", host_path="/dev"))
     ]

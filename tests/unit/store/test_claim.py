@@ -22,7 +22,9 @@ def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "earlier"
 
 
-def test_pods_of_an_earlier_version_are_found_where_they_are(tmp_path: Path, earlier: Path) -> None:
+def test_pods_of_an_earlier_version_are_found_in_their_old_folder(
+    tmp_path: Path, earlier: Path
+) -> None:
     root, default = tmp_path / "root", tmp_path / "default"
     for _ in range(2):
         with claimed(root, default) as paths:

@@ -14,7 +14,7 @@ from pyrunc.errors import NotFound
 from tests.unit.store.test_store import sandbox
 
 
-def test_of_many_saves_the_last_one_stays(tmp_path: Path) -> None:
+def test_the_last_of_many_saves_stays(tmp_path: Path) -> None:
     paths, one = Paths(tmp_path / "root", tmp_path / "state"), sandbox()
 
     async def save(number: int) -> None:

@@ -181,7 +181,7 @@ async def test_equal_calls_join_and_outlive_their_callers() -> None:
     assert await joined.join("k", work, request="a") == await first == 7 and runs == [1, 1]
 
 
-async def test_a_gate_waits_for_those_inside() -> None:
+async def test_a_gate_waits_for_all_users_to_leave() -> None:
     gate = Gate()
     await gate.empty()
     with gate, gate, pytest.raises(TimeoutError):

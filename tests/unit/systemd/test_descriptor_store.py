@@ -47,7 +47,7 @@ def started(manager: ServiceManager, **environment: str) -> list[str]:
     return (done.stdout + done.stderr).splitlines()
 
 
-def test_the_next_process_gets_what_was_put(manager: ServiceManager, file: int) -> None:
+def test_the_next_process_gets_stored_descriptors(manager: ServiceManager, file: int) -> None:
     store = DescriptorStore()
     store.put("file-a", file)
     store.put("file-b", file)
@@ -65,7 +65,7 @@ def test_a_removed_descriptor_is_not_returned(manager: ServiceManager, file: int
     assert started(manager) == ["file-b 3 False 77", "[] 4"]
 
 
-def test_of_one_name_there_is_one(manager: ServiceManager, file: int) -> None:
+def test_a_name_has_a_single_descriptor(manager: ServiceManager, file: int) -> None:
     for _ in range(3):
         DescriptorStore().put("file", file)
     assert started(manager) == ["file 3 False 77", "[] 4"]

@@ -38,7 +38,7 @@ def received_messages(listener: socket.socket) -> list[str]:
             return datagrams
 
 
-async def test_a_watched_server_says_that_it_lives(
+async def test_a_watched_server_sends_watchdog_messages(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "40000")
@@ -70,7 +70,7 @@ async def test_without_a_watchdog(manager: socket.socket) -> None:
     assert received_messages(manager) == ["READY=1", "STOPPING=1"]
 
 
-def test_whom_the_watchdog_watches() -> None:
+def test_the_watchdog_is_on_only_for_the_named_process() -> None:
     assert notify.watchdog_interval_s({}) == 0
     assert notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000"}) == 30
     assert (

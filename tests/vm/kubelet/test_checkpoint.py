@@ -24,7 +24,7 @@ DROP_IN = Path("/etc/pyrunc/config.toml.d/50-restore.toml")
 
 
 def count(node: Node, name: str) -> int:
-    """How far the pod has come."""
+    """Returns the last number that the pod has counted."""
     try:
         return int(Path(f"/proc/{node.main_pid(node.pod(name))}/root/count").read_text())
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def reload() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_pod_goes_on_in_another_one(node: Node, tmp_path: Path) -> None:
+def test_a_pod_continues_in_another_pod(node: Node, tmp_path: Path) -> None:
     try:
         node.run(pod("before", shell(SCRIPT)))
         node.until(lambda: count(node, "before") > 10, "the pod's numbers")

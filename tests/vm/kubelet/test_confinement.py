@@ -48,7 +48,7 @@ MADE = {"said-nothing": "wrote", "default": "wrote", "local": "", "unconfined": 
 
 @pytest.fixture(scope="module")
 def confined(node: Node) -> Iterator[Json]:
-    """A pod with a container of each kind."""
+    """Runs a pod with a container of each kind."""
     subprocess.run(
         ["apparmor_parser", "--replace", "--skip-cache"], input=POLICY.encode(), check=True
     )
@@ -63,14 +63,16 @@ def confined(node: Node) -> Iterator[Json]:
 
 
 @pytest.mark.parametrize("name", SECURITY_CONTEXTS)
-def test_the_kernel_knows_the_profile(node: Node, confined: Json, name: str) -> None:
+def test_the_kernel_shows_the_profile_of_a_container(node: Node, confined: Json, name: str) -> None:
     pid = node.main_pid(confined, name)
     assert Path(f"/proc/{pid}/attr/apparmor/current").read_text().strip() == LABELS[name]
 
 
 @pytest.mark.requirement("8.9")
 @pytest.mark.parametrize("name", SECURITY_CONTEXTS)
-def test_what_a_profile_forbids_does_not_happen(node: Node, confined: Json, name: str) -> None:
+def test_a_container_cannot_do_forbidden_actions_of_its_profile(
+    node: Node, confined: Json, name: str
+) -> None:
     made = Path(f"/proc/{node.main_pid(confined, name)}/root/made")
     node.until(made.exists, f"{name} to have tried")
     assert made.read_text().split() == MADE[name].split()
@@ -103,9 +105,9 @@ def test_an_error_names_a_profile_that_is_not_loaded(node: Node, removing: list[
     )
 
 
-def test_user_namespaces(node: Node, removing: list[str]) -> None:
-    """Root inside is nobody special outside, every pod has ids of its own, and files belong to whom
-    they should."""
+def test_user_namespaces_separate_pods(node: Node, removing: list[str]) -> None:
+    """Root inside is an ordinary user outside, every pod has its own ids, and files belong to the
+    pod's users."""
     removing += ["mapped", "mapped-too"]
     volume = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     script = (

@@ -74,14 +74,14 @@ def placed(request: pytest.FixtureRequest, node: Node) -> Iterator[Placed]:
 
 
 def weight(shares: int) -> str:
-    """cpu.weight of a container as runc 1.5 and crun convert it; kubelet's own groups keep the
-    older, linear way."""
+    """Returns cpu.weight of a container as runc 1.5 and crun convert it; kubelet's own groups have
+    the older, linear conversion."""
     logarithm = math.log2(shares)
     return str(math.ceil(10 ** ((logarithm**2 + 125 * logarithm) / 612 - 7 / 34)))
 
 
 def use_driver(node: Node, driver: str) -> None:
-    """Server and kubelet change sides; no pod may be there."""
+    """Restarts server and kubelet with another driver; no pod may run."""
     CONFIG.write_text(re.sub(r'driver = "\w+"', f'driver = "{driver}"', CONFIG.read_text()))
     systemctl("restart", "pyrunc-cri")
     node.configure_kubelet(cgroupDriver=driver)
@@ -91,7 +91,7 @@ def use_driver(node: Node, driver: str) -> None:
 
 
 @pytest.mark.parametrize("name", RESOURCES)
-def test_a_pod_sits_where_its_class_says(placed: Placed, name: str) -> None:
+def test_a_pod_is_in_the_group_of_its_class(placed: Placed, name: str) -> None:
     assert placed.pods[name]["status"]["qosClass"] == CLASS[name]
     group = placed.group(name)
     pid = placed.node.main_pid(placed.pods[name])
@@ -116,36 +116,36 @@ def test_the_sandbox_is_in_the_pods_group_too(placed: Placed, name: str) -> None
     assert ["pause" in command for command in commands] == [True], commands
 
 
-def test_cpu_and_memory_of_a_guaranteed_pod(placed: Placed) -> None:
+def test_a_guaranteed_pod_has_its_cpu_and_memory_limits(placed: Placed) -> None:
     for group in (placed.group("guaranteed"), placed.pod_group("guaranteed")):
         assert fact(group, "cpu.max") == "20000 100000"
         assert fact(group, "memory.max") == str(64 * MIB)
     assert fact(placed.group("guaranteed"), "cpu.weight") == weight(204)
 
 
-def test_cpu_and_memory_of_a_burstable_pod(placed: Placed) -> None:
+def test_a_burstable_pod_has_its_cpu_and_memory_limits(placed: Placed) -> None:
     for group in (placed.group("burstable"), placed.pod_group("burstable")):
         assert fact(group, "cpu.max").startswith("max ")
         assert fact(group, "memory.max") == str(96 * MIB)
     assert fact(placed.group("burstable"), "cpu.weight") == weight(102)
 
 
-def test_cpu_and_memory_of_a_best_effort_pod(placed: Placed) -> None:
+def test_a_best_effort_pod_has_no_cpu_and_memory_limits(placed: Placed) -> None:
     for group in (placed.group("besteffort"), placed.pod_group("besteffort")):
         assert fact(group, "cpu.max").startswith("max ")
         assert fact(group, "memory.max") == "max"
         assert fact(group, "cpu.weight") == "1"
 
 
-def test_no_container_swaps_unless_it_may(placed: Placed) -> None:
+def test_containers_do_not_swap_by_default(placed: Placed) -> None:
     assert {
         fact(placed.group(name), "memory.swap.max") for name in ("guaranteed", "burstable")
     } == {"0"}
 
 
 @pytest.mark.requirement("7.2.11")
-def test_an_oom_kill_takes_the_whole_container(placed: Placed) -> None:
-    """kubelet asks for it through `unified` (singleProcessOOMKill is off on v2)."""
+def test_an_oom_kill_ends_the_whole_container(placed: Placed) -> None:
+    """kubelet demands it through `unified` (singleProcessOOMKill is off on v2)."""
     assert {fact(placed.group(name), "memory.oom.group") for name in RESOURCES} == {"1"}
 
 
@@ -172,7 +172,7 @@ def test_oom_scores(placed: Placed) -> None:
     assert 2 < scores["burstable"] < 1000
 
 
-def test_all_pods_together_leave_what_is_reserved(placed: Placed) -> None:
+def test_the_limit_of_all_pods_leaves_the_reserved_memory(placed: Placed) -> None:
     top = CGROUPS / ("kubepods.slice" if placed.node.driver == "systemd" else "kubepods")
     status = placed.node.node()["status"]
     capacity = _bytes(status["capacity"]["memory"])
@@ -188,9 +188,9 @@ def _bytes(quantity: str) -> int:
     return int(quantity[:-2]) * units[quantity[-2:]] if quantity[-2:] in units else int(quantity)
 
 
-def test_resize_in_place(placed: Placed) -> None:
-    """More, then less: the kernel's files follow, the process stays. Runs last, for it changes a
-    pod."""
+def test_a_pod_is_resized_in_place(placed: Placed) -> None:
+    """The limits grow, then shrink: the kernel's files follow, the process stays. The test runs
+    last, because it changes a pod."""
     node, name = placed.node, "guaranteed"
     group, pid = placed.group(name), node.main_pid(placed.pods[name])
     for cpu, mebibytes in ((300, 128), (100, 48)):
@@ -210,7 +210,7 @@ def test_resize_in_place(placed: Placed) -> None:
 
 
 def resize(node: Node, name: str, limits: Json) -> None:
-    """The `resize` subresource, for a container of class Guaranteed."""
+    """Calls the `resize` subresource for a container of class Guaranteed."""
     change = {
         "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]}
     }

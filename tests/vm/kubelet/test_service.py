@@ -27,12 +27,12 @@ def survivor(node: Node) -> Iterator[Json]:
 
 
 def unit_property(name: str) -> str:
-    """A property of the unit."""
+    """Returns a property of the unit."""
     return systemctl("show", "-P", name, UNIT)
 
 
 def back(node: Node, old_pid: int) -> None:
-    """Wait until another process has said READY."""
+    """Waits until another process has sent READY."""
     node.until(
         lambda: (
             unit_property("ActiveState") == "active"
@@ -43,13 +43,13 @@ def back(node: Node, old_pid: int) -> None:
 
 
 def still_there(node: Node, survivor: Json, pid: int) -> None:
-    """The pod's process is the same, and kubelet has not restarted it."""
+    """Asserts that the pod's process is the same and that kubelet has not restarted it."""
     assert node.main_pid(survivor) == pid
     (status,) = node.pod("survivor")["status"]["containerStatuses"]
     assert (status["restartCount"], "running" in status["state"]) == (0, True)
 
 
-def test_the_unit_is_what_it_should_be() -> None:
+def test_the_unit_has_its_settings() -> None:
     assert (unit_property("Type"), unit_property("Delegate"), unit_property("KillMode")) == (
         "notify",
         "yes",
@@ -58,7 +58,7 @@ def test_the_unit_is_what_it_should_be() -> None:
     assert (unit_property("Restart"), unit_property("WatchdogUSec")) == ("always", "1min")
 
 
-def test_a_killed_server_is_started_again(node: Node, survivor: Json) -> None:
+def test_systemd_restarts_a_killed_server(node: Node, survivor: Json) -> None:
     pid, server = node.main_pid(survivor), int(unit_property("MainPID"))
     os.kill(server, signal.SIGKILL)
     back(node, server)
@@ -66,7 +66,8 @@ def test_a_killed_server_is_started_again(node: Node, survivor: Json) -> None:
 
 
 def test_a_restart_keeps_pods(node: Node, survivor: Json) -> None:
-    """Type=notify: systemctl returns when the new server has found what was there and answers."""
+    """The unit has Type=notify: systemctl returns when the new server has loaded its pods and
+    serves calls."""
     pid = node.main_pid(survivor)
     systemctl("restart", UNIT)
     still_there(node, survivor, pid)
@@ -74,7 +75,7 @@ def test_a_restart_keeps_pods(node: Node, survivor: Json) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_server_that_hangs_is_started_again(node: Node, survivor: Json) -> None:
+def test_systemd_restarts_a_server_that_hangs(node: Node, survivor: Json) -> None:
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
     DROP_IN.write_text("[Service]\nWatchdogSec=20\n")
     try:

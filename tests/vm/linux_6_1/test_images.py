@@ -19,7 +19,9 @@ from tests.support.registry import Registry
 __all__ = ["opened", "registry"]
 
 
-async def test_auto_unpacks(tmp_path: Path, registry: Registry, opened: list[ImageService]) -> None:
+async def test_auto_unpacks_images_on_linux_6_1(
+    tmp_path: Path, registry: Registry, opened: list[ImageService]
+) -> None:
     service, built = await serve(opened, tmp_path / "images", store="auto"), make()
     await pulled(service, registry, built)
     root = await service.rootfs(built.id)
@@ -28,17 +30,19 @@ async def test_auto_unpacks(tmp_path: Path, registry: Registry, opened: list[Ima
     assert len(list((tmp_path / "images/layers").iterdir())) == len(built.layers)
 
 
-async def test_erofs_is_refused(tmp_path: Path, opened: list[ImageService]) -> None:
+async def test_a_server_with_erofs_does_not_start(
+    tmp_path: Path, opened: list[ImageService]
+) -> None:
     with pytest.raises(
         Unsupported, match=r'images cannot be mounted here: .*store = "auto" unpacks them'
     ):
         await serve(opened, tmp_path / "images", store="erofs")
 
 
-async def test_a_disk_that_comes_from_a_newer_kernel(
+async def test_images_of_a_newer_kernel_are_unpacked(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tars and indexes are made as there; only that they can be mounted is pretended."""
+    """Tars and indexes are real; the test only pretends that the kernel could mount them."""
     with monkeypatch.context() as patch:
         patch.setattr(stores, "mount_obstacle", lambda folder: "")
         newer, built = await serve(opened, tmp_path / "images"), make()

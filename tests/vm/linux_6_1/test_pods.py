@@ -11,7 +11,7 @@ import pytest
 from cri_server.images.archives import build
 from tests.kube.pods import pod, shell
 from tests.vm.kubelet.node import Node
-from tests.vm.kubelet.test_confinement import test_user_namespaces  # noqa: F401
+from tests.vm.kubelet.test_confinement import test_user_namespaces_separate_pods  # noqa: F401
 
 LAYERED = "docker.io/library/layered:latest"
 LAYERS, SOMEBODY = 12, 1234
@@ -19,7 +19,7 @@ LAYERS, SOMEBODY = 12, 1234
 
 @pytest.fixture(scope="module")
 def layered(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An image of many layers, whose user is in the topmost /etc/passwd alone."""
+    """Loads an image of many layers, whose user is only in the topmost /etc/passwd."""
     passwd = f"root:x:0:0::/:/bin/sh\nsomebody:x:{SOMEBODY}:{SOMEBODY}::/:/bin/sh\n"
     layers = [build.layer({f"layer{n}": str(n)}) for n in range(1, LAYERS - 1)]
     image = build.image(
@@ -32,16 +32,16 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> str:
     return LAYERED
 
 
-def test_the_kernel_is_the_one_that_this_is_about() -> None:
+def test_the_kernel_is_linux_6_1() -> None:
     assert os.uname().release.startswith("6.1.")
 
 
 @pytest.mark.parametrize("host_users", [True, False], ids=["plain", "mapped"])
-def test_an_image_of_many_layers(
+def test_an_image_of_many_layers_is_mounted(
     node: Node, removing: list[str], layered: str, host_users: bool
 ) -> None:
-    """No new mount API for overlays: mount(2) with the folder that they share, in a mount namespace
-    of the moment."""
+    """The kernel has no new mount API for overlays: the server calls mount(2) with a common parent
+    folder in a temporary mount namespace."""
     removing.append("layered")
     facts = "cat /layer* | tr -d '\\n' >/tmp/facts; exec sleep 3600"
     made = node.run(pod("layered", {**shell(facts), "image": layered}, hostUsers=host_users))
@@ -54,9 +54,11 @@ def test_an_image_of_many_layers(
 
 
 @pytest.mark.requirement("6.11")
-def test_a_volume_in_memory_cannot_be_mapped(node: Node, removing: list[str]) -> None:
-    """tmpfs takes no map of ids before Linux 6.3; kubelet's tokens and secrets are on such volumes.
-    It is said."""
+def test_an_error_says_that_a_volume_in_memory_cannot_be_mapped(
+    node: Node, removing: list[str]
+) -> None:
+    """tmpfs has no id-mapped mounts before Linux 6.3; kubelet's tokens and secrets are on such
+    volumes."""
     removing.append("in-memory")
     volume = {"name": "v", "emptyDir": {"medium": "Memory"}}
     container = shell("sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}])

@@ -23,8 +23,8 @@ COUNT = "i=0; while :; do echo $i > /tmp/next; mv /tmp/next /count; i=$((i+1)); 
 
 @pytest.fixture(params=["cgroupfs", "systemd"])
 def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Container]:
-    """A container that counts in a file, with what CRIU must be told about: a bind mount, masked
-    and read-only paths, a filter, limits."""
+    """Runs a container that counts in a file, with settings that CRIU must get: a bind mount,
+    masked and read-only paths, a filter, limits."""
     made = Container(
         tmp_path, User(), *(["--systemd-cgroup"] if request.param == "systemd" else [])
     )
@@ -63,7 +63,7 @@ def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contain
 
 
 def count(container: Container) -> int:
-    """How far it has come; -1 before its first number."""
+    """Returns the last number of the container; -1 before its first number."""
     try:
         return int((container.bundle / "rootfs/count").read_text())
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def restore(container: Container, *options: str) -> None:
     )
 
 
-def test_a_restored_container_goes_on_where_it_was(counting: Container) -> None:
+def test_a_restored_container_continues_its_count(counting: Container) -> None:
     wait_beyond(counting, 5)
     counting.pyrunc("checkpoint", *images(counting), counting.id)
     assert counting.id not in counting.pyrunc("list", "-q").stdout.split()
@@ -142,7 +142,7 @@ def test_the_pid_file_and_mounts_are_restored(counting: Container) -> None:
     counting.wait("stopped")
 
 
-def test_left_running(container: Container) -> None:
+def test_leave_running_keeps_the_container_running(container: Container) -> None:
     container.make("sh", "-c", COUNT)
     container.run()
     wait_beyond(container, 2)
@@ -173,7 +173,7 @@ def test_a_pre_dump_makes_the_dump_smaller(container: Container) -> None:
     wait_beyond(container, at_dump)
 
 
-def test_a_paused_one(container: Container) -> None:
+def test_a_paused_container_can_be_checkpointed(container: Container) -> None:
     container.make("sh", "-c", COUNT)
     container.run()
     wait_beyond(container, 2)
@@ -184,9 +184,8 @@ def test_a_paused_one(container: Container) -> None:
     wait_beyond(container, at_dump)
 
 
-def test_restore_takes_new_pipes(container: Container) -> None:
-    """Attached: what it says after the restore comes out of `restore`, whose exit code is the
-    program's."""
+def test_an_attached_restore_uses_new_pipes(container: Container) -> None:
+    """Output after the restore comes from `restore`, whose exit code is the program's."""
     container.make(
         "sh",
         "-c",
@@ -218,7 +217,7 @@ def test_restore_takes_new_pipes(container: Container) -> None:
     assert container.id not in container.pyrunc("list", "-q").stdout.split()
 
 
-def test_a_network_namespace_by_path(container: Container) -> None:
+def test_a_container_with_a_network_namespace_by_path_is_restored(container: Container) -> None:
     namespace = f"/run/netns/{container.id}"
     subprocess.run(["ip", "netns", "add", container.id], check=True)
     try:
@@ -239,8 +238,8 @@ def test_a_network_namespace_by_path(container: Container) -> None:
 
 
 def test_a_restored_cgroup_belongs_to_its_user_again(container: Container) -> None:
-    """An ordinary user who may write to the tree that it sees: the group is that user's, its limits
-    are not."""
+    """An ordinary user may write to the visible tree: the group belongs to that user, its limits do
+    not."""
 
     def change(config: dict[str, Any]) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}
@@ -258,7 +257,7 @@ def test_a_restored_cgroup_belongs_to_its_user_again(container: Container) -> No
     container.sh("mkdir /sys/fs/cgroup/below && rmdir /sys/fs/cgroup/below")
 
 
-def test_refusals_leave_all_as_it_was(container: Container) -> None:
+def test_a_refused_checkpoint_changes_nothing(container: Container) -> None:
     container.make("sleep", "1000")
     container.pyrunc("create", "--bundle", container.bundle, container.id)
     refused = container.pyrunc("checkpoint", *images(container), container.id, check=False)
@@ -297,8 +296,8 @@ def test_a_failed_restore_leaves_nothing(container: Container) -> None:
     assert "no checkpoint" in container.pyrunc(*words, check=False).stderr
 
 
-def test_the_words_that_engines_probe() -> None:
-    """podman and CRI-O ask in these ways whether checkpoints can be made."""
+def test_engines_can_probe_for_checkpoints() -> None:
+    """podman and CRI-O run these commands to find out whether checkpoints can be made."""
     root = User()
     assert root.run(commands.PYRUNC, "checkpoint", "--help").returncode == 0
     probe = root.run(commands.PYRUNC, "restore", "--lsm-mount-context", check=False)

@@ -21,7 +21,8 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def rootless(maps: list[tuple[int, int, int]], *, limits: bool = False) -> Change:
-    """A configuration like that of `spec --rootless`: (id inside, outside, count) each."""
+    """Returns a configuration like that of `spec --rootless`, with (id inside, outside, count) of
+    each mapping."""
 
     def change(config: dict[str, Any]) -> None:
         linux = config["linux"]
@@ -45,7 +46,7 @@ def granted(alice: User) -> list[tuple[int, int, int]]:
 
 @pytest.fixture
 def plain(alice: User, tmp_path: Path) -> Iterator[Container]:
-    """Alice's, without systemd: no session's bus, no cgroup."""
+    """Returns a container of Alice without systemd: without the session's bus, without cgroup."""
     user = User("alice", alice.uid, bus=False)
     Path(user.runtime_dir).mkdir(mode=0o700, exist_ok=True)
     os.chown(user.runtime_dir, user.uid, user.uid)
@@ -57,7 +58,7 @@ def plain(alice: User, tmp_path: Path) -> Iterator[Container]:
 
 @pytest.fixture
 def scoped(alice: User, tmp_path: Path) -> Iterator[Container]:
-    """Alice's, in a scope of her systemd."""
+    """Returns a container of Alice in a scope of her systemd."""
     made = Container(tmp_path, alice, "--systemd-cgroup")
     yield made
     made.remove()
@@ -67,7 +68,7 @@ def scoped(alice: User, tmp_path: Path) -> Iterator[Container]:
     assert made.id not in units
 
 
-def test_with_her_own_id_alone(plain: Container) -> None:
+def test_a_container_with_only_the_users_own_id(plain: Container) -> None:
     plain.make("sleep", "1000", change=rootless([(0, 1000, 1)]))
     plain.run()
     pid = plain.state["pid"]
@@ -80,7 +81,9 @@ def test_with_her_own_id_alone(plain: Container) -> None:
     assert refused.returncode == 255 and "setresuid" in refused.stderr
 
 
-def test_with_granted_ids(plain: Container, granted: list[tuple[int, int, int]]) -> None:
+def test_a_container_with_granted_ids(
+    plain: Container, granted: list[tuple[int, int, int]]
+) -> None:
     plain.make("sleep", "1000", change=rootless(granted))
     plain.run()
     pid = plain.state["pid"]
@@ -104,7 +107,7 @@ def test_ids_that_are_not_granted_are_refused(plain: Container) -> None:
     assert plain.pyrunc("list", "-q").stdout == ""
 
 
-def test_the_machine_stays_out_of_reach(
+def test_root_of_a_rootless_container_cannot_change_the_machine(
     plain: Container, granted: list[tuple[int, int, int]]
 ) -> None:
     """Root inside owns neither the machine's files nor its devices nor its network."""
@@ -126,7 +129,7 @@ def test_the_machine_stays_out_of_reach(
     assert "0 0" in plain.sh("stat -c '%t %T' /dev/null; stat -c '%u %g' /tmp").stdout
 
 
-def test_created_started_signalled_deleted(
+def test_a_rootless_container_is_created_started_signalled_and_deleted(
     plain: Container, granted: list[tuple[int, int, int]]
 ) -> None:
     plain.make(
@@ -142,7 +145,7 @@ def test_created_started_signalled_deleted(
     plain.pyrunc("delete", plain.id)
 
 
-def test_attached_with_its_exit_code_and_terminal(
+def test_an_attached_rootless_container_has_an_exit_code_and_a_terminal(
     plain: Container, granted: list[tuple[int, int, int]]
 ) -> None:
     plain.make("sh", "-c", "exit 7", change=rootless(granted))
@@ -189,7 +192,9 @@ def test_a_mapped_mount_and_no_user_namespace_are_refused(plain: Container) -> N
     assert failed.returncode == 1 and "requires user namespaces" in failed.stderr
 
 
-def test_her_systemd_limits_it(scoped: Container, granted: list[tuple[int, int, int]]) -> None:
+def test_the_users_systemd_limits_a_rootless_container(
+    scoped: Container, granted: list[tuple[int, int, int]]
+) -> None:
     resources = {"memory": {"limit": 64 * MIB}, "pids": {"limit": 33}}
     scoped.make("sleep", "1000", change=rootless(granted, limits=True), resources=resources)
     scoped.run()
@@ -210,9 +215,11 @@ def test_her_systemd_limits_it(scoped: Container, granted: list[tuple[int, int, 
     scoped.wait("stopped")
 
 
-def test_from_a_login_session(scoped: Container, granted: list[tuple[int, int, int]]) -> None:
-    """Above a session's group and those of her systemd there is only root's: the runtime is moved
-    to get from one to the other, its caller is not."""
+def test_a_rootless_container_starts_from_a_login_session(
+    scoped: Container, granted: list[tuple[int, int, int]]
+) -> None:
+    """Only root's group is above both a session's group and those of the user's systemd: the
+    runtime is moved between them, its caller is not."""
     scoped.make("sleep", "1000", change=rootless(granted))
     session = commands.CGROUPS / f"session-test-{os.getpid()}"
     session.mkdir()

@@ -21,7 +21,7 @@ REFUSED = "Permission denied"
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """A folder of the host with a file; its label is the host's."""
+    """Makes a folder of the host with a file; its label is the host's."""
     folder = tmp_path / "volume"
     folder.mkdir()
     (folder / "file").write_text("content")
@@ -40,7 +40,7 @@ def permissive() -> Iterator[None]:
 def launch(
     server: Server, volume: Path, *, relabel: bool, level: str = "", host_pid: bool = False
 ) -> str:
-    """A container of a pod of its own with the volume at /volume."""
+    """Starts a container in its own pod with the volume at /volume."""
     pod = server.pod_config()
     if level:
         pod.linux.security_context.selinux_options.CopyFrom(api.SELinuxOption(level=level))
@@ -53,7 +53,7 @@ def launch(
 
 
 def output_of(server: Server, container: str, *command: str) -> str:
-    """What a command prints, wherever."""
+    """Returns the output of a command, on stdout or stderr."""
     answer = server.exec(container, *command)
     return (answer.stdout + answer.stderr).decode()
 
@@ -77,7 +77,7 @@ def test_the_kernel_enforces_selinux_and_containers_work(server: Server, volume:
 
 
 @pytest.mark.requirement("6.12")
-def test_a_volume_is_refused_until_it_is_relabelled(server: Server, volume: Path) -> None:
+def test_a_volume_is_inaccessible_before_its_relabelling(server: Server, volume: Path) -> None:
     container = launch(server, volume, relabel=False)
     assert REFUSED in reads(server, container)
     assert REFUSED in output_of(server, container, "touch", "/volume/new")
@@ -90,7 +90,7 @@ def test_a_volume_is_refused_until_it_is_relabelled(server: Server, volume: Path
 
 @pytest.mark.requirement("8.10")
 def test_pods_cannot_read_each_others_volumes(server: Server, volume: Path) -> None:
-    """The types are the same, the categories are not."""
+    """The types are equal, the categories differ."""
     first = launch(server, volume, relabel=True)
     assert reads(server, first) == "content"
     second = launch(server, volume, relabel=False)
@@ -99,7 +99,7 @@ def test_pods_cannot_read_each_others_volumes(server: Server, volume: Path) -> N
     assert REFUSED in reads(server, first)
 
 
-def test_pods_of_one_level_share_a_volume(server: Server, volume: Path) -> None:
+def test_pods_of_the_same_level_share_a_volume(server: Server, volume: Path) -> None:
     first = launch(server, volume, relabel=True, level="s0:c5,c6")
     second = launch(server, volume, relabel=False, level="s0:c5,c6")
     assert reads(server, first) == reads(server, second) == "content"

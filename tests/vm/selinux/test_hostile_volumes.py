@@ -35,7 +35,7 @@ def label_of(path: Path) -> bytes:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder and a file of the volume's file system, with labels of the host."""
+    """Makes a folder and a file on the volume's file system, with labels of the host."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "file").write_text("content")
@@ -46,7 +46,8 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def volume(tmp_path: Path, outside: Path) -> Iterator[Path]:
-    """Links out, mounts of all kinds, a FIFO, and folders deeper than a path may be."""
+    """Makes links out of the volume, mounts of all kinds, a FIFO, and folders deeper than a path
+    may be."""
     volume = tmp_path / "volume"
     for name in ("folder/deep", "bind", "tmpfs"):
         (volume / name).mkdir(parents=True)
@@ -72,7 +73,7 @@ def volume(tmp_path: Path, outside: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def bottom(volume: Path) -> Iterator[int]:
-    """The deepest folder of the volume, open."""
+    """Returns a descriptor of the deepest folder of the volume."""
     folder = os.open(volume, os.O_RDONLY)
     for _ in range(DEPTH):
         os.mkdir("d" * 100, dir_fd=folder)
@@ -84,9 +85,11 @@ def bottom(volume: Path) -> Iterator[int]:
 
 
 @pytest.mark.requirement("8.10")
-def test_a_hostile_volume(server: Server, volume: Path, outside: Path, bottom: int) -> None:
-    """Proof: after each of two pods' relabelling, while entries are exchanged with links, the
-    bottom and the FIFO have the pod's label, and what links and mounts lead to has its own."""
+def test_relabelling_a_hostile_volume_stays_inside(
+    server: Server, volume: Path, outside: Path, bottom: int
+) -> None:
+    """After the relabelling for each of two pods, while entries are swapped with links, the bottom
+    and the FIFO have the pod's label, and targets of links and mounts have their own."""
     mount = api.Mount(container_path="/volume", host_path=str(volume), selinux_relabel=True)
     untouched = [outside, outside / "file", volume / "tmpfs"]
     before = {path: label_of(path) for path in untouched}
@@ -117,9 +120,11 @@ def test_a_hostile_volume(server: Server, volume: Path, outside: Path, bottom: i
     "field, value",
     [("user", "system_u:object_r:etc_t"), ("level", "s0:c1:etc_t"), ("user", "no_such_u")],
 )
-def test_a_label_that_is_no_label(server: Server, tmp_path: Path, field: str, value: str) -> None:
-    """More of a context than its field is refused, and a user that the policy has not. The volume
-    keeps its label."""
+def test_an_invalid_label_is_refused(
+    server: Server, tmp_path: Path, field: str, value: str
+) -> None:
+    """A field with more than its part of a context is refused, and a user outside of the policy.
+    The volume keeps its label."""
     volume = tmp_path / "volume"
     volume.mkdir()
     before = label_of(volume)
@@ -133,11 +138,11 @@ def test_a_label_that_is_no_label(server: Server, tmp_path: Path, field: str, va
 
 
 @pytest.mark.requirement("8.10")
-def test_no_name_for_a_file_outside_of_a_volume(
+def test_a_container_cannot_link_files_of_another_volume(
     server: Server, tmp_path: Path, outside: Path
 ) -> None:
-    """link(2) from one volume to a file of another: both are the same file system, and not the same
-    mount."""
+    """link(2) from one volume to a file of another fails: both are on the same file system, but not
+    on the same mount."""
     (tmp_path / "plain").mkdir()
     mounts = [
         api.Mount(

@@ -63,7 +63,7 @@ def test_levels_separate_pods(server: Server) -> None:
     assert levels[0] != levels[1]
 
 
-def test_an_exec_and_what_it_writes(server: Server) -> None:
+def test_an_exec_and_its_files_have_the_containers_label(server: Server) -> None:
     container = server.launch(server.run_pod(host_network=True))
     pid, _ = pids(server, container)
     assert read(server.output(container, "cat", "/proc/self/attr/current").encode()) == label(pid)
@@ -75,9 +75,9 @@ def test_an_exec_and_what_it_writes(server: Server) -> None:
     )
 
 
-def test_a_null_device_of_ours_may_be_used(server: Server) -> None:
-    """The standard input of a pause process and of an exec is still ours, and not what the kernel
-    puts in place of a refused file."""
+def test_processes_may_use_the_null_device_of_the_server(server: Server) -> None:
+    """The standard input of a pause process and of an exec is still the server's null device, and
+    not the kernel's replacement for a refused file."""
     container = server.launch(server.run_pod(host_network=True))
     stdin = f"/proc/{pids(server, container)[1]}/fd/0"
     assert os.readlink(stdin).endswith(" (deleted)")
@@ -86,7 +86,7 @@ def test_a_null_device_of_ours_may_be_used(server: Server) -> None:
 
 
 @pytest.mark.requirement("8.10")
-def test_a_requested_label(server: Server) -> None:
+def test_a_pod_has_its_requested_label(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.selinux_options.CopyFrom(options(level="s0:c5,c6"))
     pod = server.run_pod(config, host_network=True)
@@ -96,7 +96,7 @@ def test_a_requested_label(server: Server) -> None:
     assert label(pid).level == label(pause).level == file_label(pid, "/").level == "s0:c5,c6"
 
 
-def test_a_type_that_the_policy_has_not(server: Server) -> None:
+def test_a_type_outside_of_the_policy_is_refused(server: Server) -> None:
     container = server.container_config()
     container.linux.security_context.selinux_options.CopyFrom(options(type="no_such_t"))
     with pytest.raises(grpc.RpcError, match="no_such_t"):
@@ -104,7 +104,7 @@ def test_a_type_that_the_policy_has_not(server: Server) -> None:
 
 
 @pytest.mark.requirement("8.10")
-def test_a_privileged_container(server: Server) -> None:
+def test_a_privileged_container_is_not_confined(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.privileged = True
     pod = server.run_pod(config, host_network=True)

@@ -74,7 +74,8 @@ class Node:
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
 
     def start(self) -> None:
-        """Start the server, load busybox and start kubelet, which answers when this returns."""
+        """Starts the server, loads busybox and starts kubelet; returns when kubelet serves its
+        API."""
         for folder in (SETTINGS.parent, NETWORK.parent, MANIFESTS, PROGRAMS):
             folder.mkdir(parents=True, exist_ok=True)
         SETTINGS.write_text('[cgroup]\ndriver = "systemd"\nmissing_controllers = "error"\n')
@@ -96,7 +97,7 @@ class Node:
         self.until(lambda: self.get("/healthz") == b"ok", "kubelet's healthz")
 
     def stop(self) -> None:
-        """Remove the pods, end kubelet and the server, and remove their files."""
+        """Removes the pods, ends kubelet and the server, and removes their files."""
         run("systemctl", "stop", "kubelet", check=False)
         run(*installed("pyrunc-cri"), "rm", "--all", "--kubelet", "--force", check=False)
         run("systemctl", "stop", UNIT.name, check=False)
@@ -108,8 +109,8 @@ class Node:
         shutil.rmtree(FOLDER, ignore_errors=True)
 
     def until(self, condition: Callable[[], Value | None], what: str) -> Value:
-        """Wait until `condition()` is true, and return it. What the two units have logged is in the
-        error."""
+        """Waits until `condition()` is true, and returns its value. The error has the log of the
+        two units."""
         answers: list[Value] = []
 
         def met() -> bool:
@@ -138,16 +139,16 @@ class Node:
         return answers[-1]
 
     def get(self, path: str) -> bytes:
-        """The body of kubelet's answer. Raises urllib.error.HTTPError for a status that is no
-        success."""
+        """Returns the body of kubelet's reply. Raises urllib.error.HTTPError for a status that is
+        no success."""
         with urllib.request.urlopen(
             f"https://{API}{path}", timeout=60, context=self._tls
         ) as answer:
             return bytes(answer.read())
 
     def pod(self, name: str) -> Json | None:
-        """The pod as kubelet has it, None for one that it does not have. A static pod has the
-        node's name in its own."""
+        """Returns the pod of kubelet's list, or None. The name of a static pod has the node's name
+        in it."""
         for pod in json.loads(self.get("/pods"))["items"] or []:
             if pod["metadata"]["name"] == f"{name}-{NAME}":
                 manifest: Json = pod
@@ -155,8 +156,8 @@ class Node:
         return None
 
     def execute(self, pod: str, container: str, *command: str) -> tuple[str, Json]:
-        """Run `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io: its stdout and the
-        final status."""
+        """Runs `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io; returns its stdout
+        and the final status."""
         words = "&".join(f"command={quote(word)}" for word in command)
         url = f"wss://{API}/exec/default/{pod}-{NAME}/{container}?output=1&error=1&{words}"
         protocols = [Subprotocol("v5.channel.k8s.io")]
@@ -172,7 +173,7 @@ class Node:
 
 
 def run(*command: str, check: bool = True) -> str:
-    """A command's output; both streams are in the error of one that fails."""
+    """Returns a command's output; the error of a failed command has both streams."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode:
         print(done.stdout, done.stderr, sep="\n")

@@ -43,7 +43,7 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def static(node: Node) -> Json:
-    """The pod, which runs."""
+    """Returns the running static pod."""
     (MANIFESTS / "static.json").write_text(json.dumps(MANIFEST))
 
     def running() -> Json | None:
@@ -56,7 +56,8 @@ def static(node: Node) -> Json:
 
 
 def test_the_pod_runs_in_the_cgroup_of_its_class(static: Json) -> None:
-    """Limits equal to requests: Guaranteed, whose pods are right below kubepods.slice."""
+    """Its limits equal its requests, so it is Guaranteed, and such pods are directly below
+    kubepods.slice."""
     assert static["status"]["phase"] == "Running" and static["status"]["podIP"].startswith(
         "10.244.0."
     )
@@ -66,12 +67,12 @@ def test_the_pod_runs_in_the_cgroup_of_its_class(static: Json) -> None:
     assert (group / "cpu.max").read_text().split() == ["50000", "100000"]
 
 
-def test_kubelet_serves_its_log(node: Node, static: Json) -> None:
+def test_kubelet_serves_the_log_of_a_static_pod(node: Node, static: Json) -> None:
     log = node.until(lambda: node.get("/containerLogs/default/static-guest/c"), "line in the log")
     assert log.decode() == f"{platform.machine()} says hello\n"
 
 
-def test_an_exec_runs_a_command_in_it(node: Node, static: Json) -> None:
+def test_an_exec_runs_a_command_in_a_static_pod(node: Node, static: Json) -> None:
     output, status = node.execute("static", "c", "sh", "-c", "uname -m; cat /proc/1/comm")
     assert (output, status["status"]) == (f"{platform.machine()}\nsleep\n", "Success")
 
@@ -81,7 +82,7 @@ def test_an_exec_reports_the_exit_code(node: Node, static: Json) -> None:
     assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "7"}]
 
 
-def test_the_pod_ends_with_its_manifest(node: Node, static: Json) -> None:
+def test_a_static_pod_ends_when_its_manifest_is_removed(node: Node, static: Json) -> None:
     (MANIFESTS / "static.json").unlink()
     uid = static["metadata"]["uid"].replace("-", "_")
     group = Path(f"/sys/fs/cgroup/kubepods.slice/kubepods-pod{uid}.slice")

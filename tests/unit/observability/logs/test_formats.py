@@ -39,7 +39,7 @@ def test_text() -> None:
 
 
 @pytest.mark.parametrize("nasty", ["a\nb", "a\r\x1b[2Jb", "a\x9bb", "a b=c", "a\x7f", ""])
-def test_a_value_stays_one_word_of_one_line(nasty: str) -> None:
+def test_a_value_with_special_characters_stays_a_single_word(nasty: str) -> None:
     line = Text().format(record("did %s", nasty, name=nasty, last="end"))
     assert line.endswith("last=end") and len(line.splitlines()) == 1
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in line)

@@ -27,7 +27,7 @@ def test_a_flood() -> None:
     assert [limit.filter(record("%s failed")) for _ in range(4)] == [True, True, True, False]
 
 
-def test_less_than_one_per_second_still_passes() -> None:
+def test_a_rate_below_1_per_second_is_possible() -> None:
     now = [0.0]
     limit = RateLimit(0.1, lambda: now[0])
     assert [limit.filter(record("a")) for _ in range(2)] == [True, False]

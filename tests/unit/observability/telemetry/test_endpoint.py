@@ -133,7 +133,7 @@ async def test_tcp_and_an_address_in_use() -> None:
         await first.close()
 
 
-async def test_a_stale_socket_is_replaced_and_a_used_one_is_not(tmp_path: Path) -> None:
+async def test_a_stale_socket_is_replaced_and_a_used_socket_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
     first = Endpoint(f"unix://{path}", {})
     await first.start()

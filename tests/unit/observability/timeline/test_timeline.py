@@ -100,7 +100,7 @@ async def test_damaged_lines_and_a_full_disk(
     assert len(broken._waiting) == WAITING_LIMIT
 
 
-async def test_spans_of_tasks_belong_to_the_call_that_started_them() -> None:
+async def test_spans_of_tasks_belong_to_the_call_that_started_the_tasks() -> None:
     async def work(name: str) -> None:
         with span(name):
             await asyncio.sleep(0)

@@ -132,7 +132,7 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     assert found["open"] == [True, False]
 
 
-def test_it_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -> None:
+def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -> None:
     document = page("", [call() for _ in range(OPEN_LIMIT + 1)])
 
     def brightness(colour: str) -> float:
@@ -154,8 +154,9 @@ def test_it_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -> None
     assert not phone["overflow"]
 
 
-def test_calls_lie_on_one_time_axis() -> None:
-    """One at the beginning for a quarter of the time, one at the end; the shortest can be seen."""
+def test_calls_share_a_time_axis() -> None:
+    """The first call takes the first quarter of the time, the second comes at the end and is the
+    shortest that is visible."""
     calls = [
         call(spans=[], duration_ms=250.0),
         call(spans=[], started_at_ns=10**18 + 999_999_000, duration_ms=0.001),

@@ -66,7 +66,7 @@ def test_a_pod_without_options_gets_the_policys_labels_at_its_own_level() -> Non
 def test_a_requested_label_is_merged_with_the_default(
     options: dict[str, str], process: str, mount: str
 ) -> None:
-    """For a pod with its own level, and for a container at its pod's."""
+    """The label is that of a pod with its own level, or of a container with its pod's."""
     assert labels.of_sandbox(POLICY, api.SELinuxOption(**options), "s0:c1,c2") == SelinuxLabels(
         process, mount
     )
@@ -90,7 +90,7 @@ def test_a_privileged_container_is_not_confined_and_shares_its_pods_files() -> N
     )
 
 
-def test_a_policy_without_levels() -> None:
+def test_a_policy_without_levels_gives_labels_without_levels() -> None:
     plain = SelinuxPolicy(PROCESS.with_level(""), FILE.with_level(""), None, has_levels=False)
     label = labels.of_sandbox(plain, api.SELinuxOption(level="s0:c3,c4"), "s0:c1,c2")
     assert label == SelinuxLabels(
@@ -106,7 +106,7 @@ def test_a_policy_without_levels() -> None:
 @pytest.mark.parametrize(
     "level", ["s0", "s0:c1", "s0:c1,c2", "s0:c0.c1023", "s0-s0:c1.c5,c7", "s0-s15:c0.c1023"]
 )
-def test_a_level(level: str) -> None:
+def test_a_level_is_parsed(level: str) -> None:
     context.check(api.SELinuxOption(level=level))
 
 
@@ -129,7 +129,7 @@ def test_an_invalid_part_of_a_context_is_named(options: dict[str, str], field: s
         labels.of_container(POLICY, security(**options), POD)
 
 
-def test_levels_are_each_a_pods_own_until_it_is_gone() -> None:
+def test_a_level_belongs_to_a_single_pod_until_its_removal() -> None:
     levels = SelinuxLevels(4)
     taken = set()
     for _ in range(6):
@@ -148,7 +148,7 @@ def test_levels_are_each_a_pods_own_until_it_is_gone() -> None:
 
 
 def fake_kernel(root: Path, mls: str = "1") -> Path:
-    """selinuxfs as files; `context` takes whatever is written."""
+    """Makes selinuxfs of ordinary files; `context` accepts any text."""
     kernel = root / "sys/fs/selinux"
     kernel.mkdir(parents=True)
     (kernel / "enforce").write_text("0")
@@ -157,7 +157,7 @@ def fake_kernel(root: Path, mls: str = "1") -> Path:
     return kernel
 
 
-def test_the_policy_of_a_machine(tmp_path: Path) -> None:
+def test_the_policy_of_a_machine_is_read(tmp_path: Path) -> None:
     assert policy.probe(tmp_path) is None
     kernel = fake_kernel(tmp_path)
     assert policy.probe(tmp_path) == POLICY

@@ -49,7 +49,7 @@ def test_a_level_is_free_again_when_no_sandbox_has_it() -> None:
         assert second.selinux.level == "s0:c0,c1"
 
 
-def test_a_level_comes_back_from_a_pod_that_could_not_be_made() -> None:
+def test_the_level_of_a_failed_pod_is_free_again() -> None:
     server = services()
     with pytest.raises(ZeroDivisionError), labelled(server, sandbox()):
         raise ZeroDivisionError
@@ -59,7 +59,7 @@ def test_a_level_comes_back_from_a_pod_that_could_not_be_made() -> None:
         pass
 
 
-def test_the_record_keeps_the_labels() -> None:
+def test_the_record_has_the_labels() -> None:
     made = sandbox()
     with labelled(services(), made):
         fields = made.to_record().to_fields()
@@ -71,7 +71,7 @@ def test_the_record_keeps_the_labels() -> None:
     assert Sandbox.from_record(SandboxRecord.of(fields)).selinux == NONE
 
 
-def test_without_selinux_nothing_is_labelled_and_nothing_refused() -> None:
+def test_without_selinux_no_pod_is_labelled_and_none_refused() -> None:
     made = sandbox(level="no level")
     with labelled(services(policy=None), made):
         assert made.selinux == NONE

@@ -45,7 +45,7 @@ class Calls:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    """Every call that is assembled; constants as they are."""
+    """Returns every call that is assembled, with constants unchanged."""
     recorded, contents = Calls(), {}
     sys, constant = Assembler.sys, Assembler.constant
 
@@ -69,7 +69,7 @@ EXPECTED = {
 }
 
 
-def test_a_containers_process(calls: Calls) -> None:
+def test_the_label_of_a_containers_process_is_written(calls: Calls) -> None:
     document = default()
     document["process"]["selinuxLabel"], document["linux"]["mountLabel"] = PROCESS, MOUNT
     lower(
@@ -93,7 +93,7 @@ def test_a_containers_process(calls: Calls) -> None:
     assert contexts and all(MOUNT in c for c in contexts)
 
 
-def test_an_exec(calls: Calls) -> None:
+def test_the_label_of_an_exec_is_written(calls: Calls) -> None:
     document = default()
     document["process"]["selinuxLabel"] = PROCESS
     spec = parse(document)
@@ -106,7 +106,7 @@ def test_an_exec(calls: Calls) -> None:
     assert calls.written() == EXPECTED
 
 
-def test_the_pause_process(calls: Calls) -> None:
+def test_the_label_of_the_pause_process_is_written(calls: Calls) -> None:
     linux = Linux(namespaces=(Namespace("mount"), Namespace("pid")))
     lower(
         plans.build_pause(
@@ -116,8 +116,8 @@ def test_the_pause_process(calls: Calls) -> None:
     assert calls.written() == EXPECTED
 
 
-def test_the_program_of_the_pause_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In memory, where a label is kept also without SELinux."""
+def test_the_memfd_of_the_pause_process_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The label of a file in memory is stored also without SELinux."""
     import os
 
     monkeypatch.setattr(pause, "_pause", None)
@@ -132,7 +132,7 @@ def test_the_program_of_the_pause_process(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_the_overlay(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
+def test_the_overlay_gets_its_label(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
     given: list[Any] = []
     monkeypatch.setattr(host, "host", lambda: HOST.replace(selinux=on))
     monkeypatch.setattr(
