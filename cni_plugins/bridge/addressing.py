@@ -91,7 +91,7 @@ def _with_gateway(assigned: AssignedAddress, settings: BridgeSettings) -> Assign
 
 
 def _with_default_gateway(route: Route, gateways: dict[int, Address]) -> Route:
-    # RT_SCOPE_LINK says that the destination is on the link: the kernel refuses a gateway (EINVAL).
+    # RT_SCOPE_LINK says that the destination is on the link, so there is no gateway to it.
     if route.gateway is not None or route.number("scope") == 253:
         return route
     return replace(route, gateway=gateways.get(route.destination.version))

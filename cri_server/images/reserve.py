@@ -38,6 +38,7 @@ class Reserve:
         if status.f_bavail * status.f_frsize < reserve_bytes(status) + _LOOK_BYTES:
             raise ResourceExhausted(describe_full(status, self._folder))
         inodes = status.f_files // _RESERVED_PART
+        # btrfs makes inodes as needed, and reports 0.
         if status.f_files and status.f_favail < inodes + _LOOK_BYTES // BLOCK_BYTES:
             raise ResourceExhausted(
                 f"no inodes left on the file system of {self._folder}"

@@ -541,6 +541,7 @@ class _Running:
             self._listeners.append(progress)
         self._waiting += 1
         try:
+            # A caller that is cancelled must not cancel the pull of the others.
             return await asyncio.shield(self.task)
         except asyncio.CancelledError:
             if self._waiting == 1 and not self.task.done():

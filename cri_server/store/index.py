@@ -34,7 +34,7 @@ class Table(Generic[Object]):
     def remove(self, thing: Object) -> None:
         """Make the object invisible and free its name; idempotent."""
         self._by_id.pop(thing.id, None)
-        # A new attempt may have taken the name already.
+        # A second call must not free the name of a later object.
         if self._by_name.get(thing.name) == thing.id:
             del self._by_name[thing.name]
 

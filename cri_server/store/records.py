@@ -30,6 +30,7 @@ class SandboxRecord(Record):
     ips: Sequence[str]
     network: str
     netns_path: str
+    # The pause process: the key has this name in the records of earlier versions, too.
     holder: Process | None
     shim: Process | None
     selinux: Sequence[str] = ()

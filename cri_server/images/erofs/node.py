@@ -18,6 +18,7 @@ class Node:
     directory that hides the contents of the layers below.
     """
 
+    # A layer may have millions of nodes, and the job that holds them has 768 MiB (`jail`).
     __slots__ = (
         "block", "children", "device", "gid", "implicit", "link", "mode", "mtime_ns", "opaque",
         "rdev", "size", "sparse", "stored", "uid", "xattrs",

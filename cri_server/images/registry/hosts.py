@@ -186,6 +186,7 @@ def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
 def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
     file = read_file(path, domain, own=own)
     for warning in file.warnings:
+        # The file is read for each pull.
         if (text := f"{path}: {warning}") not in _logged:
             _logged.add(text)
             log.warning("%s", text)
@@ -210,6 +211,7 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
     for url, fields in tables.items():
         key = f"host.{url!r}"
         table = _table(path, key, fields, _Table, warnings)
+        # Mirrors of `_default` serve every registry, so they get the secrets of none.
         hosts.append(_host(path, key, url, table, warnings, trusted=own and table.pull_secrets))
     top = _table(path, "", content, _Server, warnings)
     url = top.server or default_url(domain)

@@ -123,6 +123,7 @@ class Blobs:
             folder.chmod(FOLDER_MODE)
         atomic_file.remove_leftovers(str(self.root))
         layout = self.root / "oci-layout"
+        # A power cut may have left the file empty.
         if not layout.exists() or layout.read_bytes() != LAYOUT:
             atomic_file.write_bytes(str(layout), LAYOUT, durable=True)
 

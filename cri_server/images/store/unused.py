@@ -67,6 +67,7 @@ def size_of(path: Path) -> int:
     try:
         if path.is_dir() and not path.is_symlink():
             return usage(path)[0]
+        # Not st_size: tars have holes. The unit is 512 bytes on every file system (stat(2)).
         return os.lstat(path).st_blocks * 512
     except OSError:
         return 0
