@@ -41,7 +41,8 @@ class Suite:
         )
         program = str(toolchain.containerd_integration())
         self._command = [
-            *server.in_its_network("unshare", "--mount", "sh", "-c", private, "sh", program),
+            *server.in_its_network("unshare", "--mount", "--propagation", "slave"),
+            *("sh", "-c", private, "sh", program),
             *(f"-cri-endpoint=unix://{server.socket}", f"-image-list={listed}"),
         ]
 
@@ -73,6 +74,18 @@ class Suite:
 
 
 @contextlib.contextmanager
+def _shared(folder: Path) -> Iterator[None]:
+    """Let mounts below the folder reach the suite's mount namespace, as below a host's /run: its
+    NRI plugins open the pods' network namespaces by their names."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "--bind", "--make-shared", folder, folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@contextlib.contextmanager
 def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator[Suite]:
     """The suite and a server with NRI, whose registry has the images `served`, by the suite's
     names."""
@@ -85,6 +98,7 @@ def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator
     }  # fmt: skip
     with (
         Server(settings=settings) as server,
+        _shared(server.names),
         inner_registry.inside(server, folder / "registry") as registry,
     ):
         for word, image in served.items():
