@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 60.0
 SHIM_TIMEOUT_S = 20.0
-"""How long a shim may take to confirm an end, beyond the grace period. It reports by itself after
-10 s that SIGKILL had no effect."""
+"""How long a shim may take to confirm an end, beyond the grace period. It reports by itself
+that SIGKILL had no effect (`UNKILLABLE_AFTER_S` in pyrunc/shim/stop.py)."""
 SHIMS_LIMIT = 5  # that are lost while one container is stopped
 
 

@@ -162,14 +162,14 @@ def version() -> str:
     return f"{numbers.major}.{numbers.minor}.{numbers.micro}"
 
 
-_known_flags: dict[int, bool] = {}
+_supported_flags: dict[int, bool] = {}
 
 
 def knows_flag(flag: int) -> bool:
     """Tell whether this kernel's seccomp(2) takes the flag: with it and no program the call fails
     with EFAULT, else with EINVAL."""
-    if flag not in _known_flags:
+    if flag not in _supported_flags:
         # That flag alone is EINVAL on every kernel (seccomp_set_mode_filter, kernel/seccomp.c).
         flags = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
-        _known_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, flags, None) == -errno.EFAULT
-    return _known_flags[flag]
+        _supported_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, flags, None) == -errno.EFAULT
+    return _supported_flags[flag]

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pyrunc.shim.loop import Loop
     from pyrunc.shim.messages import Event
 
-    Asked = TypeVar("Asked", bound=Request)
+    AnyRequest = TypeVar("AnyRequest", bound=Request)
     Handler = tuple[str, Callable[["Call"], None]]
 
 UNSENT_LIMIT = 4096
 _UCRED = struct.Struct("iII")
 
 
-def handler(kind: type[Asked], function: Callable[[Call, Asked], None]) -> Handler:
+def handler(kind: type[AnyRequest], function: Callable[[Call, AnyRequest], None]) -> Handler:
     """Return the table entry for requests of the class `kind`. `function` answers a call, at once
     or later, or raises."""
     return kind.call, lambda call: function(call, kind.of(call.message))

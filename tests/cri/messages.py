@@ -231,9 +231,9 @@ class Generator:
         chance = self._chance
         if chosen.enum_type is not None:
             return chance.choice([*(v.number for v in chosen.enum_type.values), 99, -1])
-        known = self._plausible(chosen)
-        if known and chance.random() < 2 / 3:
-            return chance.choice(known)
+        plausible = self._plausible(chosen)
+        if plausible and chance.random() < 2 / 3:
+            return chance.choice(plausible)
         return chance.choice(NUMBERS.get(chosen.type, ODD_TEXTS))
 
     def _plausible(self, chosen: FieldDescriptor) -> list[Any]:
@@ -242,8 +242,13 @@ class Generator:
             return PLAUSIBLE.get(name, []) if name == "stop_signal" else []
         if name.endswith("id"):
             first = 1 if self._call in DESTRUCTIVE and chance.random() < 9 / 10 else 0
-            known = [*things.pods[first:], *things.containers[first:]]
-            return [*known, *(each[:6] for each in known[:2]), UNKNOWN_ID, f"../{UNKNOWN_ID}"]
+            candidates = [*things.pods[first:], *things.containers[first:]]
+            return [
+                *candidates,
+                *(each[:6] for each in candidates[:2]),
+                UNKNOWN_ID,
+                f"../{UNKNOWN_ID}",
+            ]
         if name.startswith("image") or name == "user_specified_image":
             return things.images
         if name == "container_path":

@@ -27,10 +27,10 @@ class Requirement(NamedTuple):
 def requirements() -> dict[str, Requirement]:
     """Return all requirements by number, in their order. Raises ValueError for a number that occurs
     twice."""
-    found: dict[str, Requirement] = {}
+    by_id: dict[str, Requirement] = {}
     for line in TABLE.read_text().splitlines():
         each = Requirement(*line.split("\t"))
-        if each.number in found:
+        if each.number in by_id:
             raise ValueError(f"{TABLE}: {each.number} is there twice")
-        found[each.number] = each
-    return found
+        by_id[each.number] = each
+    return by_id

@@ -157,9 +157,9 @@ class Server:
             ),
             *("--log-level", "info"),
         ]
-        given: Sequence[int] = ()
+        passed: Sequence[int] = ()
         if self._manager is not None:
-            command, given, more = self._manager.starting(command)
+            command, passed, more = self._manager.starting(command)
             environment |= more
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
@@ -168,7 +168,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **environment},
-                pass_fds=given,
+                pass_fds=passed,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         # Not the channel's business: after a refused attempt it waits longer and longer.
@@ -232,12 +232,12 @@ class Server:
 
     def zygotes(self) -> list[int]:
         """The pids of the living zygotes."""
-        found = []
+        pids = []
         for pid in self.processes():
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 if comm(pid) == "pyrunc-zygote":
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
     def kill(self) -> None:
         """SIGKILL, as a crash."""
@@ -298,8 +298,8 @@ class Server:
         next ones fail."""
         for folder in self.state.glob("sandboxes/*"):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                found = json.loads((folder / "shim.json").read_text())
-                kill_process(Process(found["pid"], found["start_time"]))
+                record = json.loads((folder / "shim.json").read_text())
+                kill_process(Process(record["pid"], record["start_time"]))
         for name in self.names.glob("*"):
             remove_name(str(name))
         for group in self._cgroups():
@@ -433,12 +433,12 @@ class Server:
             self.stop_pod(pod.id)
             self.remove_pod(pod.id)
 
-    def pods(self, **wanted: Any) -> list[api.PodSandbox]:
-        request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**wanted))
+    def pods(self, **filters: Any) -> list[api.PodSandbox]:
+        request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**filters))
         return list(self.runtime.ListPodSandbox(request, timeout=RPC_TIMEOUT_S).items)
 
-    def containers(self, **wanted: Any) -> list[api.Container]:
-        request = api.ListContainersRequest(filter=api.ContainerFilter(**wanted))
+    def containers(self, **filters: Any) -> list[api.Container]:
+        request = api.ListContainersRequest(filter=api.ContainerFilter(**filters))
         return list(self.runtime.ListContainers(request, timeout=RPC_TIMEOUT_S).containers)
 
     def status(self, container: str) -> api.ContainerStatus:

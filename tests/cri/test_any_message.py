@@ -177,20 +177,22 @@ class World:
         elif message.call in (*DESTRUCTIVE, "UpdateContainerResources"):
             self.refill()
         elif message.call == "RemoveImage":
-            wanted = api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))
-            if not self.server.image.ImageStatus(wanted, timeout=RPC_TIMEOUT_S).HasField("image"):
+            status_request = api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))
+            if not self.server.image.ImageStatus(status_request, timeout=RPC_TIMEOUT_S).HasField(
+                "image"
+            ):
                 self.server.load_image()
 
     @staticmethod
-    def _keep(known: list[str], made: list[str], identifier: str, remove: Any) -> None:
-        if identifier in known:  # a retry of an earlier request
+    def _keep(ids: list[str], made: list[str], identifier: str, remove: Any) -> None:
+        if identifier in ids:  # a retry of an earlier request
             return
-        known.append(identifier)
+        ids.append(identifier)
         made.append(identifier)
-        alive = [each for each in made if each in known]
+        alive = [each for each in made if each in ids]
         for old in alive[:-KEPT]:
             remove(old)
-            known.remove(old)
+            ids.remove(old)
 
     def left(self) -> dict[str, list[str]]:
         """What the server keeps on disk for pods and containers."""

@@ -218,9 +218,9 @@ def test_a_host_port_that_another_pod_has(server: Server, pod: str) -> None:
     try:
         assert code_of(lambda: server.run_pod(second)) == grpc.StatusCode.FAILED_PRECONDITION
     finally:
-        for found in server.pods():
-            if found.id != pod:
-                server.remove_pod(found.id)
+        for leftover in server.pods():
+            if leftover.id != pod:
+                server.remove_pod(leftover.id)
 
 
 # No hexadecimal text: it would be the prefix of an id, and mean it.
@@ -318,9 +318,9 @@ def test_scrambled_requests_get_a_code_of_the_table(
         except grpc.RpcError as error:
             assert error.code() in FINE, (call, error.details(), request)  # type: ignore[attr-defined]
     assert "Traceback" not in server.tail(400)
-    for found in server.pods():
-        if found.id != pod:
-            server.remove_pod(found.id)
+    for leftover in server.pods():
+        if leftover.id != pod:
+            server.remove_pod(leftover.id)
     for container in server.containers():
         server.remove_container(container.id)
     assert before == len(server.pods())

@@ -34,7 +34,7 @@ def test_checkpointctl_shows_the_container(tmp_path: Path) -> None:
         (work / name).write_text(json.dumps(content))
     layer.write(str(upper), str(work / names.LAYER), lambda: -1)
     dump.pack({"work": str(work), "target": str(archive)}, [])
-    shown = subprocess.run(
+    output = subprocess.run(
         [toolchain.checkpointctl(), "show", archive], capture_output=True, text=True, check=True
     ).stdout
     for word in (
@@ -45,4 +45,4 @@ def test_checkpointctl_shows_the_container(tmp_path: Path) -> None:
         "2023-11-14T22:13:20Z",
         "2.0 KiB",
     ):
-        assert word in shown, shown
+        assert word in output, output

@@ -334,8 +334,8 @@ def named(server: Server, name: str) -> api.ContainerConfig:
 def test_invalid_times_of_events_are_refused(
     web: Server, words: tuple[str, ...], text: str
 ) -> None:
-    said = call(web, "events", *words)
-    assert said.code == 2 and text in said.error
+    output = call(web, "events", *words)
+    assert output.code == 2 and text in output.error
 
 
 def test_logs(web: Server) -> None:

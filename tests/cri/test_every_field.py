@@ -118,9 +118,9 @@ def values(way: Way, ids: list[str]) -> list[Any]:
             + [("net.ipv4.ip_forward", text) for text in TEXTS]
             + [("net.no.such", "1")]
         )
-    found = VALUES[last.type]
+    choices = VALUES[last.type]
     named = last.type == FieldDescriptor.TYPE_STRING and last.name.endswith("id")
-    return [*found, *ids] if named else found
+    return [*choices, *ids] if named else choices
 
 
 class Target:
@@ -183,15 +183,15 @@ class Target:
         """What there is on disk and in the lists."""
         folders = (self.server.root, self.server.state)
         below = ("sandboxes", "containers", "pods", "shims")
-        found = {
+        leftovers = {
             str(f / name): sorted(os.listdir(f / name))
             for f in folders
             for name in below
             if (f / name).is_dir()
         }
-        found["pods"] = sorted(pod.id for pod in self.server.pods())
-        found["containers"] = sorted(container.id for container in self.server.containers())
-        return found
+        leftovers["pods"] = sorted(pod.id for pod in self.server.pods())
+        leftovers["containers"] = sorted(container.id for container in self.server.containers())
+        return leftovers
 
 
 REQUESTS = {

@@ -53,8 +53,8 @@ def gc(server: Server, *words: str) -> Things:
     }
 
 
-def gone(found: Things, action: str = "removed") -> set[tuple[str, str]]:
-    return {key for key, item in found.items() if item["action"] == action}
+def gone(things: Things, action: str = "removed") -> set[tuple[str, str]]:
+    return {key for key, item in things.items() if item["action"] == action}
 
 
 def litter(server: Server) -> dict[tuple[str, str], Path]:
@@ -87,19 +87,19 @@ def test_rubbish_goes_and_the_rest_stays(server: Server) -> None:
     stray = litter(server)
     littered = tree(server)
 
-    found = gc(server, "--dry-run")
-    assert gone(found, "remove") == set(stray) and not gone(found)
+    things = gc(server, "--dry-run")
+    assert gone(things, "remove") == set(stray) and not gone(things)
     assert tree(server) == littered
-    assert all(int(item["size_bytes"]) >= 10_000 for key, item in found.items() if key in stray)
+    assert all(int(item["size_bytes"]) >= 10_000 for key, item in things.items() if key in stray)
 
-    found = gc(server)
-    assert gone(found) == set(stray)
+    things = gc(server)
+    assert gone(things) == set(stray)
     assert tree(server) == before
     assert gone(gc(server)) == set()
 
-    assert found["image", IMAGE]["why"] == f"used by {running[:12]}"
-    assert found["pod", f"default/kept {pod[:12]}"]["why"] == "it is ready"
-    assert found["container", f"c {running[:12]}"]["why"] == "it is running"
+    assert things["image", IMAGE]["why"] == f"used by {running[:12]}"
+    assert things["pod", f"default/kept {pod[:12]}"]["why"] == "it is ready"
+    assert things["container", f"c {running[:12]}"]["why"] == "it is running"
     assert server.output(running, "echo", "alive") == "alive\n"
     server.remove_pod(pod)
 
@@ -121,11 +121,11 @@ def test_images_go_only_when_asked_and_unused(server: Server) -> None:
     server.load_image(image_archive(OTHER, {"bin/x": b"x" * 100_000}))
     pod = server.run_pod()
     server.create(pod)
-    found = gc(server)
-    assert "--images removes it" in found["image", OTHER]["why"] and not gone(found)
+    things = gc(server)
+    assert "--images removes it" in things["image", OTHER]["why"] and not gone(things)
     assert gone(gc(server, "--images", "--dry-run"), "remove") == {("image", OTHER)}
-    found = gc(server, "--images")
-    assert gone(found) == {("image", OTHER)} and found["image", IMAGE]["action"] == "keep"
+    things = gc(server, "--images")
+    assert gone(things) == {("image", OTHER)} and things["image", IMAGE]["action"] == "keep"
     assert gone(gc(server, "--dry-run"), "remove") == set()
     server.remove_pod(pod)
 
@@ -138,11 +138,11 @@ def test_unknown_files_are_reported_and_not_removed(server: Server) -> None:
     ]
     for path in strange:
         path.write_text("precious")
-    found = gc(server)
+    things = gc(server)
     for path in strange:
-        assert found["unknown", str(path)]["action"] == "keep" and path.read_text() == "precious"
+        assert things["unknown", str(path)]["action"] == "keep" and path.read_text() == "precious"
         path.unlink()
-    assert "set aside" in found["unknown", str(strange[2])]["why"]
+    assert "set aside" in things["unknown", str(strange[2])]["why"]
     assert not any(kind == "unknown" for kind, _ in gc(server)), "its own files are known"
 
 

@@ -40,9 +40,9 @@ def server() -> Iterator[Server]:
 
 
 def parent_of(pid: int) -> int:
-    found = stat(pid)
-    assert found is not None
-    return found.parent
+    process_stat = stat(pid)
+    assert process_stat is not None
+    return process_stat.parent
 
 
 def shims_below(server: Server) -> set[int]:

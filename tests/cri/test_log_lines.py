@@ -38,8 +38,8 @@ class Log:
     def records(self) -> list[dict[str, Any]]:
         """The records of the log, without the doctor's findings about this machine, which come some
         time after the start."""
-        found = [json.loads(line) for line in self.text().splitlines()]
-        return [record for record in found if record["logger"] != "cri_server.doctor.examine"]
+        records = [json.loads(line) for line in self.text().splitlines()]
+        return [record for record in records if record["logger"] != "cri_server.doctor.examine"]
 
     def wait(self, message: str) -> dict[str, Any]:
         """The first record with this message: an exit is heard of when it happens."""
@@ -66,12 +66,12 @@ def test_a_pods_life(server: Server) -> None:
     server.stop_pod(pod)  # kubelet does
     server.remove_pod(pod)
     server.remove_pod(pod)
-    found = log.records()
-    assert [r["message"] for r in found if r["message"] != "container ended"] == [
+    records = log.records()
+    assert [r["message"] for r in records if r["message"] != "container ended"] == [
         *("RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer", "RemoveContainer"),
         *("StopPodSandbox", "RemovePodSandbox"),
     ]
-    for record in found:
+    for record in records:
         assert (
             record["pod"] == "default/life"
             and record["pod_id"] == pod
@@ -81,8 +81,8 @@ def test_a_pods_life(server: Server) -> None:
             assert record["container"] == "c" and record["container_id"] == container
         if record["message"] != "container ended":
             assert record["outcome"] == "OK" and record["duration_ms"] > 0
-    assert found[1]["image"] == IMAGE
-    (ended,) = [r for r in found if r["message"] == "container ended"]
+    assert records[1]["image"] == IMAGE
+    (ended,) = [r for r in records if r["message"] == "container ended"]
     assert (
         ended["exit_code"] == 137
         and ended["container_id"] == container

@@ -70,8 +70,8 @@ def scrape(path: Path) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def value(found: dict[str, Metric], name: str, **labels: str) -> float:
-    family = found.get(name) or found[re.sub("_(count|sum|bucket|total)$", "", name)]
+def value(metrics: dict[str, Metric], name: str, **labels: str) -> float:
+    family = metrics.get(name) or metrics[re.sub("_(count|sum|bucket|total)$", "", name)]
     return sum(
         s.value for s in family.samples if s.name == name and labels.items() <= s.labels.items()
     )
@@ -242,12 +242,12 @@ def test_dashboard_and_alerts_use_existing_metrics(server: Server, address: Path
         assert query.count("(") == query.count(")") and query.count("{") == query.count("}"), query
     assert all({"alert", "expr", "labels", "annotations"} <= set(alert) for alert in alerts)
     assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
-    shown = {name for query in queries for name in NAME.findall(query)}
+    used = {name for query in queries for name in NAME.findall(query)}
     assert {
         "pyrunc_call_duration_seconds_bucket",
         "pyrunc_network_leases",
         "pyrunc_sessions",
-    } <= shown
+    } <= used
 
 
 def test_health(server: Server, address: Path) -> None:
@@ -310,8 +310,8 @@ def test_debug_profile(server: Server) -> None:
     folded = cli(server, "debug", "profile", "0.3", "--folded").splitlines()
     assert folded and all(re.fullmatch(r"[^ ]+(;[^ ]+)* \d+", line) for line in folded), folded
     assert any(line.startswith("MainThread;") for line in folded)
-    shown = cli(server, "debug", "profile", "0.3")
-    assert "with calls" in shown and re.search(r"100\.0%", shown)
+    output = cli(server, "debug", "profile", "0.3")
+    assert "with calls" in output and re.search(r"100\.0%", output)
 
 
 def test_signal_shows_the_threads_of_a_server_that_hangs(server: Server) -> None:

@@ -55,14 +55,14 @@ def mounts_of(server: Server) -> list[str]:
 def held_mounts(server: Server) -> int:
     """Returns the descriptors of image mounts that the server holds."""
     folder = Path(f"/proc/{server.pid}/fdinfo")
-    found = 0
+    count = 0
     for name in os.listdir(folder):
         try:
             target = os.stat(f"/proc/{server.pid}/fd/{name}/bin/busybox")
         except OSError:
             continue
-        found += bool(target.st_size) and os.readlink(f"/proc/{server.pid}/fd/{name}") == "/"
-    return found
+        count += bool(target.st_size) and os.readlink(f"/proc/{server.pid}/fd/{name}") == "/"
+    return count
 
 
 def test_a_pull_writes_no_file_of_a_layer_and_mounts_nothing(server: Server) -> None:
@@ -235,8 +235,8 @@ def collect_garbage(server: Server, dry_run: bool = False) -> list[dict[str, Any
     done = subprocess.run(
         [*command, *["--dry-run"] * dry_run], capture_output=True, cwd=REPOSITORY, check=True
     )
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    items: list[dict[str, Any]] = json.loads(done.stdout)
+    return items
 
 
 def test_gc_removes_a_tar_without_image(server: Server) -> None:

@@ -13,7 +13,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
-from tests.cri.test_takeover import known_of, lose_shim
+from tests.cri.test_takeover import lose_shim, verbose_info
 from tests.support.keeper import keeper_pid
 from tests.support.processes import wait_until
 
@@ -63,11 +63,11 @@ def test_add_and_del_get_the_same_path_of_the_namespace(server: Server) -> None:
     versions passed another path to DEL than to ADD."""
     pod = server.run_pod()
     name = f"{server.names}/{pod}"
-    assert known_of(server, pod)["netns"] == name
-    assert os.stat(name).st_ino == network_of(known_of(server, pod)["pid"])
+    assert verbose_info(server, pod)["netns"] == name
+    assert os.stat(name).st_ino == network_of(verbose_info(server, pod)["pid"])
     lose_shim(server, pod)
     server.restart()
-    assert known_of(server, pod)["netns"] == name
+    assert verbose_info(server, pod)["netns"] == name
     server.stop_pod(pod)
     assert called(server) == [f"ADD {name}", f"DEL {name}"] and not os.path.lexists(name)
     server.remove_pod(pod)
@@ -82,14 +82,14 @@ def test_a_pod_with_a_user_namespace_has_a_namespace_name(server: Server) -> Non
     )
     pod = server.run_pod(config)
     name = f"{server.names}/{pod}"
-    assert os.stat(name).st_ino == network_of(known_of(server, pod)["pid"])
+    assert os.stat(name).st_ino == network_of(verbose_info(server, pod)["pid"])
     server.remove_pod(pod)
     assert called(server) == [f"ADD {name}", f"DEL {name}"]
 
 
 def test_del_gets_the_namespace_after_server_keeper_and_shim_were_killed(server: Server) -> None:
     pod = server.run_pod()
-    name, inode = f"{server.names}/{pod}", network_of(known_of(server, pod)["pid"])
+    name, inode = f"{server.names}/{pod}", network_of(verbose_info(server, pod)["pid"])
     shim = shim_pid(server, pod)
     server.kill()
     for pid in (keeper_pid(server.state), shim):
@@ -129,7 +129,7 @@ def test_an_add_ons_pod_sees_names_appear_and_disappear(server: Server, add_on: 
     pod = server.run_pod()
     name = called(server)[-1].removeprefix("ADD ")
     place = os.path.join(folder, of_name(name))
-    inode = network_of(known_of(server, pod)["pid"])
+    inode = network_of(verbose_info(server, pod)["pid"])
     assert server.output(agent, "stat", "-L", "-c", "%i", place) == f"{inode}\n"
     assert network_of(pid_of(server, agent)) != inode
     server.stop_pod(pod)

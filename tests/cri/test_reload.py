@@ -51,11 +51,11 @@ def pinned(server: Server) -> bool:
 
 def test_a_reload_names_the_keys_that_need_a_restart(server: Server) -> None:
     assert not pinned(server)
-    said = reload(server, f"[images]\npinned = [{json.dumps(IMAGE)}]\n[streaming]\nport = 1\n")
+    output = reload(server, f"[images]\npinned = [{json.dumps(IMAGE)}]\n[streaming]\nport = 1\n")
     assert pinned(server)
-    assert f'images.pinned is now ["{IMAGE}"], it was []' in said
-    assert "streaming.port stays 0 until the server is restarted; the file says 1" in said
-    assert "1 of 2 differences applied" in said
+    assert f'images.pinned is now ["{IMAGE}"], it was []' in output
+    assert "streaming.port stays 0 until the server is restarted; the file says 1" in output
+    assert "1 of 2 differences applied" in output
 
 
 def test_limits_of_containers_to_come(server: Server) -> None:
@@ -86,17 +86,17 @@ def test_another_folder_of_network_configurations(server: Server) -> None:
 )
 def test_a_file_that_is_wrong_changes_nothing(server: Server, text: str, why: str) -> None:
     reload(server, f"[images]\npinned = [{json.dumps(IMAGE)}]\n")
-    said = reload(server, f"{text}\n[server]\nlog_level = 'debug'\n")
-    assert "is not reloaded, nothing has changed" in said and why in said
+    output = reload(server, f"{text}\n[server]\nlog_level = 'debug'\n")
+    assert "is not reloaded, nothing has changed" in output and why in output
     assert pinned(server)
 
 
 def test_the_log_changes_its_level_and_form(server: Server) -> None:
-    said = reload(server, '[server]\nlog_format = "json"\n')
-    [line] = [line for line in said.splitlines() if "differences applied" in line]
+    output = reload(server, '[server]\nlog_format = "json"\n')
+    [line] = [line for line in output.splitlines() if "differences applied" in line]
     assert "differences applied" in json.loads(line)["message"]
-    said = reload(server, "")
-    assert 'server.log_format is now "text", it was "json"' in said
+    output = reload(server, "")
+    assert 'server.log_format is now "text", it was "json"' in output
 
 
 def test_signals_in_the_middle_of_pulls(server: Server, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_signals_in_the_middle_of_pulls(server: Server, tmp_path: Path) -> None:
             )
 
         pulls = [pool.submit(pull, number) for number in range(4)]
-        assert wait_until(lambda: len(registry.asked(layers)) == 4, 30)
+        assert wait_until(lambda: len(registry.requested(layers)) == 4, 30)
         for number in range(100):
             (server.folder / "config.toml.d" / "test.toml").write_text(texts[number % 3])
             os.kill(server.pid, signal.SIGHUP)

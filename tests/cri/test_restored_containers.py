@@ -34,13 +34,13 @@ def refused(server: Server, reference: str) -> tuple[Code, str]:
     pod = server.run_pod()
     before = sorted(p.name for p in (server.root / "containers").iterdir())
     config = server.container_config(image=api.ImageSpec(image=reference))
-    found = (
+    containers = (
         code_of(lambda: server.create(pod, config)),
         message_of(lambda: server.create(pod, config)),
     )
     assert sorted(p.name for p in (server.root / "containers").iterdir()) == before
     assert not list((server.state / "containers").iterdir())
-    return found
+    return containers
 
 
 @pytest.mark.requirement("4.11.1")
@@ -110,8 +110,8 @@ def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_pat
 def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -> None:
     """CRI-O's has no `sha256:`, and is a name of Docker Hub by its form."""
     config = {"rootfsImageRef": "0123456789abcdef" * 4, "rootfsImageName": ""}
-    code, said = refused(server, archive(tmp_path / "a.tar", *IMAGES, **config))
-    assert code == Code.NOT_FOUND and "the image of the checkpoint is not on this node" in said
+    code, message = refused(server, archive(tmp_path / "a.tar", *IMAGES, **config))
+    assert code == Code.NOT_FOUND and "the image of the checkpoint is not on this node" in message
 
 
 def test_files_that_are_no_archive_are_refused(server: Server, criu: Path, tmp_path: Path) -> None:
@@ -128,8 +128,12 @@ def test_files_that_are_no_archive_are_refused(server: Server, criu: Path, tmp_p
             "",
         ),
     ):
-        found, said = refused(server, reference)
-        assert (code is None or found == code) and why in said, (reference, found, said)
+        actual_code, message = refused(server, reference)
+        assert (code is None or actual_code == code) and why in message, (
+            reference,
+            actual_code,
+            message,
+        )
 
 
 @pytest.mark.parametrize(
@@ -150,8 +154,8 @@ def test_files_that_are_no_archive_are_refused(server: Server, criu: Path, tmp_p
 def test_a_hostile_archive(
     server: Server, criu: Path, tmp_path: Path, members: list[tuple[str, bytes | str | None]]
 ) -> None:
-    code, said = refused(server, archive(tmp_path / "a.tar", *members))
-    assert code == Code.INVALID_ARGUMENT and "checkpoint" in said, said
+    code, message = refused(server, archive(tmp_path / "a.tar", *members))
+    assert code == Code.INVALID_ARGUMENT and "checkpoint" in message, message
     # os.walk passes over what the emptying of the trash takes away meanwhile.
     assert not [path for path, _, names in os.walk(server.root) if "escaped" in names]
     assert not (tmp_path.parent / "escaped").exists()
@@ -159,7 +163,7 @@ def test_a_hostile_archive(
 
 def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> None:
     spec = {"mounts": [{"destination": "/data", "type": "bind", "source": "/etc"}]}
-    code, said = refused(
+    code, message = refused(
         server,
         archive(
             tmp_path / "a.tar",
@@ -167,9 +171,9 @@ def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> Non
             ("spec.dump", json.dumps({**spec, "linux": SEPARATE}).encode()),
         ),
     )
-    assert code == Code.INVALID_ARGUMENT and "had host mounts at /data" in said
+    assert code == Code.INVALID_ARGUMENT and "had host mounts at /data" in message
 
 
 def test_without_criu_nothing_is_created(server: Server, tmp_path: Path) -> None:
-    code, said = refused(server, archive(tmp_path / "a.tar", *IMAGES))
-    assert code == Code.FAILED_PRECONDITION and "criu is not in $PATH" in said
+    code, message = refused(server, archive(tmp_path / "a.tar", *IMAGES))
+    assert code == Code.FAILED_PRECONDITION and "criu is not in $PATH" in message

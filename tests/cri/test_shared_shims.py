@@ -120,8 +120,8 @@ def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
     os.kill(lost, signal.SIGKILL)
     assert wait_until(lambda: lost not in {shim_pid(server, pod) for pod in pods}, 30)
     for pod, container in zip(pods, containers, strict=True):
-        shown = f"sandbox {pod}: another shim has taken over"
-        assert pod not in mine or wait_until(lambda text=shown: text in server.tail(1000), 30)  # type: ignore[misc]
+        line = f"sandbox {pod}: another shim has taken over"
+        assert pod not in mine or wait_until(lambda text=line: text in server.tail(1000), 30)  # type: ignore[misc]
         assert server.output(container, "echo", "here") == "here\n"
     assert wait_until(lambda: len(shims(server)) == 2, 30), "it is replaced"
     assert lost not in shims(server)
@@ -131,10 +131,10 @@ def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
 
 def test_shims_without_pods_end_with_the_server(server: Server) -> None:
     pod = server.run_pod()
-    kept = shim_pid(server, pod)
+    shim = shim_pid(server, pod)
     all_of_them = shims(server)
     server.stop()
-    assert wait_until(lambda: [p for p in all_of_them if Path(f"/proc/{p}").exists()] == [kept], 30)
+    assert wait_until(lambda: [p for p in all_of_them if Path(f"/proc/{p}").exists()] == [shim], 30)
     server.start()
     server.remove_all()
     nothing_left(server)

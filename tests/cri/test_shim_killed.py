@@ -80,12 +80,12 @@ def populated(group: Path) -> bool:
     return "populated 1" in (group / "cgroup.events").read_text()
 
 
-def made(found: list[Path]) -> bool:
-    return bool(found)
+def made(folders: list[Path]) -> bool:
+    return bool(folders)
 
 
-def entered(found: list[Path]) -> bool:
-    return any(populated(group) for group in found)
+def entered(folders: list[Path]) -> bool:
+    return any(populated(group) for group in folders)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
     pod = server.run_pod(host_network=True)  # needs neither of them
     server.launch(pod)
     server.remove_all()
-    known = shims(server)
-    for pid in known:
+    before = shims(server)
+    for pid in before:
         os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: not shims(server) & known, 30)
+    assert wait_until(lambda: not shims(server) & before, 30)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(code_of, lambda: server.run_pod(host_network=True))
         time.sleep(0.5)

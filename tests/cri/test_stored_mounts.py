@@ -48,11 +48,11 @@ def big_file(server: Server, pod: str, name: str) -> Path:
 
 def superblocks(server: Server) -> set[int]:
     """Returns the device numbers of the image mounts that the server holds."""
-    folder, found = Path(f"/proc/{server.pid}/fd"), set()
+    folder, devices = Path(f"/proc/{server.pid}/fd"), set()
     for fd in folder.iterdir():
         if (fd / "big").exists():
-            found.add(os.stat(fd).st_dev)
-    return found
+            devices.add(os.stat(fd).st_dev)
+    return devices
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])

@@ -66,17 +66,17 @@ def lose_shim(server: Server, pod: str) -> int:
     return shim_pid(server, pod)
 
 
-def known_of(server: Server, pod: str) -> dict[str, Any]:
+def verbose_info(server: Server, pod: str) -> dict[str, Any]:
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
-    found: dict[str, Any] = json.loads(
+    info: dict[str, Any] = json.loads(
         server.runtime.PodSandboxStatus(request, timeout=10).info["info"]
     )
-    return found
+    return info
 
 
 def wait_for_it(server: Server, pod: str) -> None:
-    shown = f"sandbox {pod}: another shim has taken over"
-    assert wait_until(lambda: shown in server.tail(1000), 30), server.tail()
+    line = f"sandbox {pod}: another shim has taken over"
+    assert wait_until(lambda: line in server.tail(1000), 30), server.tail()
 
 
 def test_containers_run_on_and_tell_their_exit_code(server: Server) -> None:
@@ -170,9 +170,9 @@ def test_the_network_goes_with_the_pod(server: Server) -> None:
     second = server.launch(pod, config)
     assert address in server.output(second, "ip", "addr")
     assert server.output(first, "ip", "addr") == server.output(second, "ip", "addr")
-    shown = known_of(server, pod)
-    assert [i["sandbox"] for i in shown["cniResult"]["interfaces"] if i["name"] == "eth0"] == [
-        shown["netns"]
+    info = verbose_info(server, pod)
+    assert [i["sandbox"] for i in info["cniResult"]["interfaces"] if i["name"] == "eth0"] == [
+        info["netns"]
     ]
     assert server.output(second, "df", "/dev/shm") == server.output(first, "df", "/dev/shm")
     server.stop_pod(pod)
@@ -387,8 +387,8 @@ def test_a_full_disk_ends_no_pod() -> None:
         filler.unlink()
         for _ in range(2):
             server.restart()
-            known = known_of(server, pod)
-            assert known["shimPid"] == shim and known["netns"] == f"{server.names}/{pod}"
+            info = verbose_info(server, pod)
+            assert info["shimPid"] == shim and info["netns"] == f"{server.names}/{pod}"
         assert server.status(container).state == api.CONTAINER_RUNNING
         server.remove_all()
         nothing_left(server)

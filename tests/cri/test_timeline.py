@@ -42,8 +42,8 @@ def run(server: Server, *words: str, code: int = 0) -> str:
 
 
 def calls(server: Server, *words: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run(server, *words, "--json"))
-    return found
+    entries: list[dict[str, Any]] = json.loads(run(server, *words, "--json"))
+    return entries
 
 
 def test_a_pods_life(server: Server) -> None:
@@ -53,12 +53,12 @@ def test_a_pods_life(server: Server) -> None:
     server.stop_pod(pod)
     server.stop_pod(pod)
     server.remove_pod(pod)
-    found = calls(server, "default/life")
-    names = [call["call"] for call in found]
+    entries = calls(server, "default/life")
+    names = [call["call"] for call in entries]
     assert names[:3] == ["RunPodSandbox", "CreateContainer", "StartContainer"]
     assert {"StopContainer", "container ended", "RemovePodSandbox"} < set(names)
     assert names.count("StopPodSandbox") == 1, "one that found nothing to do is not remembered"
-    ran = found[0]
+    ran = entries[0]
     assert ran["pod_id"] == pod and ran["outcome"] == "OK"
     spans = {span["name"]: span for span in ran["spans"]}
     assert {"state", "shim", "network", "record"} < set(spans) and any(
@@ -71,7 +71,7 @@ def test_a_pods_life(server: Server) -> None:
             <= span["offset_ms"] + span["duration_ms"]
             <= ran["duration_ms"] + 1
         )
-    assert "execute" in {span["name"] for span in found[2]["spans"]}
+    assert "execute" in {span["name"] for span in entries[2]["spans"]}
     text = run(server, pod[:12])
     assert "RunPodSandbox default/life OK" in text and "█" in text and " network\n" in text
     assert "container ended default/life c exit code 137" in text
@@ -122,22 +122,22 @@ def test_spans_of_shims(server: Server) -> None:
     pod = server.run_pod(server.pod_config("parts"))
     container = server.launch(pod, server.container_config(["sleep", "600"]))
     server.exec(container, "true")
-    found = {call["call"]: call for call in calls(server, "default/parts")}
+    by_call = {call["call"]: call for call in calls(server, "default/parts")}
     server.remove_pod(pod)
     launch = ["spawn the launcher", "clone the process", "set it up and execute"]
-    pause = parts_of(found["RunPodSandbox"], "holder")
+    pause = parts_of(by_call["RunPodSandbox"], "holder")
     assert pause[-3:] == launch and "cgroup" in pause[:-3]
-    assert parts_of(found["CreateContainer"], "launch") == ["compile"]
-    compiled = parts_of(found["CreateContainer"], "compile")
+    assert parts_of(by_call["CreateContainer"], "launch") == ["compile"]
+    compiled = parts_of(by_call["CreateContainer"], "compile")
     assert compiled[0] == "read and parse" and {"plan", "lower"} < set(compiled)
-    assert parts_of(found["StartContainer"], "execute") == ["log and pipes", *launch, "record"]
-    assert [s["name"] for s in found["ExecSync"]["spans"] if "parent" not in s] == [
+    assert parts_of(by_call["StartContainer"], "execute") == ["log and pipes", *launch, "record"]
+    assert [s["name"] for s in by_call["ExecSync"]["spans"] if "parent" not in s] == [
         "execute",
         "command",
     ]
-    executed = parts_of(found["ExecSync"], "execute")
+    executed = parts_of(by_call["ExecSync"], "execute")
     assert executed == ["read and parse", "plan and lower", *launch]
-    for call in found.values():
+    for call in by_call.values():
         ends = {
             span["id"]: span["offset_ms"] + span["duration_ms"] for span in call.get("spans", ())
         }
@@ -153,21 +153,21 @@ def test_the_launchers_operations_and_a_page(tmp_path: Path) -> None:
         pod = server.run_pod(server.pod_config("deep"), host_network=True)
         container = server.launch(pod, server.container_config(["sleep", "600"]))
         server.exec(container, "sh", "-c", "echo secret")
-        found = {call["call"]: call for call in calls(server, "deep")}
+        by_call = {call["call"]: call for call in calls(server, "deep")}
         for call, line in (
             ("RunPodSandbox", "pivot_root"),
             ("StartContainer", "mount 'proc' on '/proc' (nosuid,nodev,noexec)"),
             ("ExecSync", "setns 'container' namespaces mnt"),
         ):
-            named = [s for s in found[call]["spans"] if line in s["name"]]
-            assert len(named) == 1 and "parent" in named[0], found[call]
+            named = [s for s in by_call[call]["spans"] if line in s["name"]]
+            assert len(named) == 1 and "parent" in named[0], by_call[call]
             numbers = [
                 int(s["name"].split()[0])
-                for s in found[call]["spans"]
+                for s in by_call[call]["spans"]
                 if s["name"].split()[0].isdigit()
             ]
             assert sorted(numbers) == list(range(1, len(numbers) + 1)), "each line of the plan once"
-        assert "secret" not in json.dumps(found)
+        assert "secret" not in json.dumps(by_call)
         page = tmp_path / "page.html"
         assert run(server, "deep", "--html", str(page)) == ""
         text = page.read_text()

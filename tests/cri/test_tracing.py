@@ -67,13 +67,13 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError):
             server.start_container(wrong)
         server.stop()  # what waits is sent
-        found = spans(tmp_path / "spans")
-        by_id = {span["id"]: span for span in found}
-        roots = {span["name"]: span for span in found if span["parent"] not in by_id}
+        by_name = spans(tmp_path / "spans")
+        by_id = {span["id"]: span for span in by_name}
+        roots = {span["name"]: span for span in by_name if span["parent"] not in by_id}
         assert set(roots) == {"RunPodSandbox", "CreateContainer", "StartContainer"}
         ran, started = roots["RunPodSandbox"], roots["StartContainer"]
-        assert {span["service"] for span in found} == {"pyrunc-cri"} and {
-            s["path"] for s in found
+        assert {span["service"] for span in by_name} == {"pyrunc-cri"} and {
+            s["path"] for s in by_name
         } == {"/v1/traces"}
         assert (ran["trace"], ran["parent"], ran["failed"]) == (TRACE, SPAN, False)
         assert ran["attributes"] == {
@@ -84,16 +84,16 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
             "rpc.method": "RunPodSandbox",
             "rpc.response.status_code": "OK",
         }
-        assert unsampled not in json.dumps(found), "who calls has decided against it"
+        assert unsampled not in json.dumps(by_name), "who calls has decided against it"
         assert (
             started["failed"] and "/no/such/program" in started["words"] and started["parent"] == ""
         )
         assert started["attributes"]["pyrunc.failed_step"] == "execute"
-        assert {s["name"] for s in found if s["parent"] == started["id"] and s["failed"]} == {
+        assert {s["name"] for s in by_name if s["parent"] == started["id"] and s["failed"]} == {
             "execute"
         }
-        assert "holder" in {span["name"] for span in found if span["parent"] == ran["id"]}
-        for span in found:
+        assert "holder" in {span["name"] for span in by_name if span["parent"] == ran["id"]}
+        for span in by_name:
             parent = by_id.get(span["parent"])
             assert span["begin_ns"] <= span["end_ns"]
             if parent:

@@ -113,11 +113,11 @@ def count_descriptors(server: Server) -> int:
 
 def open_files(server: Server) -> list[str]:
     """Return the targets of the server's descriptors."""
-    found = []
+    numbers = []
     for entry in os.scandir(f"/proc/{server.pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(entry))
-    return found
+            numbers.append(os.readlink(entry))
+    return numbers
 
 
 def count_deleted(server: Server) -> int:
@@ -144,7 +144,7 @@ class Client:
         self.socket.connect(str(server.socket))
         self.socket.settimeout(60)
         self.encoder = hpack.Encoder()
-        self.heard = bytearray()
+        self.received = bytearray()
         self.send(greeting)
 
     def __enter__(self) -> Client:
@@ -178,14 +178,14 @@ class Client:
         """Read to the end: the code of the GOAWAY."""
         with contextlib.suppress(ConnectionResetError):
             while data := self.socket.recv(1 << 20):
-                self.heard += data
+                self.received += data
         code, at = None, 0
-        while at + frames.HEAD_BYTES <= len(self.heard):
-            high, low, kind, _, _ = frames.HEAD.unpack_from(self.heard, at)
+        while at + frames.HEAD_BYTES <= len(self.received):
+            high, low, kind, _, _ = frames.HEAD.unpack_from(self.received, at)
             at += frames.HEAD_BYTES + (high << 8 | low)
             if kind == frames.GOAWAY:
                 code = ErrorCode(
-                    int.from_bytes(self.heard[at - (high << 8 | low) + 4 :][:4], "big")
+                    int.from_bytes(self.received[at - (high << 8 | low) + 4 :][:4], "big")
                 )
         return code
 
@@ -268,8 +268,8 @@ def test_header_bomb(server: Server) -> None:
         assert client.send(client.call(203, "Version"))
         client.socket.shutdown(socket.SHUT_WR)
         assert client.parting() is None
-        assert client.heard.count(b"the headers exceed") == 100
-        assert grpc_framing.OK_BLOCK in client.heard
+        assert client.received.count(b"the headers exceed") == 100
+        assert grpc_framing.OK_BLOCK in client.received
 
 
 def test_garbage(server: Server) -> None:
@@ -421,12 +421,12 @@ def test_large_answers_to_clients_that_do_not_read(server: Server) -> None:
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=LARGE_ANSWER, timeout=120)
     before_kib, descriptors = resident_kib(server), count_descriptors(server)
-    kept = count_deleted(server)
+    deleted = count_deleted(server)
     reset_peak(server)
     with Client(server) as client:
         for number in range(1, 49, 2):
             client.send(client.call(number, "ExecSync", request.SerializeToString()))
-        assert wait_until(lambda: count_deleted(server) - kept == 24, 120)
+        assert wait_until(lambda: count_deleted(server) - deleted == 24, 120)
         assert wait_until(lambda: "head" not in server.output(container, "ps"), 120)
     assert wait_until(lambda: count_descriptors(server) <= descriptors, 60), open_files(server)
     assert resident_kib(server, "VmHWM") - before_kib < GROWTH_LIMIT_KIB
@@ -440,8 +440,10 @@ def test_hundreds_of_calls_at_once(server: Server) -> None:
     request = api.ExecSyncRequest(container_id=container, cmd=["cat", "/gate"], timeout=120)
     execs = [server.runtime.ExecSync.future(request, timeout=120) for _ in range(100)]
     assert wait_until(lambda: server.output(container, "ps").count("cat /gate") == len(execs), 60)
-    asked = api.ContainerStatusRequest(container_id=container)
-    for call in [server.runtime.ContainerStatus.future(asked, timeout=60) for _ in range(700)]:
+    status_request = api.ContainerStatusRequest(container_id=container)
+    for call in [
+        server.runtime.ContainerStatus.future(status_request, timeout=60) for _ in range(700)
+    ]:
         call.result()
     assert not any(call.done() for call in execs)
     server.output(container, "sh", "-c", ": >/gate")

@@ -73,8 +73,8 @@ def test_the_version_before_takes_them_back(server: Server) -> None:
 
 def wait_until_moved(server: Server, pods: list[str]) -> None:
     for pod in pods:
-        shown = f"sandbox {pod}: another shim has taken over"
-        assert wait_until(lambda text=shown: text in server.tail(1000), 30)  # type: ignore[misc]
+        line = f"sandbox {pod}: another shim has taken over"
+        assert wait_until(lambda text=line: text in server.tail(1000), 30)  # type: ignore[misc]
 
 
 def _named(server: Server, command: list[str], name: str) -> api.ContainerConfig:

@@ -97,7 +97,7 @@ async def test_a_manifest_names_a_foreign_configuration(
         document["layers"] = [push_blob(attacker, b"junk", types.OCI_LAYER)]
     reference = put_manifest(attacker, document["config"], document["layers"])
     assert "not found" in await refused(node, reference, NotFound)
-    assert attacker.asked(f"blobs/{SECRET.id}")
+    assert attacker.requested(f"blobs/{SECRET.id}")
 
 
 async def test_a_foreign_layer_over_junk(node: ImageService, attacker: Registry) -> None:
@@ -108,7 +108,7 @@ async def test_a_foreign_layer_over_junk(node: ImageService, attacker: Registry)
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     junk = push_blob(attacker, layer({"junk": "junk"}), types.OCI_LAYER)
     await refused(node, put_manifest(attacker, config, [junk]), PeerError)
-    assert attacker.asked(f"blobs/{junk['digest']}")
+    assert attacker.requested(f"blobs/{junk['digest']}")
 
 
 async def test_a_foreign_blob_tells_nothing(node: ImageService, attacker: Registry) -> None:
@@ -132,7 +132,7 @@ async def test_a_manifest_digest_is_no_proof(node: ImageService, attacker: Regis
     await refused(node, f"{attacker.host}/mine:v1", NotFound)
     [digest] = [r for _, r in attacker.manifests if r.startswith("sha256:")]
     await refused(node, f"{attacker.host}/mine@{digest}", NotFound)
-    assert attacker.asked("GET .*/manifests/")
+    assert attacker.requested("GET .*/manifests/")
 
 
 async def test_credentials_are_asked_for_what_is_here(
@@ -182,7 +182,7 @@ async def test_what_is_pulled_rightly_is_shared(node: ImageService, attacker: Re
     layers are not fetched again."""
     attacker.push("copied/app:v1", SECRET)
     assert await node.pull(f"{attacker.host}/copied/app:v1") == SECRET.id
-    blobs = {request.path.rpartition("/")[2] for request in attacker.asked("/blobs/")}
+    blobs = {request.path.rpartition("/")[2] for request in attacker.requested("/blobs/")}
     assert blobs == {SECRET.id}
     assert texts(await node.rootfs(SECRET.id), "secret") == ["the other tenant's"]
 

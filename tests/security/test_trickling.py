@@ -62,7 +62,7 @@ async def trickled(
     layers = min(sum(len(built.layers) for built in images), STREAMS_AT_ONCE)
     try:
         begun = await asyncio.to_thread(
-            wait_for, lambda: len(registry.asked("/blobs/")) >= layers + len(images)
+            wait_for, lambda: len(registry.requested("/blobs/")) >= layers + len(images)
         )
         assert begun
         yield
@@ -110,7 +110,7 @@ async def test_a_tenant_of_the_same_registry_trickles(
     registry.push("mine:v1", BASE)
     pull = asyncio.create_task(service.pull(f"{registry.host}/mine:v1"))
     try:
-        assert await asyncio.to_thread(wait_for, lambda: len(registry.asked("/blobs/")) >= 3)
+        assert await asyncio.to_thread(wait_for, lambda: len(registry.requested("/blobs/")) >= 3)
         async with asyncio.timeout(SOON_S):
             assert await service.pull(f"{registry.host}/base:v1") == BASE.id
         assert not pull.done()
@@ -128,5 +128,5 @@ async def test_pulls_from_one_registry_that_is_fast_share_a_layer(
     await asyncio.gather(
         service.pull(f"{registry.host}/base:v1"), service.pull(f"{registry.host}/other:v1")
     )
-    blobs = [request.path for request in registry.asked("/blobs/")]
+    blobs = [request.path for request in registry.requested("/blobs/")]
     assert len(blobs) == len(set(blobs)) == 5  # two configurations, three layers

@@ -205,7 +205,7 @@ class Registry:
                     return fault
         return None
 
-    def asked(self, match: str) -> list[Request]:
+    def requested(self, match: str) -> list[Request]:
         """The requests whose `METHOD path` contains a match."""
         return [r for r in self.requests if re.search(match, f"{r.method} {r.path}")]
 

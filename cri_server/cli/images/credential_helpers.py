@@ -64,7 +64,7 @@ class _Secret(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoginSource:
     """A provider that matches an image, and its configuration file."""
 
     file: Path
@@ -76,7 +76,7 @@ def folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
 
 
-def providers(image: str) -> list[Found]:
+def providers(image: str) -> list[LoginSource]:
     """Return the providers that match an image, in the order of the files. Raises WrongState for a
     wrong file."""
     import yaml
@@ -95,7 +95,7 @@ def providers(image: str) -> list[Found]:
                     f" {PROTOCOL}"
                 )
             if any(matches(pattern, repository) for pattern in provider.match_images):
-                matching.append(Found(path, provider))
+                matching.append(LoginSource(path, provider))
     return matching
 
 

@@ -56,28 +56,30 @@ class Reference:
         """Parse a reference. Raises InvalidArgument; Unsupported for a digest of another algorithm
         than sha256 and sha512."""
         if len(text) > TEXT_LIMIT:
-            raise InvalidArgument(f"image {_shown(text)}: longer than {TEXT_LIMIT} characters")
+            raise InvalidArgument(
+                f"image {_quoted_text(text)}: longer than {TEXT_LIMIT} characters"
+            )
         rest, at, digest = text.partition("@")
         if at and not is_digest(digest):
             if _FOREIGN_DIGEST.fullmatch(digest) and not _OURS.fullmatch(digest):
                 raise Unsupported(
-                    f"image {_shown(text)}: only sha256 and sha512 digests in lower case"
+                    f"image {_quoted_text(text)}: only sha256 and sha512 digests in lower case"
                     " are supported"
                 )
-            raise InvalidArgument(f"image {_shown(text)}: malformed digest")
+            raise InvalidArgument(f"image {_quoted_text(text)}: malformed digest")
         rest, tag = _split_tag(rest)
         if tag is not None and not _TAG.fullmatch(tag):
-            raise InvalidArgument(f"image {_shown(text)}: malformed tag")
+            raise InvalidArgument(f"image {_quoted_text(text)}: malformed tag")
         domain, path = _split_domain(rest)
         if not _DOMAIN.fullmatch(domain) or not _PATH.fullmatch(path):
             hint = ": the name must be lower case" if rest.lower() != rest else ""
-            raise InvalidArgument(f"image {_shown(text)}: malformed reference{hint}")
+            raise InvalidArgument(f"image {_quoted_text(text)}: malformed reference{hint}")
         port = split_port(domain)[1]
         if port and not 0 < int(port) < _PORTS_LIMIT:
-            raise InvalidArgument(f"image {_shown(text)}: port {port} is out of range")
+            raise InvalidArgument(f"image {_quoted_text(text)}: port {port} is out of range")
         if len(domain) + 1 + len(path) > NAME_LIMIT:
             raise InvalidArgument(
-                f"image {_shown(text)}: the name is longer than {NAME_LIMIT} characters"
+                f"image {_quoted_text(text)}: the name is longer than {NAME_LIMIT} characters"
             )
         return cls(domain, path, tag if tag or at else "latest", digest or None)
 
@@ -180,5 +182,5 @@ def _normal_host(host: str) -> str:
         return host
 
 
-def _shown(text: str) -> str:
+def _quoted_text(text: str) -> str:
     return repr(text if len(text) <= 200 else text[:200] + "…")

@@ -158,15 +158,15 @@ class Streams:
     def _interrupt_slow(self) -> None:
         # A registry that trickles its layers would otherwise hold all places for as long as it
         # likes.
-        slow = [holder for holder in self._active if holder.rate.is_slow]
-        for holder in slow[: len(self._waiters)]:
-            holder.give_way()
+        slow = [stream for stream in self._active if stream.rate.is_slow]
+        for stream in slow[: len(self._waiters)]:
+            stream.give_way()
 
     def _give_back(self, turn: StreamTurn) -> None:
         self._active.remove(turn)
         if not self._waiters:
             return
-        counts = Counter(holder.origin for holder in self._active)
+        counts = Counter(stream.origin for stream in self._active)
         chosen = min(self._waiters, key=lambda waiter: counts[waiter.origin])  # the first of equals
         granted = self._waiters.pop(chosen).granted
         self._active.append(chosen)

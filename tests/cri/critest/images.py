@@ -100,7 +100,7 @@ def _httpd(busybox: BuiltImage) -> BuiltImage:
 
 
 def _nginx(port: int) -> BuiltImage:
-    (found,) = archive_images(nginx.archive()).values()
+    (image,) = archive_images(nginx.archive()).values()
     site = (
         f"server {{ listen {port} default_server; root /var/www/html; index"
         " index.nginx-debian.html; }\n"
@@ -110,7 +110,7 @@ def _nginx(port: int) -> BuiltImage:
         for name in ("cat", "pidof", "sleep", "hostname")
     }
     files = {"etc/nginx/sites-enabled/default": site, "var/run": symlink("/run"), **tools}
-    return build.image([*found.layers, build.layer(files)], nginx.CONFIG)
+    return build.image([*image.layers, build.layer(files)], nginx.CONFIG)
 
 
 def _who() -> bytes:

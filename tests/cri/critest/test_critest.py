@@ -76,7 +76,9 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
 def test_every_spec_passes(server: Server, tmp_path: Path) -> None:
     specs = run_critest(server, tmp_path)
     bad = [
-        _shown(spec) for spec in specs if spec["State"] != "passed" and not _may_be_skipped(spec)
+        _description(spec)
+        for spec in specs
+        if spec["State"] != "passed" and not _may_be_skipped(spec)
     ]
     assert not bad, "\n\n".join(bad)
     assert len([spec for spec in specs if spec["State"] == "passed"]) > 100
@@ -85,9 +87,9 @@ def test_every_spec_passes(server: Server, tmp_path: Path) -> None:
 
 def _may_be_skipped(spec: dict[str, Any]) -> bool:
     name = " ".join([*spec["ContainerHierarchyTexts"], spec["LeafNodeText"]])
-    known = "benchmark" in name or any(left_out in name for left_out in LEFT_OUT)
+    may_skip = "benchmark" in name or any(left_out in name for left_out in LEFT_OUT)
     no_apparmor = "AppArmor" in name and not Path("/sys/kernel/security/apparmor").exists()
-    return spec["State"] == "skipped" and (known or no_apparmor)
+    return spec["State"] == "skipped" and (may_skip or no_apparmor)
 
 
 def run_critest(server: Server, folder: Path) -> list[dict[str, Any]]:
@@ -110,6 +112,6 @@ def run_critest(server: Server, folder: Path) -> list[dict[str, Any]]:
     return [spec for spec in suite["SpecReports"] if spec["LeafNodeType"] == "It"]
 
 
-def _shown(spec: dict[str, Any]) -> str:
+def _description(spec: dict[str, Any]) -> str:
     name = " ".join([*spec["ContainerHierarchyTexts"], spec["LeafNodeText"]])
     return f"{spec['State']}: {name}\n{spec.get('Failure', {}).get('Message', '')}"

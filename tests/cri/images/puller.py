@@ -104,9 +104,9 @@ async def main(store: str, *references: str) -> None:
     print("ready", flush=True)
     while True:
         for reference in references:
-            found = await service.pull(reference)
+            image = await service.pull(reference)
             print("pulled", flush=True)
-            await service.remove(found)
+            await service.remove(image)
             print("removed", flush=True)
         for reference in references:
             await service.pull(reference)

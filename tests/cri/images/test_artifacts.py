@@ -136,7 +136,7 @@ async def test_the_error_of_an_artifact_names_its_type(
         await service.pull(f"{registry.host}/app:v1")
     words = f"app:v1: an OCI artifact of type {artifact[named]!r}, not an image"
     assert words in caught.value.message
-    assert left_over(tmp_path) == set() and registry.asked("/blobs/") == []
+    assert left_over(tmp_path) == set() and registry.requested("/blobs/") == []
 
 
 async def test_an_artifact_manifest_is_refused(registry: Registry, service: ImageService) -> None:
@@ -182,7 +182,7 @@ async def test_layers_that_are_no_file_system_are_ignored(
     name = put_with_others(registry, *OTHERS.values())
     assert await service.pull(name) == BUILT.id
     unused = descriptor(b"no file system", "x")["digest"]
-    assert registry.asked(f"GET .*blobs/{unused}") == []
+    assert registry.requested(f"GET .*blobs/{unused}") == []
     tops = texts(await service.rootfs(BUILT.id), "top")
     assert tops in (["2"], ["2", "1"])
     archive = b"".join([part async for part in service.save([name])])

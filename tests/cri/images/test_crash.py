@@ -71,11 +71,13 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
     blobs, layers, tars = set[str](), set[str](), set[str]()
     for listed_image in listed:
         rootfs = await service.rootfs(listed_image.id)
-        wanted = [content(tar) for tar in by_id[listed_image.id].layers]
+        layer_contents = [content(tar) for tar in by_id[listed_image.id].layers]
         assert bool(rootfs.mount) == mounts
         if mounts:
-            wanted = [{name: data for files in wanted for name, data in files.items()}]
-        for tree, expected in zip(reversed(rootfs.lower_dirs), wanted, strict=True):
+            layer_contents = [
+                {name: data for files in layer_contents for name, data in files.items()}
+            ]
+        for tree, expected in zip(reversed(rootfs.lower_dirs), layer_contents, strict=True):
             files = {
                 str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()
             }
@@ -339,7 +341,7 @@ async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None
     subprocess.run(
         ["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(disk)], check=True
     )
-    found = set()
+    outcomes = set()
     with mounted(disk, tmp_path / "live") as live, pulling(live / "images", registry) as program:
         for _ in range(cuts):
             time.sleep(chance.random() * 0.6)
@@ -348,8 +350,8 @@ async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None
             program.send_signal(signal.SIGCONT)
             subprocess.run(["e2fsck", "-fy", str(copy)], check=False, capture_output=True)
             with mounted(copy, tmp_path / "after") as after:
-                found.add(await check(after / "images", built))
-    assert found
+                outcomes.add(await check(after / "images", built))
+    assert outcomes
 
 
 async def test_the_store_is_whole_after_a_power_cut_at_any_moment(

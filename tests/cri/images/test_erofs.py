@@ -34,7 +34,7 @@ LIMITS = Limits(size_bytes=64 << 20, entries=50_000)
 ACL_HEAD = b"\x02\0\0\0"
 
 
-def shown(root: Path) -> dict[bytes, Facts]:
+def facts_of(root: Path) -> dict[bytes, Facts]:
     """Returns the files of a folder as a container sees them, without whiteouts and overlayfs's
     attributes."""
     return {
@@ -51,7 +51,7 @@ def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
     """Returns the files of the mounted image, or the refusal."""
     try:
         with mounted(folder, tars, LIMITS) as root:
-            return "files", shown(root)
+            return "files", facts_of(root)
     except (BadLayer, ResourceExhausted):
         return "refused", None
 
@@ -63,7 +63,7 @@ def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
         unpack_bytes(tar, folder, LIMITS)
     except (BadLayer, ResourceExhausted):
         return "refused", None
-    return "files", shown(folder / "tree")
+    return "files", facts_of(folder / "tree")
 
 
 def same(tar: bytes, folder: Path) -> tuple[str, object]:
@@ -285,11 +285,11 @@ def assert_same_stack(folder: Path, tars: Sequence[bytes]) -> None:
     (folder / "stack").mkdir()
     stack = Stack(folder / "stack")
     try:
-        expected = shown(stack.mount(tars))
+        expected = facts_of(stack.mount(tars))
     finally:
         stack.unmount()
     with mounted(folder / "mounted", tars) as root:
-        actual = shown(root)
+        actual = facts_of(root)
     # overlayfs has the size of a layer's directory, and a number of links of its own
     assert actual == expected
 

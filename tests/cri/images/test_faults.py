@@ -86,7 +86,7 @@ async def test_an_interrupted_blob_continues_at_its_offset(
     layer_digest = build._digest(built.layers[0])
     registry.fault(layer_digest, times=1, cut_at=300_000)
     await service.pull(f"{registry.host}/app:v1")
-    ranges = [r.headers.get("range") for r in registry.asked(layer_digest)]
+    ranges = [r.headers.get("range") for r in registry.requested(layer_digest)]
     assert ranges == [None, "bytes=300000-"]
 
 
@@ -336,7 +336,9 @@ async def test_a_redirect_to_another_host_gets_no_secret(
             f'[host."{front.url}"]\n[host."{front.url}".header]\nX-Secret = "{PASSWORD}"\n',
         )
         assert await service.pull(f"{front.host}/app:v1", Auth("u", PASSWORD)) == built.id
-        assert storage.requests and front.asked("/manifests/")[-1].headers["x-secret"] == PASSWORD
+        assert (
+            storage.requests and front.requested("/manifests/")[-1].headers["x-secret"] == PASSWORD
+        )
         for request in storage.requests:
             assert "authorization" not in request.headers and "x-secret" not in request.headers
 
@@ -371,7 +373,7 @@ async def test_a_redirect_target_cannot_obtain_the_secret(
         assert (
             f"{front.host} redirects to {thief.host}, which requires another login" in error.message
         )
-        assert thief.asked("/stolen/") and not thief.asked("/token")
+        assert thief.requested("/stolen/") and not thief.requested("/token")
         assert all("authorization" not in request.headers for request in thief.requests)
 
 
@@ -799,4 +801,4 @@ async def test_a_blob_that_always_starts_again_is_given_up(
         registry.fault(digest, times=1, cut_at=300_000 + number % 2 * 600_000, ignore_range=True)
     error = await refused(service, f"{registry.host}/app:v1")
     assert "RegistryUnavailable" in error.message
-    assert len(registry.asked(digest)) < 15
+    assert len(registry.requested(digest)) < 15

@@ -33,9 +33,9 @@ async def test_all_attempts_of_a_compromised_unpacker_fail(tmp_path: Path, landl
     reading, writing = os.pipe()
     try:
         os.write(writing, b"the blob")
-        asked = exploit.Asked(str(folder), str(canary), os.getpid(), landlock, memory)
+        attack = exploit.AttackArguments(str(folder), str(canary), os.getpid(), landlock, memory)
         result = await zygote.run(
-            "tests.cri.images.exploit:try_all", asked, [reading], timeout_s=90
+            "tests.cri.images.exploit:try_all", attack, [reading], timeout_s=90
         )
     finally:
         os.close(reading)
@@ -46,7 +46,7 @@ async def test_all_attempts_of_a_compromised_unpacker_fail(tmp_path: Path, landl
     assert there == 0, "the memory was removed"
     answer = json.loads(result.stdout)
     with socket.socket() as any_socket:
-        assert len(exploit.attempts(asked, str(folder), any_socket)) > 50
+        assert len(exploit.attempts(attack, str(folder), any_socket)) > 50
     assert answer["succeeded"] == []
     assert {"d", "link", "whiteout"} <= set(answer["works"]) and (
         folder / "d/file"
@@ -73,10 +73,10 @@ async def test_all_attempts_of_a_compromised_decoder_fail(tmp_path: Path) -> Non
     sending, receiving = open_ends()
     with open(blob, "rb") as file:
         try:
-            asked = exploit.Asked(str(folder), str(canary), os.getpid(), 5, memory)
+            attack = exploit.AttackArguments(str(folder), str(canary), os.getpid(), 5, memory)
             result = await zygote.run(
                 "tests.cri.images.exploit:try_all_of_a_decoder",
-                asked,
+                attack,
                 [file.fileno(), *sending, file.fileno()],
                 timeout_s=90,
             )

@@ -67,7 +67,7 @@ async def test_a_redirect_within_the_token_server_is_followed(
     )
     secure.fault("/login/", status=200, body=TOKEN)
     await service.pull(f"{secure.host}/app:v1", auth)
-    [login] = secure.asked("/login/")
+    [login] = secure.requested("/login/")
     assert login.method == ("GET" if is_get else "POST")
     assert ("authorization" in login.headers) == bool(auth.username)
 
@@ -94,7 +94,7 @@ async def test_a_retry_after_beyond_the_bound_fails_at_once(
     secure.fault(what, status=429, headers={"Retry-After": header})
     with pytest.raises(PeerError, match=r"429, and no more requests for 3[56][0-9]{2} s"):
         await service.pull(f"{secure.host}/app:v1", SECRET)
-    assert len(secure.asked(what)) == 1
+    assert len(secure.requested(what)) == 1
 
 
 async def test_a_retry_after_within_the_bound_is_obeyed(
@@ -117,7 +117,7 @@ async def test_a_mirror_is_not_waited_for(
         text = f'server = "{secure.url}"\nca = "{certificates[0]}"\n[host."{mirror.url}"]\n'
         hosts_toml(tmp_path, secure.host, text)
         await service.pull(f"{secure.host}/app:v1", SECRET)
-        assert len(mirror.asked("manifests")) == 1
+        assert len(mirror.requested("manifests")) == 1
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ async def test_different_pulls_fetch_a_common_layer_once(
             f"app:{number}", image([common, layer({"own": str(number)})], {"Cmd": [str(number)]})
         )
     await asyncio.gather(*(service.pull(f"{registry.host}/app:{n}") for n in range(8)))
-    blobs = [r.path for r in registry.asked("GET /v2/app/blobs/")]
+    blobs = [r.path for r in registry.requested("GET /v2/app/blobs/")]
     assert len(blobs) == len(set(blobs)) == 8 + 8 + 1
     assert len(await service.list()) == 8
     chains = [service._store.catalog.content(i.id).chain for i in await service.list()]
@@ -306,7 +306,7 @@ async def test_an_image_may_have_the_same_layer_twice(
     assert names(rootfs.lower_dirs[0]) == ({"same", "other"} if rootfs.mount else {"same"})
 
 
-def asked(registry: Registry) -> list[str]:
+def paths_of(registry: Registry) -> list[str]:
     """Returns the requests since the last call, without the repository `app`."""
     requests = [f"{r.method} {r.path.removeprefix('/v2/app/')}" for r in registry.requests]
     registry.requests.clear()
@@ -328,10 +328,10 @@ async def test_a_pull_of_a_stored_image_fetches_only_the_configuration(
     target = "v1" if by == "tag" else digest
     name = f"{registry.host}/app{':' if by == 'tag' else '@'}{target}"
     assert await service.pull(name) == built.id
-    assert [r for r in asked(registry) if r.startswith("HEAD")] == []
+    assert [r for r in paths_of(registry) if r.startswith("HEAD")] == []
     before = await service.list()
     assert await service.pull(name) == built.id
-    assert asked(registry) == [f"HEAD manifests/{target}", f"GET blobs/{built.id}"]
+    assert paths_of(registry) == [f"HEAD manifests/{target}", f"GET blobs/{built.id}"]
     assert await service.list() == before
 
 
@@ -346,19 +346,23 @@ async def test_only_changed_blobs_are_fetched(registry: Registry, service: Image
     push_for_this_machine(registry, built)
     name = f"{registry.host}/app:v1"
     await service.pull(name)
-    asked(registry)
+    paths_of(registry)
     platform = types.host_platform()
     moved = registry.push_index(
         "app:v1", {("plan9", "386", ""): make(7), (platform.os, platform.architecture, ""): built}
     )
     await service.pull(name)
-    assert asked(registry) == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{built.id}"]
+    assert paths_of(registry) == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{built.id}"]
     [listed] = await service.list()
     assert f"{registry.host}/app@{moved}" in listed.repo_digests
     newer = make(8, layers=1)
     registry.push("app:v1", newer)
     assert await service.pull(name) == newer.id
-    assert asked(registry)[:3] == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{newer.id}"]
+    assert paths_of(registry)[:3] == [
+        "HEAD manifests/v1",
+        "GET manifests/v1",
+        f"GET blobs/{newer.id}",
+    ]
 
 
 HEADS = {
@@ -392,12 +396,12 @@ async def test_a_registry_without_head_requests_is_supported(
     built = make(layers=1)
     registry.push("app:v1", built)
     await service.pull(f"{registry.host}/app:v1")
-    asked(registry)
+    paths_of(registry)
     if fault:
         registry.fault("HEAD .*/manifests/", **fault)
     assert await service.pull(f"{registry.host}/app:v1") == built.id
     fetched = ["GET manifests/v1"] if is_fetched else []
-    assert asked(registry) == ["HEAD manifests/v1", *fetched, f"GET blobs/{built.id}"]
+    assert paths_of(registry) == ["HEAD manifests/v1", *fetched, f"GET blobs/{built.id}"]
 
 
 async def test_a_damaged_stored_manifest_is_fetched_again(
@@ -407,10 +411,10 @@ async def test_a_damaged_stored_manifest_is_fetched_again(
     digest = registry.push("app:v1", built)
     name = f"{registry.host}/app:v1"
     await service.pull(name)
-    asked(registry)
+    paths_of(registry)
     (tmp_path / "images/blobs/sha256" / digest.removeprefix("sha256:")).unlink()
     assert await service.pull(name) == built.id
-    assert asked(registry) == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{built.id}"]
+    assert paths_of(registry) == ["HEAD manifests/v1", "GET manifests/v1", f"GET blobs/{built.id}"]
     assert (tmp_path / "images/blobs/sha256" / digest.removeprefix("sha256:")).exists()
 
 
@@ -422,9 +426,9 @@ async def test_a_head_request_is_authenticated(
         built = make(layers=1)
         locked.push("app:v1", built)
         for _ in range(2):
-            asked(locked)
+            paths_of(locked)
             await service.pull(f"{locked.host}/app:v1", Auth(username="user", password="secret"))
-        requests = [request for request in asked(locked) if "/token" not in request]
+        requests = [request for request in paths_of(locked) if "/token" not in request]
         assert requests == ["HEAD manifests/v1", "HEAD manifests/v1", f"GET blobs/{built.id}"]
         with pytest.raises(PeerError, match=r"unauthorized|token server"):
             await service.pull(f"{locked.host}/app:v1", Auth(username="user", password="wrong"))
@@ -443,7 +447,7 @@ async def test_a_layer_in_another_compression_is_fetched_once(
     for repository in ("first", "second", "third"):
         registry.requests.clear()
         image_id = await service.pull(f"{registry.host}/{repository}:v1")
-        fetched[repository] = len(registry.asked("/blobs/")) - 1
+        fetched[repository] = len(registry.requested("/blobs/")) - 1
         [path] = (tmp_path / "images" / ("tars" if each_store == "erofs" else "layers")).iterdir()
         identity.add(path.stat().st_ino)
         await service.close()
@@ -471,7 +475,7 @@ async def test_a_cancelled_pull_leaves_nothing(
     registry.push("app:v1", make(size=500_000))
     registry.fault("/blobs/", stall_at=100_000)
     pulls = [asyncio.create_task(service.pull(f"{registry.host}/app:v1")) for _ in range(2)]
-    assert await asyncio.to_thread(wait_for, lambda: len(registry.asked("/blobs/")) >= 1)
+    assert await asyncio.to_thread(wait_for, lambda: len(registry.requested("/blobs/")) >= 1)
     pulls[0].cancel()
     await asyncio.wait([pulls[0]])
     assert not pulls[1].done(), "somebody else still waits for it"
@@ -490,7 +494,7 @@ async def test_a_pull_continues_when_its_caller_disconnects(
     registry.push("app:v1", built)
     registry.fault("/blobs/", stall_at=100_000, times=1)
     first = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
-    assert await asyncio.to_thread(wait_for, lambda: len(registry.asked("/blobs/")) >= 1)
+    assert await asyncio.to_thread(wait_for, lambda: len(registry.requested("/blobs/")) >= 1)
     first.cancel()
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -686,13 +690,17 @@ async def test_mirrors_are_asked_in_order(
             f'[host."{half.url}"]\n',
         )
         assert await service.pull("registry.example/app:v1") == built.id
-        assert empty.asked("manifests") and half.asked("manifests") and not no.asked("manifests/v1")
+        assert (
+            empty.requested("manifests")
+            and half.requested("manifests")
+            and not no.requested("manifests/v1")
+        )
         assert all("ns=registry.example" in r.path for r in half.requests)
         # `server` is a place other than registry.example, so that it hears the registry's name,
         # too.
-        assert all("ns=registry.example" in r.path for r in registry.requests) and registry.asked(
-            "/blobs/"
-        )
+        assert all(
+            "ns=registry.example" in r.path for r in registry.requests
+        ) and registry.requested("/blobs/")
         assert any(r.headers.get("range") for r in registry.requests), "what a mirror sent is kept"
 
 
@@ -709,7 +717,7 @@ async def test_wrong_bytes_of_a_mirror_are_fetched_again_from_the_registry(
         bad.fault(_digest(tar), content=bytes(len(tar)), cut_at=50_000)
         hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n[host."{bad.url}"]\n')
         assert await service.pull("registry.example/app:v1") == built.id
-    ranges = [r.headers.get("range") for r in registry.asked(_digest(tar))]
+    ranges = [r.headers.get("range") for r in registry.requested(_digest(tar))]
     assert (
         ranges[0] == "bytes=100000-" and ranges[-1] is None
     )  # what was decoded cannot be taken back: that is found out twice
@@ -798,9 +806,9 @@ async def test_a_registry_gets_the_login_of_the_pull(
             return
         assert await service.pull(name, SECRETS[way]) == built.id
         if scheme == "bearer":
-            assert len({r.headers.get("authorization") for r in locked.asked("/blobs/")}) == 1, (
-                "one token for all"
-            )
+            assert (
+                len({r.headers.get("authorization") for r in locked.requested("/blobs/")}) == 1
+            ), "one token for all"
 
 
 @pytest.mark.requirement("5.1.2")
@@ -809,7 +817,7 @@ async def test_a_registry_token_is_sent_unchanged(tmp_path: Path, service: Image
         locked.push("app:v1", make())
         locked.tokens.add("made-elsewhere")
         await service.pull(f"{locked.host}/app:v1", Auth(registry_token="made-elsewhere"))
-        assert not locked.asked("/token")
+        assert not locked.requested("/token")
         with pytest.raises(Error, match="characters that a header cannot carry") as refused:
             await service.pull(
                 f"{locked.host}/app:v1", Auth(registry_token="made\r\nX-Bad: elsewhere")
@@ -825,9 +833,9 @@ async def test_a_token_that_expires_during_a_pull_is_renewed(
         locked.push("app:v1", built)
         locked.fault("/blobs/", times=2, cut_at=300_000)
         pull = asyncio.create_task(service.pull(f"{locked.host}/app:v1", Auth("u", "p")))
-        assert await asyncio.to_thread(wait_for, lambda: bool(locked.asked("/blobs/")))
+        assert await asyncio.to_thread(wait_for, lambda: bool(locked.requested("/blobs/")))
         locked.tokens.clear()
-        assert await pull == built.id and len(locked.asked("/token")) >= 2
+        assert await pull == built.id and len(locked.requested("/token")) >= 2
 
 
 @pytest.mark.requirement("5.1.2")

@@ -73,21 +73,21 @@ async def test_a_loaded_archive_keeps_its_names(
     assert sorted(await again.list(), key=lambda i: i.id) == sorted(loaded, key=lambda i: i.id)
 
 
-def both(wanted: dict[str, BuiltImage]) -> bytes:
+def both(images: dict[str, BuiltImage]) -> bytes:
     """Returns an archive like newer `docker save` writes: an OCI layout whose annotations have bare
     tags, and manifest.json with the names."""
     import io
     import tarfile
 
     files: dict[str, bytes] = {}
-    with tarfile.open(fileobj=io.BytesIO(oci_archive(wanted))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(oci_archive(images))) as tar:
         for member in tar:
             file = tar.extractfile(member)
             assert file is not None
             files[member.name] = file.read()
     index = json.loads(files["index.json"])
     items = []
-    for entry, (name, built) in zip(index["manifests"], wanted.items(), strict=True):
+    for entry, (name, built) in zip(index["manifests"], images.items(), strict=True):
         entry["annotations"] = {"org.opencontainers.image.ref.name": name.rpartition(":")[2]}
         manifest = json.loads(files[f"blobs/sha256/{entry['digest'][7:]}"])
         paths = [f"blobs/sha256/{blob['digest'][7:]}" for blob in manifest["layers"]]
@@ -369,7 +369,7 @@ async def test_a_restart_finds_the_same_images(tmp_path: Path, service: ImageSer
 
 async def test_leftovers_of_a_crash_are_removed(tmp_path: Path, service: ImageService) -> None:
     await loaded(tmp_path, service, "a:1")
-    kept = left_over(tmp_path)
+    expected_files = left_over(tmp_path)
     store = tmp_path / "images"
     (store / "ingest/blob-1").write_bytes(b"half")
     (store / "ingest/layer-2/tree/deep/deeper").mkdir(parents=True)
@@ -380,7 +380,7 @@ async def test_leftovers_of_a_crash_are_removed(tmp_path: Path, service: ImageSe
     (store / "tars" / ("4" * 64)).write_bytes(b"nobody's")
     (store / "indexes" / ("5" * 64)).write_bytes(b"nobody's")
     await (await reopened(tmp_path)).close()
-    assert left_over(tmp_path) == kept and names(store / "trash") == set()
+    assert left_over(tmp_path) == expected_files and names(store / "trash") == set()
 
 
 @pytest.mark.parametrize("how", ["gone", "empty", "cut", "flipped", "list", "null", "deep"])
@@ -567,11 +567,11 @@ async def test_a_full_disk_is_an_error_that_leaves_nothing(
     registry.push("good:1", good)
     registry.push("big:1", built)
     await service.pull(f"{registry.host}/good:1")
-    kept = snapshot(small_disk, times=False)
+    expected_files = snapshot(small_disk, times=False)
     with pytest.raises(ResourceExhausted, match=f"{what} left on the file system of {small_disk}"):
         await service.pull(f"{registry.host}/big:1")
     assert [i.id for i in await service.list()] == [good.id]
-    assert snapshot(small_disk, times=False) == kept
+    assert snapshot(small_disk, times=False) == expected_files
     filler = os.open(small_disk / "filler", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
     with pytest.raises(OSError, match="No space"):
         while True:

@@ -60,7 +60,7 @@ async def test_stored_images_stay_and_are_not_fetched_again(
         registry.requests.clear()
         assert await service.pull(name) == built.id, "which changes nothing"
         assert texts(root, "top") == TOPS[before] and folders(store) == MADE[before]
-        assert [r.path.rpartition("/")[2] for r in registry.asked("/blobs/")] == [built.id]
+        assert [r.path.rpartition("/")[2] for r in registry.requested("/blobs/")] == [built.id]
         await service.close()
 
 

@@ -63,8 +63,8 @@ def test_a_container_runs_as_adjusted(server: Server, nri_socket: Path, tmp_path
         assert server.output(container, "stat", "-c", "%A", "/dev/mynull") == "crw-r-----\n"
         assert server.exec(container, "sh", "-c", "echo x >/dev/mynull").exit_code == 0
         assert server.output(container, "cat", "/proc/1/oom_score_adj") == "321\n"
-        told = plugin.wait_for("PostCreateContainer").container
-        assert told.annotations["added"] == "1" and "FROM_PLUGIN=yes" in told.env
+        notified = plugin.wait_for("PostCreateContainer").container
+        assert notified.annotations["added"] == "1" and "FROM_PLUGIN=yes" in notified.env
 
 
 def test_arguments_and_a_hook(server: Server, nri_socket: Path, tmp_path: Path) -> None:

@@ -44,22 +44,22 @@ class Held:
 
 def in_thread(call: Callable[[], object]) -> Callable[[], Any]:
     """Start `call`; the answer waits for it and returns or raises what it did."""
-    found: list[Any] = []
+    results: list[Any] = []
 
     def run() -> None:
         try:
-            found.append(call())
+            results.append(call())
         except BaseException as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
 
     def finish() -> Any:
         thread.join(90)
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
+        if isinstance(results[0], BaseException):
+            raise results[0]
+        return results[0]
 
     return finish
 
@@ -93,9 +93,9 @@ def test_the_life_of_a_pod_and_its_container(server: Server, nri_socket: Path) -
             ("StopPodSandbox", 1),
             ("RemovePodSandbox", 0),
         ):
-            told = plugin.wait_for(method, pod).pod
-            assert [n.type for n in told.linux.namespaces] == ["network"] * networks, method
-            assert list(told.ips) == list(plugin.wait_for("RunPodSandbox", pod).pod.ips)
+            notified = plugin.wait_for(method, pod).pod
+            assert [n.type for n in notified.linux.namespaces] == ["network"] * networks, method
+            assert list(notified.ips) == list(plugin.wait_for("RunPodSandbox", pod).pod.ips)
         assert plugin.methods(container) == [
             "CreateContainer",
             "ValidateContainerAdjustment",

@@ -74,8 +74,8 @@ def test_events_during_the_synchronization_reach_the_plugin(
         during = {finish() for finish in waiting}
     after = launch("after")
     assert [c.id for c in plugin.containers] == [before]
-    told = [request.container.id for name, request in plugin.told if name == "CreateContainer"]
-    assert set(told) == {*during, after} and len(told) == 4
+    notified = [request.container.id for name, request in plugin.told if name == "CreateContainer"]
+    assert set(notified) == {*during, after} and len(notified) == 4
     plugin.close()
 
 
@@ -92,8 +92,8 @@ def test_a_container_that_is_being_created_is_part_of_the_synchronization(
     with TestPlugin(nri_socket, index="05", handlers={"CreateContainer": start_the_second}):
         container = server.create(pod)
         second.wait(lambda: second.synchronized)
-        told = {c.id for c in second.containers} | {r.container.id for _, r in second.told}
-        assert container in told
+        notified = {c.id for c in second.containers} | {r.container.id for _, r in second.told}
+        assert container in notified
     second.close()
 
 
@@ -192,15 +192,15 @@ def test_programs_of_the_folder_and_required_plugins(
 
 def programs(folder: Path) -> list[str]:
     """Processes that run a program of the folder."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_text()
         except OSError:
             continue
         if str(folder / "plugins") in command:
-            found.append(command)
-    return found
+            pids.append(command)
+    return pids
 
 
 @pytest.mark.parametrize(

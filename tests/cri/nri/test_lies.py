@@ -90,13 +90,13 @@ def test_a_lie_fails_its_own_call(server: Server, nri_socket: Path, lie: str) ->
     plugin the same container runs."""
     pod = server.run_pod()
     with TestPlugin(nri_socket, handlers=LIES[lie]):
-        code, said = outcome(server, pod)
+        code, message = outcome(server, pod)
         for container in server.containers():
             server.remove_container(container.id)
-    assert (code is None) == (lie in HARMLESS), said
-    assert not re.search(r"Traceback|[a-z]Error:", said) and not any(ord(c) < 32 for c in said), (
-        said
-    )
+    assert (code is None) == (lie in HARMLESS), message
+    assert not re.search(r"Traceback|[a-z]Error:", message) and not any(
+        ord(c) < 32 for c in message
+    ), message
     assert outcome(server, pod) == (None, "")
 
 
@@ -144,7 +144,7 @@ def test_words_of_a_plugin_do_not_reach_the_terminal(server: Server, nri_socket:
         raise Refused(evil)
 
     with TestPlugin(nri_socket, handlers={"CreateContainer": fail}):
-        code, said = outcome(server, pod, "e")
-    assert code is not None and "forged" in said
+        code, message = outcome(server, pod, "e")
+    assert code is not None and "forged" in message
     lines = server.log.read_text().splitlines()
     assert not [line for line in lines if line.startswith("level=INFO forged") or "\x1b" in line]

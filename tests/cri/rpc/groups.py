@@ -13,10 +13,10 @@ def group_of(server: Server, container: str) -> Path:
     """Return the container's cgroup in the v2 tree, found by the container's id."""
     roots = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
     root = next(p for p in roots if (p / "cgroup.procs").exists())
-    (found,) = (
+    (folder,) = (
         path for path in root.glob(f"{server.folder.name}/**/") if path.name.endswith(container)
     )
-    return found
+    return folder
 
 
 def used_ns(group: Path) -> int:

@@ -26,12 +26,12 @@ __all__ = ["criu", "module_server", "programs"]
 def pod(server: Server) -> tuple[str, list[str]]:
     """A pod with two containers that count."""
     made = server.run_pod()
-    found = []
+    ids = []
     for name in ("one", "two"):
         config = server.container_config(["sh", "-c", COUNT], log_path=f"{name}.log")
         config.metadata.name = name
-        found.append(server.launch(made, config))
-    return made, found
+        ids.append(server.launch(made, config))
+    return made, ids
 
 
 def checkpoint(
@@ -100,7 +100,7 @@ def test_a_failure_leaves_all_as_it_was(
 
 def _groups(server: Server) -> str:
     """The freezers of all containers."""
-    found = []
+    groups = []
     for container in server.containers():
         request = api.ContainerStatusRequest(container_id=container.id, verbose=True)
         pid = json.loads(server.runtime.ContainerStatus(request).info["info"])["pid"]
@@ -109,5 +109,5 @@ def _groups(server: Server) -> str:
         root = next(
             p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if p.is_dir()
         )
-        found.append(f"{root}{group}/cgroup.freeze")
-    return " ".join(found)
+        groups.append(f"{root}{group}/cgroup.freeze")
+    return " ".join(groups)

@@ -25,8 +25,8 @@ def test_a_container_that_works(server: Server) -> None:
     container = server.launch(server.run_pod(), config)
 
     def busy() -> bool:
-        found = stats_of(server, container).cpu
-        return bool(found.timestamp and found.usage_core_nano_seconds.value > 50_000_000)
+        cpu = stats_of(server, container).cpu
+        return bool(cpu.timestamp and cpu.usage_core_nano_seconds.value > 50_000_000)
 
     assert wait_until(busy, 60)
     before = used_ns(group_of(server, container))

@@ -122,7 +122,7 @@ def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Regist
     }
     digest = digests[0]
     pod = server.run_pod()
-    for asked, image, image_ref in (
+    for reference, image, image_ref in (
         (f"{host}/z/app:v1", f"{host}/z/app:v1", f"{host}/z/app@{digest}"),
         (f"{host}/z/app:v2", f"{host}/z/app:v2", f"{host}/z/app@{digest}"),
         (f"{host}/a/copy:v1", f"{host}/a/copy:v1", f"{host}/a/copy@{digest}"),
@@ -130,7 +130,7 @@ def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Regist
         (f"{host}/z/app:gone", f"{host}/z/app@{digest}", f"{host}/z/app@{digest}"),
         ("", f"{host}/a/copy:v1", f"{host}/a/copy@{digest}"),
     ):
-        spec = api.ImageSpec(image=identifier, user_specified_image=asked)
+        spec = api.ImageSpec(image=identifier, user_specified_image=reference)
         container = server.create(pod, server.container_config(image=spec))
         status = server.status(container)
         assert (status.image.image, status.image_ref, status.image_id) == (
@@ -138,7 +138,7 @@ def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Regist
             image_ref,
             identifier,
         )
-        assert status.image.user_specified_image == asked
+        assert status.image.user_specified_image == reference
         server.remove_container(container)
     remove(server, identifier)
 
@@ -153,8 +153,8 @@ def test_a_copy_of_an_image_that_holds_a_checkpoint(server: Server, registry: Re
     registry.put_manifest("mine/copy:v1", json.dumps(claim).encode(), types.OCI_MANIFEST)
     (identifier,) = {pull(server, f"{host}/{name}") for name in ("mine/copy:v1", "public/app:v1")}
     pod = server.run_pod()
-    for asked in (f"{host}/public/app:v1", ""):
-        spec = api.ImageSpec(image=identifier, user_specified_image=asked)
+    for reference in (f"{host}/public/app:v1", ""):
+        spec = api.ImageSpec(image=identifier, user_specified_image=reference)
         server.remove_container(server.create(pod, server.container_config(image=spec)))
     spec = api.ImageSpec(image=identifier, user_specified_image=f"{host}/mine/copy:v1")
     words = message_of(lambda: server.create(pod, server.container_config(image=spec)))

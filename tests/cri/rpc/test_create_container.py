@@ -158,12 +158,12 @@ def test_capabilities_seccomp_and_no_new_privileges(server: Server) -> None:
         server, capabilities=api.Capability(drop_capabilities=["ALL"]), no_new_privs=True,
         seccomp=api.SecurityProfile(profile_type=api.SecurityProfile.RuntimeDefault),
     )  # fmt: skip
-    found = status_of(server.launch(pod, dropped))
-    assert (int(found["CapBnd"], 16), found["NoNewPrivs"], found["Seccomp"]) == (0, "1", "2")
+    status = status_of(server.launch(pod, dropped))
+    assert (int(status["CapBnd"], 16), status["NoNewPrivs"], status["Seccomp"]) == (0, "1", "2")
     plain = secured(server)
     plain.metadata.name = "plain"
-    found = status_of(server.launch(pod, plain))
-    assert (found["CapEff"], found["NoNewPrivs"], found["Seccomp"]) == (
+    status = status_of(server.launch(pod, plain))
+    assert (status["CapEff"], status["NoNewPrivs"], status["Seccomp"]) == (
         "00000000a80425fb",
         "0",
         "0",
@@ -412,7 +412,7 @@ def test_commands_of_image_and_request(server: Server, registry: Registry) -> No
     registry.push("commands/none:v1", build.image(layers, {}))
     name, empty = (pull(server, f"{registry.host}/commands/{each}:v1") for each in ("both", "none"))
     pod = server.run_pod()
-    for number, (command, args, said) in enumerate(
+    for number, (command, args, expected_output) in enumerate(
         (
             ([], [], "entrypoint cmd"),
             ([], ["mine"], "entrypoint mine"),
@@ -426,7 +426,7 @@ def test_commands_of_image_and_request(server: Server, registry: Registry) -> No
         config.metadata.attempt = number
         container = server.launch(pod, config)
         server.wait_exit(container)
-        assert server.log_lines(container) == [said]
+        assert server.log_lines(container) == [expected_output]
         server.remove_container(container)
     nothing = server.container_config([], image=api.ImageSpec(image=empty))
     assert code_of(lambda: server.create(pod, nothing)) == grpc.StatusCode.INVALID_ARGUMENT
@@ -480,12 +480,12 @@ def test_the_pods_files_are_read_only_with_the_root(server: Server) -> None:
 @pytest.mark.requirement("6.6")
 def test_default_mounts_of_every_container(server: Server) -> None:
     container = server.launch(server.run_pod())
-    found = {
+    mounts = {
         line.split()[1]: line.split()[2:4]
         for line in server.output(container, "cat", "/proc/mounts").splitlines()
     }
     kinds = {
-        path: found[path][0]
+        path: mounts[path][0]
         for path in ("/proc", "/sys", "/dev", "/dev/pts", "/dev/mqueue", "/dev/shm")
     }
     assert kinds == {
@@ -496,7 +496,7 @@ def test_default_mounts_of_every_container(server: Server) -> None:
         "/dev/mqueue": "mqueue",
         "/dev/shm": "tmpfs",
     }
-    assert found["/sys"][1].split(",")[0] == found["/sys/fs/cgroup"][1].split(",")[0] == "ro"
+    assert mounts["/sys"][1].split(",")[0] == mounts["/sys/fs/cgroup"][1].split(",")[0] == "ro"
     assert server.output(container, "cat", "/proc/self/cgroup").splitlines()[-1].endswith(":/"), (
         "of its own"
     )
@@ -504,8 +504,8 @@ def test_default_mounts_of_every_container(server: Server) -> None:
     config.linux.security_context.privileged = True
     privileged = server.launch(server.run_pod(config), secured(server, privileged=True))
     lines = server.output(privileged, "cat", "/proc/mounts").splitlines()
-    found = {line.split()[1]: line.split()[2:4] for line in lines}
-    assert found["/sys"][1].split(",")[0] == found["/sys/fs/cgroup"][1].split(",")[0] == "rw"
+    mounts = {line.split()[1]: line.split()[2:4] for line in lines}
+    assert mounts["/sys"][1].split(",")[0] == mounts["/sys/fs/cgroup"][1].split(",")[0] == "rw"
 
 
 @pytest.mark.requirement("7.1.3", "7.1.2")
@@ -565,11 +565,11 @@ def test_mounts_go_both_ways(server: Server) -> None:
     try:
         config = server.pod_config()
         config.linux.security_context.privileged = True
-        wanted = secured(server, privileged=True)
-        wanted.mounts.add(
+        container_config = secured(server, privileged=True)
+        container_config.mounts.add(
             container_path="/both", host_path=str(folder), propagation=api.PROPAGATION_BIDIRECTIONAL
         )
-        container = server.launch(server.run_pod(config), wanted)
+        container = server.launch(server.run_pod(config), container_config)
         server.output(container, "sh", "-c", "mkdir /both/made && mount -t tmpfs made /both/made")
         assert os.path.ismount(folder / "made")
         subprocess.run(["umount", folder / "made"], check=True)

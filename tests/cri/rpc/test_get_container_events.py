@@ -54,11 +54,11 @@ def test_each_subscriber_hears_what_is_so(server: Server) -> None:
     second: list[api.ContainerEventResponse] = []
     streams = []
 
-    def subscribe(heard: list[api.ContainerEventResponse]) -> None:
+    def subscribe(received: list[api.ContainerEventResponse]) -> None:
         stream = server.runtime.GetContainerEvents(api.GetEventsRequest(), timeout=RPC_TIMEOUT_S)
         streams.append(stream)
-        pool.submit(lambda: heard.extend(stream))
-        assert wait_until(lambda: _herald(server) in [event.container_id for event in heard], 60)
+        pool.submit(lambda: received.extend(stream))
+        assert wait_until(lambda: _herald(server) in [event.container_id for event in received], 60)
 
     with ThreadPoolExecutor(2) as pool:
         subscribe(first)
@@ -67,10 +67,10 @@ def test_each_subscriber_hears_what_is_so(server: Server) -> None:
         subscribe(second)
         server.stop_container(container)
         server.remove_pod(pod)
-        for heard in (first, second):
+        for received in (first, second):
             assert wait_until(
-                lambda heard=heard: (
-                    (pod, 3) in [(e.container_id, e.container_event_type) for e in heard]
+                lambda received=received: (
+                    (pod, 3) in [(e.container_id, e.container_event_type) for e in received]
                 ),
                 60,  # type: ignore[misc]
             )

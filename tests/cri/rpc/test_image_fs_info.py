@@ -14,9 +14,9 @@ from tests.support.processes import wait_until
 @pytest.mark.requirement("5.5.1", "1.b.9", "10.1.16")
 def test_all_of_each_file_system_is_set(server: Server) -> None:
     answer = server.image.ImageFsInfo(api.ImageFsInfoRequest())
-    for found in (*answer.image_filesystems, *answer.container_filesystems):
-        assert found.timestamp > 10**18 and Path(found.fs_id.mountpoint).is_dir()
-        assert found.HasField("used_bytes") and found.HasField("inodes_used")
+    for usage in (*answer.image_filesystems, *answer.container_filesystems):
+        assert usage.timestamp > 10**18 and Path(usage.fs_id.mountpoint).is_dir()
+        assert usage.HasField("used_bytes") and usage.HasField("inodes_used")
     assert len(answer.image_filesystems) == len(answer.container_filesystems) == 1
     assert answer.image_filesystems[0].used_bytes.value > 500_000
 
@@ -24,8 +24,8 @@ def test_all_of_each_file_system_is_set(server: Server) -> None:
 @pytest.mark.requirement("1.2")
 def test_an_empty_store_is_reported() -> None:
     with Server(network=False) as server:
-        (found,) = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems
-        assert found.HasField("used_bytes") and found.timestamp
+        (usage,) = server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems
+        assert usage.HasField("used_bytes") and usage.timestamp
 
 
 @pytest.mark.requirement("5.5.1", "10.1.12")

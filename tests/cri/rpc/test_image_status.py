@@ -43,9 +43,9 @@ def test_an_image_that_is_not_there(server: Server) -> None:
 def test_users(server: Server, registry: Registry, user: str, uid: int | None, name: str) -> None:
     registry.push("users/app:v1", an_image("users", User=user))
     identifier = pull(server, f"{registry.host}/users/app:v1")
-    found = image_status(server, identifier)
-    assert found is not None and found.username == name
-    assert (found.uid.value if found.HasField("uid") else None) == uid
+    image = image_status(server, identifier)
+    assert image is not None and image.username == name
+    assert (image.uid.value if image.HasField("uid") else None) == uid
     remove(server, identifier)
 
 
@@ -56,21 +56,21 @@ def test_names_and_digests(server: Server, registry: Registry) -> None:
     digest = registry.push("both/app:v1", an_image("both"))
     name = f"{registry.host}/both/app"
     identifier = pull(server, f"{name}@{digest}")
-    found = image_status(server, identifier)
+    image = image_status(server, identifier)
     assert (
-        found is not None
-        and not found.repo_tags
-        and list(found.repo_digests) == [f"{name}@{digest}"]
+        image is not None
+        and not image.repo_tags
+        and list(image.repo_digests) == [f"{name}@{digest}"]
     )
     remove(server, identifier)
     pull(server, f"{name}:v1")
-    found = image_status(server, identifier)
-    assert found is not None
-    assert (list(found.repo_tags), list(found.repo_digests)) == (
+    image = image_status(server, identifier)
+    assert image is not None
+    assert (list(image.repo_tags), list(image.repo_digests)) == (
         [f"{name}:v1"],
         [f"{name}@{digest}"],
     )
-    assert not found.pinned
+    assert not image.pinned
     remove(server, identifier)
 
 

@@ -25,8 +25,8 @@ def test_filters(server: Server) -> None:
     assert listed(server, label_selector={"k": "v"}, pod_sandbox_id=second) == set()
 
 
-def listed(server: Server, **wanted: Any) -> set[str]:
-    request = api.ListContainerStatsRequest(filter=api.ContainerStatsFilter(**wanted))
-    found = server.runtime.ListContainerStats(request, timeout=30).stats
-    assert all(s.attributes.metadata.name and s.cpu.timestamp and s.memory.timestamp for s in found)
-    return {s.attributes.id for s in found}
+def listed(server: Server, **filters: Any) -> set[str]:
+    request = api.ListContainerStatsRequest(filter=api.ContainerStatsFilter(**filters))
+    stats = server.runtime.ListContainerStats(request, timeout=30).stats
+    assert all(s.attributes.metadata.name and s.cpu.timestamp and s.memory.timestamp for s in stats)
+    return {s.attributes.id for s in stats}

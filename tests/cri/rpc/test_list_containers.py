@@ -31,9 +31,9 @@ def test_filters(server: Server) -> None:
     running = server.launch(first, server.container_config(labels={"k": "v"}))
     created = server.create(second)
     assert {c.id for c in server.containers(pod_sandbox_id=first)} == {running}
-    wanted = api.ContainerStateValue(state=api.CONTAINER_CREATED)
-    assert {c.id for c in server.containers(state=wanted)} == {created}
-    assert not server.containers(state=wanted, pod_sandbox_id=first)
+    created_state = api.ContainerStateValue(state=api.CONTAINER_CREATED)
+    assert {c.id for c in server.containers(state=created_state)} == {created}
+    assert not server.containers(state=created_state, pod_sandbox_id=first)
     assert {c.id for c in server.containers(label_selector={"k": "v"})} == {running}
     assert {c.id for c in server.containers(id=created[:13])} == {created}
     server.stop_container(running)

@@ -20,8 +20,8 @@ def test_three_names_of_one_and_three_images(server: Server, registry: Registry)
     (identifier,) = {pull(server, f"{name}:{tag}") for tag in "abc"}
     others = [pull(server, f"{registry.host}/listed/other:{tag}") for tag in "abc"]
     listed = server.image.ListImages(api.ListImagesRequest(), timeout=30).images
-    (found,) = [image for image in listed if image.id == identifier]
-    assert sorted(found.repo_tags) == [f"{name}:{tag}" for tag in "abc"]
+    (only,) = [image for image in listed if image.id == identifier]
+    assert sorted(only.repo_tags) == [f"{name}:{tag}" for tag in "abc"]
     assert len(set(others) & {image.id for image in listed}) == 3
     assert (
         images(server, f"{name}:b")

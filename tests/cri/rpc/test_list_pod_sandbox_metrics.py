@@ -23,17 +23,17 @@ def test_metrics_are_those_that_were_announced(server: Server) -> None:
     assert len(announced) == 56
     deadline = time.monotonic() + 60
     while True:
-        (found,) = server.runtime.ListPodSandboxMetrics(
+        (pod_metrics,) = server.runtime.ListPodSandboxMetrics(
             api.ListPodSandboxMetricsRequest()
         ).pod_metrics
-        (of_container,) = found.container_metrics
+        (of_container,) = pod_metrics.container_metrics
         values = {m.name: m.value.value for m in of_container.metrics}
         if values["container_cpu_usage_seconds_total"] >= 1:
             break
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert found.pod_sandbox_id == pod and of_container.container_id == container
-    everything = [*found.metrics, *of_container.metrics]
+    assert pod_metrics.pod_sandbox_id == pod and of_container.container_id == container
+    everything = [*pod_metrics.metrics, *of_container.metrics]
     assert all(
         len(m.label_values) == len(announced[m.name]) and m.HasField("value") for m in everything
     )
@@ -77,13 +77,15 @@ def test_samples_have_the_pods_and_containers_names(server: Server) -> None:
             api.ListMetricDescriptorsRequest()
         ).descriptors
     }
-    (found,) = server.runtime.ListPodSandboxMetrics(api.ListPodSandboxMetricsRequest()).pod_metrics
-    network = [m for m in found.metrics if m.name.startswith("container_network_")]
+    (pod_metrics,) = server.runtime.ListPodSandboxMetrics(
+        api.ListPodSandboxMetricsRequest()
+    ).pod_metrics
+    network = [m for m in pod_metrics.metrics if m.name.startswith("container_network_")]
     assert {m.label_values[keys[m.name].index("interface")] for m in network} == {"eth0"}
-    (of_container,) = found.container_metrics
+    (of_container,) = pod_metrics.container_metrics
     assert not [m for m in of_container.metrics if m.name.startswith("container_network_")]
     name = server.pod_status(pod).metadata.name
-    for metric in (*found.metrics, *of_container.metrics):
+    for metric in (*pod_metrics.metrics, *of_container.metrics):
         labels = dict(zip(keys[metric.name], metric.label_values, strict=True))
         assert (labels["pod"], labels["namespace"]) == (name, "default"), metric
     for metric in of_container.metrics:

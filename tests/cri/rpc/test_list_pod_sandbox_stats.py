@@ -27,9 +27,9 @@ def test_a_pod_that_works(server: Server) -> None:
 def test_a_pod_on_the_hosts_network_has_no_interfaces_of_its_own(server: Server) -> None:
     """The node's counters belong to the node: added to a pod's they would be counted twice."""
     pod, own = server.run_pod(host_network=True), server.run_pod()
-    found = {identifier: stats.linux for identifier, stats in listed(server).items()}
-    assert not found[pod].HasField("network") and found[pod].process.process_count.value == 1
-    assert [i.name for i in found[own].network.interfaces] == ["eth0"]
+    by_pod = {identifier: stats.linux for identifier, stats in listed(server).items()}
+    assert not by_pod[pod].HasField("network") and by_pod[pod].process.process_count.value == 1
+    assert [i.name for i in by_pod[own].network.interfaces] == ["eth0"]
 
 
 @pytest.mark.requirement("10.1.1")
@@ -43,8 +43,8 @@ def test_filters(server: Server) -> None:
     assert not listed(server, id=second, label_selector={"k": "v"})
 
 
-def listed(server: Server, **wanted: Any) -> dict[str, api.PodSandboxStats]:
-    request = api.ListPodSandboxStatsRequest(filter=api.PodSandboxStatsFilter(**wanted))
+def listed(server: Server, **filters: Any) -> dict[str, api.PodSandboxStats]:
+    request = api.ListPodSandboxStatsRequest(filter=api.PodSandboxStatsFilter(**filters))
     return {
         s.attributes.id: s for s in server.runtime.ListPodSandboxStats(request, timeout=30).stats
     }

@@ -43,15 +43,15 @@ def test_the_pods_figures_are_those_of_its_group(server: Server) -> None:
     container = server.launch(pod, ended)
     server.wait_exit(container)
     server.remove_container(container)
-    found = stats_of(server, pod).linux
-    assert found.cpu.usage_core_nano_seconds.value > 20_000_000 and not found.containers
-    assert found.memory.HasField("working_set_bytes")
+    linux_stats = stats_of(server, pod).linux
+    assert linux_stats.cpu.usage_core_nano_seconds.value > 20_000_000 and not linux_stats.containers
+    assert linux_stats.memory.HasField("working_set_bytes")
     busy = server.container_config(BUSY, metadata=api.ContainerMetadata(name="busy"))
     group = group_of(server, server.launch(pod, busy))
     assert wait_until(lambda: used_ns(group) > 50_000_000, 60)
     before = used_ns(group.parent)
-    shown = stats_of(server, pod).linux.cpu.usage_core_nano_seconds.value
-    assert before <= shown <= used_ns(group.parent)
+    reported_ns = stats_of(server, pod).linux.cpu.usage_core_nano_seconds.value
+    assert before <= reported_ns <= used_ns(group.parent)
 
 
 @pytest.mark.requirement("1.a.1")

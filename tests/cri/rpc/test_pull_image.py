@@ -29,8 +29,8 @@ def test_one_id_by_tag_and_by_digest(server: Server, registry: Registry) -> None
         f"{host}/copied/app",
     ]
     (identifier,) = {pull(server, name) for name in names}
-    found = image_status(server, identifier)
-    assert found is not None and found.id == identifier
+    image = image_status(server, identifier)
+    assert image is not None and image.id == identifier
     container = server.create(
         server.run_pod(), server.container_config(image=api.ImageSpec(image=identifier))
     )
@@ -42,13 +42,15 @@ def test_one_id_by_tag_and_by_digest(server: Server, registry: Registry) -> None
 @pytest.mark.requirement("5.1.4")
 def test_equal_pulls_at_once(server: Server, registry: Registry) -> None:
     registry.push("many/app:v1", an_image("many"))
-    asked = len(registry.requests)
+    before = len(registry.requests)
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda _: pull(server, f"{registry.host}/many/app:v1"), range(8)))
-    assert len(found) == 1
-    blobs = [r.path for r in registry.requests[asked:] if "/blobs/" in r.path and r.method == "GET"]
+        pulled = set(pool.map(lambda _: pull(server, f"{registry.host}/many/app:v1"), range(8)))
+    assert len(pulled) == 1
+    blobs = [
+        r.path for r in registry.requests[before:] if "/blobs/" in r.path and r.method == "GET"
+    ]
     assert len(blobs) == len(set(blobs)) > 0, "each blob is fetched once"
-    remove(server, found.pop())
+    remove(server, pulled.pop())
 
 
 @pytest.mark.requirement("1.a.11", "1.7")

@@ -25,8 +25,8 @@ def test_by_id_and_by_name(server: Server, registry: Registry) -> None:
         identifier = pull(server, name)
     remove(server, names[0])
     assert image_status(server, names[0]) is None
-    found = image_status(server, identifier)
-    assert found is not None and sorted(found.repo_tags) == names[1:]
+    by_id = image_status(server, identifier)
+    assert by_id is not None and sorted(by_id.repo_tags) == names[1:]
     remove(server, identifier)
     assert not any(image_status(server, name) for name in [*names, identifier])
     assert identifier not in {image.id for image in images(server)}

@@ -58,15 +58,15 @@ def request(
     )
 
 
-def refused(server: Server, wanted: api.RestorePodRequest) -> tuple[grpc.StatusCode, str]:
+def refused(server: Server, restore_request: api.RestorePodRequest) -> tuple[grpc.StatusCode, str]:
     """Assert that RestorePod fails and leaves no pod; return the error's code and text."""
-    found = (
-        code_of(lambda: server.runtime.RestorePod(wanted, timeout=60)),
-        message_of(lambda: server.runtime.RestorePod(wanted, timeout=60)),
+    pods = (
+        code_of(lambda: server.runtime.RestorePod(restore_request, timeout=60)),
+        message_of(lambda: server.runtime.RestorePod(restore_request, timeout=60)),
     )
     assert not server.pods() and not list((server.state / "sandboxes").iterdir())
     assert not [p for p in (server.root / "containers").iterdir() if p.is_dir()]
-    return found
+    return pods
 
 
 @pytest.mark.requirement("4.12.2")
@@ -80,10 +80,10 @@ def test_all_containers_are_created_and_none_runs(
         tar.addfile(member, io.BytesIO(b"memory"))
     before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
     answer = server.runtime.RestorePod(request(server, folder, "two", "one"), timeout=60)
-    assert [found.name for found in answer.restored_containers] == ["two", "one"]
-    for found in answer.restored_containers:
-        status = server.status(found.container_id)
-        assert status.state == api.CONTAINER_CREATED and status.metadata.name == found.name
+    assert [restored.name for restored in answer.restored_containers] == ["two", "one"]
+    for restored in answer.restored_containers:
+        status = server.status(restored.container_id)
+        assert status.state == api.CONTAINER_CREATED and status.metadata.name == restored.name
     assert server.pod_status(answer.pod_sandbox_id).state == api.SANDBOX_READY
     assert sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir()) == before
     other = server.launch(answer.pod_sandbox_id)
@@ -93,7 +93,7 @@ def test_all_containers_are_created_and_none_runs(
 @pytest.mark.requirement("4.12.2")
 def test_invalid_restore_requests_are_refused(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
-    for wanted, code, why in (
+    for restore_request, code, why in (
         (request(server, folder, "one"), Code.INVALID_ARGUMENT, "the checkpoint has one, two"),
         (
             request(server, folder, "one", "three"),
@@ -115,17 +115,18 @@ def test_invalid_restore_requests_are_refused(server: Server, criu: Path, tmp_pa
             "handler",
         ),
     ):
-        assert refused(server, wanted)[0] == code and why in refused(server, wanted)[1], refused(
-            server, wanted
-        )
+        assert (
+            refused(server, restore_request)[0] == code
+            and why in refused(server, restore_request)[1]
+        ), refused(server, restore_request)
 
 
 @pytest.mark.requirement("4.12.2")
 def test_a_failed_restore_leaves_no_pod(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     (folder / f"{1:064x}.tar").write_bytes(b"no archive")
-    code, said = refused(server, request(server, folder, "one", "two"))
-    assert code == Code.INVALID_ARGUMENT and "the checkpoint's archive" in said
+    code, message = refused(server, request(server, folder, "one", "two"))
+    assert code == Code.INVALID_ARGUMENT and "the checkpoint's archive" in message
     (folder / f"{1:064x}.tar").unlink()
     assert refused(server, request(server, folder, "one", "two"))[0] == Code.NOT_FOUND
 
@@ -168,10 +169,10 @@ def test_a_hostile_folder(server: Server, criu: Path, tmp_path: Path, name: str,
         else:
             place.symlink_to("/etc/passwd")
         begin = time.monotonic()
-        code, said = refused(server, request(server, folder, "one"))
-        assert code == Code.INVALID_ARGUMENT and (str(folder) in said or "archive" in said), (
+        code, message = refused(server, request(server, folder, "one"))
+        assert code == Code.INVALID_ARGUMENT and (str(folder) in message or "archive" in message), (
             code,
-            said,
+            message,
         )
         assert time.monotonic() - begin < 30
 
@@ -190,5 +191,5 @@ def test_removals_that_make_folders_without_end(
     removed = json.dumps(paths).encode()
     members = (*IMAGES, ("deleted.files", removed), ("rootfs-diff.tar", EMPTY_TAR))
     archive(folder / f"{0:064x}.tar", *members, name="one")
-    code, said = refused(server, request(server, folder, "one"))
-    assert code == Code.INVALID_ARGUMENT and "deleted.files" in said, said
+    code, message = refused(server, request(server, folder, "one"))
+    assert code == Code.INVALID_ARGUMENT and "deleted.files" in message, message

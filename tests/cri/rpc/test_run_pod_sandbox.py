@@ -111,14 +111,14 @@ def test_sysctls_of_the_pod(server: Server) -> None:
 def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> None:
     """Which is there before they are set; and what they forbid is forbidden on that interface,
     too."""
-    asked = {"net.ipv4.conf.eth0.log_martians": "1", "net/ipv6/conf/all/disable_ipv6": "1"}
-    pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=asked)))
+    sysctls = {"net.ipv4.conf.eth0.log_martians": "1", "net/ipv6/conf/all/disable_ipv6": "1"}
+    pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=sysctls)))
     container = server.launch(pod)
     assert server.output(container, "cat", "/proc/sys/net/ipv4/conf/eth0/log_martians") == "1\n"
     assert server.output(container, "cat", "/proc/net/if_inet6") == ""
     server.remove_pod(pod)
-    asked = {"net.ipv4.conf.eth7.log_martians": "1"}
-    config = server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=asked))
+    sysctls = {"net.ipv4.conf.eth7.log_martians": "1"}
+    config = server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=sysctls))
     assert code_of(lambda: server.run_pod(config)) == grpc.StatusCode.INVALID_ARGUMENT
     assert not server.pods() and not list((server.state / "sandboxes").iterdir())
 
@@ -126,9 +126,9 @@ def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> N
 def test_a_taken_host_port_names_the_pod_that_has_it(server: Server) -> None:
     ports = [api.PortMapping(container_port=8080, host_port=18081)]
     owner = server.run_pod(server.pod_config("owner", port_mappings=ports))
-    said = message_of(lambda: server.run_pod(server.pod_config("other", port_mappings=ports)))
-    assert "host port 18081/tcp is already taken by" in said
-    assert said.endswith(f"({owner[:12]}… is pod default/owner)")
+    message = message_of(lambda: server.run_pod(server.pod_config("other", port_mappings=ports)))
+    assert "host port 18081/tcp is already taken by" in message
+    assert message.endswith(f"({owner[:12]}… is pod default/owner)")
 
 
 @pytest.mark.requirement("3.1.7")
@@ -221,8 +221,8 @@ def test_namespaces(server: Server) -> None:
     config = server.pod_config()
     options = config.linux.security_context.namespace_options
     options.ipc, options.pid = api.NODE, api.POD
-    found = namespaces_of(server, server.run_pod(config, host_network=True))
-    assert {kind for kind in found if found[kind] == nodes[kind]} == {"net", "ipc", "uts"}
+    namespaces = namespaces_of(server, server.run_pod(config, host_network=True))
+    assert {kind for kind in namespaces if namespaces[kind] == nodes[kind]} == {"net", "ipc", "uts"}
 
 
 @pytest.mark.requirement("3.1.4")
@@ -253,10 +253,10 @@ def test_sysctls_that_would_be_the_nodes(
 def test_only_requested_sysctls_are_set(server: Server) -> None:
     container = server.launch(server.run_pod())
     names = ("ip_unprivileged_port_start", "ping_group_range")
-    found = [
+    values = [
         server.output(container, "cat", f"/proc/sys/net/ipv4/{name}").split() for name in names
     ]
-    assert found == [["1024"], ["1", "0"]], "the kernel's own values"
+    assert values == [["1024"], ["1", "0"]], "the kernel's own values"
 
 
 @pytest.mark.requirement("3.1.5")
@@ -270,9 +270,9 @@ def test_the_log_directory_is_made(server: Server) -> None:
 def test_shared_memory_of_the_nodes_ipc(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.namespace_options.ipc = api.NODE
-    wanted = server.container_config()
-    wanted.linux.security_context.namespace_options.ipc = api.NODE
-    container = server.launch(server.run_pod(config), wanted)
+    container_config = server.container_config()
+    container_config.linux.security_context.namespace_options.ipc = api.NODE
+    container = server.launch(server.run_pod(config), container_config)
     shm = os.stat("/dev/shm")
     assert server.output(container, "stat", "-c", "%d %i", "/dev/shm").split() == [
         str(shm.st_dev),
@@ -291,8 +291,8 @@ def test_the_pause_process_has_the_pods_filter_and_its_score(
     config.linux.security_context.seccomp.profile_type = kind
     pid = pause_process(server, server.run_pod(config))
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    assert (found["Seccomp"], found["NoNewPrivs"], int(found["CapBnd"], 16)) == (mode, "1", 0)
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert (status["Seccomp"], status["NoNewPrivs"], int(status["CapBnd"], 16)) == (mode, "1", 0)
     own = int(Path("/proc/self/oom_score_adj").read_text())
     score = -998 if holds("CAP_SYS_RESOURCE") else max(-998, own)
     assert Path(f"/proc/{pid}/oom_score_adj").read_text() == f"{score}\n"

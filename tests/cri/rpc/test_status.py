@@ -23,10 +23,12 @@ def test_conditions(server: Server) -> None:
 def test_a_node_without_a_network() -> None:
     """The status says at once why pods are refused. Pods on the host network run."""
     with Server(network=False) as server:
-        found = {c.type: c for c in server.runtime.Status(api.StatusRequest()).status.conditions}
-        assert found["RuntimeReady"].status and not found["NetworkReady"].status
-        assert found["NetworkReady"].reason == "NetworkPluginNotReady"
-        assert str(server.folder / "net.d") in found["NetworkReady"].message
+        conditions = {
+            c.type: c for c in server.runtime.Status(api.StatusRequest()).status.conditions
+        }
+        assert conditions["RuntimeReady"].status and not conditions["NetworkReady"].status
+        assert conditions["NetworkReady"].reason == "NetworkPluginNotReady"
+        assert str(server.folder / "net.d") in conditions["NetworkReady"].message
         with pytest.raises(Exception, match=r"net\.d"):
             server.run_pod()
         assert not server.pods()

@@ -66,12 +66,12 @@ def test_the_signal_of_the_request_comes_before_the_images(
     registry.push("signals/app:v1", build.image(layers, settings))
     identifier = pull(server, f"{registry.host}/signals/app:v1")
     pod = server.run_pod()
-    for name, asked, code in (("image", 0, 3), ("request", api.SIGNAL_SIGUSR1, 2)):
+    for name, stop_signal, code in (("image", 0, 3), ("request", api.SIGNAL_SIGUSR1, 2)):
         config = server.container_config(
             ["sh", "-c", script],
             image=api.ImageSpec(image=identifier),
             log_path=f"{name}.log",
-            stop_signal=asked,
+            stop_signal=stop_signal,
         )
         config.metadata.name = name
         container = server.launch(pod, config)

@@ -18,8 +18,8 @@ def test_the_same_as_the_list(server: Server) -> None:
     assert streamed(server, id="f" * 64) == []
 
 
-def streamed(server: Server, **wanted: Any) -> list[str]:
-    request = api.StreamContainerStatsRequest(filter=api.ContainerStatsFilter(**wanted))
+def streamed(server: Server, **filters: Any) -> list[str]:
+    request = api.StreamContainerStatsRequest(filter=api.ContainerStatsFilter(**filters))
     parts = list(server.runtime.StreamContainerStats(request, timeout=30))
     assert all(part.container_stats for part in parts), "no part without figures"
     return sorted(stats.attributes.id for part in parts for stats in part.container_stats)

@@ -24,8 +24,8 @@ def test_the_same_as_the_list(server: Server) -> None:
     assert streamed(server, pod_sandbox_id="f" * 64) == []
 
 
-def streamed(server: Server, **wanted: Any) -> list[api.Container]:
-    request = api.StreamContainersRequest(filter=api.ContainerFilter(**wanted))
+def streamed(server: Server, **filters: Any) -> list[api.Container]:
+    request = api.StreamContainersRequest(filter=api.ContainerFilter(**filters))
     parts = list(server.runtime.StreamContainers(request, timeout=30))
     assert all(part.containers for part in parts), "no part without a container"
     return [container for part in parts for container in part.containers]

@@ -13,12 +13,12 @@ def test_the_same_as_the_list(server: Server) -> None:
     assert streamed(server) == {}
     first, second = server.run_pod(), server.run_pod()
     container = server.launch(first)
-    found = streamed(server)
-    assert set(found) == {first, second}
-    assert [c.container_id for c in found[first].container_metrics] == [container]
+    metrics = streamed(server)
+    assert set(metrics) == {first, second}
+    assert [c.container_id for c in metrics[first].container_metrics] == [container]
     listed = server.runtime.ListPodSandboxMetrics(api.ListPodSandboxMetricsRequest()).pod_metrics
     names = {m.name for pod in listed for m in pod.metrics}
-    assert names and names == {m.name for pod in found.values() for m in pod.metrics}
+    assert names and names == {m.name for pod in metrics.values() for m in pod.metrics}
 
 
 def streamed(server: Server) -> dict[str, api.PodSandboxMetrics]:

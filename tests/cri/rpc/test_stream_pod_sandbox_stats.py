@@ -19,8 +19,8 @@ def test_the_same_as_the_list(server: Server) -> None:
     assert streamed(server, id="f" * 64) == []
 
 
-def streamed(server: Server, **wanted: Any) -> list[str]:
-    request = api.StreamPodSandboxStatsRequest(filter=api.PodSandboxStatsFilter(**wanted))
+def streamed(server: Server, **filters: Any) -> list[str]:
+    request = api.StreamPodSandboxStatsRequest(filter=api.PodSandboxStatsFilter(**filters))
     parts = list(server.runtime.StreamPodSandboxStats(request, timeout=30))
     assert all(part.pod_sandbox_stats for part in parts), "no part without figures"
     assert all(s.HasField("linux") for part in parts for s in part.pod_sandbox_stats)

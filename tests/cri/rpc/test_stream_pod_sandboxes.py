@@ -20,8 +20,8 @@ def test_the_same_as_the_list(server: Server) -> None:
     assert streamed(server, id="f" * 64) == []
 
 
-def streamed(server: Server, **wanted: Any) -> list[api.PodSandbox]:
-    request = api.StreamPodSandboxesRequest(filter=api.PodSandboxFilter(**wanted))
+def streamed(server: Server, **filters: Any) -> list[api.PodSandbox]:
+    request = api.StreamPodSandboxesRequest(filter=api.PodSandboxFilter(**filters))
     parts = list(server.runtime.StreamPodSandboxes(request, timeout=30))
     assert all(part.pod_sandboxes for part in parts), "no part without a pod"
     return [pod for part in parts for pod in part.pod_sandboxes]

@@ -17,8 +17,8 @@ def test_updates_are_shown(server: Server) -> None:
     server.runtime.UpdateContainerResources(request)
     request.linux.cpu_shares, request.linux.cpu_quota = 0, 50_000
     server.runtime.UpdateContainerResources(request)
-    found = server.status(container).resources.linux
-    assert (found.cpu_shares, found.cpu_quota) == (512, 50_000)
+    resources = server.status(container).resources.linux
+    assert (resources.cpu_shares, resources.cpu_quota) == (512, 50_000)
     server.start_container(container)
     server.stop_container(container)
     code = code_of(lambda: server.runtime.UpdateContainerResources(request))

@@ -31,9 +31,9 @@ def test_an_unknown_pod(server: Server) -> None:
 
 
 def request(pod: str, shares: int) -> api.UpdatePodSandboxResourcesRequest:
-    asked = api.UpdatePodSandboxResourcesRequest(pod_sandbox_id=pod)
-    asked.resources.cpu_shares, asked.overhead.memory_limit_in_bytes = shares, 7 << 20
-    return asked
+    update = api.UpdatePodSandboxResourcesRequest(pod_sandbox_id=pod)
+    update.resources.cpu_shares, update.overhead.memory_limit_in_bytes = shares, 7 << 20
+    return update
 
 
 def saved(server: Server, pod: str) -> tuple[int, int]:

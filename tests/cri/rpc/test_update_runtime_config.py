@@ -13,16 +13,16 @@ from tests.cri.server_harness import Server, code_of
 @pytest.mark.parametrize("ranges", ["", "10.1.0.0/16", "10.1.0.0/16,fd00::/64"])
 def test_ranges_are_taken(server: Server, ranges: str) -> None:
     """A network that names its own range keeps it."""
-    server.runtime.UpdateRuntimeConfig(asked(ranges))
+    server.runtime.UpdateRuntimeConfig(update(ranges))
     assert server.pod_status(server.run_pod()).network.ip.startswith("10.88.")
 
 
 def test_invalid_ranges_are_refused(server: Server) -> None:
-    call = lambda: server.runtime.UpdateRuntimeConfig(asked("10.1.0.0/16,10.2.0.0/99"))  # noqa: E731
+    call = lambda: server.runtime.UpdateRuntimeConfig(update("10.1.0.0/16,10.2.0.0/99"))  # noqa: E731
     assert code_of(call) == grpc.StatusCode.INVALID_ARGUMENT
 
 
-def asked(ranges: str) -> api.UpdateRuntimeConfigRequest:
+def update(ranges: str) -> api.UpdateRuntimeConfigRequest:
     request = api.UpdateRuntimeConfigRequest()
     request.runtime_config.network_config.pod_cidr = ranges
     return request

@@ -122,10 +122,10 @@ def start(options: ExecOptions) -> ProcessSession:
         return _start_on_pty(options)
     ours: list[int | None] = []
     theirs: list[int] = []
-    for place, wanted in enumerate((options.stdin, options.stdout, options.stderr)):
-        reading, writing = os.pipe() if wanted else (os.open(os.devnull, os.O_RDWR), -1)
-        near, far = (writing, reading) if place == 0 or not wanted else (reading, writing)
-        ours.append(near if wanted else None)
+    for place, attached in enumerate((options.stdin, options.stdout, options.stderr)):
+        reading, writing = os.pipe() if attached else (os.open(os.devnull, os.O_RDWR), -1)
+        near, far = (writing, reading) if place == 0 or not attached else (reading, writing)
+        ours.append(near if attached else None)
         theirs.append(far)
     pid = _spawn(
         options.command, [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(theirs)]

@@ -224,14 +224,14 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
 
     async def flood() -> None:
         nonlocal made
-        kept: deque[asyncio.StreamWriter] = deque()
+        writers: deque[asyncio.StreamWriter] = deque()
         while not stop.is_set():
             _, writer = await asyncio.open_connection(*server.address)
             made += 1
-            kept.append(writer)
-            if len(kept) > server_module.UNOPENED_LIMIT:
-                kept.popleft().transport.abort()
-        for writer in kept:
+            writers.append(writer)
+            if len(writers) > server_module.UNOPENED_LIMIT:
+                writers.popleft().transport.abort()
+        for writer in writers:
             writer.transport.abort()
 
     flooding = [asyncio.create_task(flood()) for _ in range(4)]
@@ -285,7 +285,7 @@ async def forward_many(
     return errors
 
 
-async def told(error: MultiplexedStream) -> bytes:
+async def status_of(error: MultiplexedStream) -> bytes:
     async with asyncio.timeout(60):
         return await error.inbound.read()
 
@@ -300,7 +300,7 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
             errors = await forward_many(server, stack, portforward.SESSION_LIMIT + 10)
             assert backend.dialing == portforward.SESSION_DIALS_LIMIT
             for error in errors[portforward.SESSION_LIMIT :]:
-                assert b"the limit of 256 forwarded connections of this session" in await told(
+                assert b"the limit of 256 forwarded connections of this session" in await status_of(
                     error
                 )
             others = [await forward_many(server, stack, 20, f"pod {n}") for n in range(4)]
@@ -311,7 +311,7 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
                     await asyncio.sleep(0.01)
             server.handler.forward_limits.limit = server.handler.forward_limits.connections
             (refused,) = await forward_many(server, stack, 1)
-            assert b"forwarded connections of this node is reached" in await told(refused)
+            assert b"forwarded connections of this node is reached" in await status_of(refused)
             assert not any(error.gone.is_set() for session in others for error in session)
         async with asyncio.timeout(60):
             while server.handler.forward_limits.connections:
@@ -421,7 +421,7 @@ async def test_a_dial_that_waits_too_long_fails_with_its_reason(
     try:
         async with contextlib.AsyncExitStack() as stack:
             errors = await forward_many(server, stack, portforward.SESSION_DIALS_LIMIT + 1)
-            assert b"port 80: too many connections are being opened" in await told(errors[-1])
+            assert b"port 80: too many connections are being opened" in await status_of(errors[-1])
     finally:
         await server.close()
 

@@ -85,14 +85,14 @@ async def test_much_output(
     data = os.urandom(8 << 20)
     (tmp_path / "data").write_bytes(data)
     options = ExecOptions("c", ("/bin/cat", str(tmp_path / "data")), stdout=True)
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     async with session(listening, options, trusting(authority)) as client, asyncio.timeout(60):
         with pytest.raises(ConnectionClosedOK):
             while True:
                 message = await client.recv()
                 assert isinstance(message, bytes)
-                found.update(message[1:] if message[:1] == b"\x01" else b"")
-    assert found.digest() == hashlib.sha256(data).digest()
+                digest.update(message[1:] if message[:1] == b"\x01" else b"")
+    assert digest.digest() == hashlib.sha256(data).digest()
 
 
 async def test_a_client_that_leaves_ends_its_session(

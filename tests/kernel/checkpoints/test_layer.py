@@ -70,10 +70,10 @@ def test_a_layers_files_are_the_same_after_a_restore(
     os.close(number)
     read.finish_layer(str(folder), removed)
     tree = folder / "tree"
-    found = os.stat(tree / "etc/plain")
-    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12, 34, 0o4711)
+    status = os.stat(tree / "etc/plain")
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12, 34, 0o4711)
     assert (
-        int(found.st_mtime) == 1_234_567_890
+        int(status.st_mtime) == 1_234_567_890
         and os.getxattr(tree / "etc/plain", "user.note") == b"\x00\xff"
     )
     assert (
@@ -101,9 +101,9 @@ def test_what_a_folder_hides_is_removed(upper: Path, tar: Path, tmp_path: Path) 
     (upper / "a/keep").touch()
     os.setxattr(upper / "a", OPAQUE, b"y")
     assert layer.write(str(upper), str(tar), lambda: opener(lower)) == ["/a/gone", "/a/sub/old"]
-    with tarfile.open(tar) as found:
-        assert found.getnames() == [".", "a", "a/keep", "a/sub"]
-        assert not any(OPAQUE in key for member in found for key in member.pax_headers)
+    with tarfile.open(tar) as archive:
+        assert archive.getnames() == [".", "a", "a/keep", "a/sub"]
+        assert not any(OPAQUE in key for member in archive for key in member.pax_headers)
 
 
 def test_places_of_mounts_are_left_out_and_volumes_are_in(

@@ -157,7 +157,7 @@ def test_an_attached_rootless_container_has_an_exit_code_and_a_terminal(
     assert output.split() == ["/dev/pts/0", "0"]
 
 
-@pytest.mark.parametrize("asked", ["limits", "path"])
+@pytest.mark.parametrize("resource", ["limits", "path"])
 def test_limits_without_a_right_to_cgroups_are_refused(plain: Container, resource: str) -> None:
     def change(config: dict[str, Any]) -> None:
         rootless([(0, 1000, 1)])(config)
