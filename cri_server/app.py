@@ -142,8 +142,7 @@ async def _start(
 
 def _begin_imports(services: Services) -> None:
     """Start zygotes, keeper and shims, which import for some 0.2 s of processor time."""
-    # Not earlier, because kubelet's first lists would wait for the processor; not later, because
-    # kubelet asks for pods next.
+    # Earlier, kubelet's first lists would wait for the processor; later, its first pods would.
     for zygote in services.zygotes.values():
         zygote.begin()
     if services.keeper is not None:
@@ -155,8 +154,8 @@ def open_services(
     config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore
 ) -> Services:
     """Open the parts that the verbs use; `stack` closes them in reverse order."""
-    # First of all: a second server with this root and another state directory would find no shims,
-    # and end every pod.
+    # The claim comes first: a second server with this root and another state directory would find
+    # no shims, and end every pod.
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
     node = host.probe(config)

@@ -94,7 +94,7 @@ def _put_aside(path: Path, reason: Exception) -> None:
             path.unlink()
             return
         log.error("record of %s put aside: %s", path.stem, reason)
-        # Kept for the administrator, who may restore it; `doctor` reports it.
+        # The file stays for the administrator, who may restore it; `doctor` reports it.
         path.rename(path.with_suffix(".damaged"))
     except OSError as error:
         log.error("%s: %s", path, error)

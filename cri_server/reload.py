@@ -48,7 +48,8 @@ async def reloading(
 async def _reload_on_request(services: Services, read: Read, requested: asyncio.Event) -> None:
     while True:
         await requested.wait()
-        # Before the read: a signal that arrives during it causes another one.
+        # The event is cleared before the read, so that a signal that arrives during it causes
+        # another one.
         requested.clear()
         notify.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:

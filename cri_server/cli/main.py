@@ -185,7 +185,7 @@ class Commands(click.Group):
         except BrokenPipeError:
             raise click.exceptions.Exit(_reader_left()) from None
         except KeyboardInterrupt:
-            # The code that a shell reports for a program that SIGINT has ended.
+            # A shell reports this code for a program that SIGINT has ended.
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
         except OSError as error:
             raise Error(describe_error(error)) from None

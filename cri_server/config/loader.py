@@ -57,7 +57,7 @@ def load_with_origins(
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}
     for source in files:
-        # Each file before the merge, whose errors could not name a file and line.
+        # Each file is checked before the merge, whose errors could not name file and line.
         for problem in problems(source):
             raise problem
         sources.merge(values, source.values, source, origins)

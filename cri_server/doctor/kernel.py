@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from cri_server.doctor.model import Finding, Host, Level, fine
 from pyrunc.kernel.call import raw
 
-# The kernel of Debian 12.
+# This is the kernel of Debian 12.
 OLDEST = (6, 1)
 # Calls of a container's start (pyrunc.plan, pyrunc.launch), with invalid arguments, so that the
 # kernel refuses them without an effect.

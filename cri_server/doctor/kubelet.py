@@ -21,7 +21,7 @@ UNIT_FOLDERS = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-# kubelet's own defaults, here and for cgroupDriver below.
+# kubelet has this default, and cgroupfs for cgroupDriver below.
 DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
 # k3s, rke2 and k0s run kubelet within their own process

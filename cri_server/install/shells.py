@@ -76,7 +76,7 @@ def script(shell: str, name: str, program: click.Command) -> str:
 
 def variable(name: str) -> str:
     """Return the environment variable with which a script calls the program."""
-    # click's own name for it (Shell Completion in its documentation).
+    # click looks for this name (its documentation, "Shell Completion").
     return f"_{name.upper().replace('-', '_')}_COMPLETE"
 
 

@@ -68,7 +68,7 @@ def probe(config: Config) -> Node:
     """Read the facts of the host. Raises InvalidSpec when the configuration requires a feature that
     it lacks."""
     root = cgroup_root()
-    # The test of sd_booted(3): systemd may be installed without being process 1.
+    # sd_booted(3) makes this test: systemd may be installed without being process 1.
     systemd = Path("/run/systemd/system").is_dir()
     return Node(
         boot_id=boot_id(),
@@ -114,7 +114,8 @@ def _highest(name: str, may_raise: bool) -> int:
     """The highest hard limit that this process may set (setrlimit(2), EPERM)."""
     if not may_raise:
         return resource.getrlimit(RLIMITS[name])[1]
-    # EPERM above fs.nr_open, also with CAP_SYS_RESOURCE (do_prlimit in kernel/sys.c).
+    # The kernel answers EPERM above fs.nr_open, also with CAP_SYS_RESOURCE (do_prlimit in
+    # kernel/sys.c).
     if name == "RLIMIT_NOFILE":
         return int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED)
     return UNLIMITED

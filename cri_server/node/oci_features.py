@@ -53,7 +53,7 @@ class OciFeatures:
             status = await asyncio.to_thread(os.stat, binary)
         except OSError:
             return {}
-        # Inode and time: a package's file keeps the time of its build, and rename(2) gives it a new
+        # A package's file keeps the time of its build, and its replacement by rename(2) changes the
         # inode.
         identity = (" ".join(arguments), status.st_ino, status.st_mtime_ns)
         cached = self._cache.get(binary)

@@ -65,8 +65,8 @@ class Connection(asyncio.Protocol):
         self._send(framing.PLUGIN_SERVICE, stream, framing.REQUEST, message.SerializeToString())
         self._waiting[stream] = answer
         try:
-            # Not wait_for(), which in Python 3.11 forgets a cancellation that comes in the same
-            # turn as the result (CPython issue 86296).
+            # wait_for() would not do: in Python 3.11 it forgets a cancellation that comes in the
+            # same turn as the result (CPython issue 86296).
             async with asyncio.timeout(timeout_s):
                 response = await answer
         finally:

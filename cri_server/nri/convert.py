@@ -131,7 +131,7 @@ def _linux(
         scheduling = process["ioPriority"]
         setattr(result.io_priority, "class", api.IOPrioClass.Value(scheduling["class"]))
         result.io_priority.priority = scheduling.get("priority", 0)
-    # CRI's form, not the compiled filter: a plugin gets the name of the profile.
+    # A plugin gets CRI's form with the profile's name, and not the compiled filter.
     profile = of.config.linux.security_context.seccomp
     if of.config.linux.security_context.HasField("seccomp"):
         result.seccomp_profile.profile_type = profile.profile_type  # type: ignore[assignment]

@@ -16,7 +16,7 @@ MESSAGE = struct.Struct(">IIBB")
 PLUGIN_SERVICE, RUNTIME_SERVICE = 1, 2  # the callee of a connection
 REQUEST, RESPONSE, DATA = 1, 2, 3
 
-# ttrpc's messageLengthMax (channel.go): a Go peer refuses a longer message.
+# This is ttrpc's messageLengthMax (channel.go): a Go peer refuses a longer message.
 MESSAGE_LIMIT_BYTES = 4 << 20
 FRAME_LIMIT_BYTES = MESSAGE.size + MESSAGE_LIMIT_BYTES
 # Plugins in Go read the multiplexer through a buffer of this size, and fail on a frame that exceeds

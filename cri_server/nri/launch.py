@@ -66,7 +66,7 @@ def _others_write(path: Path) -> bool:
 
 
 def _configuration(folder: Path, index: str, name: str) -> str:
-    # The Go module's order: the name with its index takes precedence.
+    # The Go module looks for the name with its index first, too (getPluginConfig).
     for file in (folder / f"{index}-{name}.conf", folder / f"{name}.conf"):
         try:
             return file.read_text()
@@ -108,8 +108,7 @@ class PluginProcess:
                         (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
                         (os.POSIX_SPAWN_DUP2, theirs.fileno(), SOCKET_FD),
                     ],
-                    # A group of its own: ^C at the server's terminal would otherwise end the plugin
-                    # at once.
+                    # In the server's process group ^C at its terminal would end the plugin at once.
                     setpgroup=0,
                     setsigmask=[],
                     setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
@@ -134,6 +133,6 @@ class PluginProcess:
         if self._kill is not None:
             self._kill.cancel()
         os.close(self._pidfd)
-        # Does not block: a pidfd is readable once the process has ended (pidfd_open(2)).
+        # waitpid(2) does not block: a pidfd is readable once the process has ended (pidfd_open(2)).
         os.waitpid(self._pid, 0)
         self.ended.set()

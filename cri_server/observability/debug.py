@@ -22,8 +22,8 @@ INTERVAL_S = 0.005
 
 def enable_signal() -> None:
     """Make SIGUSR1 dump the threads' stacks; by default it ends the process."""
-    # Not signal.signal: a handler in Python runs between two bytecodes of the main thread, which a
-    # hanging call never reaches.
+    # signal.signal would not do: Python runs its handlers between two bytecodes of the main thread,
+    # which a hanging call never reaches.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 

@@ -57,7 +57,8 @@ class Events:
     async def subscribe(self) -> AsyncIterator[api.ContainerEventResponse]:
         """Yield new events until the caller stops. Raises ResourceExhausted when the caller did not
         keep up."""
-        # Without a maximum: `publish` counts, and the mark of the end must fit beside a full queue.
+        # The queue has no maximum: `publish` counts, and the mark of the end must fit beside full
+        # ones.
         queue: Queue = asyncio.Queue()
         self._queues.add(queue)
         try:

@@ -318,7 +318,7 @@ def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, stats: Stats) ->
         cpu.usage_nano_cores.value = rate
     figures = stats.memory or NO_MEMORY
     stat = figures.stat
-    # cAdvisor's definition, by which kubelet evicts pods: usage without inactive file pages.
+    # cAdvisor computes it so, and kubelet evicts pods by it: usage without inactive file pages.
     working_set = max(0, figures.current - stat.get("inactive_file", 0))
     memory.usage_bytes.value = figures.current
     memory.working_set_bytes.value = working_set

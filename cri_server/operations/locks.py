@@ -61,8 +61,8 @@ class SingleFlight:
             # joined it.
             return cast(Outcome, await asyncio.shield(task))
         finally:
-            # Not after the end of the operation: `_finished` runs before the callers wake, and
-            # drops the count.
+            # The count is gone after the end of the operation: `_finished` runs before the callers
+            # wake.
             if key in self._callers:
                 self._callers[key] -= 1
                 self._left_at[key] = time.monotonic()

@@ -156,10 +156,11 @@ class Steps(Generic[Context]):
         try:
             for stage in self._stages:
                 for group in stage.groups(context):
-                    # Before it runs: a step that fails may have done a part of its effect.
+                    # A step counts before it runs, because one that fails may have done a part of
+                    # its effect.
                     begun += group
                     await self._do(group, context, times)
-        # Also for a cancellation, after which the object must not stay half-made.
+        # A cancellation counts, too: it must not leave an object half-made.
         except BaseException as error:
             failed = await self._undo(begun, context)
             for line in failed:

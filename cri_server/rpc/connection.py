@@ -122,7 +122,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, size: int) -> None:
         self.active_s = self._loop.time()
-        # A copy, because all connections of the server share the buffer.
+        # The bytes are copied, because all connections of the server share the buffer.
         for event in self._http.receive(bytes(self._server.buffer[:size])):
             self._handle_event(event)
         if self._new_calls:
@@ -171,8 +171,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     async def _wait_for_room(self, call: Call) -> None:
         """Wait until the client has read enough pending data."""
-        # kubelet has one connection: when it was closed at a limit, two dozen large outputs of
-        # ExecSync cut off all calls on it.
+        # kubelet makes its runtime calls on one connection: when that was closed at a limit, two
+        # dozen large outputs of ExecSync cut off all of them.
         while self._is_backlogged():
             call.admitted = self._loop.create_future()
             self._waiting.append((call, None))
@@ -229,8 +229,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not self._http.is_open(event.stream_id):
             return  # reset in the same pass
         if event.fields is None:
-            # A status and not HTTP's 431, which gRPC clients map to UNKNOWN
-            # (http-grpc-status-mapping.md).
+            # gRPC clients map HTTP's 431 to UNKNOWN (http-grpc-status-mapping.md), but show a
+            # status.
             limit = self._server.limits.header_list_bytes
             self._send_status(
                 event.stream_id,
@@ -311,7 +311,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _start_deadlines(self) -> None:
         """Start the deadline timers of new calls that this pass has not answered."""
-        # At the end of the pass, because most calls are answered within it and need no timer.
+        # Timers start at the end of the pass, because most calls are answered within it and need
+        # none.
         for call in self._new_calls:
             if call.deadline_s is not None and self._calls.get(call.stream_id) is call:
                 call.timer = self._loop.call_at(call.deadline_s, self._on_deadline, call)
@@ -352,7 +353,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 work.close()
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many calls at once")
         reply = self._stream(call, work) if call.streaming else self._unary(call, work)
-        # Set in a copy: the tasks of later calls copy the context of this protocol's callback.
+        # The traceparent is set in a copy: tasks of later calls copy the context of this protocol's
+        # callback.
         context = None
         if call.origin:
             context = contextvars.copy_context()

@@ -21,7 +21,7 @@ ENCODINGS = (b"identity", b"gzip")
 # PROTOCOL-HTTP2.md permits at most eight digits.
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-# All but printable ASCII, and `%` itself (PROTOCOL-HTTP2.md, Percent-Encoded).
+# All but printable ASCII is escaped, and `%` itself (PROTOCOL-HTTP2.md, Percent-Encoded).
 _ESCAPED = re.compile(rb"[^ -$&-~]")
 
 HEAD_BLOCK = hpack.STATUS_200 + hpack.literal(b"content-type", b"application/grpc")

@@ -59,7 +59,7 @@ def _observed(services: Services, method: Method) -> Callable[[Any], Any]:
 
 def _verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
     async def answer(request: Any) -> Any:
-        # Before the call, after which a removed pod has no name any more.
+        # The fields are read before the call, after which a removed pod has no name any more.
         description, trace = describe(services, request), Trace(origin=ORIGIN.get())
         CURRENT.set(trace)  # for this task and the tasks that it starts
         try:

@@ -97,7 +97,7 @@ class Descriptors:
 
     def close_stdin(self) -> None:
         """Close stdin, unless it is closed."""
-        # Forgotten before it is closed: a second close could hit a new file with the same number.
+        # The number is forgotten first: a second close could hit a new file with the same number.
         fd, self.stdin_fd = self.stdin_fd, None
         if fd is not None:
             os.close(fd)

@@ -55,7 +55,7 @@ class MultiplexedStream:
 
     async def finish(self) -> None:
         """Half-close the stream and ignore further data of the peer."""
-        # Not by `reset`, which a Go peer reports as an error.
+        # A Go peer reports a `reset` as an error.
         with contextlib.suppress(StreamGone):
             await self.end()
         self.inbound.discard()
@@ -140,7 +140,7 @@ class Multiplexer:
             case Opened(stream_id, headers, fin):
                 stream = MultiplexedStream(self, stream_id, headers)
                 self._streams[stream_id] = stream
-                # Before the owner writes: a Go peer drops data that precedes SYN_REPLY.
+                # The reply precedes what the owner writes: a Go peer drops data before SYN_REPLY.
                 self._core.reply(stream_id)
                 if fin:
                     stream.inbound.end()

@@ -227,8 +227,7 @@ class _Copier:
             while data := await self._inbound.read():
                 await write_all(self._socket.fileno(), data)
                 self._chunks += 1
-            # The write side only: the pod may answer a request that ends with EOF, such as that of
-            # nc(1).
+            # The pod may still answer a request that ends with EOF, such as that of nc(1).
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             # The pod has closed the connection; `to_client` still copies its last data.

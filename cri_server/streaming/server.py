@@ -166,8 +166,8 @@ class StreamingServer:
         # Nagle's algorithm would hold a keystroke's echo until the client's delayed ACK, 40 ms on
         # Linux.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Finds a client whose machine has gone without a FIN (after two hours by default, tcp(7)),
-        # which would otherwise hold its session until the idle timeout.
+        # Keepalives find a client whose machine has gone without a FIN (after two hours by default,
+        # tcp(7)), which would otherwise hold its session until the idle timeout.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._tls is None:
             return await self.handler.serve(sock)

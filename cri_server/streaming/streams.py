@@ -12,8 +12,8 @@ from collections import deque
 from typing import Protocol
 
 BUDGET_BYTES = 512 * 1024
-# The cost of a bytes object and its place in the deque: when only data was counted, 512 KiB in
-# pieces of an octet took 21 MB.
+# This is about the cost of a bytes object and its place in the deque: when only data was counted,
+# 512 KiB in pieces of an octet took 21 MB.
 CHUNK_OVERHEAD_BYTES = 64
 
 
@@ -38,7 +38,8 @@ class Budget:
     def give_back(self, size: int) -> None:
         """Uncount bytes that were read."""
         self.used_bytes -= size
-        # Not at the limit itself: reading would stop and go on with each chunk.
+        # Reading goes on at half of the limit: at the limit it would stop again with the next
+        # chunk.
         if self.used_bytes <= self.limit_bytes // 2:
             self._room.set()
 

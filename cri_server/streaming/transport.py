@@ -149,7 +149,8 @@ class SocketWire:
 
     async def _transmit(self, parts: Sequence[bytes]) -> None:
         self._stop_flushing()
-        # One sendmsg(2) for replies, header and data: no copy, and no packet with a header alone.
+        # One sendmsg(2) sends replies, header and data without a copy, and no packet has a header
+        # alone.
         views = [memoryview(part) for part in (bytes(self._posted), *parts) if part]
         self._posted.clear()
         try:

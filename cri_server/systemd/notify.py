@@ -41,7 +41,7 @@ def watchdog_interval_s(environment: Mapping[str, str]) -> float:
         watched = int(environment.get("WATCHDOG_PID", os.getpid()))
     except ValueError:
         return 0.0
-    # Half, as sd_watchdog_enabled(3) recommends.
+    # sd_watchdog_enabled(3) recommends half of the timeout.
     return allowed_us / 2e6 if allowed_us > 0 and watched == os.getpid() else 0.0
 
 

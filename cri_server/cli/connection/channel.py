@@ -185,7 +185,7 @@ class _Connection:
         self._stream_window = self._first_window
         block = _PSEUDO_FIELDS + hpack.literal(b":path", path.encode()) + _FIELDS
         if timeout_s is not None:
-            # At least 1: a timeout of 0 has passed before the server reads it.
+            # A timeout of 0 ms would have passed before the server reads it.
             milliseconds = min(TIMEOUT_LIMIT_MS, max(1, round(timeout_s * 1000)))
             block += hpack.literal(b"grpc-timeout", b"%dm" % milliseconds)
         head = frames.head(len(block), frames.HEADERS, frames.END_HEADERS, self._stream_id)

@@ -224,7 +224,8 @@ class Client:
             return pod_names(matches) if matches else ()
 
         rules: list[Callable[[api.Container], bool]] = [
-            # In this order, because a name may look like the beginning of another container's id.
+            # Names precede prefixes, because a name may look like the beginning of another
+            # container's id.
             lambda c: c.id == reference,
             lambda c: reference in names(c),
             lambda c: reference in pod(c),

@@ -46,7 +46,8 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
             os.close(below)
     elif stat.S_ISREG(status.st_mode):
         with os.fdopen(open_regular_at(folder, name), "rb") as file:
-            # Of the opened file: the container may have replaced the name since the lstat(2).
+            # The size is that of the opened file: the container may have replaced the name since
+            # the lstat(2).
             info.size = os.fstat(file.fileno()).st_size
             archive.addfile(info, file)
 
@@ -64,7 +65,7 @@ def extract(copy: Copy, target: int) -> None:
 
 def _extract(copy: Copy, archive: tarfile.TarFile, member: tarfile.TarInfo, target: int) -> None:
     parts = [part for part in member.name.split("/") if part not in ("", ".")]
-    # Refused and not resolved: tar archives that leave their destination are attacks
+    # Such a name is not resolved but refused: archives that leave their destination are attacks
     # (CVE-2018-1002100 and CVE-2019-1002101 in `kubectl cp`).
     if ".." in parts:
         raise WrongState(f"the name {member.name!r} in the archive leads out of the destination")

@@ -113,7 +113,8 @@ def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
 
 
 def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) -> Change:
-    # overlayfs' whiteout: a character device 0/0 (Documentation/filesystems/overlayfs.rst).
+    # overlayfs marks a deleted file by a character device 0/0 (filesystems/overlayfs.rst,
+    # "whiteouts").
     if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
         return Change(DELETED, path)
     kind = CHANGED if in_image else ADDED

@@ -59,7 +59,7 @@ class Copy:
     def contents(self, source: int, target: int) -> None:
         """Copy all contents of a folder into another one, with two descriptors for each level.
         Raises Error, OSError."""
-        # A list and no recursion: a container can nest folders deeper than Python's stack.
+        # A recursion would fail: a container can nest folders deeper than Python's stack.
         levels: list[tuple[os.stat_result | None, int, int, Iterator[str]]] = []
         levels.append((None, os.dup(source), os.dup(target), iter(os.listdir(source))))
         try:
@@ -106,7 +106,8 @@ class Copy:
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
         """Create a folder unless it exists, and return its descriptor. Raises WrongState,
         OSError."""
-        # Closed to others until `finish`, when the contents have their owners and modes.
+        # The folder is closed to others until `finish`, when its contents have their owners and
+        # modes.
         try:
             os.mkdir(name, mode, dir_fd=target)
         except FileExistsError:

@@ -282,7 +282,7 @@ def _send(client: Client, container: api.Container, number: int) -> None:
     try:
         if not pid:
             raise ProcessLookupError
-        # By a pidfd: the kernel may reuse the pid between the server's answer and kill(2).
+        # The kernel may reuse the pid between the server's answer and kill(2), but not a pidfd.
         descriptor = os.pidfd_open(pid)
         try:
             if not has_process(client, container.id, pid):

@@ -115,7 +115,8 @@ def matches(pattern: str, repository: str) -> bool:
     labels, pattern_labels = host.split("."), pattern_host.split(".")
     return (
         len(labels) == len(pattern_labels)
-        # Label by label, as kubelet does (URLsMatch): `*.example` must not match `a.evil.example`.
+        # kubelet compares label by label, too (URLsMatch): `*.example` must not match
+        # `a.evil.example`.
         and all(map(fnmatch.fnmatchcase, labels, pattern_labels))
         and (not split_port(pattern_registry)[1] or pattern_port == port)
         and path.startswith(pattern_path)

@@ -174,7 +174,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # The mode at creation: the umask could let others read the password before a chmod(2).
+    # The file has its mode from its creation on: others could read the password before a chmod(2).
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:

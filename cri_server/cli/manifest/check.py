@@ -26,9 +26,9 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 SEARCHED = re.compile(SUBDOMAIN.pattern.replace("a-z0-9]", "a-z0-9_]"))  # such as _tcp.example.org
 QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-# An IANA service name: 15 characters, at least one letter, no `--` (RFC 6335, section 5.1).
+# A port's name is an IANA service name: 15 characters, a letter, no `--` (RFC 6335, section 5.1).
 PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-# Printable ASCII without `=`, as Kubernetes permits (RelaxedEnvironmentVariableValidation).
+# Kubernetes permits all printable ASCII but `=` (RelaxedEnvironmentVariableValidation).
 VARIABLE = re.compile(r"[ -<>-~]+")
 SYSCTL = re.compile(r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?")
 LABEL_LIMIT, SUBDOMAIN_LIMIT, PORT_NAME_LIMIT = 63, 253, 15
@@ -199,7 +199,7 @@ def _mount(mount: VolumeMount, path: str, volumes: set[str]) -> None:
         raise InvalidSpec(f"{path}.name", f"no volume {mount.name!r} in spec.volumes")
     if not mount.mount_path.startswith("/"):
         raise InvalidSpec(f"{path}.mountPath", f"{mount.mount_path!r} is not absolute")
-    # A rule of the API (VolumeMount.mountPath).
+    # The API demands it (VolumeMount.mountPath).
     if ":" in mount.mount_path:
         raise InvalidSpec(f"{path}.mountPath", f"{mount.mount_path!r} contains ':'")
     if mount.sub_path and mount.sub_path_expr:

@@ -51,7 +51,7 @@ def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
         if not line.endswith(f"\t{hostname}")
     ]
     own = [f"{address}\t{hostname}" for address in addresses]
-    # In place and not by rename(2): running containers have this inode mounted.
+    # A rename(2) would not reach running containers, which have this inode mounted.
     path.write_text(HEADER + LOCAL + "".join(f"{line}\n" for line in (*own, *aliases)))
 
 

@@ -220,7 +220,8 @@ def _security(
     target.capabilities.drop_capabilities.extend(security.capabilities.drop)
     target.supplemental_groups.extend(pods.supplemental_groups)
     if pods.fs_group is not None:
-        # As in kubelet: the group of the volumes is useless to a process that is not in it.
+        # kubelet adds it, too: a process that is not in the group of its volumes could not write to
+        # them.
         target.supplemental_groups.append(pods.fs_group)
     profile = (
         security.seccomp_profile or pods.seccomp_profile or pod_model.Profile(type="RuntimeDefault")

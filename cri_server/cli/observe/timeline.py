@@ -107,7 +107,7 @@ def _write_page(path: Path, pod: str, calls: list[Entry]) -> None:
     if str(path) == "-":
         click.echo(text, nl=False)
     else:
-        # Whole or not at all: a browser may reload the page at any moment.
+        # A browser may reload the page at any moment, so it must never be incomplete.
         atomic_file.write_bytes(str(path.absolute()), text.encode(), mode=0o644)
 
 

@@ -48,7 +48,7 @@ def locked(base: Path) -> Iterator[None]:
     """Hold the lock that lets one `run` at a time use this folder. Raises OSError."""
     number = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # On the folder and not on a file in it, which a removal could delete under the lock.
+        # A lock on a file in the folder could be lost with the file, when the folder is cleaned.
         fcntl.flock(number, fcntl.LOCK_EX)
         yield
     finally:

@@ -214,7 +214,7 @@ def launch(
             identifier = client.runtime("CreateContainer", request).container_id
         running.containers[container.name] = identifier
         places = [m.mount_path for m in container.volume_mounts if m.sub_path or m.sub_path_expr]
-        # Between create and start: the mounts exist, and no process has seen them yet.
+        # Between create and start the mounts exist, and no process has seen them yet.
         sources.check(client, identifier, config, places)
         with running.timed(f"start {container.name}"):
             client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))

@@ -116,7 +116,8 @@ def _listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
     127.0.0.1 if the machine has no IPv6."""
     if hosts:
         return [_listener(host, port) for host in hosts]
-    # As kubectl: a client that resolves localhost to ::1 first would reach another program or none.
+    # kubectl listens on both, too: a client that resolves localhost to ::1 first would otherwise
+    # reach another program or none.
     first = _listener("127.0.0.1", port)
     try:
         return [

@@ -48,8 +48,8 @@ def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s
             _send_size(socket)
             signal.signal(signal.SIGWINCH, lambda *_: _send_size(socket))
         feeder = Feeder(socket, detach_keys if tty else b"")
-        # A daemon: read(2) from a terminal cannot be interrupted, and the end of the command must
-        # not wait for a key.
+        # The thread is a daemon, because read(2) from a terminal cannot be interrupted, and the end
+        # of the command must not wait for a key.
         if stdin:
             threading.Thread(target=feeder.run, daemon=True).start()
         try:

@@ -36,7 +36,7 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.CRITICAL:
             return True
-        # The template without its arguments: a loop over a thousand images is one kind.
+        # The template has no arguments yet: a loop over a thousand images is one kind.
         kind, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
         bucket = self._buckets.get(kind)
         if bucket is None:

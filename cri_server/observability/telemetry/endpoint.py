@@ -122,7 +122,7 @@ class Endpoint:
         self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve requests until either side closes the connection."""
-        # The headers of a request are bounded, because h11 buffers them until they are complete.
+        # h11 buffers the headers of a request until they are complete, so they need a bound.
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_BYTES)
         while True:
             self._idle[task] = None

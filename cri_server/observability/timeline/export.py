@@ -84,7 +84,7 @@ class Exporter:
         self._queue: queue.Queue[Queued | None] = queue.Queue(CALLS_LIMIT)
         self._closed = threading.Event()
         tracer = self._provider.get_tracer("pyrunc-cri", pyrunc.__version__)
-        # A daemon, because the interpreter waits for other threads at its end.
+        # The interpreter waits for all threads but daemons at its end.
         threading.Thread(target=self._convert, args=(tracer,), name="tracing", daemon=True).start()
 
     def add(self, call: str, record: Mapping[str, object], trace: Trace) -> None:

@@ -49,8 +49,7 @@ class Ring:
 
     def add(self, entry: Entry, trace: Trace | None = None) -> None:
         """Add an entry, in a microsecond. Call on the event loop."""
-        # Strictly increasing, also when the clock is set back: a follower names the last entry that
-        # it has by this time.
+        # The time increases also when the clock is set back: a follower names its last entry by it.
         self._ended_at_ns = entry["ended_at_ns"] = max(time.time_ns(), self._ended_at_ns + 1)
         if len(self._waiting) < WAITING_LIMIT:
             self._waiting.append((entry, trace))
@@ -73,8 +72,8 @@ class Ring:
         """Yield the entries that ended after `after_ns`, then new ones, until the caller stops.
         Raises ResourceExhausted when the caller does not keep up."""
         follower: Follower = asyncio.Queue()
-        # Before the file is read: an entry that ends meanwhile would be in neither. Entries that
-        # are in both are recognized by their time.
+        # The follower is added before the file is read, so that no entry is lost; `after_ns` skips
+        # those that are in both.
         self._followers.add(follower)
         try:
             ended = [
@@ -109,7 +108,7 @@ class Ring:
     def _write(self, data: bytes) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._folder / "calls"
-        # With the mode at creation: the entries name pods, images and errors.
+        # The file has its mode from its creation on: entries name pods, images and errors.
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(data)
             full = file.tell() > self._limit_bytes

@@ -236,7 +236,7 @@ class Connection:
             raise _Broken("SYN_STREAM is too short")
         first, associated = TWO_WORDS.unpack_from(body)
         stream_id = first & frames.STREAM_ID_MAX
-        # Also for a stream that is refused below: all blocks of a direction share one zlib state.
+        # A refused stream is unpacked, too: all blocks of a direction share one zlib state.
         headers = self._unpack(body[10:])
         if stream_id == 0 or self._is_mine(stream_id) or stream_id <= self._last_received:
             raise _Broken(f"stream id {stream_id} after {self._last_received}")

@@ -83,7 +83,7 @@ class Unpacker:
     def unpack(self, block: bytes) -> Headers:
         """Decompress a block. Raises MalformedHeaders, a connection error."""
         try:
-            # Limited while it is made: a frame of 64 KiB could expand to 64 MiB.
+            # The output is limited while it is made: a frame of 64 KiB could expand to 64 MiB.
             plain = self._stream.decompress(block, BLOCK_LIMIT_BYTES)
         except zlib.error as error:
             raise MalformedHeaders(f"header block: {error}") from None
