@@ -55,6 +55,7 @@ def prepare(path: str) -> bytes:
     from pyrunc import jsontext
     from pyrunc.accelerate.command_rehearsal import rehearse
 
+    # Every command loads it; importlib's search along sys.path touches many pages of the snapshot.
     jsontext.load = _load_without_search("_json")
     rehearse(f"{os.path.abspath(path)}.rehearsal")
     files = [

@@ -145,6 +145,8 @@ def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
         # weight.
         yield CgroupSetting("cpu.idle", str(int(cpu["idle"])), dispensable=not cpu["idle"])
     if shares:
+        # containerd sends 1024 shares with every container, which must not fail where v2 has no cpu
+        # controller (a hybrid host).
         yield CgroupSetting(
             "cpu.weight", str(weight(shares)), dispensable=weight(shares) == DEFAULT_WEIGHT
         )
@@ -233,6 +235,8 @@ def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[CgroupSetting]:
                 f"{RESOURCES}.hugepageLimits[{index}].pageSize", f"not a page size: {size!r}"
             )
         amount = int(limit["limit"])
+        # kubelet sends a limit of 0 for each page size with every container: without the controller
+        # there is nothing to limit.
         yield CgroupSetting(f"hugetlb.{size}.max", str(amount), dispensable=not amount)
         # Without a limit of reservations a process that has reserved too many pages dies by SIGBUS
         # when it touches them (hugetlb.rst of cgroup-v1). Linux 5.7 has the file.

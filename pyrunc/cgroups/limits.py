@@ -58,6 +58,7 @@ def replace(
     new = convert.settings(resources, lambda file: cgroup.read(directory, file))
     old = [(setting, _content(directory, setting.file)) for setting in new]
     try:
+        # The files first: a limit that the kernel refuses must not reach systemd.
         notes = write(directory, resources, missing_controllers)
         if then is not None:
             then()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyrunc.kernel.systemd import Property
 
 # systemd refuses to change these on a running unit; the kernel's own file is written before.
+# kubelet sets memory.oom.group at creation and sends it again with each resize in place.
 FIXED_AT_START = frozenset({"OOMPolicy"})
 ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting")
 

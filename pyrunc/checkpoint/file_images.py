@@ -50,6 +50,8 @@ def root_mode(folder: str) -> int | None:
             except PeerError:
                 raise InvalidArgument(f"the checkpoint's {FILES} has a malformed entry") from None
             mode = fields.get(_MODE)
+            # containers/storage gives the root 0555 where no layer has an entry for it, containerd
+            # 0755.
             if fields.get(_NAME) == b"/" and isinstance(mode, int) and S_ISDIR(mode):
                 return S_IMODE(mode)
     return None

@@ -62,6 +62,8 @@ class CommandLog:
         if file.startswith(("journald:", "syslog:")):
             raise InvalidArgument(f"log target {file!r}: only files are supported")
         self.file, self.json = file.removeprefix("file:"), format == "json"
+        # Opened once and first: a FIFO would end after one message, and a log that cannot be opened
+        # has to fail the command before it does anything.
         self._descriptor = _open(self.file) if self.file else None
         self.level = 0 if debug else LEVELS[level] if level else 3 if self.json else 2
 

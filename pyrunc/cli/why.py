@@ -76,6 +76,7 @@ def _leave_out(
 ) -> None:
     """Add to `causes`, for each line of the plan, the smallest parts of the configuration below
     `path` without which the line disappears. `remaining` limits the number of tried parts."""
+    # A plan for each part: 0.5 s for the default configuration, for a verb that a person types.
     for child in _children(bundle.document, path):
         remaining[0] -= 1
         if remaining[0] < 0 or child in NOT_TRIED:

@@ -32,6 +32,8 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
             number = error.errno or 0
             if number != ENOTDIR:
                 break
+    # ELOOP: a neighbour has swapped a part of the path for a link since it was looked up
+    # (CVE-2021-25741).
     raise bind_failed(
         source, destination, number, LINK_CAME if number == ELOOP and not links else ""
     )

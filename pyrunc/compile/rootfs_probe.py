@@ -52,6 +52,8 @@ def resolve_binds(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tu
     """
     binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
+        # The process makes these itself, so that mounts get their ids in the order of the
+        # configuration: clones of the caller would come before /proc in mountinfo.
         if may_be_made_inside(mount, spec):
             source = sources.get(mount.source) or _look_up(mount)
             if source.is_in_every_namespace:

@@ -79,6 +79,8 @@ def _forward_signals(pidfd: int) -> None:
 
     for number in range(1, LAST_SIGNAL + 1):
         if number not in NOT_FORWARDED:
+            # Not reset after the end: by default a late signal would end us before the cgroup and
+            # the files are removed.
             set_handler(number, forward)
 
 

@@ -52,8 +52,8 @@ def default_root() -> str:
     Root of a user namespace counts as another user, unless $USER is root.
     """
     root = os.geteuid() == 0
-    # As in runc (shouldHonorXDGRuntimeDir), so that both use the same kind of place in a rootless
-    # session.
+    # As in runc (shouldHonorXDGRuntimeDir). podman passes its environment to create and two
+    # variables to start: without USER, root of a user namespace is an ordinary user.
     if root and (os.environ.get("USER") == "root" or not in_user_namespace()):
         return DEFAULT_ROOT
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -212,6 +212,8 @@ def claim(root: str, container_id: str) -> str:
     _make_root(root)
     folder = f"{root}/{container_id}"
     try:
+        # The mark is made with the folder, so there is no moment at which a killed create leaves it
+        # without.
         os.mkdir(folder, CLAIMED)
     except FileExistsError:
         if not _is_container(folder, container_id):

@@ -94,4 +94,5 @@ def reset_core_dumps() -> None:
 
 def leave_session_keyring() -> None:
     """Join a new session keyring, nameless and empty: keyctl(2), KEYCTL_JOIN_SESSION_KEYRING."""
+    # Otherwise an exec could list the server's keys, also those that only their possessor may see.
     syscall("keyctl", "KEYCTL_JOIN_SESSION_KEYRING", KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)

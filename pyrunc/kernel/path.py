@@ -80,6 +80,8 @@ def open_folder_at(dir_fd: int, name: str) -> int:
         os.mkdir(name, 0o755, dir_fd=dir_fd)
     except FileExistsError:
         pass
+    # Opened again without following: a neighbour may have put a link there meanwhile (kin of
+    # CVE-2024-45310).
     return os.open(name, flags, dir_fd=dir_fd)
 
 
@@ -183,6 +185,7 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
     is not a regular file."""
     with open(open_regular_in_root(root_fd, path), "rb", buffering=0) as file:
         content = b""
+        # Not by the size of fstat(2): the file may be on a volume, and grow while it is read.
         while part := file.read(limit_bytes + 1 - len(content)):
             content += part
             if len(content) > limit_bytes:

@@ -120,6 +120,7 @@ def kill_and_reap(pidfd: int) -> None:
     send_signal(pidfd, SIGKILL)
     ended = poll()
     ended.register(pidfd, POLLIN)
+    # Limited, because a shim has other pods to serve meanwhile.
     if not ended.poll(KILLED_S * 1000):
         return
     try:

@@ -39,6 +39,8 @@ def open_null() -> int:
     Where devices cannot be made (in a user namespace, without CAP_MKNOD) it is the host's
     /dev/null, which the container cannot change there either. Raises KernelError.
     """
+    # A pipe whose other end is closed would be cheaper, but a program that opens /dev/stdin would
+    # wait for a writer.
     prepared = _prepared()
     try:
         folder = prepared or _open_folder()

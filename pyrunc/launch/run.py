@@ -207,6 +207,8 @@ class ParentSide:
     def on_message(self, message: LauncherMessage) -> None:
         """Handle one message of the launcher or the process. Raises Error for an unexpected
         message."""
+        # A process that was taken over could send descriptors with each message, and leave them
+        # open here.
         if message.tag != DESCRIPTOR:
             close_all(message.fds)  # unexpected
         if message.tag == PID:

@@ -269,6 +269,7 @@ def _root_filesystem(
         ops = [*sync("mounted", steps), *sync("before-pivot", steps)]
         if process is not None and process.terminal:
             ops.append(
+                # Before the change of root: the devpts is the host's.
                 model.OpenTerminal(
                     process.console_size, process.user.uid, console=False, of_host=True
                 )

@@ -148,6 +148,8 @@ def operations(
     if destination == "/":
         raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
     if is_remount(mount):
+        # Not ignored, and no new mount: a remount of a tmpfs would otherwise put an empty one on
+        # top.
         return (_remount(options, destination, path),)
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):

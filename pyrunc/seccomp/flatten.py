@@ -36,6 +36,8 @@ def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
     """Return a program with the same results as `program` and fewer instructions. `rest` decides
     about the calls whose action depends on arguments."""
     audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))
+    # RuntimeDefault has 639 instructions in this form and takes 0.16 ms to install; libseccomp's
+    # has 1312, and takes 0.32.
     trees = [[(LOAD, 0, 0, NUMBER_AT), *_tree(intervals(program, audit))] for audit in audits]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE_AT)]
     # the dispatch behind the first pair, and the action for other architectures

@@ -54,6 +54,8 @@ def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosy
         if audit == X86_64:
             block = _split_off_x32(block, highest, verdicts, with_enosys)
         if block:
+            # A jump with 32 bits (BPF_JA): the rest may be longer than the 255 instructions of a
+            # conditional one.
             block = [(LOAD, 0, 0, NUMBER_AT), *block, (JUMP, 0, 0, len(code))]
             code = [(JUMP_EQUAL, 0, len(block), audit), *block, *code]
     if code:
@@ -114,5 +116,6 @@ def _judge(
         top = max([highest, *(number | bit for number in verdicts)])
         body += [(JUMP_GREATER, 0, 1, top), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
     if verdicts:
+        # Most calls are below all of these numbers, and pass them by in one comparison.
         body.insert(0, (JUMP_GREATER_OR_EQUAL, 0, len(body), min(verdicts) | bit))
     return body

@@ -148,6 +148,8 @@ def cpu_list(text: str, path: str) -> tuple[int, ...]:
             raise InvalidSpec(path, f"{text!r} is not a list such as 0-3,7")
         if not int(first) <= int(last) < CPUS_LIMIT:
             raise InvalidSpec(path, f"{part} is not a range")
+        # Counted with repetitions: nine bytes can name the same 65,536 CPUs again, any number of
+        # times.
         listed += int(last) - int(first) + 1
         if listed > CPUS_LIMIT:
             raise InvalidSpec(path, f"more than {CPUS_LIMIT} numbers")
@@ -218,6 +220,8 @@ def _hook(hook: Hook, path: str) -> None:
         raise InvalidSpec(f"{path}.path", "must be absolute")
     if hook.timeout_s is not None and hook.timeout_s <= 0:
         raise InvalidSpec(f"{path}.timeout", "must be above zero")
+    # posix_spawn(3) of Python takes neither this nor a nameless variable, and the container would
+    # have been made by then.
     if hook.args and not hook.args[0]:
         raise InvalidSpec(f"{path}.args[0]", "is empty")
     for i, entry in enumerate(hook.env or ()):
