@@ -151,7 +151,7 @@ def test_signals() -> None:
             signal_number(text)
 
 
-def test_restart_makes_another_attempt_and_keeps_the_one_before(server: Server) -> None:
+def test_restart_makes_another_attempt_and_keeps_the_previous_attempt(server: Server) -> None:
     sandbox = server.run_pod(server.pod_config("web"))
     config = server.container_config(
         ["sh", "-c", "echo $COLOUR; exec sleep 3600"],

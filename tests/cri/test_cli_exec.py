@@ -38,7 +38,7 @@ def test_a_container_is_named_as_by_kubectl(web: Server, words: list[str]) -> No
     assert cli(web, "exec", *words, "echo", "yes").stdout == b"yes\n"
 
 
-def test_two_dashes_within_the_command_belong_to_it(web: Server) -> None:
+def test_two_dashes_within_the_command_belong_to_the_command(web: Server) -> None:
     done = cli(web, "exec", "web/c", "sh", "-c", 'echo "$@"', "--", "-c", "--", "x")
     assert done.stdout == b"-c -- x\n"
 

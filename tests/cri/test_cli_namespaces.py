@@ -62,7 +62,7 @@ def test_lists_show_the_namespace_where_names_are_shared(twins: Server) -> None:
     assert ok(twins, "ps", "-o", "name", "--pod", "blue/web").lines == ["blue/web/c"]
 
 
-def test_one_namespace_shows_it_in_wide_lists_only(twins: Server) -> None:
+def test_lists_of_a_single_namespace_show_its_name_only_when_wide(twins: Server) -> None:
     green = ["--namespace", "green"]
     assert "NAMESPACE" in ok(twins, "ps", "-o", "wide", *green).lines[0]
     (pod,) = (p.id for p in twins.pods() if p.metadata.namespace == "blue")

@@ -51,7 +51,7 @@ def identifier(server: Server, name: str) -> str:
     return max(containers, key=lambda c: c.metadata.attempt).id
 
 
-def test_ps_lists_the_running_ones_and_with_all_the_others(web: Server) -> None:
+def test_ps_lists_running_containers_and_with_all_the_ended_containers(web: Server) -> None:
     header, *rows = ok(web, "ps").lines
     assert header.split() == ["CONTAINER", "POD", "NAME", "STATE", "AGE", "IMAGE"]
     assert {tuple(row.split()[1:4]) for row in rows} == {
@@ -428,7 +428,7 @@ def test_reopen(web: Server) -> None:
     ok(web, "logs", "--reopen", "main")
 
 
-def test_an_unknown_verb_suggests_a_known_one() -> None:
+def test_the_error_of_an_unknown_verb_suggests_a_known_verb() -> None:
     for arguments, suggestion in {
         "inspct": "Did you mean inspect",
         "play x": "run POD.YAML",

@@ -160,7 +160,7 @@ def test_an_ordinary_user_cannot_run_a_server_or_read_roots_files(open_folder: P
     refused(config, f"{private}: cannot be read: permission denied")
 
 
-def test_the_runtime_prints_one_line_for_an_ordinary_user() -> None:
+def test_the_runtime_prints_a_single_line_for_an_ordinary_user() -> None:
     command_lines = (
         "list",
         "state x",

@@ -220,7 +220,7 @@ def test_an_id_mapping_error_does_not_query_the_volume(server: Server, volume: f
     assert not is_open(server, volume)
 
 
-def test_a_start_after_a_restart_opens_it_again(tmp_path: Path) -> None:
+def test_a_start_after_a_restart_opens_the_volume_again(tmp_path: Path) -> None:
     """The launch is lost with the server: the volume gets one more request, with the same
     timeout."""
     with started(tmp_path) as server, mounted(server, tmp_path) as volume:

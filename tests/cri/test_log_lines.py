@@ -90,7 +90,7 @@ def test_a_pods_life(server: Server) -> None:
     )
 
 
-def test_a_failure_has_one_line_with_its_step_and_reason(server: Server) -> None:
+def test_a_failure_has_a_single_line_with_its_step_and_reason(server: Server) -> None:
     log = Log(server)
     pod = server.run_pod(server.pod_config("wrong"))
     container = server.create(pod, server.container_config(["/no/such/program"]))

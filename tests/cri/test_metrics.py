@@ -151,7 +151,7 @@ def of_pods(address: Path) -> list[Any]:
     return [s for family in text_string_to_metric_families(text) for s in family.samples]
 
 
-def test_an_exec_session_is_counted_while_it_is_open(server: Server, address: Path) -> None:
+def test_an_open_exec_session_is_counted(server: Server, address: Path) -> None:
     pod = server.run_pod(server.pod_config("session"))
     container = server.launch(pod)
     command = [

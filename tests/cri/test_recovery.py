@@ -132,7 +132,7 @@ def test_a_shim_that_died_with_the_server(server: Server) -> None:
 
 
 @pytest.mark.requirement("2.5")
-def test_a_stop_of_a_silent_shims_container_ends_it(server: Server) -> None:
+def test_stop_ends_the_container_of_a_silent_shim(server: Server) -> None:
     pod, other = server.run_pod(), server.run_pod()
     container, healthy = server.launch(pod), server.launch(other)
     shim = shim_pid(server, pod)
@@ -358,7 +358,7 @@ def second(server: Server, **folders: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("change", [(), ("root",), ("state",)])
-def test_a_second_server_on_one_of_the_folders_is_refused(
+def test_a_second_server_on_any_of_the_folders_is_refused(
     server: Server, change: tuple[str, ...]
 ) -> None:
     pod = server.run_pod()

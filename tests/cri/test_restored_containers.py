@@ -81,7 +81,7 @@ def test_a_layer_in_the_form_of_containerd(server: Server, criu: Path, tmp_path:
     assert (upper / "written").read_bytes() == b"data" and (upper / "etc/group").is_char_device()
 
 
-def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_path: Path) -> None:
+def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_path: Path) -> None:
     """In archives of other engines the root folder has a mode that no layer has, and files are
     mounted that no request names."""
     places = ("/run/.containerenv", "/run/secrets")

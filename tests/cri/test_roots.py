@@ -18,7 +18,7 @@ echo fine
 """
 
 
-def test_the_flags_of_the_roots_mount_are_not_those_of_a_containers_root() -> None:
+def test_a_containers_root_does_not_inherit_mount_flags_of_the_servers_root() -> None:
     with Server(mount=("-t", "tmpfs", "-o", "nodev,noexec,nosuid", "disk")) as server:
         server.load_image()
         container = server.launch(server.run_pod())

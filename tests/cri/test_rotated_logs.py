@@ -31,7 +31,7 @@ def run(server: Server, command: str, limits: str) -> str:
     return container.id
 
 
-def test_a_log_is_rotated_and_read_and_followed_as_one(server: Server) -> None:
+def test_rotated_files_are_read_and_followed_like_a_single_log(server: Server) -> None:
     container = run(server, WRITER.format(number=300, pause="usleep 20000"), "2Ki 4")
     path = server.status(container).log_path
     with started(server, "logs", "-f", container) as process:

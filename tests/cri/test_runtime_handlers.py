@@ -110,9 +110,11 @@ def test_a_life(server: Server, handler: str) -> None:
 
 
 @pytest.mark.parametrize("handler", OTHERS)
-def test_sources_are_what_they_were(server: Server, handler: str, tmp_path: Path) -> None:
+def test_a_source_swapped_before_its_mount_is_not_followed(
+    server: Server, handler: str, tmp_path: Path
+) -> None:
     """CVE-2021-25741: a program with write access beside a host path replaces it by a link before
-    the external runtime mounts it. Covers files, and mounts below a source."""
+    the external runtime mounts it. The test covers files, and mounts below a source."""
     secret, folder, file = tmp_path / "secret", tmp_path / "folder", tmp_path / "file"
     secret.mkdir()
     (folder / "below").mkdir(parents=True)
@@ -235,7 +237,7 @@ def test_a_missing_runtime(server: Server) -> None:
 
 
 @pytest.mark.requirement("10.5.2")
-def test_status_tells_the_handlers_and_what_they_can_do(server: Server) -> None:
+def test_status_lists_the_handlers_and_their_features(server: Server) -> None:
     answer = server.runtime.Status(api.StatusRequest(), timeout=RPC_TIMEOUT_S)
     features = {h.name: h.features for h in answer.runtime_handlers}
     assert set(features) == {"", "pyrunc", *OTHERS, "writable", "bare", "gone"}
@@ -249,7 +251,7 @@ def test_status_tells_the_handlers_and_what_they_can_do(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.10", "12.1")
-def test_recursively_read_only_is_for_runtimes_that_know_it(server: Server) -> None:
+def test_recursively_read_only_mounts_need_a_runtime_with_this_feature(server: Server) -> None:
     """Other runtimes would ignore the option and leave the mounts below writable."""
     folder = server.folder / "rro"
     (folder / "inner").mkdir(parents=True)

@@ -216,7 +216,7 @@ def test_exec_shows_all_of_a_large_output(server: Server) -> None:
     assert (len(done.stdout), len(done.stderr)) == (20_000_000, 3_000_000)
 
 
-def test_exec_shows_output_when_it_comes(server: Server) -> None:
+def test_exec_shows_output_at_once(server: Server) -> None:
     container = server.launch(server.run_pod())
     waiting = "echo first; until [ -e /go ]; do sleep 0.05; done; echo last"
     with started(server, "exec", container, "sh", "-c", waiting) as process:
@@ -396,7 +396,7 @@ def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
     assert len(server.pods()) == 2 and len(list((server.folder / "pods").iterdir())) == 2
 
 
-def test_two_concurrent_runs_make_one_pod(server: Server) -> None:
+def test_two_concurrent_runs_make_a_single_pod(server: Server) -> None:
     path = server.folder / "pod.yaml"
     path.write_text(POD)
     arguments = ("run", "--folder", str(server.folder / "pods"), str(path))
@@ -427,7 +427,7 @@ def test_images(server: Server) -> None:
     assert cli(server, "image", "list", "-q").stdout.count(b"sha256:") == 1
 
 
-def test_errors_are_one_line(server: Server) -> None:
+def test_an_error_is_a_single_line(server: Server) -> None:
     assert (
         cli(server, "exec", "nobody", "true", code=1).stderr
         == b"pyrunc-cri: no such container: 'nobody'\n"
@@ -496,7 +496,7 @@ spec:
     assert b"livenessProbe: tcpSocket :80 every 10 s: run does not probe" in done.stderr
 
 
-def test_a_sidecar_runs_beside_the_others_and_ends_after_them(server: Server) -> None:
+def test_a_sidecar_runs_beside_the_other_containers_and_ends_last(server: Server) -> None:
     loop = "trap 'echo sidecar ends; exit 0' TERM; echo sidecar up; while :; do sleep 0.05; done"
     manifest = f"""
 apiVersion: v1

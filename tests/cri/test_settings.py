@@ -51,7 +51,7 @@ def test_the_owner_of_the_socket(server: Server) -> None:
     assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (0, 4242, 0o666)
 
 
-def test_a_container_has_what_is_configured(server: Server, folder: Path) -> None:
+def test_a_container_has_the_configured_settings(server: Server, folder: Path) -> None:
     pod_config = server.pod_config()
     pod_config.annotations.update({"io.example/a": "1", "io.other/a": "2", "hook": "yes"})
     pod = server.run_pod(pod_config)

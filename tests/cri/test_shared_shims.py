@@ -49,7 +49,7 @@ def test_pods_are_spread_over_the_shims(server: Server) -> None:
     assert shims(server) == used.keys(), "they wait for the next pods"
 
 
-def test_one_pod_that_ends_leaves_the_others(server: Server) -> None:
+def test_the_end_of_a_pod_leaves_other_pods_of_its_shim(server: Server) -> None:
     first, _, third = (server.run_pod() for _ in range(3))
     shim = shim_pid(server, first)
     assert shim_pid(server, third) == shim
@@ -67,7 +67,7 @@ def test_one_pod_that_ends_leaves_the_others(server: Server) -> None:
     nothing_left(server)
 
 
-def test_a_shim_holds_no_more_descriptors_after_many_pods_than_after_one(server: Server) -> None:
+def test_a_shim_has_as_many_descriptors_after_many_pods_as_after_one_pod(server: Server) -> None:
     def live() -> int:
         pod = server.run_pod()
         server.launch(pod)

@@ -114,8 +114,8 @@ def test_a_shim_killed_during_a_containers_start(
     nothing_left(server)
 
 
-def test_a_shim_killed_while_it_makes_a_containers_cgroup(server: Server) -> None:
-    """The caller may try again, and finds another one."""
+def test_a_shim_killed_while_making_a_containers_cgroup(server: Server) -> None:
+    """The caller may repeat the call, which uses another shim."""
     pod = server.run_pod(host_network=True)
     server.remove_container(server.create(pod))
     shim = shim_pid(server, pod)

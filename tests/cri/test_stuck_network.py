@@ -76,7 +76,7 @@ def test_a_plugin_that_is_not_there_leaves_no_pod(server: Server, tmp_path: Path
     nothing_left(server)
 
 
-def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(
+def test_a_pod_of_a_missing_plugin_stays_until_its_removal_is_forced(
     server: Server, tmp_path: Path
 ) -> None:
     configure(server, "add-on")
@@ -104,7 +104,7 @@ def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(
     nothing_left(server)
 
 
-def test_a_roll_back_that_fails_shows_the_pod_and_force_removes_it(
+def test_a_pod_with_a_failed_roll_back_is_listed_and_removed_by_force(
     server: Server, tmp_path: Path
 ) -> None:
     configure(server, "broken")

@@ -167,7 +167,7 @@ EXPECTED = {
 }
 
 
-def test_what_processes_inherit(server: Server) -> None:
+def test_processes_inherit_no_settings_of_the_server(server: Server) -> None:
     pod = server.run_pod(host_network=True)
     container = server.launch(pod)
     (group,) = server._cgroups()

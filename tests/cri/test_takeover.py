@@ -218,7 +218,7 @@ def test_a_created_container_is_started_by_the_next_shim(server: Server) -> None
     server.remove_all()
 
 
-def test_a_restarted_server_can_do_it_too(own_server: Server) -> None:
+def test_a_restarted_server_can_replace_a_lost_shim(own_server: Server) -> None:
     server = own_server
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(command=COUNTS))
@@ -394,8 +394,8 @@ def test_a_full_disk_ends_no_pod() -> None:
         nothing_left(server)
 
 
-def test_a_server_killed_before_it_has_handed_over(own_server: Server) -> None:
-    """The next shim lives, and the next server has it take over the rest."""
+def test_a_server_killed_during_a_takeover(own_server: Server) -> None:
+    """The next shim lives, and the next server lets it take over the rest."""
     server = own_server
     pod = server.run_pod()
     container, created = server.launch(pod), server.create(pod, named(server, "created"))

@@ -156,7 +156,7 @@ def test_tracing_is_off_by_default_and_costs_nothing() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_without_the_library_the_error_names_it(tmp_path: Path) -> None:
+def test_the_error_names_the_missing_library(tmp_path: Path) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ModuleNotFoundError(name='opentelemetry')")
     (tmp_path / "config.toml").write_text('[tracing]\nendpoint = "http://127.0.0.1:4318"\n')
     command = [

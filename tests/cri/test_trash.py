@@ -71,7 +71,7 @@ def test_a_layer_that_cannot_be_deleted_blocks_no_other(server: Server) -> None:
     assert wait_until(lambda: trash(server) == [], 30)
 
 
-def test_gc_deletes_what_was_stuck(server: Server) -> None:
+def test_gc_deletes_files_that_were_stuck(server: Server) -> None:
     container = server.launch(server.run_pod(), server.container_config())
     stuck = server.root / "containers" / container / "upper/mounted"
     stuck.mkdir()

@@ -54,7 +54,7 @@ def test_pods_move_to_shims_of_the_new_version(server: Server, how: object) -> N
     nothing_left(server)
 
 
-def test_the_version_before_takes_them_back(server: Server) -> None:
+def test_the_previous_version_takes_running_pods_back(server: Server) -> None:
     server.module = THIS
     server.restart()
     pod = server.run_pod()

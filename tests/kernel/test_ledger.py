@@ -92,7 +92,7 @@ def things(monkeypatch: pytest.MonkeyPatch) -> Iterator[Things]:
 
 
 @pytest.mark.parametrize("kind", ["cgroup", "network namespace", "link", "mount"])
-def test_own_things_are_leaks_and_those_of_others_are_not(things: Things, kind: str) -> None:
+def test_only_own_objects_are_leaks(things: Things, kind: str) -> None:
     make, before = things.kinds[kind], ledger.take()
     make(f"oth-{os.getpid()}")
     assert ledger.take().leaks(before) == []
@@ -134,7 +134,7 @@ def test_the_whole_machine_counts_on_request(
     assert f"cgroup: {group}" in leaks and any(f" {stranger} (" in line for line in leaks), leaks
 
 
-def test_what_another_worker_of_the_run_makes_is_left_to_it(
+def test_objects_of_another_worker_are_no_leaks(
     things: Things, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYRUNC_LEDGER", "machine")

@@ -51,7 +51,7 @@ def test_the_node_describes_the_runtime(kube: Kube) -> None:
     )
 
 
-def test_a_pod_is_reached_from_its_node_and_reaches_it(kube: Kube) -> None:
+def test_a_pod_and_its_node_reach_each_other(kube: Kube) -> None:
     kube("run", "nginx", "--image", "nginx")
     address = kube.ready("nginx")["status"]["podIP"]
     inside = kube.cluster.node.inside("busybox", "wget", "-qO-", f"http://{address}/")

@@ -115,7 +115,7 @@ def test_a_crashing_container_backs_off_with_its_termination_message(kube: Kube)
     assert (last["exitCode"], last["reason"], last["message"]) == (3, "Error", "last words\n")
 
 
-def test_the_log_is_the_message_where_the_pod_asks_for_it(kube: Kube) -> None:
+def test_the_termination_message_can_be_the_end_of_the_log(kube: Kube) -> None:
     container = shell("echo from the log; exit 1", terminationMessagePolicy="FallbackToLogsOnError")
     done = kube.finished(pod("p", container, restartPolicy="Never"))
     ended = done["status"]["containerStatuses"][0]["state"]["terminated"]

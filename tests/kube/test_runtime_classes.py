@@ -71,7 +71,7 @@ def test_a_pod_of_a_class(kube: Kube, handler: str) -> None:
     assert not handlers(kube.cluster)[handler].get("userNamespaces")
 
 
-def test_a_class_whose_handler_is_unknown(kube: Kube, handler: str) -> None:
+def test_a_class_with_an_unknown_handler_fails_the_pod(kube: Kube, handler: str) -> None:
     kube.apply(pod("q", runtimeClassName="unknown"))
     kube.until(
         lambda: "unknown runtime handler" in kube("describe", "pod", "q").stdout,

@@ -78,8 +78,8 @@ def test_logs_and_exec(machine: K3sMachine) -> None:
     assert machine.kubectl("exec", "web", "--", "cat", "/tmp/page").stdout == "found\n"
 
 
-def test_another_pod_reaches_it_by_its_service(machine: K3sMachine) -> None:
-    """Over flannel's bridge, and the address that k3s' kube-proxy has made."""
+def test_another_pod_reaches_a_pod_by_its_service(machine: K3sMachine) -> None:
+    """The connection uses flannel's bridge, and the address that k3s' kube-proxy has made."""
     machine.kubectl("expose", "pod", "web", "--port=80")
     address = machine.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}").stdout
     run(machine, "asks", "sleep 100000")
@@ -109,7 +109,7 @@ def test_deleted_pods_are_gone(machine: K3sMachine) -> None:
     machine.until("kubelet removes the pods", lambda: machine.cri("pods", "-q").split() == later)
 
 
-def test_what_is_left_when_k3s_has_stopped_goes_by_our_command(machine: K3sMachine) -> None:
+def test_our_command_removes_the_pods_of_a_stopped_k3s(machine: K3sMachine) -> None:
     leave = documents.blocks("install.md", "k3s")[1]
     command = next(line for line in leave.splitlines() if line.startswith("pyrunc-cri "))
     machine.k3s.stop()

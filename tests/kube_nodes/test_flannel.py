@@ -123,7 +123,7 @@ def test_a_pod_cannot_see_the_other_nodes_files(hosts: Hosts, kube: Kube) -> Non
     assert kube.logs("spy") == "end\n"
 
 
-def test_host_ports_of_one_node_from_a_pod_of_the_other(hosts: Hosts, kube: Kube) -> None:
+def test_a_pod_reaches_host_ports_of_the_other_node(hosts: Hosts, kube: Kube) -> None:
     first, second = hosts.nodes
     port = {"containerPort": 80, "hostPort": 18081}
     kube.run(

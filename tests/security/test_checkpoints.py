@@ -27,7 +27,7 @@ IN_TIME_S = 5.0
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A folder that looks like a dump."""
+    """Makes a folder that looks like a dump."""
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "descriptors.json").write_text(STREAMS)
@@ -37,7 +37,8 @@ def images(tmp_path: Path) -> Path:
 
 
 def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ...] = ()) -> None:
-    """`restore` refuses in these words, in time, and there is no such container."""
+    """Asserts that `restore` fails with this message, in time, and that there is no such
+    container."""
     box = runtime.box("sleep", "60")
     begin = time.monotonic()
     refused(
@@ -51,7 +52,7 @@ def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ..
 
 
 def spoil(images: Path, kind: str, canary: Canary) -> None:
-    """Put something else in an image's place."""
+    """Replaces an image by another kind of file."""
     place = images / "pages-1.img"
     place.unlink()
     if kind == "link":
@@ -78,13 +79,12 @@ KINDS = ["link", "dangling", "pipe", "device", "log", "parent's", "loop", "absol
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_that_are_no_files(
+def test_images_that_are_no_regular_files_are_refused(
     runtime: Runtime, images: Path, canary: Canary, kind: str
 ) -> None:
-    """CVE-2026-53489. An image of the dump, of a pre-dump before it, or CRIU's log is a link to the
-    host's canary, a pipe that nobody writes to, a device. Proof: an error that names it, in time;
-    the canary is untouched, and no container, mount, cgroup is left.
-    """
+    """CVE-2026-53489: an image of the dump, of a pre-dump before it, or CRIU's log is a link to the
+    host's canary, a pipe without a writer, or a device. The error names it in time, the canary is
+    untouched, and no container, mount or cgroup remains."""
     spoil(images, kind, canary)
     words = {
         "loop": "parents",
@@ -98,10 +98,9 @@ def test_images_that_are_no_files(
 def test_a_dump_does_not_write_through_links(
     runtime: Runtime, images: Path, canary: Canary, kind: str
 ) -> None:
-    """The other direction: the folder for the images is there, with links under the names that CRIU
-    will create and truncate. Proof: refused by name, the canary is untouched, the container runs
-    on.
-    """
+    """CVE-2026-53489 for writing: the folder for the images has links under the names that CRIU
+    will create and truncate. The checkpoint fails with the name, the canary is untouched, and the
+    container runs on."""
     spoil(images, kind, canary)
     box = runtime.box("sleep", "60").up()
     refused(runtime("checkpoint", "--image-path", str(images), box.id), "not an image")
@@ -117,10 +116,11 @@ def test_a_dump_does_not_write_through_links(
      ("descriptors.json", b'["a", "b", "c", "d"]'), ("descriptors.json", b"[" * 60_000),
      ("descriptors.json", b'["' + b"x" * 70_000 + b'"]')],
 )  # fmt: skip
-def test_torn_dumps(runtime: Runtime, images: Path, name: str, content: bytes | None) -> None:
-    """A dump without its inventory or its list of streams, or with a list that is none. Proof: an
-    error that names the file, and nothing is left.
-    """
+def test_incomplete_dumps_are_refused(
+    runtime: Runtime, images: Path, name: str, content: bytes | None
+) -> None:
+    """The dump has no inventory or no list of streams, or its list is invalid. The error names the
+    file, and no container remains."""
     (images / name).unlink()
     if content is not None:
         (images / name).write_bytes(content)
@@ -128,19 +128,19 @@ def test_torn_dumps(runtime: Runtime, images: Path, name: str, content: bytes | 
 
 
 @pytest.mark.parametrize("content", [b"\x10\x54\x52\x54", b"\0" * 4096, os.urandom(4096)])
-def test_what_criu_itself_refuses(runtime: Runtime, images: Path, content: bytes) -> None:
-    """Images that are files, but no images. Proof: CRIU's words, and nothing is left of what was
-    made for it: the cgroup, the mount namespace, the state, CRIU.
-    """
+def test_images_that_criu_refuses_leave_nothing(
+    runtime: Runtime, images: Path, content: bytes
+) -> None:
+    """The files are no images of CRIU. The error has CRIU's message, and neither cgroup, mount
+    namespace, state nor a CRIU process remains."""
     (images / "inventory.img").write_bytes(content)
     restored(runtime, images, "criu")
 
 
-def test_names_of_streams_are_what_proc_says() -> None:
-    """Names of the list become orders to CRIU: this file is to be replaced by our descriptor.
-    Proof: only a pipe or a file of another mount is, by its numbers, and nothing else gets our
-    descriptors.
-    """
+def test_only_pipes_and_files_of_other_mounts_are_replaced_by_descriptors() -> None:
+    """Names of the list become options of CRIU: this file is to be replaced by our descriptor. Only
+    a pipe or a file of another mount is replaced, by its numbers, and no other name gets our
+    descriptors."""
     assert is_external("pipe:[123]") and is_external("file[1a:2f]")
     for name in (
         *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]",
@@ -154,9 +154,9 @@ def test_names_of_streams_are_what_proc_says() -> None:
 def test_masked_paths_are_looked_up_in_the_container(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """checkpoint asks which masked paths are files. The image has a link to the host's canary on
-    the way. Proof: what is only on the host is not found; what the container has is.
-    """
+    """`checkpoint` checks which masked paths are files, and the image has a link to the host's
+    canary on the way. Paths that exist only on the host are not found; paths of the container
+    are."""
     (rootfs / "data").symlink_to(canary.path)
     (rootfs / "folder").mkdir()
     (rootfs / "file").write_text("")

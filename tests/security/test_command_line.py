@@ -33,10 +33,12 @@ spec:
 """
 
 
-def test_a_link_where_an_archive_grows(server: Server, tmp_path: Path, canary: Canary) -> None:
-    """`save -o` in a folder of another user, who has placed links at the temporary names of earlier
-    versions, and one to a device at the archive's. Proof: the archive is a file in that folder, the
-    canary is untouched."""
+def test_save_does_not_follow_a_link_at_its_temporary_name(
+    server: Server, tmp_path: Path, canary: Canary
+) -> None:
+    """`save -o` writes to a folder of another user, who has placed links at the temporary names of
+    earlier versions, and a link to a device at the archive's name. The archive is a file in that
+    folder, and the canary is untouched."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / ".images.tar.part").symlink_to(canary.path / "passwd")
@@ -46,9 +48,11 @@ def test_a_link_where_an_archive_grows(server: Server, tmp_path: Path, canary: C
     assert sorted(os.listdir(folder)) == [".images.tar.part", "images.tar"]
 
 
-def test_a_link_where_a_plugin_grows(tmp_path: Path, canary: Canary) -> None:
-    """`python -m cni_plugins.install` in a folder of another user, who knows the pid. Proof: the
-    plugins are there, the canary is untouched."""
+def test_installing_plugins_does_not_follow_a_link_at_a_temporary_name(
+    tmp_path: Path, canary: Canary
+) -> None:
+    """`python -m cni_plugins.install` writes to a folder of another user, who knows the pid. The
+    plugins are installed, and the canary is untouched."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / f"bridge.{os.getpid()}.tmp").symlink_to(canary.path / "passwd")
@@ -61,11 +65,10 @@ def test_a_link_where_a_plugin_grows(tmp_path: Path, canary: Canary) -> None:
 def test_a_restart_follows_no_link_of_the_container(
     server: Server, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-25741 across a restart: the container, which sees the whole volume, puts a link to
-    the canary in place of the folder that its subPath means, and is restarted; and a link to a
-    folder that is not there. Proof: the error names the mount, no container of the next attempt is
-    left, nothing was made or opened where the links lead.
-    """
+    """CVE-2021-25741 across a restart: the container sees the whole volume, replaces the folder of
+    its subPath by a link to the canary, or by a link to a missing folder, and is restarted. The
+    error names the mount, no container of the next attempt remains, and no file is made or opened
+    behind the links."""
     volume, nowhere = tmp_path / "volume", tmp_path / "nowhere"
     volume.mkdir()
     pods = server.folder / "pods"
@@ -87,14 +90,13 @@ def test_a_restart_follows_no_link_of_the_container(
 
 
 @pytest.mark.parametrize("way", ["a copy", "an archive"])
-def test_what_became_something_else_is_not_opened(
+def test_cp_does_not_open_a_file_that_became_a_device(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CVE-2018-15664's kin: a file of a container becomes a device node between the look at it and
-    the opening, which a container may make and `cp`, which is in no device cgroup, may open: the
-    machine's watchdog starts so. Proof: inotify of a FIFO in its place sees that nobody opens it,
-    and the error names it.
-    """
+    """CVE-2018-15664's kin: a file of a container becomes a device node between the lookup and
+    open(2). The container may make the node, and `cp`, which is in no device cgroup, could open it:
+    this would start the machine's watchdog. inotify reports no open of a FIFO in its place, and the
+    error names the file."""
     folder = tmp_path / "folder"
     folder.mkdir()
     os.mkfifo(folder / "file")

@@ -28,7 +28,7 @@ CLIMB = "../../../../../../../../../../.."
 
 @contextmanager
 def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
-    """Descriptors of the host's root that a child inherits."""
+    """Opens descriptors of the host's root that a child inherits."""
     numbers = tuple(os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(count))
     for number in numbers:
         os.set_inheritable(number, True)
@@ -40,8 +40,8 @@ def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
 
 
 def climbing(canary: Canary) -> tuple[str, ...]:
-    """Reads the canary if the working directory lies on the host: `..` is not stopped by the
-    container's root then."""
+    """Returns a command that reads the canary by `..` if the working directory is on the host,
+    where the container's root does not stop `..`."""
     return (
         "sh",
         "-c",
@@ -53,10 +53,11 @@ def climbing(canary: Canary) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("tail", ["", "/../../..", "/sys-1"])
-def test_the_working_directory_of_a_container(runtime: Runtime, canary: Canary, tail: str) -> None:
+def test_the_working_directory_of_a_container_is_not_on_the_host(
+    runtime: Runtime, canary: Canary, tail: str
+) -> None:
     """CVE-2024-21626: process.cwd is a descriptor that the runtime (or its caller) left open on the
-    host. Proof: create fails, or the host's canary cannot be reached by `..` and saw no event.
-    """
+    host. Create fails, or `..` does not reach the host's canary, which gets no event."""
     with leaked() as numbers:
         for n in (*range(3, 10), numbers[0], numbers[-1]):
             box = runtime.box(
@@ -71,9 +72,11 @@ def test_the_working_directory_of_a_container(runtime: Runtime, canary: Canary, 
 
 
 @pytest.mark.parametrize("tail", ["", "/../../.."])
-def test_the_working_directory_of_an_exec(runtime: Runtime, canary: Canary, tail: str) -> None:
-    """CVE-2024-21626 by exec --cwd, and by a link of the image to /proc/self/fd/N. Proof: as
-    above."""
+def test_the_working_directory_of_an_exec_is_not_on_the_host(
+    runtime: Runtime, canary: Canary, tail: str
+) -> None:
+    """CVE-2024-21626 by exec --cwd, and by a link of the image to /proc/self/fd/N. The exec fails,
+    or `..` does not reach the host's canary, which gets no event."""
     box = runtime.box("sleep", "60").up()
     for n in range(3, 12):
         (runtime.rootfs / f"cwd{n}").symlink_to(f"/proc/self/fd/{n}{tail}")
@@ -85,8 +88,8 @@ def test_the_working_directory_of_an_exec(runtime: Runtime, canary: Canary, tail
 
 
 def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
-    """CVE-2024-21626, third way: args[0] is /proc/self/fd/N/…, a program of the host. Proof: it is
-    not found."""
+    """CVE-2024-21626, third way: args[0] is /proc/self/fd/N/…, a program of the host. The program
+    is not found."""
     box = runtime.box("sleep", "60").up()
     with leaked() as numbers:
         for n in (3, 4, 5, 6, 7, 8, numbers[0]):
@@ -96,11 +99,10 @@ def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
     assert alive.code != 0 and "ran" not in alive.out
 
 
-def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None:
-    """S-10: with thirty leaked folders, by run, exec, create and start, on a terminal, with sysctls
-    and a filter. Proof: the kernel's list inside is 0, 1, 2 (and the one that reads the list), or
-    exactly what was to be preserved.
-    """
+def test_a_process_has_only_its_three_descriptors(runtime: Runtime, tmp_path: Path) -> None:
+    """S-10: the caller leaks thirty folders, for run, exec, create and start, on a terminal, with
+    sysctls and a filter. The kernel lists 0, 1, 2 inside (and the descriptor of the list), or
+    exactly the preserved ones."""
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["close_range"], "action": "SCMP_ACT_ERRNO"}],
@@ -133,8 +135,8 @@ def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None
 
 
 def of_the_host(pid: int) -> list[str]:
-    """The descriptors of a process from 3 on that are neither sockets nor within its own root, by
-    the kernel's own view."""
+    """Returns the descriptors of a process from 3 on that the kernel shows neither as sockets nor
+    as files within its own root."""
     targets = []
     own = os.stat(f"/proc/{pid}/ns/mnt").st_ino
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -155,11 +157,10 @@ def of_the_host(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("nnp", [True, False])
-def test_what_waits_for_start_holds_nothing_of_the_host(runtime: Runtime, nnp: bool) -> None:
-    """Section 0.3. A created container may wait for long, and a neighbour with CAP_SYS_PTRACE could
-    take what it holds. Proof: every descriptor above 2 is a socket; no folder of the host's cgroup
-    tree, no procfs of the host's pids.
-    """
+def test_a_created_container_has_no_descriptor_of_the_host(runtime: Runtime, nnp: bool) -> None:
+    """Section 0.3: a created container may wait for long, and a neighbour with CAP_SYS_PTRACE could
+    take its descriptors. Every descriptor above 2 is a socket: there is no folder of the host's
+    cgroup tree and no procfs of the host's pids."""
 
     def change(config: Config) -> None:
         config["process"]["noNewPrivileges"] = nnp
@@ -180,11 +181,10 @@ def test_what_waits_for_start_holds_nothing_of_the_host(runtime: Runtime, nnp: b
         box.start().ok()
 
 
-def test_what_enters_holds_nothing_of_the_host(runtime: Runtime) -> None:
-    """Section 0.3 for exec: the process in the container's pid namespace is held long before its
-    execve (strace), and looked at from outside. Proof: while it is held it has no descriptor of a
-    mount that is not the container's.
-    """
+def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> None:
+    """Section 0.3 for exec: strace stops the process in the container's pid namespace long before
+    its execve, and the test inspects it from outside. It has no descriptor of a mount outside of
+    the container."""
     box = runtime.box("sleep", "60").up()
     namespace = os.readlink(f"/proc/{box.pid}/ns/pid")
     slow = slowly(runtime, ["capset"], 800)
@@ -206,9 +206,9 @@ def test_what_enters_holds_nothing_of_the_host(runtime: Runtime) -> None:
     assert held == () and times > 10, looks
 
 
-def test_listen_fds(runtime: Runtime) -> None:
-    """Socket activation passes what systemd gave, and only that, whatever the variable says. Proof:
-    the list inside."""
+def test_only_passed_sockets_of_systemd_reach_the_container(runtime: Runtime) -> None:
+    """Socket activation passes the sockets of systemd, and only these, whatever the variable says.
+    The kernel's list inside shows them."""
     runtime.program = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *runtime.program]
     for text, most in (
         ("1", 5),
@@ -236,11 +236,10 @@ def inner_pid(box: Box) -> int:
     return int(re.findall(r"NSpid:.*\t(\d+)", Path(f"/proc/{box.pid}/status").read_text())[0])
 
 
-def test_the_callers_words_and_environment_stay_outside(runtime: Runtime) -> None:
-    """Section 10.6: who waits in the container shows /proc/PID/cmdline to its neighbours. Proof:
-    neither arguments nor environment of the caller or of the program are there before execve, only
-    the launcher's own two words.
-    """
+def test_a_created_container_shows_no_arguments_of_the_caller(runtime: Runtime) -> None:
+    """Section 10.6: a waiting process shows /proc/PID/cmdline to its neighbours. Before execve it
+    has neither arguments nor environment of the caller or of the program, only the launcher's own
+    two arguments."""
     box = runtime.box(
         "true", "secret-argument", change=lambda c: c["process"]["env"].append("SECRET=configured")
     )

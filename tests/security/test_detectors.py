@@ -139,7 +139,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "pass",
             )
         ],
-        "test_command_line.py::test_what_became_something_else_is_not_opened",
+        "test_command_line.py::test_cp_does_not_open_a_file_that_became_a_device",
     ),
     "a host path is looked up twice": (
         [
@@ -198,25 +198,25 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
             (LOWER, CLOSE_CGROUP, "pass"),
             (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass"),
         ],
-        "test_descriptors.py::test_what_waits_for_start_holds_nothing_of_the_host",
+        "test_descriptors.py::test_a_created_container_has_no_descriptor_of_the_host",
     ),
     "the group's folder stays open, exec": (
         [(LOWER, CLOSE_CGROUP, "pass")],
-        "test_descriptors.py::test_what_enters_holds_nothing_of_the_host",
+        "test_descriptors.py::test_an_entering_process_has_no_descriptor_of_the_host",
     ),
     "getcwd is not asked": (
         [
             (LOWER, CLOSE_CGROUP, "pass"),
             (LOWER, 'macros.require(a, first, "eq", ord("/"), ENOENT, OUTSIDE)', ""),
         ],
-        "test_descriptors.py::test_the_working_directory_of_an_exec",
+        "test_descriptors.py::test_the_working_directory_of_an_exec_is_not_on_the_host",
     ),
     "nothing is closed before execve": (
         [
             (LOWER, "macros.close_all_from(a, first, keep, may_fail=low.filtered)", "pass"),
             (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass"),
         ],
-        "test_descriptors.py::test_three_descriptors_and_no_more",
+        "test_descriptors.py::test_a_process_has_only_its_three_descriptors",
     ),
     "the launcher is its file": (
         [
@@ -226,7 +226,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)",
             )
         ],
-        "test_executable.py::test_what_waits_for_start_is_a_sealed_memfd",
+        "test_executable.py::test_a_created_container_runs_a_sealed_memfd",
     ),
     "the launcher is its file, the exploit": (
         [
@@ -240,7 +240,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     ),
     "the group list is the caller's": (
         [("pyrunc/plan/identity.py", "ops.append(model.SetGroups(user.additional_gids))", "pass")],
-        "test_identity.py::test_groups_are_the_listed_ones",
+        "test_identity.py::test_the_kernel_shows_the_configured_groups",
     ),
     "everything is inheritable": (
         [
@@ -250,7 +250,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable",
             )
         ],
-        "test_identity.py::test_nothing_is_inheritable",
+        "test_identity.py::test_no_capability_is_inheritable",
     ),
     "file capabilities are inherited": (
         [
@@ -315,7 +315,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     ),
     "images are what CRIU opens": (
         [("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):", "if False:")],
-        "test_checkpoints.py::test_images_that_are_no_files",
+        "test_checkpoints.py::test_images_that_are_no_regular_files_are_refused",
     ),
     "images are what CRIU opens, dump": (
         [("pyrunc/checkpoint/criu_images.py", "if not S_ISREG(mode):", "if False:")],
@@ -414,8 +414,8 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_the_defence_is_where_the_mutation_looks_for_it(name: str) -> None:
-    """The slow test below runs seldom: what would stop it is found here."""
+def test_each_mutation_finds_its_source_text(name: str) -> None:
+    """The slow test below runs seldom: this test finds mutations whose text has changed."""
     for file, old, _ in MUTATIONS[name][0]:
         assert old in (REPOSITORY / file).read_text(), (
             f"{file} has changed: the mutation must be written anew"
@@ -426,7 +426,7 @@ def test_the_defence_is_where_the_mutation_looks_for_it(name: str) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> None:
-    """The copy has everything but one defence; the attack's test must fail there, and by its own
+    """The copy has every defence but one; the attack's test must fail there, by its own
     assertion."""
     edits, test = MUTATIONS[name]
     copy = ProjectCopy(tmp_path / "copy")

@@ -28,7 +28,7 @@ PTRACE = ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"]
 
 
 def fingerprint() -> list[tuple[str, int, int, str]]:
-    """The files of the host that run in or next to a container: inode, time, content."""
+    """Returns inode, time and content of the host's files that run in or next to a container."""
     files = [
         os.path.realpath(sys.executable),
         LAUNCHER,
@@ -100,11 +100,10 @@ def test_overwriting_through_another_process(runtime: Runtime) -> None:
     assert fingerprint() == before
 
 
-def test_what_waits_for_start_is_a_sealed_memfd(runtime: Runtime) -> None:
-    """Section 0.4. Between create and start a process sits in the container. Proof: its executable
-    is a memfd with all four seals, neither a file of the host nor the interpreter, and nobody, not
-    even root of the host, can open it for writing.
-    """
+def test_a_created_container_runs_a_sealed_memfd(runtime: Runtime) -> None:
+    """Section 0.4: between create and start a process waits in the container. Its executable is a
+    memfd with all four seals, neither a file of the host nor the interpreter, and not even root of
+    the host can open it for writing."""
     box = runtime.box("true")
     box.create().ok()
     exe = f"/proc/{box.pid}/exe"

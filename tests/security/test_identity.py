@@ -42,11 +42,10 @@ def docker(config: Config) -> None:
     )
 
 
-def test_nothing_is_inheritable(runtime: Runtime) -> None:
-    """CVE-2022-24769, CVE-2022-29162. Docker's capabilities, by run, exec, exec as another user and
-    exec --cap. Proof: CapInh and CapAmb of the kernel are 0, and an added capability is in the
-    bounding set and no inheritable one.
-    """
+def test_no_capability_is_inheritable(runtime: Runtime) -> None:
+    """CVE-2022-24769, CVE-2022-29162: containers have Docker's capabilities, by run, exec, exec as
+    another user and exec --cap. CapInh and CapAmb of the kernel are 0, and an added capability is
+    in the bounding set and not inheritable."""
     assert sets(runtime.run(*STATUS, change=docker).ok().out)["CapInh"] == 0
     box = runtime.box("sleep", "60", change=docker).up()
     for options in (
@@ -87,11 +86,10 @@ def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, root
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_capabilities_at_the_kernel_are_the_configured_ones(runtime: Runtime, user: int) -> None:
-    """Section 6, the matrix: sets of the configuration against the kernel's, for root and a user,
-    with and without ambient ones. Proof: equal bit by bit; an ambient one that is not inheritable
-    is not raised.
-    """
+def test_the_kernel_shows_the_configured_capabilities(runtime: Runtime, user: int) -> None:
+    """Section 6: for root and a user, with and without ambient capabilities, the kernel's sets
+    equal those of the configuration bit by bit. An ambient capability that is not inheritable is
+    not raised."""
     one, two, three = "CAP_CHOWN", "CAP_KILL", "CAP_NET_RAW"
     for permitted, inheritable, ambient, expected in (
         ([], [], [], (0, 0)),
@@ -159,11 +157,9 @@ def test_ids_of_the_configuration(runtime: Runtime, user: dict[str, Any]) -> Non
     ), result
 
 
-def test_groups_are_the_listed_ones(runtime: Runtime) -> None:
+def test_the_kernel_shows_the_configured_groups(runtime: Runtime) -> None:
     """CVE-2022-2995, CVE-2023-25173: the caller has further groups, and the image's /etc/group
-    lists the user. Proof: the kernel's Groups line holds the configured ones only, for run and
-    exec.
-    """
+    lists the user. The kernel's Groups line has only the configured groups, for run and exec."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000, "additionalGids": [7]}

@@ -54,7 +54,7 @@ echo done
 
 @pytest.fixture(scope="module", params=["unpacked", "erofs"])
 def server(request: pytest.FixtureRequest, probe: Path) -> Iterator[Server]:
-    """A server that unpacks images, and one that mounts them."""
+    """Starts a server that unpacks images, or a server that mounts them."""
     with Server(network=False, settings={"images": {"store": request.param}}) as server:
         server.load_image()
         files: dict[str, build.Node | bytes | str] = {
@@ -76,7 +76,7 @@ def pod(server: Server) -> Iterator[str]:
 
 
 def launch(server: Server, pod: str, *mounts: api.Mount, admin: bool = False, user: int = 0) -> str:
-    """A running container with these mounts."""
+    """Starts a container with these mounts."""
     security = api.LinuxContainerSecurityContext(run_as_user=api.Int64Value(value=user))
     if admin:
         security.capabilities.add_capabilities.append("SYS_ADMIN")
@@ -170,11 +170,9 @@ def test_options_of_an_image_that_pods_share(server: Server, pod: str, option: s
     assert server.output(attacker, "cat", "/volume/denied").encode() == CONTENT
 
 
-def test_what_a_container_has_of_the_nodes_disk(server: Server, pod: str) -> None:
-    """A container sees the file system of the node's disk only where something of ours is bound.
-    Proof: in its mount table these are the pod's three files, on which no program, no set-uid bit
-    and no device counts, and the volume that its image declares.
-    """
+def test_a_container_sees_only_bound_files_of_the_nodes_disk(server: Server, pod: str) -> None:
+    """The container's mount table has mounts of the node's disk only for the pod's three files,
+    which are noexec, nosuid and nodev, and for the volume that its image declares."""
     declaring = "registry.test/declares:1"
     layers = [*build.busybox().layers]
     server.load_image(

@@ -28,7 +28,7 @@ SECRET = image([layer({"secret": "the other tenant's", "base": "1"})], {"Env": [
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    """The company's, with a private image."""
+    """Starts the company's registry with a private image."""
     with Registry(tmp_path / "registry", auth=("basic", "user", "password")) as running:
         running.push("private/app:v1", SECRET)
         yield running
@@ -36,14 +36,14 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @pytest.fixture
 def attacker(tmp_path: Path) -> Iterator[Registry]:
-    """A registry that the attacker runs. It does not have the content of the private image."""
+    """Starts the attacker's registry, which does not have the content of the private image."""
     with Registry(tmp_path / "attacker") as running:
         yield running
 
 
 @pytest.fixture
 async def node(service: ImageService, registry: Registry) -> ImageService:
-    """A node on which another tenant has pulled the private image."""
+    """Returns a node on which another tenant has pulled the private image."""
     await service.pull(
         f"{registry.host}/private/app:v1", Auth(username="user", password="password")
     )
@@ -53,7 +53,7 @@ async def node(service: ImageService, registry: Registry) -> ImageService:
 def put_manifest(
     registry: Registry, config: dict[str, Any], layers: Sequence[dict[str, Any]]
 ) -> str:
-    """A manifest of these descriptors as `mine:v1`; the reference."""
+    """Pushes a manifest of these descriptors as `mine:v1`; returns the reference."""
     document = {
         "schemaVersion": 2,
         "mediaType": types.OCI_MANIFEST,
@@ -75,7 +75,8 @@ def push_blob(registry: Registry, data: bytes, media_type: str) -> dict[str, Any
 
 
 async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
-    """Why the pull failed; the node has the private image only, under no other name."""
+    """Returns the error of the refused pull; asserts that the node has only the private image,
+    under no other name."""
     with pytest.raises(kind) as caught:
         await node.pull(reference)
     [image] = await node.list()
@@ -86,12 +87,12 @@ async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
 
 
 @pytest.mark.parametrize("layers", ["the private image's", "junk"])
-async def test_a_manifest_names_a_foreign_configuration(
+async def test_a_manifest_cannot_use_a_foreign_configuration(
     node: ImageService, attacker: Registry, layers: str
 ) -> None:
-    """The image id of a private image is known to everybody who sees its pod. A manifest of the
-    attacker's registry names it as its configuration: it is asked of that registry, which does
-    not have it, so that no pod gets the files of the private image."""
+    """Everybody who sees the pod knows the image id of a private image. A manifest of the
+    attacker's registry names it as its configuration: the node requests it from that registry,
+    which does not have it, so that no pod gets the files of the private image."""
     document = private_manifest()
     if layers == "junk":
         document["layers"] = [push_blob(attacker, b"junk", types.OCI_LAYER)]
@@ -100,10 +101,12 @@ async def test_a_manifest_names_a_foreign_configuration(
     assert attacker.requested(f"blobs/{SECRET.id}")
 
 
-async def test_a_foreign_layer_over_junk(node: ImageService, attacker: Registry) -> None:
-    """A configuration of the attacker's names the uncompressed digest of a private layer, which
-    SBOMs publish, and the manifest has junk in its place: the junk is fetched, and is not that
-    layer."""
+async def test_a_manifest_cannot_use_a_foreign_layer_by_its_diff_id(
+    node: ImageService, attacker: Registry
+) -> None:
+    """A configuration of the attacker names the uncompressed digest of a private layer, which SBOMs
+    publish, and the manifest has junk in its place: the node fetches the junk, which does not match
+    the digest."""
     mine = image(SECRET.layers, {"Cmd": ["cat", "/secret"]})
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     junk = push_blob(attacker, layer({"junk": "junk"}), types.OCI_LAYER)
@@ -111,10 +114,12 @@ async def test_a_foreign_layer_over_junk(node: ImageService, attacker: Registry)
     assert attacker.requested(f"blobs/{junk['digest']}")
 
 
-async def test_a_foreign_blob_tells_nothing(node: ImageService, attacker: Registry) -> None:
-    """A manifest names the blob of a private layer over another uncompressed digest. That blob
-    is fetched, not taken from the node, so that no error tells what its content has for a
-    digest, with which the layer could be named."""
+async def test_a_foreign_blob_does_not_reveal_its_content(
+    node: ImageService, attacker: Registry
+) -> None:
+    """A manifest names the blob of a private layer with another uncompressed digest. The node
+    fetches that blob instead of using its own, so that no error reveals the digest of its content,
+    by which the layer could be named."""
     mine = image([layer({"mine": "1"})])
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     message = await refused(
@@ -124,9 +129,11 @@ async def test_a_foreign_blob_tells_nothing(node: ImageService, attacker: Regist
     assert diff_id not in message
 
 
-async def test_a_manifest_digest_is_no_proof(node: ImageService, attacker: Registry) -> None:
-    """The digest of a private manifest is in the status of its pod. A registry that claims to
-    serve it has to serve it, and its configuration."""
+async def test_the_digest_of_a_private_manifest_gives_no_access(
+    node: ImageService, attacker: Registry
+) -> None:
+    """The digest of a private manifest is in the status of its pod. A registry that claims to have
+    it must serve it and its configuration."""
     data, _ = manifest_of(SECRET)
     attacker.put_manifest("mine:v1", data, types.OCI_MANIFEST)
     await refused(node, f"{attacker.host}/mine:v1", NotFound)
@@ -135,20 +142,20 @@ async def test_a_manifest_digest_is_no_proof(node: ImageService, attacker: Regis
     assert attacker.requested("GET .*/manifests/")
 
 
-async def test_credentials_are_asked_for_what_is_here(
+async def test_a_pull_of_a_stored_private_image_needs_credentials(
     node: ImageService, registry: Registry
 ) -> None:
-    """kubelet lets the runtime check whether a pod's credentials may pull an image that is on
-    the node: a pull without them fails."""
+    """kubelet lets the runtime check whether a pod's credentials may pull an image that is on the
+    node: a pull without them fails."""
     assert "unauthorized" in await refused(node, f"{registry.host}/private/app:v1", PeerError)
 
 
 @pytest.mark.parametrize("lacks", ["configuration", "layer", "manifest"])
-async def test_an_archive_without_what_it_names(
+async def test_an_archive_must_have_all_content_that_it_names(
     tmp_path: Path, node: ImageService, lacks: str
 ) -> None:
-    """An archive names a private image of the node by its digests, and has not all of its
-    content: it is refused, though the node has the rest."""
+    """An archive names a private image of the node by its digests and lacks a part of its content:
+    it is refused, although the node has this part."""
     data, blobs = manifest_of(SECRET)
     missing = {
         "configuration": SECRET.id,
@@ -163,7 +170,7 @@ async def test_an_archive_without_what_it_names(
 
 
 def without_blob(built: BuiltImage, digest: str) -> bytes:
-    """The image's archive without one of its blobs."""
+    """Returns the image's archive without one of its blobs."""
     import io
     import tarfile
 
@@ -177,9 +184,11 @@ def without_blob(built: BuiltImage, digest: str) -> bytes:
     return layer(files, parents=False)
 
 
-async def test_what_is_pulled_rightly_is_shared(node: ImageService, attacker: Registry) -> None:
-    """The counterpart: a registry that serves manifest and configuration has the image, whose
-    layers are not fetched again."""
+async def test_layers_of_a_legitimate_pull_are_shared(
+    node: ImageService, attacker: Registry
+) -> None:
+    """A registry that serves manifest and configuration has the image, so its layers are not
+    fetched again."""
     attacker.push("copied/app:v1", SECRET)
     assert await node.pull(f"{attacker.host}/copied/app:v1") == SECRET.id
     blobs = {request.path.rpartition("/")[2] for request in attacker.requested("/blobs/")}
@@ -187,12 +196,12 @@ async def test_what_is_pulled_rightly_is_shared(node: ImageService, attacker: Re
     assert texts(await node.rootfs(SECRET.id), "secret") == ["the other tenant's"]
 
 
-async def test_a_copy_that_says_it_is_a_checkpoint(
+async def test_a_copy_with_a_checkpoints_annotation_does_not_affect_the_original(
     service: ImageService, registry: Registry, attacker: Registry
 ) -> None:
-    """A copy of a public image whose manifest has a checkpoint's annotation comes first. The
-    image has one id under both names, but the public one stays an ordinary image, by its name
-    and by the id that kubelet passes; only the copy is a checkpoint."""
+    """A copy of a public image whose manifest has a checkpoint's annotation is pulled first. The
+    image has one id under both names, but the public one stays an ordinary image, by its name and
+    by the id that kubelet passes; only the copy is a checkpoint."""
     registry.auth = None
     data, _ = manifest_of(SECRET)
     attacker.push("copy:v1", SECRET)

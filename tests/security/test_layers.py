@@ -47,7 +47,7 @@ Take = Callable[..., None]
 
 @pytest.fixture(params=["unpacked", "mounted"])
 def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
-    """Take a layer into a store of this kind. Raises what it raises there."""
+    """Takes a layer into a store of this kind. Raises the store's error."""
     numbers = itertools.count()
 
     def run(tar: bytes, limits: Limits | None = None) -> None:
@@ -101,22 +101,20 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
 
 
 @pytest.mark.parametrize("kind", OVER_LINKS)
-def test_names_that_lead_far(take: Take, kind: str) -> None:
-    """CWE-400, CWE-59. Names that lead over links of 4,000 bytes, or need hundreds of directories:
-    13 kB of gzip took 22 seconds, and one of two turns meanwhile. Proof: such a layer is taken as
-    long as it is small, and refused beyond a number of steps that grows with its entries only.
-    """
+def test_names_over_long_links_have_a_limit_of_steps(take: Take, kind: str) -> None:
+    """CWE-400, CWE-59: names lead over links of 4,000 bytes, or need hundreds of directories; 13 kB
+    of gzip took 22 seconds, and one of two turns for that time. Such a layer is accepted while it
+    is small, and refused beyond a number of steps that grows only with its entries."""
     take(raw_tar(*OVER_LINKS[kind](8)))
     with pytest.raises(BadLayer, match="steps over directories and links for"):
         take(raw_tar(*OVER_LINKS[kind](60)))
 
 
-def test_a_link_that_is_replaced_and_leads_nowhere(
+def test_a_replaced_link_costs_no_further_steps(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-400. Each replaced link made the next name be walked again, over all other links. Proof:
-    a link that no name leads over costs no step, however often it is replaced.
-    """
+    """CWE-400: each replaced link made the next name be resolved again, over all other links. A
+    link that no name leads over costs no step, however often it is replaced."""
     monkeypatch.setattr(walk_budget.WalkBudget.__init__, "__defaults__", (5000, 0, 0))
     again = itertools.chain.from_iterable(
         [("t", symlink("x")), ("l/f", Node())] for _ in range(500)
@@ -124,22 +122,20 @@ def test_a_link_that_is_replaced_and_leads_nowhere(
     take(raw_tar(("a", directory()), ("l", symlink(FAR)), *again))
 
 
-def test_undescribed_directories_count_as_files(take: Take) -> None:
-    """CWE-770. The limit of entries is one of files, also of those that no entry describes. Proof:
-    ten entries are refused that need more than twenty directories.
-    """
+def test_undescribed_directories_count_as_entries(take: Take) -> None:
+    """CWE-770: the limit of entries is a limit of files, also of those that no entry describes. Ten
+    entries that need more than twenty directories are refused."""
     take(raw_tar(*((f"{n}/f", Node()) for n in range(9))), Limits(entries=20))
     with pytest.raises(ResourceExhausted, match="more than 20 entries"):
         take(raw_tar(*((f"{n}/a/b/f", Node()) for n in range(9))), Limits(entries=20))
 
 
-def test_a_directory_that_is_described_again_and_again(
+def test_a_repeatedly_described_directory_has_a_single_dictionary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-407. Each description of a directory adds an attribute, and copied all earlier ones.
-    Proof: attributes are added in place: the directory has one and the same dictionary from the
-    first description to the last.
-    """
+    """CWE-407: each description of a directory adds an attribute, and copied all earlier ones.
+    Attributes are added in place: the directory has the same dictionary from the first description
+    to the last."""
     members = [("d", directory(pax={f"SCHILY.xattr.user.{n}": "v"})) for n in range(40)]
     seen = set()
     take_attributes = merge.Node.take_attributes
@@ -154,13 +150,10 @@ def test_a_directory_that_is_described_again_and_again(
     assert len(seen) <= 2  # the second: the empty one of the root
 
 
-def test_one_layer_that_an_image_names_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CWE-400. A manifest may name one blob 500 times: each time all its files were laid over those
-    below. Proof: directories are made for it once, however often it is named, and the last of its
-    places is the one that counts.
-    """
+def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CWE-400: a manifest may name one blob 500 times, and each time all its files were laid over
+    those below. Directories are made for it once, however often it is named, and its last place
+    counts."""
     layers = []
 
     def counted() -> merge.Node:
@@ -187,7 +180,7 @@ class _Chain:
         self._chain: list[str] = []
 
     def add(self, *members: tuple[str, Node]) -> Path:
-        """Unpack and commit a layer; the folder of its files."""
+        """Unpacks and commits a layer; returns the folder of its files."""
         folder = self.layers.new_folder()
         unpack_bytes(raw_tar(*members), Path(folder))
         self._chain.append(f"sha256:{len(self._chain)}")
@@ -195,14 +188,12 @@ class _Chain:
         return self.layers.tree(self._chain[-1])
 
 
-def test_undescribed_directories_over_many_layers(
+def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-407. A directory that a layer does not describe looks as in the layers below: each was
-    looked for in each of 500 layers, by the server itself. Proof: a layer that does not show the
-    parent is not looked into, and the others only as often as the number of such directories
-    allows.
-    """
+    """CWE-407: an undescribed directory has the attributes of the layers below, and the server
+    looked for each one in each of 500 layers. It does not look into a layer without the parent, and
+    into the others only as often as the number of such directories allows."""
     chain = _Chain(tmp_path / "layers")
     chain.add(("a", directory(0o700, uid=7)))
     for number in range(30):
@@ -224,13 +215,12 @@ def test_undescribed_directories_over_many_layers(
 
 
 @pytest.mark.usefixtures("no_orphans")
-async def test_one_layer_that_is_unpacked_often(
+async def test_all_copies_of_an_unpacked_layer_share_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-400. Unpacked, a layer that a manifest names 500 times is 500 folders, and each had the
-    limits of one layer. Proof: all of them together have the limits of one; an image that has its
-    empty layer often is taken.
-    """
+    """CWE-400: with the unpacked store, a layer that a manifest names 500 times is 500 folders, and
+    each had the limits of one layer. All of them together have the limits of one; an image that has
+    its empty layer often is accepted."""
     monkeypatch.setattr(SpaceLimit, "limits_of_layer", lambda self: Limits(entries=100))
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
     large = build.layer({f"f{n}": b"" for n in range(15)})
@@ -249,7 +239,7 @@ async def test_one_layer_that_is_unpacked_often(
 
 @contextmanager
 def small_disk(size_bytes: int) -> Iterator[Path]:
-    """A file system of this size, mounted nowhere."""
+    """Makes a file system of this size."""
     fd = open_mount("tmpfs", [("size", str(size_bytes))])
     try:
         yield Path(f"/proc/self/fd/{fd}")
@@ -258,7 +248,7 @@ def small_disk(size_bytes: int) -> Iterator[Path]:
 
 
 def has_reserve(disk: Path) -> bool:
-    """Whether the node's reserve of disk space is still free."""
+    """Returns whether the node's reserve of disk space is still free."""
     statistics = os.statvfs(disk)
     return (
         statistics.f_bavail * statistics.f_frsize > statistics.f_blocks * statistics.f_frsize // 50
@@ -266,11 +256,10 @@ def has_reserve(disk: Path) -> bool:
 
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
-def test_one_byte_in_each_block(store: str) -> None:
-    """CWE-409. A sparse file with a byte in each block takes 4,096 times its data: 1,100 times the
-    blob, below a limit of 500 for bytes, and the disk was full, the reserve for the node too.
-    Proof: refused while the reserve is still there.
-    """
+def test_sparse_files_are_charged_by_blocks(store: str) -> None:
+    """CWE-409: a sparse file with a byte in each block takes 4,096 times its data, or 1,100 times
+    the blob; this is below the limit of 500 for bytes, and filled the disk with the node's reserve.
+    The layer is refused while the reserve is still free."""
     count = 20_000
     pairs = ",".join(f"{n * 4096},1" for n in range(count))
     sparse = Node(
@@ -287,11 +276,10 @@ def test_one_byte_in_each_block(store: str) -> None:
         assert has_reserve(disk)
 
 
-def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
-    """CWE-400. Layers that are written at the same time each had all that was free when they began.
-    Proof: a layer whose limit is far above what is left now, as a tar and unpacked, ends with the
-    reserve still there.
-    """
+def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: Path) -> None:
+    """CWE-400: layers that are written at the same time each had the limit of the space that was
+    free at their start. A layer whose limit is far above the space that is left, as a tar and
+    unpacked, ends with the reserve still free."""
     content = random.Random(1).randbytes(20 << 20)
     tar = raw_tar(*((str(n), Node(content)) for n in range(4)))
     (tmp_path / "blob").write_bytes(tar)
@@ -305,9 +293,9 @@ def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
             assert has_reserve(disk)
 
 
-def test_inodes_that_run_out(tmp_path: Path) -> None:
-    """CWE-400. Empty files take no bytes, and the last inode of a node's disk. Proof: refused while
-    a fiftieth of them is left."""
+def test_a_layer_leaves_a_reserve_of_inodes(tmp_path: Path) -> None:
+    """CWE-400: empty files take no bytes, but could take the last inode of a node's disk. The layer
+    is refused while a fiftieth of the inodes is free."""
     fd = open_mount("tmpfs", [("size", "256m"), ("nr_inodes", "4000")])
     try:
         disk = Path(f"/proc/self/fd/{fd}")
@@ -325,7 +313,7 @@ SPARSE_BYTES = 64 << 30
 
 @contextmanager
 def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
-    """The files of an image of 64 GiB, five bytes of which are none of a hole."""
+    """Returns the files of an image of 64 GiB in which only five bytes are no hole."""
     pairs = f"0,1,{SPARSE_BYTES // 2},2,{SPARSE_BYTES - 2},2"
     pax = {"GNU.sparse.map": pairs, "GNU.sparse.size": str(SPARSE_BYTES)}
     tar = raw_tar(("data", directory()), ("data/sparse", Node(b"abcde", pax=pax)))
@@ -339,11 +327,10 @@ def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
-def test_a_sparse_file_under_a_volume(tmp_path: Path, store: str) -> None:
-    """CWE-409. An image of 427 bytes with a sparse file of 64 GiB below a VOLUME had
-    CreateContainer write all of it. Proof: the copy has its size and its data, and takes less than
-    a MiB.
-    """
+def test_a_sparse_file_below_a_volume_is_copied_sparsely(tmp_path: Path, store: str) -> None:
+    """CWE-409: for an image of 427 bytes with a sparse file of 64 GiB below a VOLUME,
+    CreateContainer wrote all of it. The copy has its size and its data, and takes less than a
+    MiB."""
     volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
     with image_with_a_sparse_file(tmp_path / "image", store) as root:
         anonymous_volumes.fill([volume], [root], lambda: False)
@@ -356,10 +343,9 @@ def test_a_sparse_file_under_a_volume(tmp_path: Path, store: str) -> None:
     assert parts == [b"a\0\0", b"\0bc", b"\0de"]
 
 
-def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> None:
-    """CWE-400. CreateContainer went on to copy volumes when its caller was gone and the pod was to
-    be removed. Proof: the copying asks with each file and MiB, and ends there.
-    """
+def test_copying_a_volume_ends_when_its_caller_gave_up(tmp_path: Path) -> None:
+    """CWE-400: CreateContainer continued to copy volumes after its caller had gone and the pod was
+    about to be removed. The copy checks this at each file and MiB, and ends."""
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (8 << 20))
     volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
@@ -369,9 +355,9 @@ def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> No
     assert (tmp_path / "volumes/0/large").stat().st_size <= 3 << 20
 
 
-def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
-    """CWE-400. What the image has at a VOLUME is copied for each container. Proof: refused while
-    the node's reserve is still there."""
+def test_copying_a_volume_leaves_the_reserve_of_the_disk(tmp_path: Path) -> None:
+    """CWE-400: the image's content at a VOLUME is copied for each container. The copy is refused
+    while the node's reserve is still free."""
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (80 << 20))
     with small_disk(64 << 20) as disk:
@@ -384,10 +370,11 @@ def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
 # ---- processes
 
 
-def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-400. Whatever makes the work on a layer long: each process for it has a limit of
-    processor time. Proof: one that would not end says so after as many seconds.
-    """
+def test_processes_that_work_on_layers_have_a_limit_of_processor_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CWE-400: a layer may need endless work. Each process has a limit of processor time: an
+    endless one ends with an error after as many seconds."""
     monkeypatch.setattr(jail, "CPU_LIMIT_S", 1)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -410,8 +397,8 @@ def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_orphans() -> Iterator[None]:
-    """Jobs that end after their zygote are init's to reap and not this process's, as they are where
-    the server runs."""
+    """Lets init reap jobs that end after their zygote, as where the server runs, and not this
+    process."""
     set_child_subreaper(False)
     yield
     set_child_subreaper(True)
@@ -421,11 +408,12 @@ INDEX = "cri_server.images.erofs.build:job"
 
 
 @pytest.mark.usefixtures("no_orphans")
-async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-770. Each pull had a process that makes the index while the layers come, of up to 768
-    MiB: four pulls four of them, held by a registry that says no more. Proof: there are no more
-    than turns, and an image that is whole does not wait for those.
-    """
+async def test_index_processes_are_limited_by_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CWE-770: each pull had a process of up to 768 MiB that makes the index while the layers
+    arrive, and a stalled registry kept four of them for four pulls. There are no more processes
+    than turns, and a complete image does not wait for stalled ones."""
     running, most = set[asyncio.Task[object]](), 0
     run = LayerJobs.run
 
@@ -468,11 +456,10 @@ async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.Mo
             await asyncio.wait(pulls)
 
 
-async def test_a_turn_that_is_lent_is_taken_back() -> None:
-    """CWE-667. What only makes a pull faster must not keep others waiting. Proof: where all turns
-    are taken none is lent, and the oldest one that is lent ends when a turn is needed; one that is
-    needed is never taken back.
-    """
+async def test_a_lent_turn_is_taken_back_when_needed() -> None:
+    """CWE-667: work that only makes a pull faster must not block other work. No turn is lent while
+    all are taken, the oldest lent turn ends when a turn is needed, and a needed turn is never taken
+    back."""
     free, watch = turns.Turns(2), Watch(10, "")
     begun: list[int] = []
 
@@ -503,9 +490,8 @@ async def _entered(free: turns.Turns, watch: Watch) -> AsyncIterator[None]:
 
 
 def test_memory_of_all_processes_has_a_limit() -> None:
-    """CWE-770. Limits of one process say nothing of all. Proof: on nodes of each size indexes have
-    a quarter of the memory, streams a half, and one index or four streams where that is less.
-    """
+    """CWE-770: the limit of one process does not limit the sum. On nodes of each size indexes have
+    a quarter of the memory, streams a half, and one index or four streams where that is less."""
     stream = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
     for gib, processors in itertools.product((1, 2, 4, 8, 32, 512), (1, 2, 64)):
         memory = gib << 30

@@ -17,7 +17,7 @@ NO_ATTACKS = ("test_matrix.py", "test_detectors.py")
 
 @cache
 def named_tests(path: Path) -> dict[str, str]:
-    """The tests of a file with their docstrings; empty where there is no such file."""
+    """Returns the tests of a file with their docstrings; empty if the file does not exist."""
     if not path.exists():
         return {}
     return {
@@ -33,7 +33,7 @@ def attack_files() -> list[Path]:
 
 
 def test_each_line_names_a_test_that_exists() -> None:
-    """An attack that succeeds has a sentence in place of the test."""
+    """A line for an attack that succeeds has a sentence in place of the test."""
     missing = []
     for attack in attacks():
         file, _, test = attack.test.partition("::")
@@ -43,7 +43,7 @@ def test_each_line_names_a_test_that_exists() -> None:
     assert missing == []
 
 
-def test_each_test_of_this_folder_has_a_line() -> None:
+def test_each_test_of_the_folder_has_a_line() -> None:
     listed = {attack.test for attack in attacks()}
     tests = {
         f"tests/security/{path.name}::{test}"
@@ -54,7 +54,7 @@ def test_each_test_of_this_folder_has_a_line() -> None:
     assert sorted(tests - listed) == []
 
 
-def test_columns_have_known_words() -> None:
+def test_columns_have_only_defined_values() -> None:
     wrong = [
         attack
         for attack in attacks()
@@ -67,13 +67,14 @@ def test_columns_have_known_words() -> None:
 
 
 def test_the_threat_model_names_each_attacker() -> None:
-    """docs/security.md has a row for each, and says that the table has attacks that succeed."""
+    """docs/security.md has a row for each attacker, and says whether the table has attacks that
+    succeed."""
     page = (ROOT / "docs/security.md").read_text()
     assert [attacker for attacker in ATTACKERS if f"| `{attacker}`: " not in page] == []
     assert ("`open` lines of the table" in page) == any(a.outcome == "open" for a in attacks())
 
 
-def test_no_line_is_there_twice() -> None:
+def test_no_line_is_repeated() -> None:
     lines = [(attack.summary, attack.test) for attack in attacks()]
     assert [line for line in lines if lines.count(line) > 1] == []
 
@@ -83,8 +84,8 @@ def test_lines_are_grouped_by_attacker() -> None:
     assert groups == [attacker for attacker in ATTACKERS if attacker in groups]
 
 
-def test_every_attack_says_what_it_is() -> None:
-    """Each test's docstring tells the class, the attack and the proof."""
+def test_every_attack_has_a_docstring() -> None:
+    """The docstring of each test tells the class, the attack and the evidence."""
     short = [
         f"{path.name}::{test}"
         for path in attack_files()

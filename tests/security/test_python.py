@@ -46,7 +46,7 @@ def trap(folder: Path, mark: Path) -> None:
 
 @pytest.fixture
 def mark(tmp_path: Path, rootfs: Path) -> Path:
-    """The image and a folder are trapped; the file that must never appear, on the host and as the
+    """Traps the image and a folder; returns the file that must never appear, as the host and as the
     container would see it."""
     path = tmp_path / "mark"
     for place in (
@@ -77,12 +77,11 @@ def mark(tmp_path: Path, rootfs: Path) -> Path:
     return path
 
 
-def test_nothing_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: Path) -> None:
-    """Section 0.5. Every way through the runtime: run, create and start, exec, a terminal, a
-    filter, hooks, unknown users, and errors (which load traceback and linecache), called in a
-    trapped folder, with PYTHONPATH in the container's environment and the caller's. Proof: the mark
-    does not exist on the host or in the image.
-    """
+def test_no_module_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: Path) -> None:
+    """Section 0.5: the test runs every way through the runtime: run, create and start, exec, a
+    terminal, a filter, hooks, unknown users, and errors (which load traceback and linecache),
+    called in a trapped folder, with PYTHONPATH in the container's environment and the caller's. The
+    mark exists neither on the host nor in the image."""
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["reboot"], "action": "SCMP_ACT_ERRNO"}],
@@ -137,11 +136,9 @@ def test_nothing_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: 
     assert not (runtime.rootfs / str(mark).lstrip("/")).exists()
 
 
-def test_the_program_is_isolated(runtime: Runtime) -> None:
-    """Section 10.7: how the command starts its interpreter. Proof: `-I` and `-S` by the first line
-    of the script (or a program of its own), and neither it nor its package can be written by
-    anybody but root.
-    """
+def test_the_interpreter_runs_in_isolated_mode(runtime: Runtime) -> None:
+    """Section 10.7: the first line of the script has `-I` and `-S` (or a program starts the
+    interpreter), and only root can write to the script and its package."""
     program = Path(runtime.program[0])
     first = program.read_bytes()[:64].split(b"\n")[0]
     if first.startswith(b"#!"):
@@ -172,11 +169,10 @@ ALLOWED_JOINS = {
 }
 
 
-def test_no_paths_are_joined_beneath_a_root() -> None:
-    """Section 0.1 as a rule about the source: modules that touch a container's files import nothing
-    that works by paths, and never join a path to the root's. Proof: their syntax trees;
-    os.path.join is for the bundle and for our own program only.
-    """
+def test_modules_for_a_containers_files_join_no_paths() -> None:
+    """Section 0.1 as a rule about the source: modules that touch a container's files import no path
+    functions and never join a path to the root's. The test reads their syntax trees; os.path.join
+    is only for the bundle and for our own program."""
     files = [
         f
         for name in NEAR_ROOTS
@@ -211,10 +207,9 @@ def test_no_paths_are_joined_beneath_a_root() -> None:
                 ), (file, words)
 
 
-def test_what_a_container_inherits_by_default(runtime: Runtime) -> None:
-    """The caller's surroundings: environment, umask, nice value, signals, limits are the
-    configuration's. Proof: by the kernel's files inside, called with a hostile environment.
-    """
+def test_a_container_inherits_no_settings_of_the_caller(runtime: Runtime) -> None:
+    """With a hostile environment of the caller, the kernel's files inside show environment, umask,
+    nice value, signals and limits of the configuration."""
     env = {"LD_PRELOAD": "/evil.so", "CALLER": "secret", "PYTHONINSPECT": "1"}
     box = runtime.box(
         "sh", "-c", "cat /proc/self/environ; umask; grep -E 'Sig(Ign|Blk)' /proc/self/status"

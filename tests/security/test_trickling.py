@@ -24,7 +24,7 @@ SOON_S = 20.0  # at 64 bytes a second a layer takes longer than a test may
 
 
 def noise(seed: int) -> bytes:
-    """A layer of 20 KiB that does not compress."""
+    """Returns a layer of 20 KiB that does not compress."""
     return layer({f"file-{seed}": "".join(f"{seed * 7919 + n * 104729:x}" for n in range(3000))})
 
 
@@ -33,7 +33,7 @@ BASE = image([noise(1), noise(2)])
 
 @pytest.fixture
 def trickling(tmp_path: Path) -> Iterator[Registry]:
-    """The attacker's registry."""
+    """Starts the attacker's registry."""
     with Registry(tmp_path / "trickling") as running:
         yield running
 
@@ -49,8 +49,8 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 async def trickled(
     service: ImageService, registry: Registry, *images: BuiltImage
 ) -> AsyncIterator[None]:
-    """Pulls of these images, whose layers `registry` sends slowly, during the block; they are still
-    running at its end."""
+    """Pulls these images, whose layers `registry` sends slowly; the pulls run until the end of the
+    block."""
     configurations = "|".join(image.id for image in images)
     registry.fault(rf"/blobs/(?!{configurations})", byte_delay_s=1 / BYTES_PER_SECOND)
     for number, built in enumerate(images):
@@ -74,7 +74,7 @@ async def trickled(
         await asyncio.wait(pulls)
 
 
-async def test_a_public_base_that_another_registry_trickles(
+async def test_a_slow_registry_does_not_delay_pulls_from_another_registry(
     service: ImageService, registry: Registry, trickling: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attacker's registry serves a copy of a public image at 64 bytes per second, to a pull
@@ -87,7 +87,7 @@ async def test_a_public_base_that_another_registry_trickles(
     assert image.id == BASE.id
 
 
-async def test_all_streams_trickle(
+async def test_slow_streams_do_not_delay_other_pulls(
     service: ImageService, registry: Registry, trickling: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four images of four layers occupy all streams that are decoded while they arrive. Layers of
@@ -100,7 +100,7 @@ async def test_all_streams_trickle(
             assert await service.pull(f"{registry.host}/base:v1") == BASE.id
 
 
-async def test_a_tenant_of_the_same_registry_trickles(
+async def test_a_slow_tenant_of_a_registry_does_not_delay_other_tenants(
     service: ImageService, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registry that is a proxy cache sends one tenant's copy of a base slowly. Other pulls of it
@@ -120,10 +120,10 @@ async def test_a_tenant_of_the_same_registry_trickles(
         await asyncio.wait([pull])
 
 
-async def test_pulls_from_one_registry_that_is_fast_share_a_layer(
+async def test_pulls_from_a_fast_registry_share_a_layer(
     service: ImageService, registry: Registry
 ) -> None:
-    """Two pulls of a layer from one registry still fetch it once, as long as it arrives."""
+    """Two pulls of a layer from the same registry fetch it once while it arrives fast enough."""
     registry.push("other:v1", image([*BASE.layers, noise(3)]))
     await asyncio.gather(
         service.pull(f"{registry.host}/base:v1"), service.pull(f"{registry.host}/other:v1")

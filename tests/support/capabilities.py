@@ -18,7 +18,7 @@ WEAKENED = {
     "tests/kernel/shim/test_containers.py": (
         "test_a_container_does_not_inherit_the_shims_oom_score",
     ),
-    "tests/cri/test_surroundings.py": ("test_what_processes_inherit",),
+    "tests/cri/test_surroundings.py": ("test_processes_inherit_no_settings_of_the_server",),
     "tests/cri/rpc/test_run_pod_sandbox.py": (
         "test_the_pause_process_has_the_pods_filter_and_its_score",
     ),

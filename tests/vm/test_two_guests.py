@@ -16,8 +16,8 @@ import pytest
 from tests.kube.pods import Kube, Manifest
 from tests.kube_nodes.conftest import web_server
 from tests.kube_nodes.test_flannel import (  # noqa: F401
+    test_a_pod_reaches_host_ports_of_the_other_node,
     test_addresses_are_of_the_nodes_own_range,
-    test_host_ports_of_one_node_from_a_pod_of_the_other,
     test_nodes_reach_pods_of_other_nodes,
     test_our_bridge_made_the_pods_links,
     test_packets_go_the_way_that_the_backend_says,

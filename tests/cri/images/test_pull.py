@@ -875,7 +875,7 @@ async def test_a_secret_for_another_server_is_not_used(
         ("_default", "", "MIRROR", True),
     ],
 )
-async def test_a_mirror_gets_the_secret_if_the_registrys_own_file_names_it(
+async def test_a_mirror_gets_the_secret_only_if_the_registrys_own_file_names_the_mirror(
     tmp_path: Path,
     registry: Registry,
     service: ImageService,

@@ -154,7 +154,7 @@ def test_the_diff_id_covers_concatenated_members(tmp_path: Path, compress: str) 
     assert len((tmp_path / "layer" / "tree" / "a").read_bytes()) == 900_000
 
 
-def test_later_entries_replace_earlier_ones(unpacked: Unpack) -> None:
+def test_later_entries_replace_earlier_entries(unpacked: Unpack) -> None:
     tree = unpacked(
         raw_tar(
             ("d", directory()),
@@ -308,7 +308,7 @@ def test_undescribed_directories_have_the_attributes_of_lower_layers(stack: Stac
     assert (facts[b"opt/y"].mode, facts[b"opt/y"].owner) == (0o755, (0, 0))
 
 
-def test_an_undescribed_directory_has_no_attributes_of_a_hidden_one(stack: Stack) -> None:
+def test_an_undescribed_directory_has_no_attributes_of_a_hidden_directory(stack: Stack) -> None:
     hidden = raw_tar((".wh.opt", Node()))
     merged = stack.mount([BASE, hidden, raw_tar(("opt/new", Node(b"n")))])
     facts = snapshot(merged)

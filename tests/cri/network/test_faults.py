@@ -125,7 +125,9 @@ async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, ho
     assert {e.comment.split("/")[1] for e in all_elements()} == {"theirs"}
 
 
-async def test_an_address_whose_old_masquerade_stayed_is_taken_over(node: Node) -> None:
+async def test_a_left_over_masquerade_rule_is_replaced_by_the_next_owner_of_the_address(
+    node: Node,
+) -> None:
     first, second = node.host.pod(), node.host.pod()
     await node.attach(first)
     for lease in node.folder.glob("leases/*/*"):

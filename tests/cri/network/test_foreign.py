@@ -179,7 +179,7 @@ async def test_our_own_installed_executables_need_not_be_run(node: Node) -> None
     )
 
 
-async def test_what_a_plugin_writes_to_stderr_is_in_the_log_for_debugging(
+async def test_the_debug_log_has_the_stderr_of_a_plugin(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "cri_server.network.chain")

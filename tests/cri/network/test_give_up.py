@@ -12,7 +12,7 @@ from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
 HAND_ON = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
 
 
-async def test_only_plugins_whose_add_began_are_called_for_del(node: Node) -> None:
+async def test_del_calls_only_plugins_whose_add_began(node: Node) -> None:
     """Plugins after the failed one have not seen the pod, also when the roll-back is repeated."""
     note = 'echo "$CNI_COMMAND $(basename $0)" >>$LOG'
     node.plugin("first", f"{note}; {ADD_ONLY}; echo '{RESULT}'")
@@ -61,7 +61,7 @@ async def test_a_network_that_cannot_be_detached_is_released_with_its_errors(
     assert await node.network.release(pod.id) == []
 
 
-async def test_a_pod_whose_record_is_damaged_can_be_released(node: Node) -> None:
+async def test_a_pod_with_a_damaged_record_can_be_released(node: Node) -> None:
     node.configure(node.bridge())
     pod = node.host.pod()
     await node.attach(pod)

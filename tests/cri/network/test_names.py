@@ -72,8 +72,8 @@ async def test_a_name_that_another_program_removed(node: Node, also: bool) -> No
     assert clean(node)
 
 
-async def test_what_a_reboot_leaves_of_a_name_goes_with_the_attachment(node: Node) -> None:
-    """On a disk the file stays when a reboot removes the mount."""
+async def test_the_file_of_a_name_after_a_reboot_is_removed_with_the_attachment(node: Node) -> None:
+    """The file of a name stays on a disk when a reboot removes the mount."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()

@@ -47,7 +47,7 @@ async def test_a_pod_has_addresses_loopback_and_a_way_out(node: Node) -> None:
     await until(lambda: clean(node))
 
 
-async def test_an_attachment_may_be_used_before_it_is_on_the_disk(
+async def test_an_attachment_may_be_used_before_its_record_is_on_disk(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, write = threading.Event(), Attachments.write
@@ -418,7 +418,7 @@ async def test_a_cancelled_attach_is_rolled_back_at_every_moment(node: Node) -> 
     assert len(node.leases()) == 2
 
 
-async def test_a_killed_zygote_fails_the_attach_and_the_next_one_works(node: Node) -> None:
+async def test_a_killed_zygote_fails_the_attach_and_the_next_attach_succeeds(node: Node) -> None:
     node.plugin("slow", f"{ADD_ONLY}; sleep 1000")
     node.configure(node.bridge(), {"type": "slow"})
     pod = node.host.pod()

@@ -81,7 +81,9 @@ def test_arguments_and_a_hook(server: Server, nri_socket: Path, tmp_path: Path) 
         assert container in (tmp_path / "state").read_text()
 
 
-def test_limits_are_those_of_the_cgroup_and_of_the_status(server: Server, nri_socket: Path) -> None:
+def test_adjusted_limits_are_in_the_cgroup_and_in_the_status(
+    server: Server, nri_socket: Path
+) -> None:
     resources = api.LinuxResources(cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=512)))
     with TestPlugin(nri_socket, handlers=adjusts(linux=Linux(resources=resources))):
         container = server.launch(server.run_pod())
@@ -108,7 +110,9 @@ def test_two_plugins_see_each_other_and_may_not_contradict(
         assert len(server.containers()) == 1
 
 
-def test_a_validator_sees_who_set_what_and_may_reject(server: Server, nri_socket: Path) -> None:
+def test_a_validator_sees_the_plugin_of_each_field_and_may_reject(
+    server: Server, nri_socket: Path
+) -> None:
     pod = server.run_pod()
     rejection = api.ValidateContainerAdjustmentResponse(reject=True, reason="no such thing here")
     validator = {"ValidateContainerAdjustment": lambda _: rejection}

@@ -13,7 +13,7 @@ from tests.cri.streaming_session import CLOSE, STDIN, collect, open_session
 
 
 @pytest.mark.requirement("9.8")
-def test_attach_sees_what_comes_and_feeds_stdin(server: Server) -> None:
+def test_attach_gets_new_output_and_feeds_stdin(server: Server) -> None:
     config = server.container_config(
         ["sh", "-c", "echo before; while read line; do echo got $line; done; echo over"],
         stdin=True,

@@ -112,7 +112,7 @@ def test_a_pod_with_users_of_its_own(server: Server, criu: Path, tmp_path: Path)
 
 
 @pytest.mark.requirement("4.11.1")
-def test_a_failure_leaves_all_as_it_was(
+def test_a_failed_checkpoint_changes_neither_container_nor_archive(
     server: Server, counting: str, criu: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "a.tar").write_bytes(b"of before")

@@ -79,10 +79,10 @@ def test_without_criu(server: Server, pod: tuple[str, list[str]], tmp_path: Path
 
 
 @pytest.mark.requirement("4.12.1")
-def test_a_failure_leaves_all_as_it_was(
+def test_a_failed_checkpoint_of_a_pod_leaves_no_archive(
     server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path
 ) -> None:
-    """Both stood still when CRIU failed with the first."""
+    """Both containers are frozen when CRIU fails with the first."""
     sandbox, containers = pod
     noted = tmp_path / "noted"
     criu.write_text(

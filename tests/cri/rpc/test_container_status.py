@@ -19,7 +19,7 @@ from tests.support.registry import Registry
 
 
 @pytest.mark.requirement("1.b.4", "4.5.2", "4.6.1", "4.6.6")
-def test_status_carries_what_kubelet_checks(server: Server) -> None:
+def test_a_status_has_the_fields_that_kubelet_checks(server: Server) -> None:
     pod = server.run_pod(server.pod_config(labels={"a": "1", "empty": ""}, annotations={"b": "2"}))
     container = server.launch(
         pod, server.container_config(labels={"l": "x"}, annotations={"n": ""})
@@ -110,9 +110,9 @@ def test_the_stop_signal_of_the_request(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.6.1")
-def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Registry) -> None:
-    """kubelet passes the image id, and beside it what the pod has; other names of the same image
-    are not this container's."""
+def test_a_status_has_the_image_name_of_the_pod(server: Server, registry: Registry) -> None:
+    """kubelet passes the image id together with the name in the pod; other names of the same image
+    do not belong to this container."""
     host = registry.host
     digests = [
         registry.push(name, an_image("names")) for name in ("z/app:v2", "z/app:v1", "a/copy:v1")

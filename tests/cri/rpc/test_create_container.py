@@ -324,7 +324,7 @@ def test_a_volume_of_an_image_with_several_layers(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.13")
-def test_a_colon_in_a_sub_path_names_one_folder(server: Server) -> None:
+def test_a_sub_path_with_a_colon_is_a_single_folder(server: Server) -> None:
     host = server.folder / "host"
     host.mkdir()
     (host / "secret").touch()
@@ -509,7 +509,7 @@ def test_default_mounts_of_every_container(server: Server) -> None:
 
 
 @pytest.mark.requirement("7.1.3", "7.1.2")
-def test_one_group_below_the_parent(server: Server) -> None:
+def test_a_container_has_a_single_group_below_the_parent(server: Server) -> None:
     """The group has the container's id as its name and contains the container's execs. The parent,
     which is kubelet's, stays."""
     tree = next(

@@ -29,9 +29,9 @@ def test_an_empty_store_is_reported() -> None:
 
 
 @pytest.mark.requirement("5.5.1", "10.1.12")
-def test_the_writable_layers_are_what_containers_take(server: Server) -> None:
-    """Apart from the images, and without anybody waiting for a walk: each answer has what the walks
-    before it found."""
+def test_the_container_file_system_counts_writable_layers(server: Server) -> None:
+    """They are counted apart from the images, and no call waits for a walk over the files: a reply
+    has the result of the walks before."""
 
     def containers() -> api.FilesystemUsage:
         return server.image.ImageFsInfo(api.ImageFsInfoRequest()).container_filesystems[0]

@@ -12,7 +12,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("10.2.4", "10.2.9", "10.2.12")
-def test_metrics_are_those_that_were_announced(server: Server) -> None:
+def test_metrics_are_those_of_list_metric_descriptors(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(["sh", "-c", "while :; do :; done"]))
     request = api.ListMetricDescriptorsRequest()

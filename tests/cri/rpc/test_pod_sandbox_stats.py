@@ -32,9 +32,9 @@ def test_a_pod_with_a_container(server: Server) -> None:
 
 
 @pytest.mark.requirement("10.1.15")
-def test_the_pods_figures_are_those_of_its_group(server: Server) -> None:
-    """The figures are not the sum of the containers': they include the pause process and the usage
-    of containers that have ended, and count each running process once."""
+def test_the_statistics_of_a_pod_are_those_of_its_group(server: Server) -> None:
+    """The statistics are not the sum of the containers': they include the pause process and the
+    usage of containers that have ended, and count each running process once."""
     parent = f"/{server.folder.name}/pod-of-stats"
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent=parent)))
     ended = server.container_config(

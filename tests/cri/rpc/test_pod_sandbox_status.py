@@ -40,7 +40,7 @@ def test_verbose_tells_the_process(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.4.2", "2.1")
-def test_a_pod_whose_process_has_died_is_not_ready(server: Server) -> None:
+def test_a_pod_without_its_pause_process_is_not_ready(server: Server) -> None:
     pod = server.run_pod()
     os.kill(json.loads(verbose(server, pod).info["info"])["pid"], signal.SIGKILL)
     assert wait_until(lambda: server.pod_status(pod).state == api.SANDBOX_NOTREADY, 60)

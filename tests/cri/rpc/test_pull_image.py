@@ -16,7 +16,9 @@ from tests.support.registry import Fault, Registry
 
 
 @pytest.mark.requirement("1.b.7", "5.1.1", "5.1.3", "5.1.4")
-def test_one_id_by_tag_and_by_digest(server: Server, registry: Registry) -> None:
+def test_a_pull_by_tag_and_by_digest_returns_the_same_id(
+    server: Server, registry: Registry
+) -> None:
     """A container of the image shows the same id. If a reference has a tag and a digest, the digest
     decides."""
     digest = registry.push("ids/app:v1", an_image("ids"))

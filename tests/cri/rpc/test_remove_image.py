@@ -36,7 +36,9 @@ def test_by_id_and_by_name(server: Server, registry: Registry) -> None:
 
 
 @pytest.mark.requirement("5.4.2", "1.a.3")
-def test_five_at_once_and_what_is_not_there(server: Server, registry: Registry) -> None:
+def test_five_concurrent_removals_and_a_removal_of_a_missing_image_succeed(
+    server: Server, registry: Registry
+) -> None:
     registry.push("five/app:v1", an_image("five"))
     identifier = pull(server, f"{registry.host}/five/app:v1")
     with ThreadPoolExecutor(5) as pool:

@@ -21,7 +21,7 @@ from tests.support.capabilities import holds
 
 
 @pytest.mark.requirement("2.3", "13.1")
-def test_identical_requests_give_one_pod(server: Server) -> None:
+def test_identical_requests_return_the_same_pod(server: Server) -> None:
     config = server.pod_config("same")
     with ThreadPoolExecutor(50) as pool:
         assert len(set(pool.map(lambda _: server.run_pod(config), range(50)))) == 1
@@ -123,7 +123,7 @@ def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> N
     assert not server.pods() and not list((server.state / "sandboxes").iterdir())
 
 
-def test_a_taken_host_port_names_the_pod_that_has_it(server: Server) -> None:
+def test_the_error_of_a_taken_host_port_names_the_other_pod(server: Server) -> None:
     ports = [api.PortMapping(container_port=8080, host_port=18081)]
     owner = server.run_pod(server.pod_config("owner", port_mappings=ports))
     message = message_of(lambda: server.run_pod(server.pod_config("other", port_mappings=ports)))

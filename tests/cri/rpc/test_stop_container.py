@@ -41,7 +41,7 @@ def test_stop_honours_the_signal_and_the_grace_period(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.3.3")
-def test_a_shorter_stop_wins_over_a_longer_one(server: Server) -> None:
+def test_a_stop_with_a_shorter_grace_period_ends_a_longer_stop(server: Server) -> None:
     script = "trap 'echo asked' TERM; echo set; while :; do sleep 0.05; done"
     container = server.launch(server.run_pod(), server.container_config(["sh", "-c", script]))
     server.wait_logged(container, "set")

@@ -35,7 +35,7 @@ def test_unknown_fields_are_ignored(server: Server) -> None:
 
 @pytest.mark.requirement("1.1")
 @pytest.mark.parametrize("authority", ["localhost", "another.test:1"])
-def test_both_services_are_on_one_socket(server: Server, authority: str) -> None:
+def test_both_services_are_on_the_same_socket(server: Server, authority: str) -> None:
     options = [("grpc.default_authority", authority)]
     with grpc.insecure_channel(f"unix://{server.socket}", options=options) as channel:
         runtime = api_pb2_grpc.RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]

@@ -293,9 +293,9 @@ async def test_many_half_closed_connections_leave_room_for_more(
 
 
 @pytest.mark.requirement("9.11")
-async def test_a_connection_ends_whose_client_has_half_closed(server: StreamingServer) -> None:
-    """kubectl says the same when its local client has left and when that one has only ended its
-    direction."""
+async def test_the_connection_of_a_half_closed_client_ends(server: StreamingServer) -> None:
+    """kubectl sends the same frame when its local client has disconnected and when that client has
+    only ended its direction."""
     stopped = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -183,7 +183,7 @@ async def test_other_sessions_get_their_turns(
 
 
 @pytest.mark.parametrize("flood", [tiny_data, websocket_input])
-async def test_what_waits_in_tiny_pieces_is_counted_with_what_each_costs(
+async def test_waiting_pieces_are_counted_with_their_overhead(
     server: StreamingServer, flood: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cri_server.streaming import streams

@@ -73,7 +73,7 @@ async def answer(server: StreamingServer, data: bytes) -> tuple[int, bytes]:
 # ---- tickets and requests ----
 
 
-async def test_a_url_opens_one_session(server: StreamingServer) -> None:
+async def test_a_url_opens_a_single_session(server: StreamingServer) -> None:
     path = path_of(server.url_for_exec(SHELL))
     assert (await answer(server, request(path, *SPDY)))[0] == 101
     assert (await answer(server, request(path, *SPDY)))[0] == 404
@@ -197,11 +197,11 @@ async def test_a_slow_request_is_ended(
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /", request("/exec/none", *SPDY)], ids=["silent", "half", "refused"]
 )
-async def test_connections_without_a_ticket_keep_nobody_out(
+async def test_connections_without_a_ticket_do_not_block_sessions(
     server: StreamingServer, go: GoExec, sent: bytes
 ) -> None:
-    """Any user of the machine may connect: at the limit the oldest that has shown no ticket makes
-    room."""
+    """Any user of the machine may connect: at the limit the server closes the oldest connection
+    without a ticket."""
     limit = server_module.UNOPENED_LIMIT
     async with contextlib.AsyncExitStack() as stack:
         idle = []
@@ -364,8 +364,8 @@ async def test_a_client_that_leaves_while_a_port_is_refused_leaves_no_connection
             pod.close()
 
 
-async def test_sessions_into_one_pod_share_its_dials() -> None:
-    """So a pod whose backlog is full leaves turns for others."""
+async def test_sessions_into_the_same_pod_share_its_dials() -> None:
+    """A pod whose backlog is full leaves turns for other pods."""
     backend = SlowPods()
     server = StreamingServer(backend)
     await server.start()
@@ -470,7 +470,7 @@ async def test_streams_that_never_come(
 
 
 @pytest.mark.parametrize("role", ["stdin", "nonsense", "", "error"])
-async def test_streams_that_nobody_asked_for_are_reset(server: StreamingServer, role: str) -> None:
+async def test_unrequested_streams_are_reset(server: StreamingServer, role: str) -> None:
     client = Connection("client")
     client.open({"streamtype": ["error"]})
     extra = client.open({"streamtype": [role]})

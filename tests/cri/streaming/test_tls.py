@@ -116,7 +116,7 @@ async def test_a_client_without_a_certificate_is_refused(
     assert not backend.sessions
 
 
-async def test_what_speaks_no_tls_is_refused(listening: StreamingServer) -> None:
+async def test_connections_without_tls_are_refused(listening: StreamingServer) -> None:
     host, port = listening.address
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"GET /exec/x HTTP/1.1\r\nHost: x\r\n\r\n")

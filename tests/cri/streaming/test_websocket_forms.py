@@ -43,7 +43,9 @@ SHELL = ExecOptions(
 
 
 @pytest.mark.requirement("9.9")
-async def test_no_subprotocol_is_the_first_one(server: StreamingServer) -> None:
+async def test_a_client_without_a_subprotocol_gets_the_first_version(
+    server: StreamingServer,
+) -> None:
     async with open_websocket(server.url_for_exec(SHELL)) as client, asyncio.timeout(10):
         assert client.subprotocol is None
         assert await client.recv() == b"\x01"

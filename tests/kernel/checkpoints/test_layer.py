@@ -90,9 +90,9 @@ def test_a_layers_files_are_the_same_after_a_restore(
     assert stat.S_IMODE((tree / "etc").stat().st_mode) == 0o750
 
 
-def test_what_a_folder_hides_is_removed(upper: Path, tar: Path, tmp_path: Path) -> None:
-    """An opaque folder stands for the removal of all that the image has there; a folder in it hides
-    as well."""
+def test_files_that_a_folder_hides_are_removed(upper: Path, tar: Path, tmp_path: Path) -> None:
+    """An opaque folder removes the image's content of this folder; a folder in it hides content as
+    well."""
     lower = tmp_path / "lower"
     for name in ("a/keep", "a/gone", "a/sub/old", "b/other"):
         (lower / name).parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def test_places_of_mounts_are_left_out_and_volumes_are_in(
         assert found.getnames() == [".", "etc", "data", "data/below", "data/below/file"]
 
 
-def test_a_file_whose_data_is_elsewhere_is_refused(upper: Path, tar: Path) -> None:
+def test_a_file_with_redirected_data_is_refused(upper: Path, tar: Path) -> None:
     (upper / "moved").mkdir()
     os.setxattr(upper / "moved", "trusted.overlay.redirect", b"/elsewhere")
     with pytest.raises(Unsupported, match=r"'moved' has trusted\.overlay\.redirect"):

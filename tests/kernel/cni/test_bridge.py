@@ -462,7 +462,7 @@ def test_check_notices_damage(host: Host, damage: Any, sentence: str) -> None:
     assert leases(host) == set()
 
 
-def test_gc_removes_what_no_valid_attachment_owns(host: Host) -> None:
+def test_gc_removes_addresses_and_rules_without_a_valid_attachment(host: Host) -> None:
     config = host.bridge_config(ipMasq=True)
     other = host.bridge_config(name="other", bridge="cni1", ipam=host.ipam("10.99.0.0/16"))
     keep, lose, foreign = host.pod(), host.pod(), host.pod()

@@ -91,8 +91,8 @@ def test_loopback_is_up_also_without_a_plugin_that_goes_there(host: Host) -> Non
         assert reach(pod.fd, "127.0.0.1", 80, server)
 
 
-def test_a_later_plugin_gets_the_result_of_the_one_before(host: Host) -> None:
-    """The first builtin plugin gets the result of a foreign one."""
+def test_a_later_plugin_gets_the_result_of_the_previous_plugin(host: Host) -> None:
+    """The first builtin plugin gets the result of a foreign plugin."""
     pod = host.pod()
     result = added(pod, host.bridge_config())
     assert added(pod, ports(), previous=result) == result

@@ -224,7 +224,7 @@ def test_our_bridge_runs_their_host_local(ours: str, host: Host) -> None:
     assert not lease.exists()
 
 
-def test_our_bridge_removes_what_their_bridge_made(ours: str, host: Host) -> None:
+def test_our_bridge_removes_an_interface_of_the_reference_bridge(ours: str, host: Host) -> None:
     """A node changes its plugins while pods run: DEL of the new plugin gets the result of the old
     one."""
     pod = host.pod()

@@ -28,7 +28,7 @@ def ports(first: int, count: int, tag: str, pod: Any = POD, subnet: Any = SUBNET
     ]
 
 
-def test_elements_as_nft_shows_them(host: Host) -> None:
+def test_nft_shows_the_added_elements(host: Host) -> None:
     elements = [
         host_rules.masquerade_element(POD, SUBNET, "net/a/eth0"),
         *host_rules.port_elements(
@@ -52,7 +52,7 @@ def test_elements_as_nft_shows_them(host: Host) -> None:
     assert all_elements() == []
 
 
-def test_one_key_that_is_taken_fails_the_whole_request(host: Host) -> None:
+def test_a_taken_key_fails_the_whole_request(host: Host) -> None:
     host_rules.add_elements(ports(8000, 3, "net/a/eth0"), [SUBNET])
     before = set(all_elements())
     with pytest.raises(AlreadyExists, match="8002/tcp is already taken by net/a/eth0"):

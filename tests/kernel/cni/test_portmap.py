@@ -296,7 +296,7 @@ def test_no_mappings_is_no_work(net: Host) -> None:
     assert all_elements() == []
 
 
-def test_a_hundred_ports_in_one_transaction(net: Host) -> None:
+def test_a_hundred_ports_are_added_in_a_single_transaction(net: Host) -> None:
     pod = net.pod()
     config = publish(net, pod, *({**WEB, "hostPort": 10000 + n} for n in range(100)))
     assert len([e for e in all_elements() if e.set_name == "ports4"]) == 100

@@ -33,7 +33,7 @@ def seen(name: str) -> Any:
         return next((x for x in route.get_links() if x.get_attr("IFLA_IFNAME") == name), None)
 
 
-def test_links_of_the_codec_as_pyroute2_sees_them(host: Host) -> None:
+def test_pyroute2_reads_links_of_the_codec(host: Host) -> None:
     pod = host.pod()
     with open_route_socket() as route:
         route.call(new_bridge("br0", mac="02:00:00:00:00:01", mtu=1420))
@@ -70,7 +70,7 @@ def test_links_of_the_codec_as_pyroute2_sees_them(host: Host) -> None:
     )
 
 
-def test_links_of_pyroute2_as_the_codec_sees_them(host: Host) -> None:
+def test_the_codec_reads_links_of_pyroute2(host: Host) -> None:
     with IPRoute() as route:
         route.link("add", ifname="br1", kind="bridge", mtu=1300, address="02:00:00:00:00:03")
         route.link("add", ifname="d0", kind="veth", peer="d1")

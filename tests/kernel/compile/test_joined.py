@@ -68,7 +68,7 @@ def join(box: Box, pid: int, *kinds: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["network", "ipc", "uts", "cgroup", "pid", "time"])
-def test_joining_one_namespace(box: Box, elsewhere: int, kind: str) -> None:
+def test_a_container_can_join_a_single_namespace(box: Box, elsewhere: int, kind: str) -> None:
     join(box, elsewhere, kind)
     with box.running() as (created, request):
         name = NAMES[kind]

@@ -117,7 +117,7 @@ def test_the_cgroup_belongs_to_the_containers_user(mapped: Box, user: int, owner
 
 
 @pytest.mark.parametrize("why", ["read-only", "host's tree", "no tree"])
-def test_a_cgroup_that_it_cannot_write_stays_ours(mapped: Box, why: str) -> None:
+def test_a_cgroup_that_the_container_cannot_write_to_stays_roots(mapped: Box, why: str) -> None:
     own_cgroup(mapped, "rw", "ro" if why == "read-only" else "rw")
     if why == "host's tree":
         mapped.linux["namespaces"] = [
@@ -284,7 +284,7 @@ def test_mounts_that_a_user_namespace_may_not_make_are_bound(mapped: Box) -> Non
     assert "Read-only" in text.splitlines()[-1]
 
 
-def test_the_root_of_the_host_may_make_them(box: Box) -> None:
+def test_root_of_the_host_may_mount_sysfs(box: Box) -> None:
     box.linux["namespaces"] = [
         e for e in box.linux["namespaces"] if e["type"] not in ("network", "cgroup")
     ]

@@ -78,7 +78,7 @@ def test_own_namespaces(box: Box) -> None:
             )
 
 
-def test_pid_one_and_loopback(box: Box) -> None:
+def test_a_container_has_pid_1_and_loopback(box: Box) -> None:
     assert box.run(
         "echo $$; cat /sys/class/net/lo/operstate; ip link show lo | grep -c UP"
     ).split() == [

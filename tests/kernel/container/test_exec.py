@@ -61,7 +61,7 @@ def test_output_and_exit_code(box: Box) -> None:
             box.execute(created, request, "exit 3")
 
 
-def test_an_exec_inherits_fields_that_it_does_not_name(box: Box) -> None:
+def test_an_exec_inherits_unset_fields_of_the_container(box: Box) -> None:
     box.process.update(
         user={"uid": 1000, "gid": 1000, "umask": 0o077, "additionalGids": [44]},
         env=["PATH=/bin", "A=b"],

@@ -79,7 +79,7 @@ def test_the_pause_process_has_no_rights(tmp_path: Path) -> None:
             assert not own(pod.pid, kind), kind
 
 
-def test_under_a_filter_that_does_not_let_it_wait_it_ends() -> None:
+def test_a_pause_process_whose_filter_denies_waiting_ends() -> None:
     refused = {"names": ["rt_sigtimedwait", "prctl"], "action": "SCMP_ACT_ERRNO"}
     with started_pause(seccomp={"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [refused]}) as pod:
         result = os.waitid(os.P_PIDFD, pod.pidfd, os.WEXITED | os.WNOWAIT)

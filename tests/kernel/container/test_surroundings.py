@@ -116,7 +116,7 @@ def test_with_threads(box: Box) -> None:
     assert outputs == ["alive\n"]
 
 
-def test_a_container_survives_the_thread_that_started_it(box: Box) -> None:
+def test_a_container_survives_the_thread_that_started_the_container(box: Box) -> None:
     pids = []
     null = os.open("/dev/null", os.O_RDWR)
     thread = threading.Thread(
@@ -173,7 +173,9 @@ STEPS = {
 
 
 @pytest.mark.parametrize("point", STEPS)
-def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, point: str) -> None:
+def test_a_process_ends_when_its_caller_dies_during_the_start(
+    box: Box, tmp_path: Path, point: str
+) -> None:
     """At a sync point, the socket's end tells the process that its parent has ended."""
     reading, writing = os.pipe()
 

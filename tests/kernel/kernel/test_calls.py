@@ -58,7 +58,7 @@ class TestDescriptors:
         assert not os.get_inheritable(number)
         os.close(number)
 
-    def test_a_sealed_executable_runs_and_stays_as_it_is(self) -> None:
+    def test_a_sealed_executable_runs_and_cannot_be_changed(self) -> None:
         number = fd.open_sealed_executable("true", Path("/bin/true").read_bytes())
         try:
             assert subprocess.run([f"/proc/self/fd/{number}"], pass_fds=[number]).returncode == 0

@@ -30,7 +30,7 @@ def copied(source: Path, target: Path) -> None:
             os.close(fd)
 
 
-def test_a_copy_is_what_the_source_is(tmp_path: Path) -> None:
+def test_a_copy_equals_its_source(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "a/b").mkdir(parents=True)
     (source / "a/file").write_bytes(os.urandom(300_000))

@@ -63,7 +63,7 @@ def test_links_and_dots_stay_inside(root: int, name: str) -> None:
     ("name", "number"),
     [("out/file", errno.ENOENT), ("loop", errno.ELOOP), ("dangling", errno.ENOENT)],
 )
-def test_what_would_leave_is_not_there(root: int, name: str, number: int) -> None:
+def test_open_in_root_does_not_leave_the_root(root: int, name: str, number: int) -> None:
     with pytest.raises(KernelError) as caught:
         paths.open_in_root(root, name)
     assert caught.value.errno == number
@@ -85,7 +85,7 @@ def test_a_link_of_procfs_is_refused(root: int) -> None:
     ("name", "number"),
     [("../outside", errno.EXDEV), ("/real", errno.EXDEV), ("rel/file", errno.ELOOP)],
 )
-def test_beneath_refuses_what_leaves_and_links(root: int, name: str, number: int) -> None:
+def test_open_beneath_refuses_links_and_paths_that_leave(root: int, name: str, number: int) -> None:
     with pytest.raises(KernelError) as caught:
         paths.open_beneath(root, name)
     assert caught.value.errno == number
@@ -152,7 +152,7 @@ def test_clean(path: str, expected: str) -> None:
         ("/", "/"),
     ],
 )
-def test_resolve_follows_links_also_those_that_dangle(root: int, path: str, expected: str) -> None:
+def test_resolve_follows_links_and_dangling_links(root: int, path: str, expected: str) -> None:
     assert paths.resolve(root, path) == expected
 
 

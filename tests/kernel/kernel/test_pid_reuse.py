@@ -59,7 +59,7 @@ def process_with(pid: int, group: str) -> Iterator[None]:
         )
 
 
-async def test_a_session_whose_leaders_pid_is_another_processs(pod: TestPod) -> None:
+async def test_killing_a_session_spares_a_process_with_its_leaders_pid(pod: TestPod) -> None:
     started = await pod.run("a", "exec sleep 1000")
     group = tree.root() + (tree.own_path(started.pid) or "")
     for number in range(20):

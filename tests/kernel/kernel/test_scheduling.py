@@ -8,7 +8,7 @@ import threading
 from pyrunc.kernel.scheduling import set_batch_policy
 
 
-def test_this_thread_and_what_it_starts() -> None:
+def test_a_thread_and_its_children_have_sched_batch() -> None:
     policies: list[int] = []
 
     def note() -> None:

@@ -62,7 +62,7 @@ def test_umask_is_0022_by_default(box: Box) -> None:
         os.umask(before)
 
 
-def test_root_without_a_capabilities_object_keeps_what_the_runtime_has(box: Box) -> None:
+def test_root_without_a_capabilities_object_keeps_the_runtimes_capabilities(box: Box) -> None:
     own = Path("/proc/self/status").read_text()
     assert f"CapBnd:\t{status(box)['CapBnd']}\n" in own
 
@@ -284,7 +284,7 @@ def test_seccomp(box: Box, no_new_privileges: bool, uid: int) -> None:
     assert "Function not implemented" in text
 
 
-def test_a_profile_that_forbids_what_setup_needs(box: Box) -> None:
+def test_a_profile_may_forbid_calls_of_the_setup(box: Box) -> None:
     box.process["noNewPrivileges"] = True
     forbidden = [
         "getcwd",

@@ -122,7 +122,7 @@ def test_the_last_of_two_counts_and_words_without_effect_are_taken(
     assert mounted["/t"][0] == "rw,relatime"
 
 
-def test_remount_changes_what_is_there(box: Box, tmp_path: Path) -> None:
+def test_remount_changes_an_existing_mount(box: Box, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/file").touch()
     box.bind(tmp_path / "data", "/t", "rbind", "rprivate", "suid", "dev", "relatime")
@@ -152,7 +152,9 @@ def test_flags_of_the_filesystem_itself(box: Box, option: str, listed: str) -> N
     assert listed in line.partition(" - ")[2].split()[2].split(",")
 
 
-def test_a_user_namespace_keeps_what_is_not_named(box: Box, tree: Callable[[int], Path]) -> None:
+def test_a_bind_in_a_user_namespace_keeps_unnamed_options(
+    box: Box, tree: Callable[[int], Path]
+) -> None:
     box.linux["namespaces"].append({"type": "user"})
     box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
     box.bind(tree(2 | 4 | 8), "/t", "rbind", "rprivate", "ro")

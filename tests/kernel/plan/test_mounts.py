@@ -60,7 +60,7 @@ def test_bind_options(box: Box, data: Path) -> None:
     assert mounted["/c"][0] == "rw,relatime,nosymfollow"
 
 
-def test_a_bind_keeps_what_is_not_named(box: Box, tmp_path: Path) -> None:
+def test_a_bind_keeps_unnamed_options(box: Box, tmp_path: Path) -> None:
     source = km.open_mount("tmpfs", [], attributes=2 | 8)  # nosuid, noexec
     box.mount_fds["quiet"] = source
     try:

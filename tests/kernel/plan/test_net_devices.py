@@ -77,7 +77,7 @@ def test_a_link_moves_with_its_addresses(box: Box) -> None:
     in_network(check)
 
 
-def test_without_a_name_it_keeps_its_own(box: Box) -> None:
+def test_a_device_without_a_new_name_keeps_its_name(box: Box) -> None:
     def check() -> None:
         add("keep0")
         add("other0")

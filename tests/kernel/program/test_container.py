@@ -172,7 +172,7 @@ def test_a_whole_container(image: Path) -> None:
     assert sorted(os.listdir(image / "upper")) == ["dev", "proc", "sys"]
 
 
-def test_a_signal_ends_it(image: Path) -> None:
+def test_a_signal_ends_the_container(image: Path) -> None:
     # Process 1 cannot kill itself, so its child is what dies.
     ended, _ = start(image, "busybox sh -c 'kill -KILL $$'; exit $?")
     assert ended == 137

@@ -375,7 +375,7 @@ def test_a_failure_before_the_clone_does_not_wait_for_a_pid() -> None:
         running.receive()
 
 
-def test_a_launcher_that_is_killed_before_it_reports_the_pid_hides_nothing() -> None:
+def test_messages_of_a_child_arrive_after_the_launcher_was_killed() -> None:
     a = Assembler()
     child, pid = a.label(), a.slot(4)
     macros.clone(a, 0, store=pid)

@@ -156,7 +156,7 @@ def test_a_device_that_is_another_is_refused(tmp_path: Path, what: str) -> None:
         perform(body, tmp_path)
 
 
-def test_requirements_name_what_is_wrong(tmp_path: Path) -> None:
+def test_a_failed_requirement_reports_its_reason(tmp_path: Path) -> None:
     def body(a: Assembler, root: Slot) -> None:
         macros.require(a, root, "ge", 0, errno.EBADF, "fine")
         macros.require(a, root, "lt", 0, errno.EOVERFLOW, "too large", mark="size")

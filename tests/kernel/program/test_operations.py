@@ -214,7 +214,7 @@ def test_retry_is_bounded(machine: str) -> None:
     assert time.monotonic() - start > 0.14 and time.monotonic() - ready < 10
 
 
-def test_retry_is_for_one_errno_only(machine: str) -> None:
+def test_retry_applies_only_to_its_errno(machine: str) -> None:
     a = Assembler(machine)
     a.sys("close", -1, retry=(errno.EAGAIN, 2_000_000_000))
     a.exit(0)

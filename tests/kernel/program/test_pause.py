@@ -81,7 +81,7 @@ def test_process_1_leaves_with_0(machine: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_as_an_ordinary_process_it_leaves_with_0_too(machine: str, number: int) -> None:
+def test_pause_as_an_ordinary_process_exits_with_0(machine: str, number: int) -> None:
     with subprocess.Popen(program_of("pause", machine)) as child:
         assert eventually(lambda: waits(child.pid))
         child.send_signal(number)

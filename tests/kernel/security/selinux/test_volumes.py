@@ -43,11 +43,11 @@ async def test_a_volume_is_labelled(tmp_path: Path) -> None:
     assert os.getxattr(tmp_path, relabel.ATTRIBUTE).decode() == LABELS.mount
 
 
-async def test_no_container_with_a_volume_whose_relabelling_was_cut_short(
+async def test_an_interrupted_relabelling_fails_create_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends by an exception that is no Error, or by a signal: its exit code is the
-    only answer."""
+    """The job ends by an exception that is no Error, or by a signal: its exit code is the only
+    reply."""
     monkeypatch.setattr(relabel, "JOB", "os:abort")
     with pytest.raises(PeerError, match=f"relabelling {tmp_path} ended with exit code"):
         await label(tmp_path)
