@@ -30,6 +30,8 @@ def properties(resources: Mapping[str, Any]) -> list[Property]:
     by_name = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
     limit = (resources.get("pids") or {}).get("limit")
     if limit is not None:
+        # 0 means "none at all" to systemd and the kernel; the container's own process has to fit
+        # (`convert._pids`).
         by_name["TasksMax"] = ("t", INFINITY if limit == -1 else max(int(limit), 1))
     by_name |= dict(_unified(resources.get("unified") or {}))
     return list(by_name.items())
@@ -148,6 +150,8 @@ def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
             raise InvalidSpec(f"annotations[{key!r}]", "is not the name of a systemd property")
         value = _gvariant(text.strip(), key)
         if name.endswith("Sec") and not name.endswith("USec"):
+            # As in runc: unit files have seconds (TimeoutStopSec), the D-Bus properties
+            # microseconds (TimeoutStopUSec).
             name, value = f"{name[:-3]}USec", ("t", _microseconds(value[1], key))
         properties.append((name, value))
     return properties

@@ -38,6 +38,8 @@ def run(call: CommandLine) -> int:
         return fast.do(call)
     words = ["--help"] if call.verb is None else [call.verb.name, "--help"]
     try:
+        # With standalone_mode click would end the process itself, with 2 for a wrong command line;
+        # runc's code is 1.
         program().main(words, prog_name="pyrunc", standalone_mode=False)
     except click.exceptions.Exit as end:
         return int(end.exit_code)

@@ -63,6 +63,7 @@ def parse(words: Sequence[str]) -> CommandLine:
 def _parse_verb(globals: dict[str, Any], rest: list[str]) -> CommandLine:
     if not rest:
         return CommandLine(globals, None, {}, [])
+    # urfave/cli, which runc uses, has this verb.
     if rest[0] in ("help", "h"):
         globals["help"], rest = True, rest[1:]
         if not rest:
@@ -99,6 +100,7 @@ def _options(
         if word == "--":
             rest += words[index + 1 :]
             break
+        # A single `-` is an argument, such as the standard input (flag package of Go).
         if len(word) < 2 or word[0] != "-":
             if leading:
                 rest += words[index:]

@@ -84,6 +84,7 @@ def _diff(folders: Sequence[str], as_json: bool) -> int:
     else:
         for line in changes:
             print(_coloured(line))
+    # As diff(1) answers, so that scripts can ask.
     return DIFFERENT if changes else 0
 
 

@@ -64,5 +64,7 @@ def _read(path: str) -> dict[str, Any]:
         resources = jsontext.loads(text)
     except ValueError as error:
         raise InvalidArgument(f"--resources {path}: not JSON: {error}") from None
+    # Checked like a bundle's: the file is the caller's, and a null among the rules was an internal
+    # error once.
     limits: dict[str, Any] = shaped(resources, RESOURCES, "linux.resources")
     return limits

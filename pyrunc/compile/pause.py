@@ -198,6 +198,7 @@ def _open_pause(label: str = "") -> int:
         if label:
             _label(program_fd, label)
         _pause = program_fd
+    # A copy, because the caller closes all descriptors of its launch.
     return os.dup(_pause)
 
 

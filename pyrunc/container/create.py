@@ -56,5 +56,6 @@ def _launch(request: CreateRequest, compiled: CompiledLaunch, undo: Undo) -> run
     try:
         return run.drive(steps)
     finally:
+        # In `finally`: the times of a create that failed are what one looks for.
         if request.trace is not None and times is not None:
             request.trace(compiled.plan, started_ns, times)

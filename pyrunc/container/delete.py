@@ -44,6 +44,7 @@ def delete(root: str, container_id: str, force: bool = False) -> list[str]:
 
 def _refuse_if_alive(state: State, force: bool) -> None:
     current = status.status(state, locked=True)
+    # A created container may be deleted, as with runc, although its process lives.
     if current in (status.RUNNING, status.PAUSED) and not force:
         raise WrongState(f"cannot delete container {state.id} that is not stopped: {current}")
 

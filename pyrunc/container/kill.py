@@ -70,4 +70,5 @@ def _signal_all(state: State, signal: int) -> bool:
         for pid in pids:
             assert group is not None
             group.send_signal(pid, signal)
+    # Without a cgroup only init can be reached.
     return bool(pids) or status.signal(state, signal)

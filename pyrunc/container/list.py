@@ -23,6 +23,7 @@ def containers(root: str) -> tuple[list[dict[str, Any]], list[str]]:
     for name in names:
         try:
             reports.append(status.report(states.find(root, name)))
+        # Deleted between the list of names and this look.
         except NotFound:
             continue
         except (Error, ValueError, OSError) as error:

@@ -63,6 +63,7 @@ def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
     try:
         due = time.monotonic()
         while group.exists() and group.populated():
+            # A counter, not an event: two kills between two looks are one wake-up.
             now_kills = group.oom_kills() or 0
             for _ in range(now_kills - kills):
                 yield {"type": "oom", "id": state.id}
@@ -215,6 +216,7 @@ def interfaces(pid: int) -> list[dict[str, Any]] | None:
     """Return the counters of the interfaces in the process's network namespace, except loopback;
     None when it has none, or shares ours."""
     reports: list[dict[str, Any]] = []
+    # With the host's network these would be the machine's counters.
     if _network_of(pid) in ("", _network_of("self")):
         return None
     # By the process's own file: setns(2) into its network namespace would need rights that a reader

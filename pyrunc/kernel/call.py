@@ -42,6 +42,7 @@ def syscall(name: str, subject: str, *args: Argument) -> int:
         result = raw(name, *args)
         if result >= 0:
             return result
+        # PEP 475 repeats the standard library's calls only, not those that are made here.
         if result != -errno.EINTR:
             raise KernelError(name, subject, -result)
 

@@ -91,6 +91,8 @@ def fsconfig_create(fs_fd: int) -> None:
     try:
         syscall("fsconfig", "CMD_CREATE", fs_fd, FSCONFIG_CMD_CREATE, None, None, 0)
     except KernelError as error:
+        # The errno alone is EINVAL for nearly everything; file systems explain themselves in this
+        # log (errorfc, linux/fs_context.h).
         raise KernelError(error.call, error.subject, error.errno, read_log(fs_fd)) from None
 
 
@@ -137,6 +139,7 @@ def mount_setattr(
     recursive: bool = False,
 ) -> None:
     """Call mount_setattr(2); an empty path stands for the descriptor itself."""
+    # Never over a link: what is changed would be another mount than the one that was named.
     flags = (
         (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH) | AT_SYMLINK_NOFOLLOW
     )

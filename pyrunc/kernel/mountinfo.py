@@ -25,6 +25,7 @@ class MountPoint:
         left, _, right = line.partition(b" - ")
         fields = left.split(b" ")
         self.root, self.path = _unescaped(fields[3]), _unescaped(fields[4])
+        # The optional fields, any number of them up to the hyphen (proc_pid_mountinfo(5)).
         self.propagation = {os.fsdecode(tag.partition(b":")[0]) for tag in fields[6:]}
         kind, _, others = right.partition(b" ")
         self.kind = os.fsdecode(kind)
@@ -46,6 +47,7 @@ def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")
+        # Of two at one place the later covers the earlier.
         if beneath and (covering is None or len(point.path) >= len(covering.path)):
             covering = point
     return covering

@@ -82,6 +82,8 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = syscall("landlock_create_ruleset", "", attributes, size, 0)
     try:
+        # Rules hold descriptors, not paths: a folder that is renamed later keeps its rule
+        # (landlock(7)).
         for fd in folder_fds:
             rule = pack("=Qi", rights, fd)
             syscall("landlock_add_rule", f"fd {fd}", ruleset, _RULE_PATH_BENEATH, rule, 0)

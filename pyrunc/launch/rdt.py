@@ -101,6 +101,7 @@ def leave(rdt: Rdt, container_id: str, root: str) -> None:
 def group_of(rdt: Rdt, container_id: str, root: str) -> str:
     """Return the folder of the container's group; a closID `/` is the root's."""
     name = rdt.get("closID") or container_id
+    # runtime-spec: closID "/" is the default group, with all processes that are in no other.
     return root if name == "/" else f"{root}/{name}"
 
 

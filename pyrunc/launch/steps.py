@@ -64,6 +64,7 @@ def perform(step: Step, process: ChildProcess, parent: ParentSide) -> None:
             from pyrunc.kernel.terminal import clear_onlcr
 
             assert process.console_fd is not None
+            # Before the program writes its first line, which would be turned into CR LF twice.
             clear_onlcr(process.console_fd)
         case m.SendListener():
             from pyrunc.launch import listener

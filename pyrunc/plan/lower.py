@@ -52,6 +52,7 @@ def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
     numbers = _numbers(ops, 3 + preserve)
     cache = _cache(arch)
     fragments = {}
+    # A timed program has a message after each operation, which a fragment has not.
     if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed:
         fragments = cache.fragments(ops, CALLS)
     low = cache.start(Lowering, numbers)

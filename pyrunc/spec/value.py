@@ -24,6 +24,7 @@ class _Shape(type):
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _Shape:
         fields = tuple(namespace.get("__annotations__", ()))
         defaults = {field: namespace.pop(field) for field in fields if field in namespace}
+        # Slots need the defaults out of the class's namespace: a name cannot be both (ValueError).
         namespace["__slots__"] = fields
         cls = super().__new__(mcs, name, bases, namespace)
         cls._fields = fields  # type: ignore[attr-defined]
@@ -34,6 +35,7 @@ class _Shape(type):
 class Value(metaclass=_Shape):
     """A plain value: equality, hash and text go by its fields."""
 
+    # Only for the run: the type checker takes the signature from the annotations (PEP 681).
     if not TYPE_CHECKING:
 
         def __init__(self, *values, **named):
