@@ -78,6 +78,7 @@ def _pod(client: Client, target: stop.Target, place: Path, timeout: int) -> None
         container_ids=[c.id for c in target.running],
     )
     with kernel_errors("mkdir", repr(str(place))):
+        # The archives hold the memory of processes, secrets included.
         place.mkdir(mode=0o700)
     try:
         client.runtime("CheckpointPod", request, timeout or None)

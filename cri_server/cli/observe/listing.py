@@ -39,6 +39,7 @@ def ps(
 
 def _containers(client: Client, output: Output) -> Listing[api.Container]:
     pods = {p.id: p for p in client.pods()}
+    # CRI has no state for paused containers; this costs one call, and only while a container runs.
     paused = functools.cache(client.paused)
     shared = shared_names(pods.values())
 
@@ -60,6 +61,7 @@ def _containers(client: Client, output: Output) -> Listing[api.Container]:
             return PAUSED
         if container.state != api.CONTAINER_EXITED:
             return name
+        # CRI's list of containers has no exit codes.
         request = api.ContainerStatusRequest(container_id=container.id)
         return f"{name} ({client.runtime('ContainerStatus', request).status.exit_code})"
 

@@ -200,6 +200,7 @@ def attach(address: str, stdin: bool, tty: bool, detach_keys: str, container: st
     keys = session.parse_keys(detach_keys)
     with Client(address) as client:
         identifier = client.container(container).id
+        # CRI's ContainerStatus does not say whether the container has a terminal.
         spec = show.container_info(client, identifier).get("runtimeSpec") or {}
         tty = tty or bool((spec.get("process") or {}).get("terminal"))
         request = api.AttachRequest(
