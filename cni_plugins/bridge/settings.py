@@ -43,6 +43,7 @@ class BridgeSettings:
 def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
     """Parse the options. Raises CniError 2, 4 or 7."""
     raw = config.raw
+    # These separate pods from each other: a network without them would look as if it had them.
     for key in _UNSUPPORTED:
         if raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this bridge plugin")

@@ -40,6 +40,7 @@ class Range:
         highest = subnet.broadcast_address - (1 if subnet.version == 4 else 0)
         first = _address_in(value.get("rangeStart"), subnet, f"{where}.rangeStart") or lowest
         last = _address_in(value.get("rangeEnd"), subnet, f"{where}.rangeEnd") or highest
+        # The reference plugin's default, too; the bridge gets this address.
         gateway = _address(value.get("gateway"), f"{where}.gateway") or lowest
         if gateway.version != subnet.version:
             raise CniError(

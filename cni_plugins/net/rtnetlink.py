@@ -123,7 +123,7 @@ def new_veth(
     """Create both ends of a veth: the host's end up and enslaved to `master`, the peer in the
     namespace of descriptor `peer_netns`."""
     # The default is a queue for each possible processor, on both ends (veth_get_num_queues,
-    # drivers/net/veth.c): memory for each pod, and more work when the link is removed.
+    # drivers/net/veth.c), which takes memory for each pod.
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
     size = attribute(_IFLA_MTU, mtu) if mtu else b""
     peer = (

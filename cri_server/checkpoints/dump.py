@@ -77,6 +77,7 @@ def dump(arguments: Message, fds: list[int]) -> int:
         launch = LaunchFile.read(directory)
         root, _, container = directory.rpartition("/")
         state = states.find(root, container)
+        # CRIU's images are the container's memory, with its secrets.
         os.mkdir(f"{work}/{names.IMAGES}", 0o700)
         options = CriuOptions(image_path=f"{work}/{names.IMAGES}", work_path=work, **OPTIONS)
         # CRIU kills the processes that it has dumped otherwise (criu(8), --leave-running).

@@ -438,6 +438,7 @@ class ImageService:
 
         def run() -> Outcome:
             host = hosts_for(reference.registry, self._certs_dirs)[-1]
+            # A push asks for each blob by HEAD first, which is a pull to the token server.
             return work(Registry(session, reference, [host], auth, actions="pull,push"), host)
 
         try:

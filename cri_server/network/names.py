@@ -68,6 +68,7 @@ class NamespaceNames:
             os.close(os.open(path, flags, FILE_MODE))
             return
         except FileNotFoundError:
+            # The default folder is on a tmpfs, and gone after each boot.
             os.makedirs(self._folder, mode=FOLDER_MODE, exist_ok=True)
         except FileExistsError:  # left over: no attachment uses it
             remove(path)

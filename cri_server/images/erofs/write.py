@@ -176,8 +176,8 @@ class _Writer:
         pending = [(inodes[id(root)], inodes[id(root)])]
         while pending:
             here, above = pending.pop()
-            # "." and the name in the parent; each subdirectory adds its "..": find(1) relies on
-            # that number.
+            # "." and the name in the parent; each subdirectory adds its "..", as on ext4: find(1)
+            # may rely on that number.
             here.links += 2
             entries = [(_DOT, here), (_DOTDOT, above)]
             for name, child in (here.node.children or {}).items():

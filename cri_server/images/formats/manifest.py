@@ -243,6 +243,7 @@ def parse_config(data: bytes) -> Config:
         *image.entrypoint,
         *image.cmd,
     )
+    # A NUL ends a text in execve(2) and in paths.
     if any("\0" in text for text in (*texts, *image.volumes)):
         raise BadManifest("image configuration: a text contains a NUL character")
     return Config(Platform(raw.architecture or "", raw.os or "", raw.variant), diff_ids, image)
@@ -410,6 +411,8 @@ def _document(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > LIMIT_BYTES:
         raise BadManifest(f"{what}: more than {LIMIT_BYTES} bytes")
     try:
+        # json alone also takes UTF-16, NaN and Infinity, and the last one of equal keys: another
+        # program could read another document.
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=typed.unique_keys,

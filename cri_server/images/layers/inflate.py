@@ -253,6 +253,8 @@ class Stream:
                     raise BadLayer(f"the layer's {kind} data is truncated")
                 self._used, window = self._used + len(part), _INPUT_BYTES
             try:
+                # Without a limit for one call, a few KiB could become gigabytes before their size
+                # is checked.
                 block = decoder.decompress(part, _OUTPUT_BYTES)
             except _DECODER_ERRORS as error:
                 raise BadLayer(f"the layer's {kind} data is damaged: {error}") from None

@@ -119,6 +119,8 @@ class Registry:
             try:
                 self._checked_blob(host, descriptor, ingest, arrived)
             except DigestMismatch:
+                # This host continued bytes of another one, which may be the wrong ones: it may
+                # start again.
                 if not begun_by_another:
                     raise
                 self._checked_blob(host, descriptor, ingest, arrived)
@@ -232,8 +234,8 @@ class Registry:
             self._all(
                 host, response, 0, "an answer to HEAD"
             )  # so that the connection can be used again
-            # registry.centos.org answers each HEAD with 403, others with 400, 404, 405, 429, 501 or
-            # 503. docker falls back to GET as well; containerd does so for 405 only.
+            # Some registries answer each HEAD with 403, others with 400, 404, 405, 429, 501 or 503.
+            # docker falls back to GET as well; containerd does so for 405 only.
             if response.status != 200:
                 return ""
             digest = str(response.headers.get("Docker-Content-Digest", reference.digest or ""))

@@ -474,6 +474,7 @@ class Catalog:
             except Error:
                 continue
             images.append(Name("", None, target))
+        # An index leads to a manifest that is found, too: without names one of them is enough.
         indexed = {n.target.digest for n in images if n.target.media_type == manifests.OCI_MANIFEST}
         return [n for n in images if n.target.digest in indexed] or images
 

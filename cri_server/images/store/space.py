@@ -19,8 +19,7 @@ class SpaceLimit:
     def free_bytes(self) -> int:
         """The bytes that may still be written."""
         status = os.statvfs(self._root)
-        # f_bavail leaves out the blocks that ext4 reserves for root, though this process may use
-        # them.
+        # f_bavail leaves out the blocks that ext4 reserves for root, 5 % by default.
         return max(0, status.f_bavail * status.f_frsize - reserve_bytes(status))
 
     def full(self) -> str:
