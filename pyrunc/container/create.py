@@ -56,6 +56,6 @@ def _launch(request: CreateRequest, compiled: CompiledLaunch, undo: Undo) -> run
     try:
         return run.drive(steps)
     finally:
-        # In `finally`: the times of a create that failed are what one looks for.
+        # In `finally`, because the times of a create that failed are needed most.
         if request.trace is not None and times is not None:
             request.trace(compiled.plan, started_ns, times)

@@ -47,7 +47,7 @@ class LinkAddress:
         self.family, self.prefix_bits, flags, self.scope, self.link = _ADDRESS.unpack_from(message)
         self.attributes = dict(_attributes(message, _ADDRESS.size))
         # The header has room for eight flags; newer ones, such as IFA_F_NOPREFIXROUTE, are in the
-        # attribute only (rtnetlink(7)).
+        # attribute only (linux/if_addr.h).
         whole = self.attributes.get(IFA_FLAGS)
         self.flags = int.from_bytes(whole, "little") if whole else flags
 

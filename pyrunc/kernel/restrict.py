@@ -99,7 +99,7 @@ def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> byt
     kill. Unknown names are passed over."""
     lines = [
         # An x32 call has the same architecture in seccomp_data as x86-64's and another number, so a
-        # list of refused numbers would let it pass (seccomp(2), "Caveats").
+        # list of refused numbers would let it pass (seccomp(2), "Filters").
         (_AT_LEAST, _TO_END, 0, _X32),
         *((_EQUALS, _TO_END, 0, number) for number in _numbers(names)),
     ]
