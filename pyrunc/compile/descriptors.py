@@ -115,15 +115,15 @@ def open_cgroup(
 
 
 def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
-    """Load the device rules on the cgroup. Without rules all but the default nodes are refused,
-    because CAP_MKNOD would open the host's disks. When we are root of a user namespace only,
-    bpf(2) is forbidden, but so is making devices."""
+    """Load the device rules on the cgroup; without rules all but the default nodes are refused.
+    Raises KernelError."""
+    # Also without rules: CAP_MKNOD, which containers have by default, would open the host's disks.
     rules = (linux.resources or {}).get("devices") or ()
     try:
         cgroup.set_devices(rules)
     except KernelError as error:
-        # BPF_PROG_TYPE_CGROUP_DEVICE needs CAP_SYS_ADMIN, or CAP_BPF and CAP_NET_ADMIN, of the
-        # machine's user namespace.
+        # The load needs CAP_SYS_ADMIN, or CAP_BPF and CAP_NET_ADMIN, of the machine's user
+        # namespace. Without these no device can be made either.
         if error.errno != EPERM or not host.host().in_user_namespace:
             raise
 

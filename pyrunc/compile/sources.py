@@ -269,10 +269,10 @@ def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
 
 
 def _explain_refusal(path: str) -> str:
-    """Explain a refused map. Kubernetes' tokens, secrets and volumes in memory are on a tmpfs.
-    Read from the list of mounts, because statfs(2) asks the storage, which may not answer."""
+    """Explain a refused map. Kubernetes' tokens, secrets and volumes in memory are on a tmpfs."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
+    # By the list of mounts, because statfs(2) asks the storage, which may not answer.
     mount = mount_of(path, mount_points())
     if mount is not None and mount.kind == "tmpfs":
         return "a tmpfs takes no idmapped mounts before Linux 6.3"

@@ -142,9 +142,10 @@ def _join(path: str) -> None:
 
 
 def _make_with_own_ids(linux: Linux) -> None:
-    """Make the namespace and write its maps. Without CAP_SETGID outside, setgroups must be denied
-    first, because a group may exist to keep the user out of files (CVE-2014-8989)."""
+    """Make the namespace and write its maps. Raises KernelError."""
     unshare(CLONE_NEWUSER)
+    # Without CAP_SETGID outside, the kernel takes a gid_map only after this: a group may exist to
+    # keep the user out of files, and setgroups(2) would drop it (CVE-2014-8989).
     with (
         kernel_errors("write", "setgroups"),
         open("/proc/self/setgroups", "wb", buffering=0) as file,

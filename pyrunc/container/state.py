@@ -223,12 +223,12 @@ def claim(root: str, container_id: str) -> str:
 
 
 def _make_root(root: str) -> None:
-    """Make the root. A user's own root is sticky: cleaners of $XDG_RUNTIME_DIR leave such folders
-    alone (XDG Base Directory Specification). Others may enter the default root, because the CRI
-    server's socket is in it."""
+    """Make the root, if it does not exist. Raises OSError."""
     if os.path.isdir(root):
         return
+    # Others may enter the default root, because the CRI server's socket is in it.
     os.makedirs(root, 0o711 if root == DEFAULT_ROOT else 0o700, exist_ok=True)
+    # Cleaners of $XDG_RUNTIME_DIR leave sticky folders alone (XDG Base Directory Specification).
     if root == f"{os.environ.get('XDG_RUNTIME_DIR', '')}/{NAME}":
         os.chmod(root, 0o1700)
 

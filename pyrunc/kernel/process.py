@@ -112,15 +112,15 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def kill_and_reap(pidfd: int) -> None:
-    """Kill a child of ours and wait at most `KILLED_S` seconds for its end: a process that waits
-    for unresponsive storage may not end before that answers (uninterruptible sleep). Does nothing
-    when it has ended or was reaped."""
+    """Kill a child of ours and wait at most `KILLED_S` seconds for its end. Does nothing when it
+    has ended or was reaped."""
     from select import POLLIN, poll
 
     send_signal(pidfd, SIGKILL)
     ended = poll()
     ended.register(pidfd, POLLIN)
-    # Limited, because a shim has other pods to serve meanwhile.
+    # A process that waits for storage (uninterruptible sleep) ends only when that answers, and a
+    # shim has other pods to serve meanwhile.
     if not ended.poll(KILLED_S * 1000):
         return
     try:

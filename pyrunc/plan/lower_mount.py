@@ -34,7 +34,8 @@ def set_propagation(low: Lowering, op: m.SetPropagation) -> None:
 
 
 def attach_root(low: Lowering, op: m.AttachRoot) -> None:
-    # A clone is a peer of its source, and pivot_root(2) refuses a new root that is shared (EINVAL).
+    # A clone is a peer of its source. pivot_root(2) refuses a shared mount as the place of the old
+    # root (EINVAL), and `pivot_root` below puts it on this one.
     low.set_attributes(low.root, propagation=op.propagation)
     _cover(low, low.root, op.place)
 

@@ -481,16 +481,16 @@ def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
 
 
 def run_hook(low: Lowering, op: m.RunHook) -> None:
-    """Run a hook in a clone(2), which filters that know only older calls allow; the parent's
-    half comes first, because jumps go forward."""
+    """Run a startContainer hook in a child of the process; its failure ends the process."""
     a = low.a
     pid = low.a.slot(4)
     child = low.a.label()
     done = low.a.label()
     state, errors, keep = low.numbers[op.descriptor], low.numbers[op.errors], low.sync_number
-    # Not CLONE_PARENT, which the first process of a pid namespace may not use (EINVAL): this
-    # process waits for the hook itself.
+    # clone(2), because filters need not know clone3. Not CLONE_PARENT, which the first process of a
+    # pid namespace may not use (EINVAL): this process waits for the hook itself.
     a.sys("clone", SIGCHLD, 0, 0, 0, 0, store=pid)
+    # The parent's half comes first, because jumps go forward only.
     a.compare(pid, "eq", 0, true=child)
     if op.timeout_s is not None:
         _end_in_time(low, pid, op)

@@ -241,8 +241,7 @@ def _action(name: object, value: object, where: str) -> int:
         raise InvalidSpec(where, f"{name!r} is not one of {', '.join(ACTIONS)}")
     action = ACTIONS[name]
     if value is None:
-        # runtime-spec: errnoRet is EPERM when it is absent; libseccomp itself would take 0, which
-        # looks like success.
+        # runtime-spec: errnoRet is EPERM when it is absent.
         return action | errno.EPERM if action in WITH_VALUE else action
     if action not in WITH_VALUE:
         raise InvalidSpec(where, f"errnoRet is not allowed with {name}")
