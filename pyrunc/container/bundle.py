@@ -130,6 +130,7 @@ def make(
     create_options.with_cgroup = create_options.with_cgroup and _may_have_cgroup(
         container_id, bundle.spec, create_options.driver
     )
+    # After these checks, whose failure would leave the folder behind: the undo begins below.
     folder = states.claim(root, container_id)
     state = _first_record(folder, container_id, bundle, create_options, owner_uid)
     debug.say("state of container %s is in %s", container_id, folder)

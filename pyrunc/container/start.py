@@ -38,6 +38,7 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
         os.unlink(path)
         connection.send(b"\1")
         debug.say("released the process of %s to run its program", state_dir)
+        # The connection is close-on-exec in the container: its end means that execve has succeeded.
         answer, output = _answer(connection)
     finally:
         connection.close()

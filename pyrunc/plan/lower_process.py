@@ -215,6 +215,8 @@ def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
 
 
 def set_scheduler(low: Lowering, op: m.SetScheduler) -> None:
+    # The struct's first version (SCHED_ATTR_SIZE_VER0, 48 bytes), which every kernel takes: what
+    # came later, utilisation clamps, is not in runtime-spec.
     attributes = pack(
         "<IIQiIQQQ",
         48,

@@ -43,6 +43,7 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
     "nosymfollow": (_NOSYM, 0),
     "symfollow": (0, _NOSYM),
     "noatime": (_NOATIME, _ATIME),
+    # An empty field means relatime, the kernel's default since 2.6.30 (mount(2)).
     "atime": (0, _ATIME),
     "relatime": (0, _ATIME),
     "norelatime": (_STRICT, _ATIME),
@@ -54,6 +55,8 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
 # Flags of the superblock, which fsconfig takes; on a bind they would change the source, so they are
 # left out.
 SUPERBLOCK = ("sync", "dirsync", "lazytime", "mand", "iversion")
+# Names of defaults, and `silent`, which only concerns the kernel's log (MS_SILENT, mount(2)).
+# `is_remount` handles `remount`.
 IGNORED = frozenset(
     (
         "notmpcopyup",

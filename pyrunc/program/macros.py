@@ -123,6 +123,8 @@ def clone(
     # Without CLONE_PIDFD, which would put the pidfd into the launcher's table: the parent opens one
     # by the pid of its own child.
     flags |= (CLONE_PARENT if parent else 0) | (CLONE_INTO_CGROUP if cgroup is not None else 0)
+    # exit_signal 0: with CLONE_PARENT the child gets the caller's, which is SIGCHLD, and another
+    # value is EINVAL.
     args = a.data(
         pack(
             "<11Q", flags, 0, 0, 0, signal, 0, 0, 0, 0, 0, cgroup if isinstance(cgroup, int) else 0
@@ -140,6 +142,8 @@ def fork_parent(a: Assembler, flags: int, *, cgroup: Operand | None = None) -> N
     What is appended afterwards runs in the child, which is a child of the process that called
     `launch`.
     """
+    # No PR_SET_PDEATHSIG: it comes when the thread ends that made the child, not the process
+    # (prctl(2)). The child notices a dead parent as end of file at its next wait.
     pid, child = a.slot(4), a.label("child")
     clone(a, flags, store=pid, cgroup=cgroup)
     a.compare(pid, "eq", 0, true=child)
