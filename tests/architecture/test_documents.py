@@ -114,7 +114,7 @@ def test_the_index_lists_every_page() -> None:
 
 
 class TestBlocks:
-    def test_of_a_heading(self) -> None:
+    def test_blocks_of_a_heading_are_found(self) -> None:
         assert "kubeadm join" in documents.blocks("tasks.md", "Join a node to a cluster")[2]
         with pytest.raises(KeyError, match="no heading 'Dance'"):
             documents.blocks("tasks.md", "Dance")

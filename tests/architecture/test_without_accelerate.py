@@ -20,7 +20,7 @@ TESTS = (
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tests", TESTS)
-def test_without_the_folder(tests: str, tmp_path: Path) -> None:
+def test_the_tests_pass_without_the_folder_accelerate(tests: str, tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "copy")
     shutil.rmtree(copy.folder / "pyrunc/accelerate")
     result = copy.run_tests(tests, temporary=tmp_path / "t")

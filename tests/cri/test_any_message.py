@@ -203,7 +203,7 @@ class World:
 
 @pytest.mark.requirement("14.2")
 @pytest.mark.timeout(600)
-def test_any_message(server: Server) -> None:
+def test_any_message_gets_a_reply(server: Server) -> None:
     log_at = server.log.stat().st_size
     world = World(server)
     server.remove_all()  # the mount of the image stays

@@ -77,7 +77,7 @@ def test_metadata_is_required(server: Server, pod: str, field: str) -> None:
 
 
 @pytest.mark.requirement("1.a.12")
-def test_unknown_handler(server: Server) -> None:
+def test_an_unknown_handler_is_refused(server: Server) -> None:
     request = api.RunPodSandboxRequest(config=server.pod_config("bad"), runtime_handler="kata")
     assert code_of(lambda: server.runtime.RunPodSandbox(request)) == INVALID
 

@@ -86,7 +86,7 @@ def test_pods_of_kubelet_are_changed_only_on_request(server: Server, verb: list[
         assert [c.state for c in server.containers()] == [api.CONTAINER_EXITED], "kubelet starts it"
 
 
-def test_confirmation_on_a_terminal(server: Server) -> None:
+def test_a_confirmation_is_requested_on_a_terminal(server: Server) -> None:
     """script(1) makes a terminal and passes the input on."""
     pod(server, "web")
     command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} rm -a"
@@ -170,7 +170,7 @@ def test_restart_makes_another_attempt_and_keeps_the_previous_attempt(server: Se
     assert max(c.metadata.attempt for c in server.containers()) == 3
 
 
-def test_update(server: Server) -> None:
+def test_update_changes_the_limits_of_a_container(server: Server) -> None:
     pod(server, "web")
     ok(server, "update", "--memory", "64m", "--cpus", "0.5", "c")
     resources = ok(server, "inspect", "c").json["status"]["resources"]["linux"]
@@ -204,7 +204,7 @@ def container(server: Server) -> Iterator[str]:
     yield server.containers()[0].id
 
 
-def test_cp_into_a_container_and_out(
+def test_cp_copies_into_a_container_and_out(
     server: Server, container: str, tree: Path, tmp_path: Path
 ) -> None:
     ok(server, "cp", str(tree), "c:/copied")
@@ -365,7 +365,7 @@ def test_detaching_leaves_the_container_running(server: Server) -> None:
     assert [c.state for c in server.containers()] == [api.CONTAINER_RUNNING]
 
 
-def test_port_forward(server: Server) -> None:
+def test_port_forward_reaches_a_port_of_the_pod(server: Server) -> None:
     answer = "while :; do printf 'HTTP/1.0 200 OK\\r\\n\\r\\nhello' | nc -l -p 8080; done"
     pod(server, "web", "sh", "-c", answer)
     with started(server, "port-forward", "web", ":8080") as process:

@@ -59,7 +59,7 @@ def test_exec_ends_a_command_after_its_timeout(web: Server) -> None:
     )
 
 
-def test_another_user_environment_and_directory(web: Server) -> None:
+def test_exec_can_set_user_environment_and_directory(web: Server) -> None:
     """User and groups are looked up in the container; HOME is that of the user."""
     script = (
         "printf 'root:x:0:0::/root:/bin/sh\\nme:x:1000:100::/tmp:/bin/sh\\n' > /etc/passwd; printf"

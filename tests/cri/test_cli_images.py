@@ -81,7 +81,7 @@ def small(name: str, **config: object) -> bytes:
     )
 
 
-def test_tag_and_rmi(server: Server) -> None:
+def test_tag_adds_and_rmi_removes_a_name(server: Server) -> None:
     ok(server, "tag", IMAGE, "registry.test/other:2", "short")
     names = set(
         ok(server, "inspecti", "--format", "{{json .status.repoTags}}", IMAGE)
@@ -135,7 +135,7 @@ def test_other_tools_read_saved_archives(server: Server, tmp_path: Path) -> None
         assert done.returncode == 0 and json.loads(done.stdout)["Architecture"], (kind, done.stderr)
 
 
-def test_load_from_stdin(server: Server) -> None:
+def test_load_reads_an_archive_from_stdin(server: Server) -> None:
     done = cli(server, "load", stdin=small("registry.test/small:1"))
     assert done.stdout.decode().split()[1] == "registry.test/small:1"
     error = cli(server, "load", "-", stdin=b"no archive" * 100_000, code=1).stderr.decode()
@@ -171,7 +171,7 @@ def test_pull_push_and_logins(server: Server, registry: Registry, logins: Path) 
     assert ok(server, "pull", "--creds", "user:secret", name).lines == [identifier]
 
 
-def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None:
+def test_pull_accepts_another_platform(server: Server, registry: Registry) -> None:
     """The name refers to that platform's image until the next pull without the option."""
     host, foreign = (
         build.image([build.layer({"file": text.encode()})], {"Cmd": ["/file"]})
@@ -277,7 +277,7 @@ def test_the_order_of_login_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "config.json" in call("unix:///nowhere", "pull", "busybox").error
 
 
-def test_history(server: Server) -> None:
+def test_history_lists_the_steps_of_an_image(server: Server) -> None:
     archive = server.folder / "history.tar"
     archive.write_bytes(small("registry.test/small:1"))
     ok(server, "load", str(archive))
@@ -286,7 +286,7 @@ def test_history(server: Server) -> None:
     assert info["imageSpec"]["rootfs"]["diff_ids"] and info["layers"][0]["size"] > 0
 
 
-def test_prune(server: Server) -> None:
+def test_prune_removes_unused_images(server: Server) -> None:
     archive = server.folder / "other.tar"
     archive.write_bytes(small("registry.test/unused:1"))
     ok(server, "load", str(archive))

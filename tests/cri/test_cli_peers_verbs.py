@@ -88,7 +88,7 @@ def test_a_bad_value_has_exit_code_2(words: list[str]) -> None:
     assert done.returncode == 2 and done.stderr, done
 
 
-def test_help_of_a_verb() -> None:
+def test_help_describes_a_verb() -> None:
     assert (
         ok("unix:///x.sock", "help", "image", "prune").out
         == ok("unix:///x.sock", "image", "prune", "--help").out

@@ -194,7 +194,7 @@ def test_names_and_prefixes_mean_the_newest_attempt(web: Server) -> None:
         assert ok(web, "inspect", "--format", "{{.status.id}}", name).lines == [newest], name
 
 
-def test_the_node(web: Server) -> None:
+def test_info_shows_the_node(web: Server) -> None:
     assert {c["type"]: c["status"] for c in ok(web, "info").json["status"]["conditions"]}[
         "RuntimeReady"
     ]
@@ -232,7 +232,7 @@ def test_stats(web: Server) -> None:
     }
 
 
-def test_top(web: Server) -> None:
+def test_top_lists_processes(web: Server) -> None:
     rows = ok(web, "top", "main").lines[1:]
     (row,) = rows
     assert row.split()[0] == "main" and row.endswith("sleep 3600")
@@ -363,7 +363,7 @@ def test_logs(web: Server) -> None:
     assert ok(web, "logs", "-a", "web").lines[-1] == "done second"
 
 
-def test_completion(web: Server) -> None:
+def test_completion_suggests_names(web: Server) -> None:
     def offered(words: str, shell: str = "bash") -> list[str]:
         environment = {
             "_PYRUNC_CRI_COMPLETE": f"{shell}_complete",
@@ -417,7 +417,7 @@ def test_watch_prints_changes(web: Server) -> None:
     web.remove_pod(pod)
 
 
-def test_reopen(web: Server) -> None:
+def test_reopen_reopens_the_log(web: Server) -> None:
     main = identifier(web, "main")
     path = Path(web.status(main).log_path)
     path.rename(f"{path}.1")

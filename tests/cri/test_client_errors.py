@@ -219,7 +219,7 @@ def test_missing_sockets_and_files_are_errors(tmp_path: Path) -> None:
     refused(serve, f"{missing}: no such file")
 
 
-def test_a_socket_of_another_program(tmp_path: Path) -> None:
+def test_the_error_reports_a_socket_of_another_program(tmp_path: Path) -> None:
     others: dict[str, Callable[[socket.socket], object]] = {
         "silent": lambda connection: None,
         "short": lambda connection: connection.close(),
@@ -251,7 +251,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_wrong_configuration(tmp_path: Path) -> None:
+def test_the_error_names_a_wrong_configuration(tmp_path: Path) -> None:
     wrong = {
         "x = [": "not TOML",
         "[server]\nlisten = 5": "server.listen: expected",

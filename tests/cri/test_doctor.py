@@ -73,7 +73,7 @@ def names(folder: Path) -> list[str]:
     return sorted(set(os.listdir(folder)) - {"timeline"})
 
 
-def test_doctor_beside_a_server(server: Server) -> None:
+def test_doctor_checks_a_running_server(server: Server) -> None:
     pod = server.run_pod()
     server.launch(pod)
     before = names(server.root)
@@ -157,7 +157,7 @@ def test_doctor_checks_the_folder_of_names(server: Server) -> None:
             name.unlink()
 
 
-def test_text(server: Server) -> None:
+def test_the_text_of_doctor_lists_findings(server: Server) -> None:
     config = configuration(server)
     (server.folder / "net.d" / "10-pods.conflist").rename(server.folder / "kept")
     try:

@@ -210,7 +210,7 @@ def target(server: Server) -> Target:
 
 
 @pytest.mark.parametrize("call", sorted(REQUESTS))
-def test_every_field(target: Target, call: str) -> None:
+def test_every_field_of_a_request_is_handled(target: Target, call: str) -> None:
     before, log_at = target.left(), target.server.log.stat().st_size
     # each pull is a process of its own
     with ThreadPoolExecutor(8 if call == "PullImage" else 1) as pool:

@@ -146,7 +146,7 @@ def test_unknown_files_are_reported_and_not_removed(server: Server) -> None:
     assert not any(kind == "unknown" for kind, _ in gc(server)), "its own files are known"
 
 
-def test_text_and_log(server: Server) -> None:
+def test_the_text_and_the_log_list_removed_items(server: Server) -> None:
     trash = server.root / "images/trash/x"
     trash.write_bytes(b"x" * 10_000)
     text = run(server, "--dry-run")

@@ -61,7 +61,7 @@ async def run_h2spec(path: Path, report: Path) -> dict[tuple[str, str], str]:
     return cases
 
 
-def test_h2spec(tmp_path: Path) -> None:
+def test_the_server_passes_h2spec(tmp_path: Path) -> None:
     with Server(network=False) as server:
         cases = asyncio.run(run_h2spec(server.socket, tmp_path / "report.xml"))
         server.containers()

@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server, code_of
 
 
 @pytest.mark.requirement("1.b.2", "2.1", "2.4", "2.6", "2.8", "3.2.3", "4.1.3", "4.4.1", "4.6.7")
-def test_a_pod_and_its_container(server: Server) -> None:
+def test_a_pod_and_its_container_run_and_are_removed(server: Server) -> None:
     pod = server.run_pod()
     sandbox = server.pod_status(pod)
     assert sandbox.state == api.SANDBOX_READY and sandbox.network.ip.startswith("10.88.")

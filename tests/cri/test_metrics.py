@@ -250,7 +250,7 @@ def test_dashboard_and_alerts_use_existing_metrics(server: Server, address: Path
     } <= used
 
 
-def test_health(server: Server, address: Path) -> None:
+def test_the_health_endpoint_answers(server: Server, address: Path) -> None:
     assert get(address, "/healthz") == (200, "ok\n")
 
 
@@ -306,7 +306,7 @@ def test_debug_stacks(server: Server) -> None:
     assert "waits for " in text
 
 
-def test_debug_profile(server: Server) -> None:
+def test_the_debug_endpoint_returns_a_profile(server: Server) -> None:
     folded = cli(server, "debug", "profile", "0.3", "--folded").splitlines()
     assert folded and all(re.fullmatch(r"[^ ]+(;[^ ]+)* \d+", line) for line in folded), folded
     assert any(line.startswith("MainThread;") for line in folded)

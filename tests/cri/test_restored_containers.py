@@ -67,8 +67,10 @@ def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_pat
     )
 
 
-def test_a_layer_in_the_form_of_containerd(server: Server, criu: Path, tmp_path: Path) -> None:
-    """Compressed, and with whiteouts in place of deleted.files."""
+def test_a_layer_in_the_form_of_containerd_is_restored(
+    server: Server, criu: Path, tmp_path: Path
+) -> None:
+    """The layer is compressed, and has whiteouts in place of deleted.files."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w:gz") as tar:
         for name, content in (("written", b"data"), ("etc/.wh.group", b"")):
@@ -151,7 +153,7 @@ def test_files_that_are_no_archive_are_refused(server: Server, criu: Path, tmp_p
     ],
     ids=["folder", "image", "config", "layer", "escape", "removal", "no-tar", "folders", "files"],
 )
-def test_a_hostile_archive(
+def test_a_hostile_archive_is_refused(
     server: Server, criu: Path, tmp_path: Path, members: list[tuple[str, bytes | str | None]]
 ) -> None:
     code, message = refused(server, archive(tmp_path / "a.tar", *members))

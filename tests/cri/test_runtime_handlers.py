@@ -85,7 +85,7 @@ def runtime_folder(server: Server, container: str) -> Path:
 
 
 @pytest.mark.parametrize("handler", OTHERS)
-def test_a_life(server: Server, handler: str) -> None:
+def test_a_container_of_another_runtime_runs_and_is_removed(server: Server, handler: str) -> None:
     pod = run_pod(server, handler)
     assert server.pod_status(pod).runtime_handler == handler
     container = server.launch(
@@ -154,7 +154,9 @@ def test_the_pods_namespaces_and_dev_shm_are_shared(server: Server, handler: str
 
 
 @pytest.mark.parametrize("handler", OTHERS)
-def test_a_restart_of_the_server(own_server: Server, handler: str) -> None:
+def test_containers_of_another_runtime_survive_a_restart_of_the_server(
+    own_server: Server, handler: str
+) -> None:
     server = own_server
     pod = run_pod(server, handler)
     running = server.launch(pod, server.container_config(TRAP))
@@ -190,7 +192,7 @@ def test_a_shim_that_is_killed(own_server: Server) -> None:
 
 
 @pytest.mark.parametrize("handler", OTHERS)
-def test_a_terminal(server: Server, handler: str) -> None:
+def test_a_container_of_another_runtime_can_have_a_terminal(server: Server, handler: str) -> None:
     pod = run_pod(server, handler)
     container = server.launch(
         pod, server.container_config(("sh", "-c", "test -t 1 && echo yes; sleep 3600"), tty=True)
@@ -229,7 +231,7 @@ def test_a_container_that_is_killed_from_outside_leaves_nothing(
     assert wait_until(lambda: not list(Path("/sys/fs/cgroup").rglob(container)), 30)
 
 
-def test_a_missing_runtime(server: Server) -> None:
+def test_a_missing_runtime_is_an_error(server: Server) -> None:
     pod = run_pod(server, "gone")
     container = server.create(pod)
     assert "/no/such/program" in message_of(lambda: server.start_container(container))

@@ -409,7 +409,7 @@ def test_two_concurrent_runs_make_a_single_pod(server: Server) -> None:
     assert len(list((server.folder / "pods").iterdir())) == 1
 
 
-def test_a_user_of_a_manifest(server: Server) -> None:
+def test_a_container_runs_as_the_user_of_its_manifest(server: Server) -> None:
     manifest = f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: user}}, spec: {{securityContext: {{runAsGroup: 33, runAsNonRoot: true}}, containers: [
   {{name: main, image: "{IMAGE}", command: [id], securityContext: {{runAsUser: 1000}}}}]}}}}

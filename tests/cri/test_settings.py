@@ -46,7 +46,7 @@ def server(folder: Path) -> Iterator[Server]:
         yield made
 
 
-def test_the_owner_of_the_socket(server: Server) -> None:
+def test_the_socket_has_the_configured_owner(server: Server) -> None:
     facts = os.stat(server.socket)
     assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (0, 4242, 0o666)
 

@@ -99,7 +99,7 @@ def test_a_failure_and_a_server_that_is_killed(server: Server) -> None:
         assert " execute !\n" in run(server, "wrong")
 
 
-def test_the_last_and_the_slowest(server: Server) -> None:
+def test_the_last_and_the_slowest_calls_are_listed(server: Server) -> None:
     for name in ("one", "two"):
         server.remove_pod(server.run_pod(server.pod_config(name)))
     assert [c["call"] for c in calls(server, "--last", "3")] == [

@@ -254,9 +254,9 @@ def test_floods(server: Server, flood: Callable[[Client, int], bytes]) -> None:
                 assert client.parting() == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_header_bomb(server: Server) -> None:
-    """One large entry, referred to thousands of times in each request: refused, one by one, at no
-    cost of memory."""
+def test_a_header_bomb_is_refused(server: Server) -> None:
+    """Each request refers to one large entry thousands of times: the server refuses the requests
+    one by one, without memory for the entries."""
     with served(server), Client(server) as client:
         for stream_id in range(1, 201, 2):
             block = client.block("Version") + client.encoder.encode([("x-bomb", "x" * 4000)])
@@ -272,7 +272,7 @@ def test_header_bomb(server: Server) -> None:
         assert grpc_framing.OK_BLOCK in client.received
 
 
-def test_garbage(server: Server) -> None:
+def test_garbage_does_not_disturb_the_server(server: Server) -> None:
     chance = random.Random(16)
     before = server.log.read_text().count("closing a client")
     with served(server):

@@ -110,7 +110,7 @@ def test_the_number_of_waiting_layers_is_limited(
     assert len(os.listdir(tmp_path / "trash")) == 2
 
 
-def test_a_trash_on_another_file_system(tmp_path: Path) -> None:
+def test_the_trash_may_be_on_another_file_system(tmp_path: Path) -> None:
     (tmp_path / "trash").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path / "trash"], check=True)
     try:

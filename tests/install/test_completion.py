@@ -31,7 +31,7 @@ def completions(program: Path, words: str) -> list[str]:
         ("pyrunc zz", []),
     ],
 )
-def test_pyrunc(words: str, expected: list[str]) -> None:
+def test_the_runtime_completes_its_words(words: str, expected: list[str]) -> None:
     assert completions(BIN / "pyrunc", words) == expected
 
 
@@ -47,5 +47,5 @@ def test_a_verb_is_carried_out_whatever_the_environment_says() -> None:
     assert done.stdout.startswith("pyrunc version")
 
 
-def test_the_server() -> None:
+def test_the_server_completes_its_words() -> None:
     assert completions(BIN / "pyrunc-cri", "pyrunc-cri install-node --uni") == ["--uninstall"]

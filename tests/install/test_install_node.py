@@ -254,7 +254,7 @@ class TestKubelet:
             f"[Unit]\nAfter=x\n\n[Service]\nExecStart={start}\n"
         )
 
-    def test_no_kubelet_no_drop_in(self, root: Path) -> None:
+    def test_a_node_without_kubelet_gets_no_drop_in(self, root: Path) -> None:
         run(root)
         assert not (root / self.DROP_IN).exists()
 

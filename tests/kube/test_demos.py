@@ -11,7 +11,7 @@ from tests.kube.pods import Kube
 PROJECT = Path(__file__).parents[2]
 
 
-def test_apply_pod_yaml(kube: Kube) -> None:
+def test_kubectl_apply_starts_a_pod(kube: Kube) -> None:
     kube("apply", "-f", str(PROJECT / "pod.yaml"))
     pod = kube.ready("busybox")
     assert pod["status"]["phase"] == "Running"

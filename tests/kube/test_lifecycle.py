@@ -144,7 +144,7 @@ def test_a_missing_image_is_named(kube: Kube) -> None:
     )
 
 
-def test_deletion_within_the_grace_period(kube: Kube) -> None:
+def test_a_pod_is_deleted_within_the_grace_period(kube: Kube) -> None:
     kube.run(
         pod(
             "polite",

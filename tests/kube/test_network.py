@@ -61,7 +61,7 @@ def test_pods_have_addresses_of_both_families(kube: Kube) -> None:
     assert set(addresses_of_pod) <= set(kube.sh("server", "cat /etc/hosts").split())
 
 
-def test_dns_config(kube: Kube) -> None:
+def test_a_pod_has_its_dns_config(kube: Kube) -> None:
     dns = {
         "nameservers": ["10.10.10.10"],
         "searches": ["one.example", "two.example"],

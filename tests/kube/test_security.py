@@ -10,7 +10,7 @@ from tests.support.cluster import NODE_IP
 DEFAULT_CAPABILITIES = "00000000a80425fb"
 
 
-def test_host_network(kube: Kube) -> None:
+def test_a_pod_can_use_the_host_network(kube: Kube) -> None:
     created = kube.run(pod("p", hostNetwork=True))
     assert created["status"]["podIP"] == NODE_IP
     assert "uplink" in kube.sh("p", "ls /sys/class/net")

@@ -90,7 +90,7 @@ def test_exec_moves_much_data_both_ways(kube: Kube) -> None:
     assert back.stdout.count(0) == size
 
 
-def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
+def test_exec_can_have_a_terminal_and_resize_it(kube: Kube) -> None:
     kube.run(pod("p"))
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 33, 101, 0, 0))
@@ -125,9 +125,9 @@ def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example"])
-def test_exec_by_websocket_with_an_origin(kube: Kube, origin: str) -> None:
-    """Like Kubernetes' conformance suite and dashboards: the Origin differs from the name by which
-    kubelet calls the server."""
+def test_exec_by_websocket_accepts_another_origin(kube: Kube, origin: str) -> None:
+    """Kubernetes' conformance suite and dashboards send an Origin that differs from the name by
+    which kubelet calls the server."""
     kube.run(pod("p"))
     command = [("command", word) for word in ("sh", "-c", "echo through; exit 3")]
     messages = []
@@ -201,7 +201,7 @@ def test_run_with_stdin_ends_when_stdin_does(kube: Kube) -> None:
     assert "through" in done.stdout
 
 
-def test_cp_there_and_back(kube: Kube, tmp_path: Path) -> None:
+def test_kubectl_cp_copies_there_and_back(kube: Kube, tmp_path: Path) -> None:
     kube.run(pod("p"))
     (tmp_path / "a").write_bytes(os.urandom(3_000_000))
     kube("cp", str(tmp_path / "a"), "p:/tmp/a")

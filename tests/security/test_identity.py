@@ -147,10 +147,11 @@ def test_users_are_whole_numbers(runtime: Runtime) -> None:
              {"gid": 2**64}, {"additionalGids": [-1]}, {"additionalGids": [2**32]},
              {"additionalGids": "0"}, {"uid": None, "gid": []}]
 )  # fmt: skip
-def test_ids_of_the_configuration(runtime: Runtime, user: dict[str, Any]) -> None:
+def test_ids_of_the_configuration_must_be_32_bit_integers(
+    runtime: Runtime, user: dict[str, Any]
+) -> None:
     """Section 10.2: JSON's true, floats and large numbers are no ids, and nothing is cut to 32
-    bits. Proof: refused (or, for null, the default), one line of error.
-    """
+    bits. The runtime refuses them with one line of error (null means the default)."""
     result = runtime.run("id", "-u", change=lambda c: c["process"].update(user=user))
     assert (
         result.code != 0 and "Traceback" not in result.err and len(result.err.splitlines()) == 1
@@ -178,11 +179,10 @@ def test_the_kernel_shows_the_configured_groups(runtime: Runtime) -> None:
 # ---- /etc/passwd
 
 
-def test_home_with_a_second_line(runtime: Runtime) -> None:
-    """CVE-2022-4318, CVE-2022-1708 kin: HOME with a newline, from the environment and from
-    /etc/passwd. Proof: /etc/passwd of the image is the same bytes, and the variable is one
-    variable.
-    """
+def test_home_with_a_newline_adds_no_account(runtime: Runtime) -> None:
+    """CVE-2022-4318, CVE-2022-1708 kin: HOME has a newline, from the environment and from
+    /etc/passwd. The image's /etc/passwd stays the same, and the variable stays a single
+    variable."""
     passwd = runtime.rootfs / "etc/passwd"
     passwd.write_bytes(
         b"root:x:0:0:root:/root\x0broot2::0:0:\x1e/:/bin/sh\nuser:x:1000:1000::/h\rEVIL=1:/bin/sh\n"

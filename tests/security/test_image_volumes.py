@@ -128,13 +128,12 @@ def test_a_remounted_image_volume_is_not_written_to(
 
 
 @pytest.mark.parametrize(("image", "sub_path"), VOLUMES[:2])
-def test_a_set_uid_file_of_an_image_volume(
+def test_a_set_uid_file_of_an_image_volume_has_no_effect(
     server: Server, pod: str, image: str, sub_path: str
 ) -> None:
-    """The author of an image gives it a set-uid file of root; a process of uid 1000 executes it in
-    a volume. Proof: its effective uid stays 1000, and the same file in a container's own root does
-    change it.
-    """
+    """The author of an image gives it a set-uid file of root, and a process of uid 1000 executes it
+    in a volume. Its effective uid stays 1000, and the same file in a container's own root does
+    change it."""
     container = launch(server, pod, volume("/volume", image, sub_path), user=1000)
     assert server.output(container, "/volume/probe", "uid") == "1000\n"
     program = server.container_config(

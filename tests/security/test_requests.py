@@ -77,9 +77,9 @@ def test_large_strings_arrive_whole(runtime: Runtime) -> None:
     "mounts/0/source", "root/path",
              "linux/cgroupsPath", "mounts/1/options/0", "mounts/0/type", "linux/namespaces/0/path"]
 )  # fmt: skip
-def test_nul_in_any_text(runtime: Runtime, path: str) -> None:
-    """A NUL ends a string for the kernel but not for a check in Python. Proof: refused, wherever it
-    stands."""
+def test_a_nul_in_any_text_is_refused(runtime: Runtime, path: str) -> None:
+    """A NUL ends a string for the kernel but not for a check in Python, so the runtime refuses it
+    in each text."""
 
     def change(config: Config) -> None:
         target: Any = config

@@ -96,7 +96,7 @@ def test_wrong_words_are_in_the_log_too(runtime: Runtime, tmp_path: Path, words:
     assert entry["level"] == "error" and entry["msg"]
 
 
-def test_an_empty_signal_and_an_empty_format(runtime: Runtime) -> None:
+def test_an_empty_signal_and_an_empty_log_format_mean_the_defaults(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     box.create().ok()
     box.kill("nosuch").fails("unknown signal")

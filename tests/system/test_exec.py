@@ -20,7 +20,7 @@ def box(runtime: Runtime) -> Box:
     return runtime.box("sleep", "60").up()
 
 
-def test_output_input_and_exit_code(box: Box) -> None:
+def test_exec_passes_output_input_and_exit_code(box: Box) -> None:
     result = box.exec("sh", "-c", "cat; echo err >&2; exit 3", stdin="in\n")
     assert (result.out, result.err, result.code) == ("in\n", "err\n", 3)
 
@@ -146,7 +146,7 @@ def test_exec_survives_the_containers_end_in_words(box: Box) -> None:
     box.exec("true").fails("stopped", code=255)
 
 
-def test_many_at_once(box: Box, tmp_path: Path) -> None:
+def test_many_execs_run_at_once(box: Box, tmp_path: Path) -> None:
     files = [tmp_path / f"pid{n}" for n in range(12)]
     for file in files:
         box.exec("sh", "-c", "exit 4", options=["--detach", "--pid-file", str(file)]).ok()
@@ -154,7 +154,7 @@ def test_many_at_once(box: Box, tmp_path: Path) -> None:
     assert codes == [4] * 12
 
 
-def test_a_terminal(runtime: Runtime, box: Box, tmp_path: Path) -> None:
+def test_exec_can_have_a_terminal(runtime: Runtime, box: Box, tmp_path: Path) -> None:
     from tests.system.console import receive_terminal
 
     with receive_terminal(tmp_path / "console.sock") as console:

@@ -15,7 +15,7 @@ from tests.system.console import receive_terminal
 from tests.system.harness import Runtime, eventually
 
 
-def test_a_whole_life(runtime: Runtime) -> None:
+def test_a_container_is_created_started_killed_and_deleted(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     result = box.create().ok()
     assert result.out == "" and result.err == ""
@@ -104,7 +104,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_delete_of_nothing(runtime: Runtime) -> None:
+def test_deleting_a_missing_container_is_an_error(runtime: Runtime) -> None:
     runtime("delete", "nobody").fails("does not exist")
     runtime("delete", "--force", "nobody").ok()
 

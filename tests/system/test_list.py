@@ -22,7 +22,7 @@ def test_an_empty_list(runtime: Runtime) -> None:
     assert runtime("list", "--format", "json").ok().json is None
 
 
-def test_ps(runtime: Runtime) -> None:
+def test_ps_lists_processes(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "sleep 61 & sleep 62; true").up()
     eventually(lambda: len(runtime("ps", "--format", "json", box.id).ok().json) == 3)
     pids = runtime("ps", "-f", "json", box.id).ok().json

@@ -25,7 +25,7 @@ def test_the_log_file_is_made_at_once(runtime: Runtime, tmp_path: Path) -> None:
     assert str(tmp_path / "missing" / "log") in failed.err
 
 
-def test_debug_in_text(runtime: Runtime) -> None:
+def test_a_text_log_has_debug_lines(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     for words in (["create", "--bundle", str(box.folder), box.id], ["start", box.id]):
         lines = runtime(*words, options=["--debug"]).ok().err.splitlines()
@@ -37,7 +37,7 @@ def test_debug_in_text(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("verb", ["run", "exec"])
-def test_debug_in_json(runtime: Runtime, tmp_path: Path, verb: str) -> None:
+def test_a_json_log_has_debug_lines(runtime: Runtime, tmp_path: Path, verb: str) -> None:
     log = tmp_path / "log"
     options = ["--debug", "--log", str(log), "--log-format", "json"]
     box = runtime.box("sh", "-c", "exit 3") if verb == "run" else runtime.box("sleep", "60").up()

@@ -74,7 +74,7 @@ def test_the_last_word_wins(runtime: Runtime, data: Path) -> None:
     assert {"rw", "noexec"} <= mounted["/tmp/a"][0] and "noexec" in mounted["/tmp/b"][0]
 
 
-def test_propagation(runtime: Runtime, data: Path) -> None:
+def test_a_mount_has_its_propagation(runtime: Runtime, data: Path) -> None:
     words = (
         "shared",
         "slave",

@@ -7,7 +7,7 @@ import pytest
 from tests.system.harness import Runtime
 
 
-def test_pause_and_resume(runtime: Runtime) -> None:
+def test_a_container_is_paused_and_resumed(runtime: Runtime) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("freezes on cgroup v1 here")
     box = runtime.box("sleep", "60").up()

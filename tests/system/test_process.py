@@ -90,7 +90,7 @@ def test_home_is_the_users(runtime: Runtime) -> None:
     )
 
 
-def test_the_working_directory(runtime: Runtime) -> None:
+def test_a_process_has_its_working_directory(runtime: Runtime) -> None:
     assert runtime.run("pwd", change=process(cwd="/etc")).ok().out == "/etc\n"
 
 
@@ -114,7 +114,7 @@ def test_limits(runtime: Runtime) -> None:
     assert re.search(r"Max stack size\s+1048576\s+2097152", out)
 
 
-def test_oom_score(runtime: Runtime) -> None:
+def test_a_process_has_its_oom_score(runtime: Runtime) -> None:
     assert (
         runtime.run("cat", "/proc/self/oom_score_adj", change=process(oomScoreAdj=500)).ok().out
         == "500\n"

@@ -74,7 +74,9 @@ def _set(path: str, value: object) -> Callable[[Config], None]:
     ],
     ids=lambda change: repr(change.__closure__[0].cell_contents),
 )
-def test_a_broken_configuration(runtime: Runtime, change: Callable[[Config], None]) -> None:
+def test_a_broken_configuration_is_refused(
+    runtime: Runtime, change: Callable[[Config], None]
+) -> None:
     box = runtime.box("true", change=change)
     if (
         not runtime.is_pyrunc
@@ -86,7 +88,7 @@ def test_a_broken_configuration(runtime: Runtime, change: Callable[[Config], Non
     assert leaves_nothing(runtime)
 
 
-def test_no_configuration_at_all(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_missing_configuration_is_refused(runtime: Runtime, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     runtime("create", "--bundle", str(empty), "x").fails("config.json not found")

@@ -400,8 +400,8 @@ JSON_ATTACKS: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", JSON_ATTACKS)
-def test_json(name: str) -> None:
-    """The reader of every document: ours, manifests, tokens and plugins."""
+def test_reading_json_grows_linearly(name: str) -> None:
+    """The reader is that of every document: ours, manifests, tokens and plugins."""
 
     def prepare(size: int) -> Work:
         text = JSON_ATTACKS[name](size)

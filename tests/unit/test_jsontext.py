@@ -22,7 +22,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_the_same_text_and_back(value: object) -> None:
+def test_json_is_written_and_read_back_unchanged(value: object) -> None:
     text = jsontext.dumps(value)
     assert text == json.dumps(value, separators=(",", ":"))
     assert jsontext.loads(text) == value

@@ -76,7 +76,9 @@ def once(message: str) -> Handler:
 
 
 @pytest.mark.requirement("13.21")
-def test_the_life_of_a_pod_and_its_container(server: Server, nri_socket: Path) -> None:
+def test_a_plugin_gets_the_events_of_a_pod_and_its_container(
+    server: Server, nri_socket: Path
+) -> None:
     with TestPlugin(nri_socket) as plugin:
         assert plugin.config is not None and plugin.config.runtime_name == "pyrunc"
         assert plugin.config.request_timeout == REQUEST_TIMEOUT_S * 1000

@@ -44,7 +44,9 @@ def counting(server: Server) -> str:
 
 
 @pytest.mark.requirement("4.11.1")
-def test_without_criu(server: Server, counting: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_criu_is_refused(
+    server: Server, counting: str, tmp_path: Path
+) -> None:
     assert (
         code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
         == Code.FAILED_PRECONDITION

@@ -71,7 +71,9 @@ def test_invalid_checkpoint_requests_are_refused(
     assert not list(empty.iterdir()) and (full / "file").read_bytes() == b"mine"
 
 
-def test_without_criu(server: Server, pod: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_pod_without_criu_is_refused(
+    server: Server, pod: tuple[str, list[str]], tmp_path: Path
+) -> None:
     sandbox, containers = pod
     assert "criu is not in $PATH" in message_of(
         lambda: checkpoint(server, sandbox, tmp_path, containers)

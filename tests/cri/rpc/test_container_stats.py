@@ -53,7 +53,7 @@ def test_a_rate_takes_two_samples(server: Server) -> None:
 
 
 @pytest.mark.requirement("1.a.1")
-def test_an_unknown_container(server: Server) -> None:
+def test_an_unknown_container_is_not_found(server: Server) -> None:
     assert code_of(lambda: stats_of(server, "f" * 64)) == grpc.StatusCode.NOT_FOUND
 
 

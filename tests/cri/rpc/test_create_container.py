@@ -275,7 +275,7 @@ def test_the_hosts_folder_at_its_own_place(server: Server, place: str, below: st
 
 
 @pytest.mark.requirement("4.1.8", "4.6.3", "6.13", "12.1")
-def test_an_image_as_a_volume(server: Server) -> None:
+def test_an_image_can_be_a_volume(server: Server) -> None:
     mount = api.Mount(container_path="/volume", readonly=True, image=api.ImageSpec(image=IMAGE))
     part = api.Mount(
         container_path="/part",

@@ -11,7 +11,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("9.10")
-def test_exec(server: Server) -> None:
+def test_exec_returns_a_url_for_the_session(server: Server) -> None:
     container = server.launch(server.run_pod())
     url = exec_url(
         server,

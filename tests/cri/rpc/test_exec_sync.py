@@ -13,7 +13,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("1.a.6", "1.a.7", "4.9.2", "4.9.3")
-def test_exec_sync(server: Server) -> None:
+def test_exec_sync_returns_output_and_exit_code(server: Server) -> None:
     container = server.launch(server.run_pod())
     answer = server.exec(container, "sh", "-c", "echo out; echo err >&2; exit 3")
     assert (answer.stdout, answer.stderr, answer.exit_code) == (b"out\n", b"err\n", 3)

@@ -55,7 +55,7 @@ def test_the_statistics_of_a_pod_are_those_of_its_group(server: Server) -> None:
 
 
 @pytest.mark.requirement("1.a.1")
-def test_an_unknown_pod(server: Server) -> None:
+def test_an_unknown_pod_is_not_found(server: Server) -> None:
     assert code_of(lambda: stats_of(server, "f" * 64)) == grpc.StatusCode.NOT_FOUND
 
 

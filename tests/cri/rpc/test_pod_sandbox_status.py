@@ -60,7 +60,7 @@ def test_a_pods_status_has_the_statuses_of_its_containers(server: Server) -> Non
 
 
 @pytest.mark.requirement("3.4.5", "1.a.1")
-def test_an_unknown_pod(server: Server) -> None:
+def test_an_unknown_pod_is_not_found(server: Server) -> None:
     assert code_of(lambda: server.pod_status("f" * 64)) == grpc.StatusCode.NOT_FOUND
     assert code_of(lambda: server.pod_status("")) == grpc.StatusCode.NOT_FOUND
 

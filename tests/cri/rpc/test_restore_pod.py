@@ -152,9 +152,12 @@ def test_hostile_options(server: Server, criu: Path, tmp_path: Path, content: st
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link"])
 @pytest.mark.parametrize("name", [pods.OPTIONS, pods.SHM, f"{0:064x}.tar"])
-def test_a_hostile_folder(server: Server, criu: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_a_hostile_folder_is_refused(
+    server: Server, criu: Path, tmp_path: Path, name: str, kind: str
+) -> None:
     """A file of a pod's checkpoint is a pipe with a writer that writes nothing, an endless device,
-    a folder, a link to a file of the host. Proof: refused in time, by name, and nothing is left."""
+    a folder, or a link to a file of the host. The call fails in time with the file's name, and
+    nothing is left."""
     folder = saved(tmp_path / "saved", "one")
     place = folder / name
     place.unlink(missing_ok=True)

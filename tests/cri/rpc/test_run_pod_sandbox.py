@@ -72,7 +72,7 @@ def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.2", "6.3", "13.10", "14.3")
-def test_dns_by_presence(server: Server) -> None:
+def test_an_empty_dns_config_differs_from_a_missing_one(server: Server) -> None:
     none = server.launch(server.run_pod(server.pod_config(dns_config=api.DNSConfig())))
     assert server.output(none, "cat", "/etc/resolv.conf") == ""
     pod = server.run_pod()

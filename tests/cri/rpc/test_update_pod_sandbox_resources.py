@@ -25,7 +25,7 @@ def test_the_values_are_kept() -> None:
 
 
 @pytest.mark.requirement("3.6.1")
-def test_an_unknown_pod(server: Server) -> None:
+def test_an_unknown_pod_is_not_found(server: Server) -> None:
     call = lambda: server.runtime.UpdatePodSandboxResources(request("f" * 64, 2), timeout=30)  # noqa: E731
     assert code_of(call) == grpc.StatusCode.NOT_FOUND
 

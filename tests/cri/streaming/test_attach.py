@@ -39,7 +39,7 @@ async def seat(
     )
 
 
-async def test_input_output_and_exit_code(
+async def test_attach_carries_input_output_and_the_exit_code(
     goclient: Path, server: StreamingServer, shell: ProcessSession
 ) -> None:
     process = await seat(goclient, server, "c", "stdin", "stdout", "stderr")
@@ -70,10 +70,10 @@ async def test_unknown_container_is_told(goclient: Path, server: StreamingServer
     assert b"container nobody" in stderr
 
 
-async def test_a_terminal_without_resize(
+async def test_a_terminal_can_be_attached_to_without_a_resize_stream(
     goclient: Path, server: StreamingServer, backend: ProcessBackend
 ) -> None:
-    """Who does not know that the container has a terminal opens no stream for its size."""
+    """A client that does not know of the container's terminal opens no stream for its size."""
     options = ExecOptions(
         "t", ("/bin/sh", "-c", "read line; echo got $line"), stdin=True, stdout=True, tty=True
     )

@@ -105,7 +105,7 @@ def container(node: Server) -> str:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_exec(client: Client, container: str, transport: str) -> None:
+def test_exec_runs_in_a_container(client: Client, container: str, transport: str) -> None:
     process = client.exec(
         container, "sh", "-c", "cat; echo oh >&2; exit 7", stdin=True, more=TRANSPORTS[transport]
     )
@@ -114,7 +114,7 @@ def test_exec(client: Client, container: str, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_exec_on_a_terminal(client: Client, container: str, transport: str) -> None:
+def test_exec_can_have_a_terminal(client: Client, container: str, transport: str) -> None:
     more = [*TRANSPORTS[transport], "-sizes", "91x17"]
     script = (
         'tty; while [ "$(stty size)" != "17 91" ]; do sleep 0.05; done; read line; echo "got'
@@ -130,14 +130,14 @@ def test_exec_on_a_terminal(client: Client, container: str, transport: str) -> N
     process.communicate()
 
 
-def test_exec_of_nothing(client: Client, container: str) -> None:
+def test_exec_of_a_missing_program_is_an_error(client: Client, container: str) -> None:
     process = client.exec(container, "/no/such/command")
     _, stderr = process.communicate(timeout=60)
     assert process.returncode != 0
     assert b"/no/such/command" in stderr
 
 
-def test_large_data_through_a_container(client: Client, container: str) -> None:
+def test_a_container_returns_large_data_unchanged(client: Client, container: str) -> None:
     data = os.urandom(40 << 20)
     process = client.exec(container, "cat", stdin=True)
     assert process.communicate(data, timeout=60)[0] == data
@@ -209,7 +209,7 @@ def test_many_seats_see_the_same(client: Client, node: Server) -> None:
         watcher.communicate(timeout=60)
 
 
-def test_attach_to_a_terminal(client: Client, node: Server) -> None:
+def test_a_client_can_attach_to_a_terminal(client: Client, node: Server) -> None:
     container = shell(node, tty=True)
     process = client.attach(container, stdin=True, tty=True, more=["-sizes", "91x17"])
     assert process.stdin is not None and process.stdout is not None
@@ -223,7 +223,7 @@ def test_attach_to_a_terminal(client: Client, node: Server) -> None:
 
 
 @pytest.mark.requirement("9.12")
-def test_port_forward_into_the_pod(client: Client, node: Server) -> None:
+def test_port_forward_reaches_the_pod(client: Client, node: Server) -> None:
     pod = node.run_pod()
     node.launch(pod, node.container_config(["nc", "-ll", "-p", "8080", "-e", "cat"]))
     with client.forward(pod, 8080, 9) as (port, closed):

@@ -33,7 +33,9 @@ async def test_outputs_arrive_apart(go: GoExec, protocol: str) -> None:
 @pytest.mark.parametrize(
     ("command", "code"), [("exit 1", 1), ("exit 200", 200), ("kill -KILL $$", 137)]
 )
-async def test_exit_code(go: GoExec, protocol: str, command: str, code: int) -> None:
+async def test_the_exit_code_is_reported(
+    go: GoExec, protocol: str, command: str, code: int
+) -> None:
     assert (await go(command, protocol=protocol)).exit_code == code
 
 
@@ -67,7 +69,7 @@ async def test_the_exit_ends_a_session_with_open_stdin(go: GoExec, protocol: str
 
 @pytest.mark.requirement("9.6")
 @pytest.mark.parametrize("protocol", WITH_RESIZE)
-async def test_terminal_and_its_size(go: GoExec, protocol: str) -> None:
+async def test_a_session_has_a_terminal_of_the_requested_size(go: GoExec, protocol: str) -> None:
     process = await go.start(
         'while [ "$(stty size)" != "17 91" ]; do sleep 0.02; done; stty size; exit 4',
         stdin=True,
@@ -81,7 +83,7 @@ async def test_terminal_and_its_size(go: GoExec, protocol: str) -> None:
     assert (process.returncode, stdout) == (code, b"17 91\r\n")
 
 
-async def test_control_c_on_a_terminal(go: GoExec) -> None:
+async def test_control_c_on_a_terminal_sends_sigint(go: GoExec) -> None:
     process = await go.start("echo ready; exec sleep 60", stdin=True, tty=True)
     assert process.stdin is not None and process.stdout is not None
     async with asyncio.timeout(60):

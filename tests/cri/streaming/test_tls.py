@@ -71,7 +71,7 @@ def session(server: StreamingServer, options: ExecOptions, context: ssl.SSLConte
     )  # fmt: skip
 
 
-async def test_a_session(listening: StreamingServer, authority: Authority) -> None:
+async def test_a_session_works_over_tls(listening: StreamingServer, authority: Authority) -> None:
     async with session(listening, SHELL, trusting(authority)) as client, asyncio.timeout(20):
         assert await client.recv() == b"\x01"
         await client.send(b"\x00this\n")
@@ -79,7 +79,7 @@ async def test_a_session(listening: StreamingServer, authority: Authority) -> No
         assert output == b"\x01got this\n" and b'"7"' in status
 
 
-async def test_much_output(
+async def test_much_output_arrives_over_tls(
     listening: StreamingServer, authority: Authority, tmp_path: Path
 ) -> None:
     data = os.urandom(8 << 20)

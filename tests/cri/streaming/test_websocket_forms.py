@@ -57,7 +57,7 @@ async def test_a_client_without_a_subprotocol_gets_the_first_version(
 
 
 @pytest.mark.requirement("9.9")
-async def test_base64(server: StreamingServer) -> None:
+async def test_a_base64_session_is_encoded(server: StreamingServer) -> None:
     name = "v4.base64.channel.k8s.io"
     async with open_websocket(server.url_for_exec(SHELL), name) as client, asyncio.timeout(10):
         assert client.subprotocol == name

@@ -138,8 +138,8 @@ def test_an_attribute_that_no_tar_can_hold_is_refused(upper: Path, tar: Path, na
         layer.write(str(upper), str(tar), no_lower)
 
 
-def test_a_deep_tree(upper: Path, tar: Path) -> None:
-    """Deeper than a path may be long."""
+def test_a_deep_tree_is_written(upper: Path, tar: Path) -> None:
+    """The tree is deeper than a path may be long."""
     folder = os.open(upper, os.O_RDONLY)
     for _ in range(300):
         os.mkdir("d" * 100, dir_fd=folder)

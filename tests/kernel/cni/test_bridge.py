@@ -193,7 +193,7 @@ def test_a_network_without_addresses(host: Host) -> None:
         assert link("eth0")["flags"] & 1
 
 
-def test_a_container_interface_left_down(host: Host) -> None:
+def test_disable_container_interface_leaves_the_interface_down(host: Host) -> None:
     config = host.bridge_config(isGateway=False, disableContainerInterface=True)
     with pytest.raises(Refused, match="disableContainerInterface"):
         attach(host.pod(), config)
@@ -260,7 +260,7 @@ def test_del_removes_everything_and_may_be_repeated(host: Host) -> None:
         assert link_names() == {"lo"}
 
 
-def test_del_without_result_and_without_namespace(host: Host) -> None:
+def test_del_succeeds_without_result_and_without_namespace(host: Host) -> None:
     pod = host.pod()
     config = host.bridge_config(ipMasq=True)
     attach(pod, config)
@@ -511,7 +511,7 @@ def test_a_namespace_given_by_ns_path(host: Host) -> None:
         os.waitpid(child, 0)
 
 
-def test_loopback(host: Host) -> None:
+def test_loopback_is_set_up(host: Host) -> None:
     pod = host.pod()
     config = {"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}
     with pytest.raises(Refused, match="not up"):

@@ -124,7 +124,9 @@ def test_builtin_plugins_are_recognised(ours: str) -> None:
 
 
 @pytest.mark.parametrize("cni_version", ["0.3.1", "0.4.0", "1.0.0", "1.1.0"])
-def test_a_whole_life(either: str, host: Host, cni_version: str) -> None:
+def test_plugins_add_check_and_delete_an_attachment(
+    either: str, host: Host, cni_version: str
+) -> None:
     host.connect_outside()
     pod = host.pod()
     loopback = {"cniVersion": cni_version, "name": "lo", "type": "loopback"}

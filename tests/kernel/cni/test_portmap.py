@@ -81,7 +81,7 @@ def test_from_the_host_by_its_own_address(net: Host, bind: str, address: str) ->
 @pytest.mark.parametrize(
     ("protocol", "kind"), [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)]
 )
-def test_from_the_host_through_loopback(net: Host, protocol: str, kind: int) -> None:
+def test_the_host_reaches_a_port_through_loopback(net: Host, protocol: str, kind: int) -> None:
     pod = net.pod()
     publish(net, pod, {**WEB, "protocol": protocol})
     with listen(pod.fd, "0.0.0.0", 80, kind) as server:
@@ -103,7 +103,7 @@ def test_ipv6_loopback_is_refused_at_once(net: Host) -> None:
 
 
 @pytest.mark.parametrize(("bind", "address"), [("0.0.0.0", HOST_OUTER), ("::", HOST_OUTER6)])
-def test_hairpin_from_the_pod_itself_and_from_its_neighbour(
+def test_a_pod_and_its_neighbour_reach_the_host_port_of_the_pod(
     net: Host, bind: str, address: str
 ) -> None:
     pod, neighbour = net.pod(), net.pod()
@@ -316,7 +316,7 @@ def test_a_hundred_ports_are_added_in_a_single_transaction(net: Host) -> None:
         "8080:80",
     ],
 )
-def test_an_invalid_mapping(net: Host, mapping: Any) -> None:
+def test_an_invalid_mapping_is_refused(net: Host, mapping: Any) -> None:
     pod = net.pod()
     previous = attach(pod, net.bridge_config())
     with pytest.raises(Refused) as refused:

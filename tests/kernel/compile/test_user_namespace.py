@@ -133,7 +133,7 @@ def test_a_cgroup_that_the_container_cannot_write_to_stays_roots(mapped: Box, wh
         assert {path.stat().st_uid for path in (folder, *folder.iterdir())} == {0}
 
 
-def test_terminal(mapped: Box) -> None:
+def test_a_mapped_container_can_have_a_terminal(mapped: Box) -> None:
     from pyrunc.container.create import create
     from tests.kernel.box import finish
     from tests.kernel.container.test_terminal import read_all

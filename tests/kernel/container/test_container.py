@@ -120,7 +120,7 @@ def test_limits_are_warnings_where_the_controller_is_missing(box: Box) -> None:
         assert created.warnings or "memory" in Path("/sys/fs/cgroup/cgroup.controllers").read_text()
 
 
-def test_without_a_cgroup(box: Box) -> None:
+def test_a_container_may_have_no_cgroup(box: Box) -> None:
     with box.running(cgroup=None) as (created, _):
         own = Path("/proc/self/cgroup").read_text()
         theirs = Path(f"/proc/{created.pid}/cgroup").read_text()
@@ -134,7 +134,7 @@ def test_without_a_cgroup(box: Box) -> None:
         (["/bin/nothing"], 'exec: "/bin/nothing": stat /bin/nothing: no such file or directory'),
     ],
 )
-def test_missing_program(box: Box, args: list[str], text: str) -> None:
+def test_a_missing_program_is_an_error(box: Box, args: list[str], text: str) -> None:
     with pytest.raises(NotFound) as caught:
         box.outcome(*args)
     assert str(caught.value) == text
@@ -199,7 +199,7 @@ def test_path_of_the_container_is_searched(box: Box) -> None:
     assert box.outcome("hello", "you") == (0, "hello you\n")
 
 
-def test_environment(box: Box) -> None:
+def test_a_container_has_its_environment(box: Box) -> None:
     os.environ["LEAK"] = "1"
     box.process["env"] = ["PATH=/bin", "A=1", "B=x\ny", "A=2"]
     try:

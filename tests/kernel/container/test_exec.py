@@ -51,7 +51,7 @@ def test_same_namespaces_cgroup_and_parent(box: Box) -> None:
             assert reap(done) == 137
 
 
-def test_output_and_exit_code(box: Box) -> None:
+def test_an_exec_returns_output_and_exit_code(box: Box) -> None:
     with box.running() as (created, request):
         assert (
             box.execute(created, request, "echo out; echo err >&2; cat /proc/1/comm")
@@ -128,7 +128,9 @@ def test_seccomp_applies(box: Box) -> None:
         (["/tmp"], InvalidArgument, "is a directory"),
     ],
 )
-def test_missing_program(box: Box, args: list[str], kind: type[Error], text: str) -> None:
+def test_a_missing_program_is_an_error(
+    box: Box, args: list[str], kind: type[Error], text: str
+) -> None:
     with box.running() as (created, request):
         process = merged(request.spec, {"args": args})
         with pytest.raises(kind) as caught:
@@ -169,12 +171,12 @@ def test_bad_requests(box: Box) -> None:
                 )
 
 
-def test_missing_folder(box: Box) -> None:
+def test_a_missing_working_directory_is_an_error(box: Box) -> None:
     with box.running() as (created, request), pytest.raises(Error, match="chdir '/none'"):
         box.execute(created, request, "true", {"cwd": "/none"})
 
 
-def test_a_dead_container(box: Box) -> None:
+def test_an_exec_in_an_ended_container_is_an_error(box: Box) -> None:
     with box.running("sleep", "0") as (created, request):
         os.waitid(os.P_PIDFD, created.pidfd, os.WEXITED | os.WNOWAIT)
         with pytest.raises(WrongState, match="not running"):
@@ -199,8 +201,8 @@ def test_a_moved_init(box: Box) -> None:
         )
 
 
-def test_a_hostile_program(box: Box) -> None:
-    """CVE-2019-5736: a container's program is never a file of the host, nor can it be written."""
+def test_a_program_of_an_exec_is_never_a_file_of_the_host(box: Box) -> None:
+    """CVE-2019-5736: nor can a container's program be written to."""
     (box.image / "bin/evil").write_text("#!/proc/self/exe\n")
     (box.image / "bin/evil").chmod(0o755)
     with box.running() as (created, request):
@@ -216,7 +218,7 @@ def test_a_hostile_program(box: Box) -> None:
         assert reap(done) != 0
 
 
-def test_many(box: Box) -> None:
+def test_many_execs_leave_no_descriptors(box: Box) -> None:
     with box.running() as (created, request):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(50):

@@ -121,7 +121,7 @@ def test_start_container_hooks(kinds: Box, tmp_path: Path) -> None:
         ("sleep 60", {"timeout": 1}, "did not end|in time"),
     ],
 )
-def test_a_failing_hook(
+def test_a_failing_hook_fails_the_container(
     kinds: Box, kind: str, script: str, more: dict[str, Any], words: str
 ) -> None:
     path = "/bin/sh" if kind == "startContainer" else "/bin/busybox"
@@ -141,13 +141,13 @@ def test_a_failing_start_hook_is_reported_by_start(kinds: Box, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["prestart", "createRuntime", "createContainer", "startContainer"])
-def test_a_very_long_time(kinds: Box, tmp_path: Path, kind: str) -> None:
+def test_a_hook_may_have_a_very_long_timeout(kinds: Box, tmp_path: Path, kind: str) -> None:
     kinds.config["hooks"] = {kind: [hook("exit 0", timeout=(1 << 63) - 1)]}
     kinds.run("true", overlay=False)
 
 
 @pytest.mark.parametrize("kind", ["createRuntime", "createContainer"])
-def test_a_missing_hook(kinds: Box, kind: str) -> None:
+def test_a_missing_hook_is_an_error(kinds: Box, kind: str) -> None:
     kinds.config["hooks"] = {kind: [{"path": "/no/such/hook"}]}
     with pytest.raises(PeerError, match=r"#0: execve '/no/such/hook': no such file or directory"):
         kinds.run("true", overlay=False)

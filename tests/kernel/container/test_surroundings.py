@@ -51,7 +51,7 @@ def test_a_low_limit_of_open_files(box: Box) -> None:
     assert in_child(work) == 0
 
 
-def test_no_stdio(box: Box, tmp_path: Path) -> None:
+def test_a_container_starts_without_stdio_of_the_caller(box: Box, tmp_path: Path) -> None:
     """The caller's 0, 1 and 2 are closed, so descriptors of the runtime get these numbers."""
 
     def work() -> None:
@@ -131,7 +131,7 @@ def test_a_container_survives_the_thread_that_started_the_container(box: Box) ->
     assert finish(pids[0]) == 137
 
 
-def test_many_at_once(tmp_path: Path) -> None:
+def test_many_containers_start_at_once(tmp_path: Path) -> None:
     pids = []
     for number in range(12):
         folder = tmp_path / str(number)
@@ -228,8 +228,9 @@ def test_a_step_that_fails_undoes_all(
     assert not place("", request.id, "cgroupfs").exists()
 
 
-def test_a_large_specification(box: Box) -> None:
-    """Hundreds of mounts, a megabyte of environment: there is no limit of our own."""
+def test_a_large_specification_is_accepted(box: Box) -> None:
+    """It has hundreds of mounts and a megabyte of environment: the runtime has no limit of its
+    own."""
     (box.image / "data").mkdir()
     for number in range(300):
         box.bind(box.image / "data", f"/many/{number:03}", "rbind", "rprivate")
@@ -248,7 +249,7 @@ def test_without_a_mount_namespace(box: Box) -> None:
     assert "home" in text
 
 
-def test_as_root_of_a_user_namespace(box: Box, tmp_path: Path) -> None:
+def test_root_of_a_user_namespace_can_start_a_container(box: Box, tmp_path: Path) -> None:
     """podman calls a runtime without privileges in this way: as root of a user namespace with a
     mount namespace of its own."""
     script = (

@@ -28,7 +28,7 @@ def read_all(master: int, timeout_s: float = 30) -> str:
     return output.decode().replace("\r\n", "\n")
 
 
-def test_terminal_of_a_container(box: Box) -> None:
+def test_a_container_can_have_a_terminal(box: Box) -> None:
     box.process.update(
         terminal=True, consoleSize={"height": 33, "width": 77}, user={"uid": 1000, "gid": 1000}
     )
@@ -50,7 +50,7 @@ def test_terminal_of_a_container(box: Box) -> None:
     assert lines[5].split() == ["0", "ptmx"]
 
 
-def test_session_and_hangup(box: Box) -> None:
+def test_a_terminal_belongs_to_a_session_that_gets_sighup(box: Box) -> None:
     box.process["terminal"] = True
     created = create(box.request("sleep", "1000"))
     assert created.console_fd is not None
@@ -64,7 +64,7 @@ def test_session_and_hangup(box: Box) -> None:
     finish(created)
 
 
-def test_terminal_of_an_exec(box: Box) -> None:
+def test_an_exec_can_have_a_terminal(box: Box) -> None:
     with box.running() as (created, request):
         process = merged(
             request.spec,

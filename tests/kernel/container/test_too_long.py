@@ -80,8 +80,10 @@ def box(box: Box) -> Box:
 
 
 @pytest.mark.parametrize("sent", LONG)
-def test_a_container(box: Box, sent: str, tmp_path: Path) -> None:
-    """The kernel answers E2BIG without naming the string."""
+def test_the_error_names_a_string_too_long_for_a_container(
+    box: Box, sent: str, tmp_path: Path
+) -> None:
+    """The kernel's E2BIG does not name the string."""
     change, text = LONG[sent]
     process = {**PROCESS, **change}
     box.process["env"] = process["env"]
@@ -96,7 +98,7 @@ def test_a_container(box: Box, sent: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", LONG)
-def test_an_exec(box: Box, sent: str) -> None:
+def test_the_error_names_a_string_too_long_for_an_exec(box: Box, sent: str) -> None:
     change, text = LONG[sent]
     with box.running() as (created, request):
         process = merged(request.spec, {**PROCESS, **change})

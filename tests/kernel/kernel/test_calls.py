@@ -111,7 +111,7 @@ class TestMounts:
             mount.open_mount("nofs")
 
     @pytest.mark.parametrize("by_descriptor", [False, True])
-    def test_an_overlay(self, tmp_path: Path, by_descriptor: bool) -> None:
+    def test_an_overlay_is_mounted(self, tmp_path: Path, by_descriptor: bool) -> None:
         for name in ("top", "bottom", "upper", "work"):
             (tmp_path / name).mkdir()
         (tmp_path / "top/file").write_text("top")
@@ -300,7 +300,7 @@ class TestLimits:
             in Path(f"/proc/{sleeper}/limits").read_text()
         )
 
-    def test_unknown_and_forbidden(self, sleeper: int) -> None:
+    def test_unknown_and_forbidden_limits_are_errors(self, sleeper: int) -> None:
         with pytest.raises(InvalidArgument, match="RLIMIT_NONSENSE"):
             limit.prlimit(0, "RLIMIT_NONSENSE")
         with pytest.raises(KernelError, match="prlimit64 RLIMIT_CPU of pid"):

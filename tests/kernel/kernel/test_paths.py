@@ -133,7 +133,7 @@ def test_retries_while_others_rename(tree: Path, root: int) -> None:
         ("/..a/b..", "/..a/b.."),
     ],
 )
-def test_clean(path: str, expected: str) -> None:
+def test_clean_normalizes_a_path(path: str, expected: str) -> None:
     assert paths.clean(path) == expected
     assert "/" + "/".join(paths.components(path)) == expected
 

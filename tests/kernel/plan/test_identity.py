@@ -164,7 +164,7 @@ def test_bad_limits(box: Box, limits: list[object]) -> None:
         box.run("true")
 
 
-def test_oom_score(box: Box) -> None:
+def test_a_process_has_its_oom_score(box: Box) -> None:
     box.process["oomScoreAdj"] = 500
     assert box.run("cat /proc/self/oom_score_adj").strip() == "500"
     assert Path("/proc/self/oom_score_adj").read_text().strip() != "500"
@@ -181,7 +181,7 @@ def test_lowering_the_oom_score_needs_the_right(box: Box) -> None:
     assert int(box.run("cat /proc/self/oom_score_adj", restrict_oom_score_adj=True)) == own
 
 
-def test_working_directory(box: Box) -> None:
+def test_a_process_has_its_working_directory(box: Box) -> None:
     box.process["cwd"] = "/made/for/me"
     assert box.run("pwd; stat -c %a /made/for").split() == ["/made/for/me", "755"]
 
@@ -218,7 +218,7 @@ def test_no_descriptor_leads_out(box: Box, number: int) -> None:
             os.close(fd)
 
 
-def test_hostname_and_domainname(box: Box) -> None:
+def test_a_container_has_its_hostname_and_domainname(box: Box) -> None:
     box.config["hostname"], box.config["domainname"] = "here", "example.org"
     assert box.run("hostname; cat /proc/sys/kernel/domainname").split() == ["here", "example.org"]
     assert os.uname().nodename != "here"
@@ -274,7 +274,7 @@ SECCOMP = {
 
 @pytest.mark.parametrize("no_new_privileges", [False, True])
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_seccomp(box: Box, no_new_privileges: bool, uid: int) -> None:
+def test_a_process_has_its_seccomp_filter(box: Box, no_new_privileges: bool, uid: int) -> None:
     box.linux["seccomp"] = SECCOMP
     box.process["noNewPrivileges"] = no_new_privileges
     box.process["user"] = {"uid": uid, "gid": uid}
@@ -303,7 +303,7 @@ def test_a_profile_may_forbid_calls_of_the_setup(box: Box) -> None:
     assert box.outcome("true")[0] == 0
 
 
-def test_scheduler_and_io_priority(box: Box) -> None:
+def test_a_process_has_its_scheduler_and_io_priority(box: Box) -> None:
     box.process["scheduler"] = {"policy": "SCHED_BATCH", "nice": 5}
     box.process["ioPriority"] = {"class": "IOPRIO_CLASS_IDLE", "priority": 0}
     with box.running() as (created, _):
@@ -321,7 +321,7 @@ def ioprio(pid: int) -> int:
     return value
 
 
-def test_personality(box: Box) -> None:
+def test_a_process_has_its_personality(box: Box) -> None:
     box.linux["personality"] = {"domain": "LINUX32"}
     with box.running() as (created, _):
         assert Path(f"/proc/{created.pid}/personality").read_text().strip() == "00000008"
@@ -387,7 +387,7 @@ def test_an_early_filter_that_forbids_getcwd(box: Box) -> None:
         assert os.readlink(f"/proc/{created.pid}/cwd") == "/tmp"
 
 
-def test_memory_policy(box: Box) -> None:
+def test_a_process_has_its_memory_policy(box: Box) -> None:
     box.linux["memoryPolicy"] = {
         "mode": "MPOL_BIND",
         "nodes": "0",

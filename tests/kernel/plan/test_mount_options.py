@@ -77,7 +77,9 @@ def options_of(box: Box, place: str) -> set[str]:
 
 @pytest.mark.parametrize("recursive", [False, True])
 @pytest.mark.parametrize("option", SET)
-def test_set_on_a_tree(box: Box, tree: Callable[[int], Path], option: str, recursive: bool) -> None:
+def test_an_option_is_set_on_a_tree(
+    box: Box, tree: Callable[[int], Path], option: str, recursive: bool
+) -> None:
     box.bind(tree(0), "/t", "rbind", "rprivate", "r" * recursive + option)
     adds, takes = SET[option]
     assert options_of(box, "/t") == (PLAIN - takes) | adds
@@ -102,7 +104,7 @@ def test_cleared_on_a_tree(
 
 
 @pytest.mark.parametrize("option", SET)
-def test_set_on_a_new_filesystem(box: Box, option: str) -> None:
+def test_an_option_is_set_on_a_new_filesystem(box: Box, option: str) -> None:
     box.add_mount("/t", "tmpfs", option, kind="tmpfs")
     adds, takes = SET[option]
     assert options_of(box, "/t") == (PLAIN - takes) | adds
@@ -137,7 +139,7 @@ def test_remount_changes_an_existing_mount(box: Box, tmp_path: Path) -> None:
             box.run("true")
 
 
-def test_nothing_to_remount(box: Box) -> None:
+def test_remount_without_a_mount_is_an_error(box: Box) -> None:
     box.add_mount("/tmp", "", "remount", "ro", kind="")
     with pytest.raises(KernelError, match="remount '/tmp'"):
         box.run("true")

@@ -26,14 +26,14 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("destination", ["/mnt/a/b", "/tmp", "/new"])
-def test_bind_of_a_folder(box: Box, data: Path, destination: str) -> None:
+def test_a_folder_can_be_bound(box: Box, data: Path, destination: str) -> None:
     box.bind(data, destination, "rbind", "rprivate")
     assert box.run(f"cat {destination}/file; touch {destination}/made") == "content\n"
     assert (data / "made").exists()
 
 
 @pytest.mark.parametrize("destination", ["/etc/hosts", "/deep/er/file", "/etc/passwd"])
-def test_bind_of_a_file(box: Box, data: Path, destination: str) -> None:
+def test_a_file_can_be_bound(box: Box, data: Path, destination: str) -> None:
     box.bind(data / "file", destination, "bind", "ro")
     assert box.run(f"cat {destination}; touch {destination} 2>&1 || true").splitlines() == [
         "content",
@@ -129,7 +129,7 @@ def test_bind_without_r_shows_only_the_top(box: Box, data: Path) -> None:
         ("rshared", "", True, False),
     ],
 )
-def test_propagation(
+def test_a_mount_has_its_propagation(
     box: Box, data: Path, option: str, root: str, inward: bool, outward: bool
 ) -> None:
     def check() -> None:
@@ -168,7 +168,7 @@ def test_no_mount_of_the_container_reaches_the_host(box: Box, data: Path) -> Non
     "word",
     ["shared", "rshared", "slave", "rslave", "private", "rprivate", "unbindable", "runbindable"],
 )
-def test_root_propagation(box: Box, word: str) -> None:
+def test_the_root_has_its_propagation(box: Box, word: str) -> None:
     box.linux["rootfsPropagation"] = word
     fields = mounts(box.run("cat /proc/self/mountinfo"))["/"][2]
     assert ("shared:" in fields) == ("shared" in word)
@@ -266,9 +266,9 @@ def test_nothing_but_proc_is_mounted_on_proc(box: Box) -> None:
         box.run("true")
 
 
-def test_dev_as_a_symlink_of_the_image(box: Box, tmp_path: Path) -> None:
-    """CVE-2026-41579, CVE-2026-47766: nodes and links must not land where the image's /dev points
-    to on the host."""
+def test_dev_as_a_symlink_of_the_image_is_not_followed(box: Box, tmp_path: Path) -> None:
+    """CVE-2026-41579, CVE-2026-47766: nodes and links must not be made at the target of the image's
+    /dev on the host."""
     canary = tmp_path / "canary"
     canary.mkdir()
     (canary / "ptmx").write_text("mine")
@@ -371,19 +371,19 @@ def test_a_hostile_null_device_is_refused(box: Box, tmp_path: Path, how: str) ->
         box.run("true")
 
 
-def test_missing_source(box: Box, tmp_path: Path) -> None:
+def test_a_missing_source_is_an_error(box: Box, tmp_path: Path) -> None:
     box.bind(tmp_path / "none", "/x")
     with pytest.raises(KernelError, match=r"bind '.*none' on '/x': ENOENT"):
         box.run("true")
 
 
-def test_folder_on_a_file(box: Box, data: Path) -> None:
+def test_a_folder_cannot_be_bound_on_a_file(box: Box, data: Path) -> None:
     box.bind(data, "/etc/passwd")
     with pytest.raises(KernelError, match=r"bind .* on '/etc/passwd'.*: ENOTDIR"):
         box.run("true")
 
 
-def test_unknown_filesystem_and_option(box: Box) -> None:
+def test_unknown_filesystems_and_options_are_errors(box: Box) -> None:
     box.add_mount("/x", "none", kind="nosuchfs")
     with pytest.raises(KernelError, match=r"mount 'nosuchfs' on '/x': ENODEV"):
         box.run("true")
@@ -450,7 +450,7 @@ def in_namespace(check: object) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 40])
-def test_overlay_as_a_volume(box: Box, tmp_path: Path, layers: int) -> None:
+def test_an_overlay_can_be_a_volume(box: Box, tmp_path: Path, layers: int) -> None:
     lower = []
     for number in range(layers):
         layer = tmp_path / f"a-layer-with-a-long-name-{number}"
@@ -467,7 +467,7 @@ def test_overlay_as_a_volume(box: Box, tmp_path: Path, layers: int) -> None:
     assert "nosuid" in mounts(box.run("cat /proc/self/mountinfo"))["/image"][0]
 
 
-def test_writable_overlay_as_a_volume(box: Box, tmp_path: Path) -> None:
+def test_a_writable_overlay_can_be_a_volume(box: Box, tmp_path: Path) -> None:
     for name in ("l:1", "l2", "u", "w"):
         (tmp_path / name).mkdir()
     (tmp_path / "l:1/word").write_text("x")

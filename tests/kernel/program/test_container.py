@@ -141,7 +141,7 @@ def start(image: Path, script: str, program: str = "busybox") -> tuple[int, str]
         os.close(read)
 
 
-def test_a_whole_container(image: Path) -> None:
+def test_a_program_starts_a_whole_container(image: Path) -> None:
     script = """
         echo $$ $(busybox hostname) $(busybox id -u) $(busybox id -g)
         busybox ls /

@@ -295,7 +295,7 @@ def test_expect_reports_the_other_message() -> None:
         running.expect(READY)
 
 
-def test_a_deadline() -> None:
+def test_receive_fails_after_its_deadline() -> None:
     with launch(waiting()) as running:
         running.expect(READY)
         start = time.monotonic()

@@ -75,7 +75,7 @@ def test_set_copies_slots(machine: str) -> None:
         (1 << 63, "lt", 0, -1, True),
     ],
 )
-def test_compare(
+def test_compare_jumps_by_its_relation(
     machine: str, value: int, relation: str, constant: int, mask: int, holds: bool
 ) -> None:
     a = Assembler(machine)

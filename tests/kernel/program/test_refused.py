@@ -73,11 +73,11 @@ class TestEachField:
         ended = run(bytes(sample(machine)), machine)
         assert ended.messages[0][0] == 9 and ended.status == 125
 
-    def test_empty(self, machine: str) -> None:
+    def test_an_empty_program_is_refused(self, machine: str) -> None:
         assert refused(b"", machine) == (0, SHORT)
 
     @pytest.mark.parametrize("length", [1, 31, 32, 127])
-    def test_too_short(self, machine: str, length: int) -> None:
+    def test_a_program_too_short_for_its_header_is_refused(self, machine: str, length: int) -> None:
         assert refused(bytes(sample(machine))[:length], machine) == (0, SHORT)
 
     @pytest.mark.parametrize("missing", [1, 8, 24, 100])
@@ -87,13 +87,13 @@ class TestEachField:
     def test_something_added(self, machine: str) -> None:
         assert refused(bytes(sample(machine)) + b"\0", machine) == (0, SIZES)
 
-    def test_wrong_magic(self, machine: str) -> None:
+    def test_a_wrong_magic_is_refused(self, machine: str) -> None:
         raw = sample(machine)
         raw[0] ^= 1
         assert refused(raw, machine) == (0, SHORT)
 
     @pytest.mark.parametrize("version", [0, 2, 0xFFFFFFFF])
-    def test_other_version(self, machine: str, version: int) -> None:
+    def test_another_version_is_refused(self, machine: str, version: int) -> None:
         raw = sample(machine)
         struct.pack_into("<I", raw, 4, version)
         assert refused(raw, machine) == (0, VERSION)
@@ -120,12 +120,12 @@ class TestEachField:
         assert refused(raw, machine)[1] == SIZES
 
     @pytest.mark.parametrize("kind", [0, 8, 255])
-    def test_unknown_operation(self, machine: str, kind: int) -> None:
+    def test_an_unknown_operation_is_refused(self, machine: str, kind: int) -> None:
         raw = sample(machine)
         put(raw, 1, "kind", "B", kind)
         assert refused(raw, machine) == (1, KIND)
 
-    def test_unknown_relation(self, machine: str) -> None:
+    def test_an_unknown_relation_is_refused(self, machine: str) -> None:
         raw = sample(machine)
         put(raw, 2, "relation", "B", 4)
         assert refused(raw, machine) == (2, KIND)
@@ -137,7 +137,7 @@ class TestEachField:
         assert refused(raw, machine) == (3, KIND)
 
     @pytest.mark.parametrize("argument", range(8))
-    def test_unknown_argument_kind(self, machine: str, argument: int) -> None:
+    def test_an_unknown_argument_kind_is_refused(self, machine: str, argument: int) -> None:
         raw = sample(machine)
         put(raw, 0, "kinds", "I", 5 << 4 * argument)
         assert refused(raw, machine) == (0, ARGUMENT_KIND)
@@ -170,7 +170,7 @@ class TestEachField:
         assert refused(raw, machine) == (1, PLACE)
 
     @pytest.mark.parametrize("index", [0, 1])
-    def test_storing_outside_of_the_data(self, machine: str, index: int) -> None:
+    def test_a_store_outside_of_the_data_is_refused(self, machine: str, index: int) -> None:
         size = struct.unpack_from("<I", sample(machine), 20)[0]
         for place in (size - 7, size, 0xFFFFFFFF):
             raw = sample(machine)

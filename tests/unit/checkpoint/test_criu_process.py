@@ -39,7 +39,9 @@ def test_new_privileges_are_given_up_for_criu_alone(shown: Path, wanted: bool) -
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+def test_the_error_names_the_missing_criu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotFound, match="criu"):
         Criu({}, no_new_privileges=wanted)

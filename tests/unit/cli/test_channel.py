@@ -116,7 +116,7 @@ def test_streams(peer: tuple[Peer, Channel]) -> None:
     assert handler.cancelled.wait(30), "who leaves early has the server stop"
 
 
-def test_a_deadline(peer: tuple[Peer, Channel]) -> None:
+def test_a_call_is_cancelled_at_its_deadline(peer: tuple[Peer, Channel]) -> None:
     handler, channel = peer
     with pytest.raises(CallError) as caught:
         channel.unary("/s/wait", b"", 0.3)

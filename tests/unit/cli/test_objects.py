@@ -285,7 +285,7 @@ def test_an_error_has_its_path(documents: list[dict[str, Any]], message: str) ->
     assert message in str(caught.value)
 
 
-def test_the_downward_api_in_an_environment() -> None:
+def test_an_environment_may_use_the_downward_api() -> None:
     """Resources are in units of the divisor, rounded up; a missing request is the limit."""
     refs = {
         "CPUS": {"resource": "limits.cpu"},

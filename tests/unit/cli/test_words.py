@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = dict.fromkeys(
 
 
 @pytest.mark.parametrize("good", ["a", "A-1_2.3+x", "0", "-", "_", "a" * 255])
-def test_ids(good: str) -> None:
+def test_valid_ids_are_accepted(good: str) -> None:
     assert check_id(good) == good
 
 

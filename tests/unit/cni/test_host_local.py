@@ -85,7 +85,7 @@ def test_ipv6_has_no_broadcast_address() -> None:
         "10.0.0.0/24",
     ],
 )
-def test_an_invalid_range(value: Any) -> None:
+def test_an_invalid_range_is_refused(value: Any) -> None:
     with pytest.raises(CniError):
         Range.parse(value, "x")
 

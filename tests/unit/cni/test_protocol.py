@@ -407,7 +407,7 @@ def test_each_command_requires_its_variables(command: str, needed: set[str]) -> 
         ("CNI_ARGS", "A=1;;B=2"),
     ],
 )
-def test_an_invalid_request(name: str, value: str) -> None:
+def test_an_invalid_request_is_refused(name: str, value: str) -> None:
     with pytest.raises(CniError) as refused:
         CniCall.from_environment({**ENVIRONMENT, name: value})
     assert refused.value.code == 4

@@ -241,7 +241,7 @@ def test_bandwidth_annotations(text: str, rate: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "2P", "-1M", "1MB", "fast", "1e", "9" * 100, " 1M"])
-def test_invalid_bandwidth(text: str) -> None:
+def test_an_invalid_bandwidth_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
 

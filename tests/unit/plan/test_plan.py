@@ -414,7 +414,7 @@ def test_affinity() -> None:
     assert before(built, "SetAffinity", "JoinProcess")
 
 
-def test_pause() -> None:
+def test_the_plan_of_a_pause_process_ends_with_its_filter_and_execution() -> None:
     built = plans.build_pause(
         parse(default()).linux, HOST, plans.PauseOptions(hostname="pod", load_filter=FILTER)
     )
@@ -518,7 +518,7 @@ def test_cpu_list() -> None:
     assert cpu_list("", "p") == ()
 
 
-def test_environment() -> None:
+def test_the_last_value_of_a_variable_counts_and_home_has_a_default() -> None:
     process = Process(env=("A=1", "B=2", "A=3"))
     assert environment(process, "/h") == ("B=2", "A=3", "HOME=/h")
     assert environment(Process(env=("HOME=", "X=1")), "") == ("X=1", "HOME=/")

@@ -264,7 +264,7 @@ def test_a_failure_of_the_node_is_logged_once(
     assert not caplog.records
 
 
-async def test_gzip(world: World) -> None:
+async def test_gzip_messages_are_accepted(world: World) -> None:
     call = world.unary("echo")
     assert await call(b"x" * 10_000, compression=grpc.Compression.Gzip) == b"x" * 10_000
     code, _ = await code_of(call(b"x" * 10_000, compression=grpc.Compression.Deflate))
@@ -449,7 +449,7 @@ async def test_a_client_that_disconnects_ends_its_calls(world: World) -> None:
     await until(lambda: world.calls.ended == 3 and not world.server._connections)
 
 
-async def test_a_byte_at_a_time(world: World, raw: Raw) -> None:
+async def test_a_request_byte_by_byte_is_answered(world: World, raw: Raw) -> None:
     for byte in HELLO + raw.call(1, "echo", b"slow"):
         await raw.send(bytes([byte]))
     await until(lambda: grpc_framing.OK_BLOCK in raw.heard)
@@ -517,8 +517,8 @@ async def test_streams_reset_in_the_same_pass_are_not_worked_for(world: World, r
     assert world.calls.started == 0
 
 
-async def test_rapid_reset(world: World, raw: Raw) -> None:
-    """Each stream is worked for before its reset comes."""
+async def test_a_rapid_reset_attack_ends_the_connection(world: World, raw: Raw) -> None:
+    """The server works for each stream before its reset comes."""
     await raw.send(HELLO)
     for number in range(1, 4001, 2):
         await raw.send(raw.call(number, "wait"))
@@ -713,7 +713,9 @@ async def test_too_many_calls_at_once(world: World, monkeypatch: pytest.MonkeyPa
     assert [bytes(m) async for m in world.stream("count", b"2")] == [b"0", b"1"]
 
 
-async def test_garbage(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_garbage_ends_only_its_connection(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(50):
         async with Raw(world) as raw:
             await raw.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -779,7 +781,7 @@ async def test_requests_that_never_end_are_bounded_in_all(
     await until(lambda: world.server._large_bytes == 0)
 
 
-async def test_a_gzip_bomb(world: World, raw: Raw) -> None:
+async def test_a_gzip_bomb_is_refused(world: World, raw: Raw) -> None:
     packed = gzip.compress(b"\0" * (100 << 20))
     body = b"\1" + len(packed).to_bytes(4, "big") + packed
     await raw.send(HELLO + raw.head(1, "echo", ("grpc-encoding", "gzip")))

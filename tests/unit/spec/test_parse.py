@@ -41,7 +41,7 @@ def test_the_default_is_valid() -> None:
     assert spec.root.readonly
 
 
-def test_least() -> None:
+def test_the_smallest_specification_is_accepted() -> None:
     spec = parse({"ociVersion": "1.0.0", "root": {"path": "r"}})
     check(spec)
     assert spec.process is None

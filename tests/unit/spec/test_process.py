@@ -24,7 +24,7 @@ from pyrunc.errors import InvalidArgument
         ([], ["a"], [], ["d"], ["a"]),
     ],
 )
-def test_argv(
+def test_argv_combines_the_request_and_the_image(
     command: list[str], args: list[str], entrypoint: list[str], cmd: list[str], expected: list[str]
 ) -> None:
     assert process.argv(command, args, entrypoint, cmd) == expected
@@ -239,11 +239,11 @@ def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> An
 
 
 @pytest.mark.parametrize(("line", "glibc", "musl", "runc", "ours"), PASSWD_LINES)
-def test_a_line_of_passwd(
+def test_a_line_of_passwd_is_parsed_like_runc(
     tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids
 ) -> None:
-    """Parsed as by runc, except for lines that it would read as root by mistake. glibc is called
-    for comparison."""
+    """The exceptions are lines that runc would read as root by mistake. The test compares with
+    glibc."""
     file = tmp_path / "passwd"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetpwent", _Passwd, file)
@@ -254,7 +254,7 @@ def test_a_line_of_passwd(
 
 
 @pytest.mark.parametrize(("line", "glibc", "musl", "runc", "ours"), GROUP_LINES)
-def test_a_line_of_group(
+def test_a_line_of_group_is_parsed_like_runc(
     tmp_path: Path,
     line: str,
     glibc: int | None,
@@ -262,7 +262,7 @@ def test_a_line_of_group(
     runc: int | None,
     ours: int | None,
 ) -> None:
-    """Parsed as by runc, except for an invalid number."""
+    """The exception is an invalid number."""
     file = tmp_path / "group"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetgrent", _Group, file)

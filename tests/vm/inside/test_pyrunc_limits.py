@@ -158,7 +158,7 @@ def test_the_device_filter_denies_and_allows(container: Container) -> None:
     assert "not permitted" in container.sh(": </dev/mem").stderr
 
 
-def test_freeze_and_thaw(container: Container) -> None:
+def test_a_container_is_frozen_and_thawed(container: Container) -> None:
     container.start("sh", "-c", "while true; do :; done", resources={})
     container.pyrunc("pause", container.id)
     assert container.read("cgroup.freeze") == "1"

@@ -80,14 +80,14 @@ def cpu_ns(group: Path) -> int:
     return int(lines["usage_usec"]) * 1000
 
 
-def test_cpu(node: Node, busy: Json, numbers: Json) -> None:
+def test_the_cpu_time_of_a_pod_is_the_kernels(node: Node, busy: Json, numbers: Json) -> None:
     (container,) = numbers["containers"]
     assert 0 < container["cpu"]["usageCoreNanoSeconds"] <= cpu_ns(node.group(busy))
     assert 0 < numbers["cpu"]["usageCoreNanoSeconds"] <= cpu_ns(node.pod_group(busy))
 
 
 @pytest.mark.requirement("10.1.7", "10.1.8")
-def test_memory(node: Node, busy: Json, numbers: Json) -> None:
+def test_the_memory_of_a_pod_is_the_kernels(node: Node, busy: Json, numbers: Json) -> None:
     (container,) = numbers["containers"]
     group = node.group(busy)
     inactive = dict(line.split() for line in fact(group, "memory.stat").splitlines())[
@@ -102,7 +102,7 @@ def test_memory(node: Node, busy: Json, numbers: Json) -> None:
 
 
 @pytest.mark.requirement("10.1.12")
-def test_the_writable_layer(numbers: Json) -> None:
+def test_the_size_of_the_writable_layer_is_the_disks(numbers: Json) -> None:
     (container,) = numbers["containers"]
     assert 6 * MIB <= container["rootfs"]["usedBytes"] < 7 * MIB
 
@@ -129,15 +129,14 @@ def test_processes(node: Node, busy: Json) -> None:
 
 
 @pytest.mark.requirement("10.1.5")
-def test_pressure(numbers: Json) -> None:
-    """Pressure stall information (on by default since 1.34) comes through, for pods and
-    containers."""
+def test_pods_and_containers_have_pressure_figures(numbers: Json) -> None:
+    """Pressure stall information is on by default since Kubernetes 1.34."""
     (container,) = numbers["containers"]
     for part in (container["cpu"], container["memory"], numbers["cpu"]):
         assert {"full", "some"} <= set(part["psi"])
 
 
-def test_the_node(node: Node) -> None:
+def test_the_figures_of_the_node_are_the_machines(node: Node) -> None:
     """The node's memory is the machine's, its file system the disk's."""
     node_stats = node.summary()["node"]
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -112,8 +112,9 @@ def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
     assert (swap_max["never"], swap_max["nothing"]) == ("0", "0")
 
 
-def test_eviction_under_memory_pressure(kubelet: Node, removing: list[str]) -> None:
-    """The node says MemoryPressure, the hungry best-effort pod goes, the modest one stays."""
+def test_kubelet_evicts_under_memory_pressure(kubelet: Node, removing: list[str]) -> None:
+    """The node reports MemoryPressure; the best-effort pod with much memory is evicted, the one
+    with little stays."""
     # What is kept from eviction is not allocatable, so it is much less than what is free: pods
     # would find no place.
     available = kubelet.summary()["node"]["memory"]["availableBytes"]

@@ -56,7 +56,7 @@ def long(podman: Podman) -> str:
     return "long"
 
 
-def test_limits(podman: Podman, long: str) -> None:
+def test_podmans_limits_are_in_the_kernels_files(podman: Podman, long: str) -> None:
     group = podman.group(long)
     assert (
         group.name.startswith("libpod-")
@@ -71,7 +71,7 @@ def test_limits(podman: Podman, long: str) -> None:
     assert (group / "memory.max").read_text().strip() == str(96 * MIB)
 
 
-def test_exec(podman: Podman, long: str) -> None:
+def test_podman_exec_runs_in_the_container(podman: Podman, long: str) -> None:
     assert podman.output("exec", long, "cat", "/proc/self/cgroup") == "0::/"
     assert podman.output(
         "exec",
@@ -102,7 +102,7 @@ def test_statistics_and_processes(podman: Podman, long: str) -> None:
     assert "trap" in podman.output("top", long, "args")
 
 
-def test_pause(podman: Podman, long: str) -> None:
+def test_podman_pauses_and_resumes_a_container(podman: Podman, long: str) -> None:
     podman("pause", long)
     group = podman.group(long)
     assert "frozen 1" in (group / "cgroup.events").read_text()
@@ -111,7 +111,7 @@ def test_pause(podman: Podman, long: str) -> None:
     assert "frozen 0" in (group / "cgroup.events").read_text()
 
 
-def test_a_terminal(podman: Podman) -> None:
+def test_a_podman_container_can_have_a_terminal(podman: Podman) -> None:
     output = podman(
         "run",
         "--rm",
@@ -158,7 +158,7 @@ def test_a_filter(podman: Podman, tmp_path: Path) -> None:
     assert output.split()[1] == "2" and "Function not implemented" in output
 
 
-def test_a_user_namespace(podman: Podman) -> None:
+def test_a_podman_container_can_have_a_user_namespace(podman: Podman) -> None:
     maps = ("--uidmap", "0:200000:5000", "--gidmap", "0:200000:5000")
     output = podman.run(
         *maps,
@@ -211,7 +211,7 @@ def test_an_init_and_no_cgroup(podman: Podman) -> None:
     assert podman.run("--cgroups", "disabled", IMAGE, "cat", "/proc/self/cgroup")
 
 
-def test_a_network(podman: Podman) -> None:
+def test_a_podman_container_has_a_network(podman: Podman) -> None:
     assert "10.88." in podman.output("run", "--rm", IMAGE, "ip", "-4", "addr")
 
 
@@ -279,7 +279,7 @@ def test_six_mebibytes_are_enough(podman: Podman) -> None:
     assert podman.run("--memory", "6m", IMAGE, "echo", "fine") == "fine"
 
 
-def test_build(podman: Podman, tmp_path: Path) -> None:
+def test_podman_builds_an_image(podman: Podman, tmp_path: Path) -> None:
     (tmp_path / "Containerfile").write_text(
         f"FROM {IMAGE}\nRUN echo built > /built && id -u\nUSER 1000\nCMD cat /built\n"
     )
@@ -296,7 +296,7 @@ def test_build(podman: Podman, tmp_path: Path) -> None:
     assert podman.run("localhost/built") == "built"
 
 
-def test_checkpoint_and_restore(podman: Podman) -> None:
+def test_podman_checkpoints_and_restores_a_container(podman: Podman) -> None:
     script = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.2; done"
     podman("run", "-d", "--name", "counter", "--network", "none", IMAGE, "sh", "-c", script)
     try:
@@ -315,7 +315,7 @@ def test_checkpoint_and_restore(podman: Podman) -> None:
         podman("rm", "--force", "--time", "0", "counter")
 
 
-def test_stop_and_remove(podman: Podman, long: str) -> None:
+def test_podman_stops_and_removes_a_container(podman: Podman, long: str) -> None:
     pid, group = podman.pid(long), podman.group(long)
     podman("stop", "--time", "20", long)
     assert podman.output("inspect", long, "--format", "{{.State.ExitCode}}") == "5"

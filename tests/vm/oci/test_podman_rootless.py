@@ -75,7 +75,7 @@ def test_limits_exec_pause_stop(podman: Podman) -> None:
     assert not group.exists()
 
 
-def test_a_network_and_a_volume(podman: Podman) -> None:
+def test_a_rootless_podman_container_has_a_network_and_a_volume(podman: Podman) -> None:
     output = podman.output(
         "run",
         "--rm",
@@ -92,7 +92,7 @@ def test_a_network_and_a_volume(podman: Podman) -> None:
     podman("volume", "rm", "data")
 
 
-def test_build(podman: Podman) -> None:
+def test_rootless_podman_builds_an_image(podman: Podman) -> None:
     folder = Path(podman.user.home) / "build"
     folder.mkdir(exist_ok=True)
     (folder / "Containerfile").write_text(

@@ -39,7 +39,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The checkpoint of a container that counts and that has written and removed files."""
+    """Returns the checkpoint of a container that counts and that has written and removed files."""
     folder = tmp_path_factory.mktemp("containerd")
     subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
     subprocess.run(["ip", "-n", NAMESPACE, "link", "set", "lo", "up"], check=True)  # CRIU tries it
@@ -93,7 +93,7 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
 
 
 @pytest.mark.requirement("4.11.1")
-def test_the_archive(server: Server, archive: Path) -> None:
+def test_an_archive_of_containerd_is_restored(server: Server, archive: Path) -> None:
     with tarfile.open(archive) as tar:
         assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= {
             name.removeprefix("./") for name in tar.getnames()
@@ -102,11 +102,11 @@ def test_the_archive(server: Server, archive: Path) -> None:
 
 
 @pytest.mark.parametrize("annotation", names.ANNOTATIONS)
-def test_an_image_from_a_registry(
+def test_an_image_with_a_checkpoint_is_pulled_and_restored(
     server: Server, archive: Path, tmp_path: Path, annotation: str
 ) -> None:
-    """As kubelet has it: the image is pulled, and the container created from the id that the pull
-    has answered."""
+    """The test does what kubelet does: it pulls the image and creates the container from the id of
+    the reply."""
     data, blobs = manifest_of(build.image([archive.read_bytes()]))
     data = json.dumps({**json.loads(data), "annotations": {annotation: "c"}}).encode()
     with inside(server, tmp_path) as registry:
@@ -123,8 +123,10 @@ def test_an_image_from_a_registry(
     server.image.RemoveImage(removed, timeout=RPC_TIMEOUT_S)
 
 
-def test_an_image_that_podman_has_built(server: Server, archive: Path, tmp_path: Path) -> None:
-    """With buildah's code, as Kubernetes' documentation has it: `ADD` unpacks the archive."""
+def test_an_image_with_a_checkpoint_built_by_podman_is_restored(
+    server: Server, archive: Path, tmp_path: Path
+) -> None:
+    """Kubernetes' documentation describes this with buildah's code: `ADD` unpacks the archive."""
     (tmp_path / "context").mkdir()
     (tmp_path / "context/theirs.tar").write_bytes(archive.read_bytes())
     (tmp_path / "context/Containerfile").write_text("FROM scratch\nADD theirs.tar /\n")

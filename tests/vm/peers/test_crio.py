@@ -143,14 +143,14 @@ def _write(path: Path, content: Any) -> None:
 
 
 @pytest.mark.requirement("4.11.1")
-def test_the_archive(server: Server, archive: Path) -> None:
+def test_an_archive_of_crio_is_restored(server: Server, archive: Path) -> None:
     container = restore(server, archive, config(server))
     assert server.output(container, "stat", "-c", "%a", "/") == "555\n"
     assert server.output(container, "cat", "/run/.containerenv") == ""
     goes_on(server, container)
 
 
-def test_an_image(server: Server, archive: Path) -> None:
+def test_an_image_with_a_checkpoint_of_crio_is_restored(server: Server, archive: Path) -> None:
     annotations = {"io.kubernetes.cri-o.annotations.checkpoint.name": "c"}
     image = build.image([archive.read_bytes()])
     server.load_image(oci_archive({CHECKPOINT_IMAGE: image}, annotations=annotations))

@@ -61,7 +61,9 @@ def checkpoint_theirs(podman: Podman, *options: str) -> None:
 
 @pytest.mark.requirement("4.11.1")
 @pytest.mark.parametrize("compression", ["zstd", "none"])
-def test_an_archive(server: Server, podman: Podman, tmp_path: Path, compression: str) -> None:
+def test_an_archive_of_podman_is_restored(
+    server: Server, podman: Podman, tmp_path: Path, compression: str
+) -> None:
     """The root has the mode 0555, because the image does not name one. zstd is podman's default."""
     archive = tmp_path / "theirs.tar"
     checkpoint_theirs(podman, "--compress", compression, "--export", str(archive))
@@ -71,7 +73,9 @@ def test_an_archive(server: Server, podman: Podman, tmp_path: Path, compression:
     goes_on(server, container)
 
 
-def test_an_image(server: Server, podman: Podman, tmp_path: Path) -> None:
+def test_an_image_with_a_checkpoint_of_podman_is_restored(
+    server: Server, podman: Podman, tmp_path: Path
+) -> None:
     saved = tmp_path / "image.tar"
     checkpoint_theirs(podman, "--create-image", CHECKPOINT)
     podman("save", "-q", "--format", "oci-archive", "-o", str(saved), CHECKPOINT)

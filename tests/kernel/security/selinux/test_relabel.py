@@ -55,7 +55,7 @@ def test_files_with_the_label_are_not_changed(tree: Path) -> None:
     assert {path: path.lstat().st_ctime_ns for path in tree.rglob("*")} == before
 
 
-def test_a_file_alone(tree: Path) -> None:
+def test_a_single_file_is_relabelled(tree: Path) -> None:
     relabel.relabel_tree(str(tree / "file"), LABEL)
     assert label_of(tree / "file") == LABEL and label_of(tree) is None
 

@@ -12,7 +12,7 @@ def record(message: str, *arguments: object, level: int = logging.INFO) -> loggi
     return logging.LogRecord("x", level, "", 0, message, arguments, None)
 
 
-def test_a_flood() -> None:
+def test_a_flood_of_records_is_limited() -> None:
     now = [0.0]
     limit = RateLimit(5.0, lambda: now[0])
     passed = [limit.filter(record("%s failed", name)) for name in map(str, range(100))]

@@ -176,7 +176,7 @@ async def test_a_follower_gets_stored_and_new_entries(tmp_path: Path) -> None:
     assert not ring._followers
 
 
-def test_choose() -> None:
+def test_choose_selects_calls_by_pod_and_image() -> None:
     entries = [
         entry(1, pod="default/web", pod_id="aa11", duration_ms=5.0),
         entry(2, pod="other/web", pod_id="bb22", duration_ms=9.0),

@@ -39,7 +39,7 @@ def call(**more: Any) -> Call:
     return Call.of_entry({**first, "pod": "default/<b>web</b>", "spans": SPANS, **more})
 
 
-def test_text() -> None:
+def test_the_text_escapes_control_characters() -> None:
     head, *parts = lines(call(outcome="INTERNAL", error="no\nway\x07"), 10**18)
     assert (
         "100.00 ms  StartContainer default/<b>web</b> INTERNAL: no" in head and "\x07" not in head
