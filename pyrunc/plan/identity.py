@@ -130,7 +130,6 @@ def environment(process: Process, home: str) -> tuple[str, ...]:
     by_name: dict[str, str] = {}
     for variable in reversed(process.env):
         by_name.setdefault(variable.partition("=")[0], variable)
-    # runc replaces an empty HOME as well.
     if by_name.get("HOME") == "HOME=":
         del by_name["HOME"]
     variables = [*reversed(by_name.values())]
