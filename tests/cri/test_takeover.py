@@ -263,7 +263,7 @@ def test_stored_descriptors_are_closed_in_the_end(server: Server) -> None:
 def test_all_shims_at_once(server: Server) -> None:
     pods = [server.run_pod() for _ in range(4)]
     containers = [server.launch(pod) for pod in pods]
-    lost = [shim_pid(server, pod) for pod in pods]
+    lost = {shim_pid(server, pod) for pod in pods}
     for shim in lost:
         os.kill(shim, signal.SIGKILL)
     for pod in pods:
