@@ -99,10 +99,11 @@ def test_the_log_changes_its_level_and_form(server: Server) -> None:
     assert 'server.log_format is now "text", it was "json"' in output
 
 
-def test_signals_in_the_middle_of_pulls(server: Server, tmp_path: Path) -> None:
-    """A hundred SIGHUPs while four layers come byte by byte, with files that are right, wrong, and
-    such that forbid the registry. Proof: the pulls end as they began, the last file counts for the
-    next pull, and the server has no more descriptors than after the first reload."""
+def test_reloads_do_not_disturb_running_pulls(server: Server, tmp_path: Path) -> None:
+    """The server gets a hundred SIGHUPs while four layers arrive byte by byte, with files that are
+    valid, invalid, or forbid the registry. The pulls end with the configuration of their start, the
+    last file applies to the next pull, and the server has no more descriptors than after the first
+    reload."""
     chance = random.Random(7)
     images = [build.image([build.layer({"file": chance.randbytes(8_000)})]) for _ in range(4)]
     policy = tmp_path / "policy.json"

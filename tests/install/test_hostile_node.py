@@ -76,9 +76,9 @@ def test_an_obstacle_at_the_path_of_a_file_does_no_harm(
     )
 
 
-def test_folders_of_another_user(root: Path, tmp_path: Path) -> None:
-    """/etc/pyrunc belongs to user 1000, who has left links under the names that a file has while it
-    is written. Proof: the canary is unchanged, and the configuration is root's."""
+def test_links_in_a_folder_of_another_user_are_not_followed(root: Path, tmp_path: Path) -> None:
+    """/etc/pyrunc belongs to user 1000, who has left links under the temporary names of new files.
+    The canary is unchanged, and the configuration belongs to root."""
     canary = tmp_path / "canary"
     canary.write_text("canary\n")
     folder = root / "etc/pyrunc"

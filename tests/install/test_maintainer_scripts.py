@@ -262,8 +262,8 @@ def test_a_removal_keeps_data_and_settings(installed: Installed) -> None:
 
 
 def test_a_purge_follows_no_link(installed: Installed) -> None:
-    """The folders that a purge removes are links to a folder of somebody else's. Proof: the links
-    are gone, what they led to is not."""
+    """The folders that a purge removes are links to a folder of another user. The links are
+    removed, and their targets stay."""
     victim = installed.root / "victim"
     victim.mkdir()
     (victim / "file").write_text("canary")

@@ -41,8 +41,8 @@ async def _asking(answer: asyncio.Future[tuple[dict[str, object], list[int]]]) -
     await answered(answer)
 
 
-def test_answers_that_are_none_end_the_question_and_leave_nothing() -> None:
-    """Proof: the request raises or its next answer counts, and the descriptors are closed."""
+def test_invalid_replies_end_the_request_and_leave_no_descriptors() -> None:
+    """The request raises or uses the next reply, and the descriptors are closed."""
     asyncio.run(_answer_with_nonsense())
 
 

@@ -1,12 +1,13 @@
-"""Attacks that cannot succeed prove nothing: here each defence is taken out of a copy of the
-program, and its test must fail.
+"""Takes each defence out of a copy of the program and checks that its attack's test fails there:
+an attack that cannot succeed proves nothing.
 
-Not taken out: what would let the copy hurt the machine, such as the check of cgroupsPath (a group
-that is the root is killed with all the machine's processes). A mutation is a piece of source text
-and what replaces it; where the text is no longer there, that fails too. What cannot be taken out
-with one edit was tried on runc 1.1.5 of Debian (it fails test_dev.py::test_dev_is_a_link,
-CVE-2026-41579, and test_dev.py::test_null_is_something_else[file], CVE-2025-31133), which
-PYRUNC_RUNTIME=runc repeats.
+The mutations leave out defences whose absence could hurt the machine, such as the check of
+cgroupsPath (ending a container in the root group would kill all processes of the machine). A
+mutation is a piece of source text and its replacement; a text that no longer exists is an error.
+Defences that need more than one edit were tried with runc 1.1.5 of Debian, which fails two tests
+of test_dev.py: test_dev_as_a_link_is_not_followed (CVE-2026-41579) and
+test_a_null_that_is_no_null_device_is_refused[file] (CVE-2025-31133). PYRUNC_RUNTIME=runc repeats
+this.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "BENEATH = 0",
             ),
         ],
-        "test_dev.py::test_dev_is_a_link",
+        "test_dev.py::test_dev_as_a_link_is_not_followed",
     ),
     "procfs goes where a link leads": (
         [
@@ -156,22 +157,22 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
             (MOUNTS, NULL_CHECK, ""),
             (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', ""),
         ],
-        "test_dev.py::test_null_is_something_else",
+        "test_dev.py::test_a_null_that_is_no_null_device_is_refused",
     ),
     "any null is good, the race": (
         [
             (MOUNTS, NULL_CHECK, ""),
             (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', ""),
         ],
-        "test_dev.py::test_null_that_is_swapped",
+        "test_dev.py::test_a_swapped_null_is_not_used_as_a_mask",
     ),
     "the console follows a link": (
         [(MOUNTS, "place = _console_place(low)", 'place = low.place("/dev/console", False)')],
-        "test_dev.py::test_console_is_a_link",
+        "test_dev.py::test_console_as_a_link_is_not_followed",
     ),
     "any device is the default one": (
         [(MOUNTS, "_same_device(low, op, folder, name, kind)", "pass")],
-        "test_dev.py::test_a_default_device_is_there_already",
+        "test_dev.py::test_a_file_in_place_of_a_default_device_is_refused",
     ),
     "newcomers are dumpable": (
         [
@@ -236,7 +237,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)",
             )
         ],
-        "test_executable.py::test_overwriting_through_another_process",
+        "test_executable.py::test_executables_cannot_be_overwritten_through_another_process",
     ),
     "the group list is the caller's": (
         [("pyrunc/plan/identity.py", "ops.append(model.SetGroups(user.additional_gids))", "pass")],
@@ -260,7 +261,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable",
             )
         ],
-        "test_identity.py::test_a_file_with_an_inheritable_capability_gives_none",
+        "test_identity.py::test_a_file_with_an_inheritable_capability_adds_no_capability",
     ),
     "users are read as Python reads numbers": (
         [
@@ -270,7 +271,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "if not digits.isdigit():",
             )
         ],
-        "test_identity.py::test_users_are_whole_numbers",
+        "test_identity.py::test_a_user_must_be_a_whole_number",
     ),
     "files of an image are opened unseen": (
         [
@@ -280,11 +281,11 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "    return open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)\n    place = open_in_root(root_fd, path)\n",  # noqa: E501
             )
         ],
-        "test_identity.py::test_passwd_is_something_else",
+        "test_identity.py::test_a_hostile_passwd_does_no_harm",
     ),
     "files of an image are looked up on the host": (
         [("pyrunc/kernel/path.py", "RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)", "0)")],
-        "test_identity.py::test_passwd_is_something_else",
+        "test_identity.py::test_a_hostile_passwd_does_no_harm",
     ),
     "limits name any file": (
         [
@@ -345,7 +346,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "os.mkdir(folder, CLAIMED | 0o011)",
             )
         ],
-        "test_requests.py::test_modes_of_the_state",
+        "test_requests.py::test_the_state_is_only_accessible_to_its_owner",
     ),
     "pids are trusted": (
         [
@@ -355,11 +356,11 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                 "if not state.pid:",
             )
         ],
-        "test_requests.py::test_a_state_folder_that_was_tampered_with",
+        "test_requests.py::test_a_tampered_state_does_not_signal_another_process",
     ),
     "deep JSON is not caught": (
         [("pyrunc/jsontext.py", "except RecursionError:", "except ZeroDivisionError:")],
-        "test_requests.py::test_a_configuration_that_is_no_object",
+        "test_requests.py::test_a_configuration_that_is_no_object_is_refused",
     ),
     "numbers may be names": (
         [

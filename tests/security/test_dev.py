@@ -28,14 +28,12 @@ def without_dev(config: Config) -> None:
 
 @pytest.mark.parametrize("with_pts", [False, True], ids=["", "pts"])
 @pytest.mark.parametrize("target", ["{canary}", CLIMB + "{canary}", "/tmp/../{canary}", "pts"])
-def test_dev_is_a_link(
+def test_dev_as_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str, with_pts: bool
 ) -> None:
     """CVE-2026-41579, CVE-2026-47766: no /dev is mounted, and the image's is a link to the host's
-    canary, which holds a file `ptmx` that the vulnerable runtimes replace. Proof: the canary has
-    the same two files and no event. Debian's runc 1.1.5 fails this test: it plants links in the
-    canary.
-    """
+    canary, which has a file `ptmx` that vulnerable runtimes replace. The canary has the same two
+    files and gets no event. Debian's runc 1.1.5 fails this test: it makes links in the canary."""
     place = rootfs / "dev"
     if target == "pts":  # /dev is a folder, /dev/pts the link
         (place / "pts").symlink_to(canary.path)
@@ -86,7 +84,8 @@ NAMES = ["link", "file", "zero", "block", "pipe", "folder", "missing"]
 
 
 def dev_folder(tmp_path: Path) -> Path:
-    """A folder that a container brings as its own /dev, with all default devices except null."""
+    """Makes a folder that a container mounts as its own /dev, with all default devices except
+    null."""
     folder = tmp_path / "dev"
     folder.mkdir()
     for name, minor in (("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)):
@@ -95,14 +94,13 @@ def dev_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", HOSTILE, ids=NAMES)
-def test_null_is_something_else(
+def test_a_null_that_is_no_null_device_is_refused(
     runtime: Runtime, rootfs: Path, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    """CVE-2025-31133, CVE-2025-62161. A volume brings /dev, and its null is a link to core_pattern,
-    a file, another device or missing; /secret is to be masked. Proof: create fails each time, and
-    never is the mask readable. Debian's runc 1.1.5 fails this test with the file: the container
-    reads the attacker's file through the mask.
-    """
+    """CVE-2025-31133, CVE-2025-62161: a volume is mounted as /dev, and its null is a link to
+    core_pattern, a file, another device or missing; /secret is to be masked. Create fails each
+    time, and the mask is never readable. Debian's runc 1.1.5 fails this test with the file: the
+    container reads the attacker's file through the mask."""
     make(dev_folder(tmp_path) / "null")
     (rootfs / "secret").write_text("secret\n")
 
@@ -115,11 +113,12 @@ def test_null_is_something_else(
     refused(result)
 
 
-def test_null_that_is_swapped(runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path) -> None:
-    """CVE-2025-31133, the race: null is exchanged with a file and back, and the runtime is stopped
-    before statx, open_tree and move_mount. Proof: every container that starts reads nothing through
-    the mask, and its stdin is a null device.
-    """
+def test_a_swapped_null_is_not_used_as_a_mask(
+    runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path
+) -> None:
+    """CVE-2025-31133, the race: a neighbour swaps null with a file and back, and the runtime is
+    stopped before statx, open_tree and move_mount. Every container that starts reads no data
+    through the mask, and its stdin is a null device."""
     folder = dev_folder(tmp_path)
     os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     _file(folder / "other")
@@ -141,12 +140,11 @@ def test_null_that_is_swapped(runtime: Runtime, rootfs: Path, probe: Path, tmp_p
 
 @pytest.mark.parametrize("name", ["null", "zero", "tty", "full"])
 @pytest.mark.parametrize("make", HOSTILE[:-1], ids=NAMES[:-1])
-def test_a_default_device_is_there_already(
+def test_a_file_in_place_of_a_default_device_is_refused(
     runtime: Runtime, rootfs: Path, canary: Canary, make: Callable[[Path], object], name: str
 ) -> None:
-    """S-08: an image without a /dev mount brings something of its own in a default device's place.
-    Proof: it is refused; neither does it pass for the device, nor is a link followed to the host.
-    """
+    """S-08: an image without a /dev mount has a file of its own in a default device's place. The
+    runtime refuses it: it is not taken for the device, and a link is not followed to the host."""
     if name == "zero" and make is _zero:
         return
     make(rootfs / "dev" / name)
@@ -156,13 +154,12 @@ def test_a_default_device_is_there_already(
 @pytest.mark.parametrize(
     "target", ["{canary}/passwd", "/proc/sys/kernel/core_pattern", "/etc/passwd", "/no/such"]
 )
-def test_console_is_a_link(
+def test_console_as_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
 ) -> None:
-    """CVE-2025-52565. /dev/console of the image is a link, and the container has a terminal, which
-    is bound there. Proof: the terminal is at /dev/console itself or create fails: nothing is
-    mounted where the link leads.
-    """
+    """CVE-2025-52565: /dev/console of the image is a link, and the container has a terminal, which
+    is bound there. The terminal is at /dev/console itself or create fails: no mount appears at the
+    link's target."""
     (rootfs / "dev/console").symlink_to(target.format(canary=canary.path))
 
     def change(config: Config) -> None:
@@ -185,11 +182,11 @@ def test_console_is_a_link(
 @pytest.mark.parametrize(
     "make", [_link, _file, _zero, os.mkfifo], ids=["link", "file", "zero", "pipe"]
 )
-def test_ptmx_is_something_else(
+def test_a_ptmx_that_is_no_multiplexer_is_refused(
     runtime: Runtime, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    """CVE-2025-52565: /dev/pts is a folder of a volume, and its ptmx no multiplexer. Proof: create
-    fails, no terminal comes."""
+    """CVE-2025-52565: /dev/pts is a folder of a volume, and its ptmx is no multiplexer. Create
+    fails, and the caller gets no terminal."""
     folder = dev_folder(tmp_path)
     os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     (folder / "pts").mkdir()
@@ -205,9 +202,9 @@ def test_ptmx_is_something_else(
         refused(box.create("--console-socket", str(console.path)))
 
 
-def test_the_terminal_is_the_containers(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52565, the other side: with an ordinary /dev the console is a terminal of the
-    container's own devpts."""
+def test_the_terminal_belongs_to_the_containers_devpts(runtime: Runtime, tmp_path: Path) -> None:
+    """CVE-2025-52565 does not concern ordinary images: with an ordinary /dev the console is a
+    terminal of the container's own devpts."""
 
     def change(config: Config) -> None:
         config["process"]["terminal"] = True

@@ -42,12 +42,11 @@ def fingerprint() -> list[tuple[str, int, int, str]]:
     return values
 
 
-def test_an_image_that_runs_our_own_executable(runtime: Runtime, rootfs: Path) -> None:
-    """CVE-2019-5736. The image's program is a script whose interpreter is /proc/self/exe, so execve
-    opens whatever runs in the container at that moment, once at start and once at exec. Proof: what
-    runs is a memfd that says 126 to a program that it was not given (the launcher without its
-    descriptors), never Python, and the host's files are the same bytes and inodes.
-    """
+def test_proc_self_exe_is_never_a_file_of_the_host(runtime: Runtime, rootfs: Path) -> None:
+    """CVE-2019-5736: the image's program is a script whose interpreter is /proc/self/exe, so execve
+    opens the executable of the running process, once at start and once at exec. It is a memfd that
+    exits with 126 for an unknown program (the launcher without its descriptors), never Python, and
+    the host's files are the same bytes and inodes."""
     before = fingerprint()
     (rootfs / "bin/evil").write_text("#!/proc/self/exe\n")
     (rootfs / "bin/evil").chmod(0o755)
@@ -57,12 +56,11 @@ def test_an_image_that_runs_our_own_executable(runtime: Runtime, rootfs: Path) -
     assert fingerprint() == before
 
 
-def test_overwriting_through_another_process(runtime: Runtime) -> None:
-    """CVE-2019-5736, the usual exploit. A process of the container with CAP_SYS_PTRACE (else it may
-    not even look, see test_newcomer) opens /proc/PID/exe of each process that enters and, when that
-    has ended, opens the descriptor for writing. execve is held back by strace, so there is time.
-    Proof: the kernel never lets it, and the host's files are unchanged.
-    """
+def test_executables_cannot_be_overwritten_through_another_process(runtime: Runtime) -> None:
+    """CVE-2019-5736, the usual exploit: a process of the container with CAP_SYS_PTRACE (without it
+    the kernel denies even the lookup, see test_newcomer) opens /proc/PID/exe of each entering
+    process and, when that has ended, opens the descriptor for writing. strace delays execve, so
+    there is time. The kernel never permits it, and the host's files are unchanged."""
 
     def change(config: dict[str, object]) -> None:
         process: dict[str, object] = config["process"]  # type: ignore[assignment]
@@ -116,13 +114,12 @@ def test_a_created_container_runs_a_sealed_memfd(runtime: Runtime) -> None:
             os.open(exe, flags)
 
 
-def test_no_interpreter_and_no_file_of_ours_after_the_border(
+def test_a_process_in_the_container_opens_no_code_before_execve(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """Section 0.5, S-20. The kernel's own list of what the process did after it entered the
-    container's mounts. Proof: between setns or pivot_root and execve it opens nothing that is code:
-    no *.py, no *.so, no nsswitch, locale or codec.
-    """
+    """Section 0.5, S-20: the test traces the process after it entered the container's mounts.
+    Between setns or pivot_root and execve it opens no code: no *.py, no *.so, no nsswitch, locale
+    or codec."""
     calls = "openat,openat2,open,execve,execveat,setns,pivot_root,clone3"
     one, two = traced(runtime, tmp_path / "run", calls), traced(runtime, tmp_path / "exec", calls)
     box, other = runtime.box("true"), runtime.box("sleep", "60").up()
@@ -141,8 +138,8 @@ def test_no_interpreter_and_no_file_of_ours_after_the_border(
 
 
 def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
-    """Who crossed the border, and what was opened by them and their children from there up to
-    execve."""
+    """Returns the processes that entered the container, and the files that they and their children
+    opened from there up to execve."""
     inside: set[str] = set()
     everybody: set[str] = set()
     opened = []
@@ -161,9 +158,9 @@ def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
     return everybody, opened
 
 
-def test_a_thousand_execs_next_to_a_hunter_cost_nothing(runtime: Runtime) -> None:
-    """S-09, short: execs while the container looks for them; whoever wins, the executables of the
-    host stay as they are."""
+def test_a_thousand_execs_beside_an_attacker_change_no_executable(runtime: Runtime) -> None:
+    """S-09, short: the container searches for entering processes during the execs; whoever is
+    first, the executables of the host stay the same."""
     before = fingerprint()
     box = runtime.box("probe", "overwrite", "60").up()
     deadline = time.monotonic() + 1.5

@@ -60,11 +60,12 @@ def test_no_capability_is_inheritable(runtime: Runtime) -> None:
             assert result["CapEff"] >> 21 & 1 and result["CapBnd"] >> 21 & 1
 
 
-def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, rootfs: Path) -> None:
+def test_a_file_with_an_inheritable_capability_adds_no_capability(
+    runtime: Runtime, rootfs: Path
+) -> None:
     """CVE-2022-24769, the effect: a file of the image has cap_net_raw+ei (the bytes of
-    vfs_cap_data), and an ordinary user runs it without NNP. Proof: CapEff and CapPrm are 0 after
-    its execve; with a permitted file capability they are not (so the attribute is read).
-    """
+    vfs_cap_data), and an ordinary user runs it without NNP. CapEff and CapPrm are 0 after its
+    execve; with a permitted file capability they are not (so the kernel reads the attribute)."""
     busybox = (rootfs / "bin/busybox").read_bytes()
     for name, permitted, inheritable in (("inherits", 0, 1 << 13), ("permits", 1 << 13, 0)):
         program = rootfs / name / "cat"
@@ -121,11 +122,10 @@ WRONG_USERS = [
 ]  # fmt: skip
 
 
-def test_users_are_whole_numbers(runtime: Runtime) -> None:
-    """CVE-2026-30892: a user that is read half is somebody else, mostly root. Proof: each is
-    refused with exit code 255 and nothing ran; the ones that are numbers run as exactly that number
-    by the kernel's status.
-    """
+def test_a_user_must_be_a_whole_number(runtime: Runtime) -> None:
+    """CVE-2026-30892: a partly parsed user is another user, mostly root. Each such user is refused
+    with exit code 255 and no process runs; numbers run as exactly that number by the kernel's
+    status."""
     box = runtime.box("sleep", "60").up()
     for text in WRONG_USERS:
         result = box.exec("touch", "/dev/shm/ran", options=["--user", text])
@@ -211,13 +211,12 @@ def _long_line(path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["pipe", "device", "zero", "folder", "loop", "host", "sparse", "line", "socket link"]
 )
-def test_passwd_is_something_else(
+def test_a_hostile_passwd_does_no_harm(
     runtime: Runtime, rootfs: Path, canary: Canary, kind: str
 ) -> None:
-    """CVE-2025-4437, CVE-2026-47262, S-07: the image's /etc/passwd is a pipe, a device, a gigabyte,
-    a link to the host. The runtime looks for HOME there. Proof: it ends in time, with little
-    memory, HOME is `/`, and nobody opened the device or the canary (inotify).
-    """
+    """CVE-2025-4437, CVE-2026-47262, S-07: the image's /etc/passwd, in which the runtime looks for
+    HOME, is a pipe, a device, a gigabyte, or a link to the host. The start ends in time, with
+    little memory, HOME is `/`, and inotify reports no open of the device or the canary."""
     passwd = rootfs / "etc/passwd"
     passwd.unlink()
     watched: list[Path] = []

@@ -107,11 +107,10 @@ VOLUMES = [
 def test_a_remounted_image_volume_is_not_written_to(
     server: Server, pod: str, image: str, sub_path: str
 ) -> None:
-    """An image volume that is a bind of the store's folder is made writable by a container with
-    CAP_SYS_ADMIN, which then changes a layer that other images share. Proof: after remounts of
-    mount, superblock and a bind of it, another pod's volume and the store's own file have the
-    content, the mode and the names of the pull.
-    """
+    """A container with CAP_SYS_ADMIN makes an image volume writable, which is a bind of the store's
+    folder, and changes a layer that other images share. After remounts of mount, superblock and a
+    bind of it, another pod's volume and the store's own file have the content, the mode and the
+    names of the pull."""
     attacker = launch(server, pod, volume("/volume", image, sub_path), admin=True)
     assert server.output(attacker, "cat", "/volume/data").encode() == CONTENT
     before = server.output(attacker, "ls", "-l", "/volume")
@@ -149,12 +148,13 @@ def test_a_set_uid_file_of_an_image_volume_has_no_effect(
 @pytest.mark.parametrize(
     "option", ["noacl", "nouser_xattr", "cache_strategy=disabled", "dax=always"]
 )
-def test_options_of_an_image_that_pods_share(server: Server, pod: str, option: str) -> None:
-    """A superblock that all containers of an image share takes other options from each that may
-    remount it: with `noacl` the image's ACLs hold nowhere any more. Proof: what an ACL denies the
-    user 1000, with the group root, stays denied in a volume and in a root of other pods; the mount
-    table of the other volume does not change.
-    """
+def test_a_remount_does_not_change_a_shared_image_of_other_pods(
+    server: Server, pod: str, option: str
+) -> None:
+    """All containers of an image share a superblock, and each that may remount it could change its
+    options: with `noacl` the image's ACLs have no effect. The ACL still denies access to the user
+    1000, with the group root, in a volume and in a root of other pods, and the mount table of the
+    other volume does not change."""
     place = volume("/volume", ONE_LAYER)
     victim = launch(server, server.run_pod(host_network=True), place, user=1000)
     table = server.output(victim, "cat", "/proc/self/mountinfo")

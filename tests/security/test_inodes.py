@@ -26,8 +26,8 @@ NULL = os.makedev(1, 3)
 
 
 def devices_of_the_host() -> set[int]:
-    """st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in none of
-    them."""
+    """Returns st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in
+    none of them."""
     devices = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         major, minor = line.split()[2].split(":")
@@ -41,7 +41,7 @@ def links_of(pid: int) -> Iterator[str]:
 
 
 def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
-    """Return the host's files that the process has open, as `link -> path`, except those below
+    """Returns the host's files that the process has open, as `link -> path`, except those below
     `allowed`."""
     host, held = devices_of_the_host(), []
     for link in links_of(pid):
@@ -60,12 +60,12 @@ def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
 
 
 def null_numbers(pid: int) -> set[int]:
-    """The descriptors of a process that are null devices."""
+    """Returns the descriptors of a process that are null devices."""
     return {n for n in range(3) if os.stat(f"/proc/{pid}/fd/{n}").st_rdev == NULL}
 
 
 def processes_below(group: Path) -> dict[int, str]:
-    """Pids and names of all processes in a cgroup and those below it."""
+    """Returns pids and names of all processes in a cgroup and in groups below it."""
     pids = [int(pid) for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
     return {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
 
@@ -83,11 +83,11 @@ def executing(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
                 stream.close()
 
 
-def test_no_process_of_a_pod_holds_a_file_of_the_host(server: Server) -> None:
-    """A pod whose containers share the pid namespace, so that one can take what another holds:
-    pause, containers with and without stdin and with a terminal, an exec of each kind. Proof: no
-    link in /proc/PID of any of its processes leads to a filesystem that is mounted on the host.
-    """
+def test_no_process_of_a_pod_has_a_file_of_the_host_open(server: Server) -> None:
+    """The pod's containers share the pid namespace, so that one can take descriptors of another:
+    the test has the pause process, containers with and without stdin and with a terminal, and an
+    exec of each kind. No link in /proc/PID of these processes leads to a filesystem that is mounted
+    on the host."""
     config = server.pod_config("inodes")
     config.linux.security_context.namespace_options.pid = api.POD
     pod = server.run_pod(config, host_network=True)
@@ -146,10 +146,10 @@ def as_user(config: Config) -> None:
 
 
 @pytest.mark.parametrize("change", [None, as_user, mapped, without_mounts])
-def test_no_process_of_a_bundle_holds_a_file_of_the_host(runtime: Runtime, change: Any) -> None:
-    """create, start, run --detach and exec --detach, whose caller has /dev/null as stdio. Proof: as
-    above; the container's root is a folder of the host, so what lies in it may be held.
-    """
+def test_no_process_of_a_bundle_has_a_file_of_the_host_open(runtime: Runtime, change: Any) -> None:
+    """The test runs create, start, run --detach and exec --detach with /dev/null as stdio. No link
+    in /proc/PID leads to a filesystem of the host, except into the container's root, which is a
+    folder of the host."""
     nothing = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.DEVNULL,
@@ -180,11 +180,10 @@ def test_no_process_of_a_bundle_holds_a_file_of_the_host(runtime: Runtime, chang
         assert held_of_the_host(pid, runtime.rootfs) == []
 
 
-def test_hooks_in_the_container_hold_no_file_of_the_host(runtime: Runtime) -> None:
+def test_hooks_in_the_container_have_no_file_of_the_host_open(runtime: Runtime) -> None:
     """createContainer and startContainer hooks are in the container's namespaces, where its
-    neighbours may see them. Proof: as above, for their descriptors (the program of a
-    createContainer hook is a file of the host: runtime-spec, config.md, "Hooks").
-    """
+    neighbours may see them. Their descriptors lead to no filesystem of the host (the program of a
+    createContainer hook is a file of the host: runtime-spec, config.md, "Hooks")."""
 
     def change(config: Config) -> None:
         script = [
@@ -210,9 +209,8 @@ def test_hooks_in_the_container_hold_no_file_of_the_host(runtime: Runtime) -> No
 
 
 def test_masked_paths_are_not_the_hosts_null_device(runtime: Runtime) -> None:
-    """What hides a file is a null device, and chmod(1) of the path changes it. Proof: its inode is
-    none of the host's, nor is /dev/null, in a user namespace too.
-    """
+    """A null device masks a file, and chmod(1) of the path changes the device. Its inode is not on
+    a filesystem of the host, and neither is /dev/null, in a user namespace too."""
     for change in (None, mapped):
         box = runtime.box(
             "sleep", "3600", change=change, maskedPaths=["/proc/keys", "/proc/timer_list"]

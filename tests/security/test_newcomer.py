@@ -44,11 +44,12 @@ class Spy:
         eventually(lambda: self.out.read_bytes().startswith(b"spying"))
 
     def looked(self) -> bool:
-        """Whether it has tried everything with somebody."""
+        """Returns whether the spy has tried everything with at least one process."""
         return b"getfd" in self.out.read_bytes()
 
     def report(self) -> Counter[str]:
-        """What it could do and what not; the last line is how often it saw somebody."""
+        """Returns the spy's successes and failures; the last line is the number of processes that
+        it saw."""
         self.box.kill("TERM").ok()
         assert self.child.wait(60) == 0
         _, *lines, last = self.out.read_text().splitlines()
@@ -62,11 +63,10 @@ def nothing_done(report: Counter[str]) -> None:
 
 
 def test_a_process_that_waits_for_start_cannot_be_inspected(runtime: Runtime) -> None:
-    """CVE-2016-9962. Two containers share a pid namespace and have the same user and capabilities;
-    one is created and waits, the other spies: /proc/PID/{root,cwd,exe,fd,environ,mem,maps}, ptrace,
-    pidfd_getfd. Proof: EACCES or EPERM each time, because the launcher is not dumpable. Fails when
-    PR_SET_DUMPABLE is left out.
-    """
+    """CVE-2016-9962: two containers share a pid namespace and have the same user and capabilities;
+    one is created and waits, the other spies on it by /proc/PID/{root,cwd,exe,fd,environ,mem,maps},
+    ptrace and pidfd_getfd. Each attempt fails with EACCES or EPERM, because the launcher is not
+    dumpable. The test fails when PR_SET_DUMPABLE is left out."""
     spy = Spy(runtime)
     pid = runtime("state", spy.box.id).ok().json["pid"]
     kinds = [{"type": kind} for kind in ("network", "ipc", "uts", "mount", "cgroup")]
@@ -93,10 +93,9 @@ def test_a_process_that_waits_for_start_cannot_be_inspected(runtime: Runtime) ->
 
 
 def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
-    """CVE-2016-9962 for exec, as root and as the same ordinary user: the one who enters is held
-    before setresuid, capset and execve (strace), and looked into. Proof: as above; the kernel made
-    it dumpable again at each change of ids, and it was taken back.
-    """
+    """CVE-2016-9962 for exec, as root and as the same ordinary user: strace stops the entering
+    process before setresuid, capset and execve, and the spy inspects it. Each attempt fails; the
+    kernel makes the process dumpable at each change of ids, and the launcher reverts this."""
     for user in (0, 1000):
         spy = Spy(runtime, user)
         slow = slowly(runtime, ["setresuid", "capset", "chdir", "execve"], 25)
@@ -107,10 +106,11 @@ def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
         nothing_done(spy.report())
 
 
-def test_credentials_do_not_pass_by(runtime: Runtime, tmp_path: Path) -> None:
-    """Section 0.6: after the change of ids the process is not dumpable either. Proof: /proc/PID of
-    what waits as user 1000 belongs to root, which is how the kernel shows it (proc(5)).
-    """
+def test_a_process_is_not_dumpable_after_the_change_of_ids(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    """Section 0.6: /proc/PID of a waiting process with user 1000 belongs to root, which is how the
+    kernel shows that it is not dumpable (proc(5))."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}

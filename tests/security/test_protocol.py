@@ -81,7 +81,7 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def lying(liar: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The launcher is the liar."""
+    """Replaces the launcher by the hostile program."""
     number = os.open(liar, os.O_RDONLY)
     status = os.fstat(number)
     monkeypatch.setattr(launch, "_executable", (number, status.st_dev, status.st_ino))
@@ -94,7 +94,7 @@ def frame(tag: int, value: int = 0, extra: int = 0, *, op: int = 0, fds: int = 0
 
 
 def answer_to(frames: bytes) -> str:
-    """The parent's answer to these frames; it must never accept a start."""
+    """Returns the parent's reply to these frames; asserts that it never accepts a start."""
     reading, writing = os.pipe()
     writer = threading.Thread(target=lambda: (os.write(writing, frames), os.close(writing)))
     plan = model.Plan(
@@ -121,7 +121,7 @@ def descriptors() -> int:
 
 @pytest.fixture
 def stranger() -> Iterator[int]:
-    """A process that is not our child: a grandchild whose parent lives."""
+    """Returns a process that is not our child: a grandchild whose parent lives."""
     with subprocess.Popen(
         ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True
     ) as shell:
@@ -131,30 +131,28 @@ def stranger() -> Iterator[int]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_only_our_child_is_ours(stranger: int) -> None:
-    """The pid that is reported becomes the process that is killed when the start fails. Proof:
-    neither a stranger's pid, nor 0, -1, 1 or one out of range is taken, and the stranger lives.
-    """
+def test_a_reported_pid_must_be_a_child_of_the_runtime(stranger: int) -> None:
+    """The runtime kills the process with the reported pid when the start fails. It takes neither a
+    stranger's pid, nor 0, -1, 1 or one out of range, and the stranger lives."""
     for pid in (stranger, os.getppid(), 0, -1, 1, 2**31, 2**63 - 1, -(2**63), os.getpid()):
         text = answer_to(frame(PID, pid) + frame(READY))
         assert "no child of ours" in text, (pid, text)
     assert Path(f"/proc/{stranger}/stat").read_text().split(")")[1].split()[0] in "SR"
 
 
-def test_a_second_process_is_not_taken() -> None:
-    """Two reports: the first is a child of ours (the launcher itself would do), the second another.
-    Proof: an error, both reaped."""
+def test_a_second_report_of_a_pid_is_an_error() -> None:
+    """Of two reports, the first names a child of ours (the launcher itself would do), the second
+    another. The start fails with an error, and both are reaped."""
     child = subprocess.Popen(["sleep", "60"])
     text = answer_to(frame(PID, child.pid) + frame(PID, child.pid))
     assert "two processes" in text or "no child" in text, text
     child.wait()
 
 
-def test_any_frames_end_in_an_error_and_leak_nothing() -> None:
-    """A hundred and fifty random conversations: known and unknown tags, numbers at the borders,
-    wrong lengths, up to sixteen descriptors with each. Proof: an error of ours each time, never a
-    start; as many descriptors and children as before.
-    """
+def test_any_frames_end_in_an_error_without_leaks() -> None:
+    """A hundred and fifty random conversations have known and unknown tags, numbers at the limits,
+    wrong lengths, and up to sixteen descriptors with each frame. Each ends in an error of ours,
+    never in a start, with as many descriptors and children as before."""
     rng = random.Random(3)
     tags = [
         PID,

@@ -24,17 +24,16 @@ Config = dict[str, Any]
 
 
 def clean(result: Any) -> None:
-    """Refused, in one line, and by a check and not by an accident."""
+    """Asserts that a command is refused in one line, by a check and not by an accident."""
     refused(result)
     assert "Traceback" not in result.err and "internal error" not in result.err, result
     assert len(result.err.strip().splitlines()) == 1, result
 
 
-def test_seventy_thousand_mappings(runtime: Runtime) -> None:
-    """CVE-2021-43784. A map so long that a 16-bit length overflows, in which the rest would be read
-    as other attributes (no namespaces). Proof: a clean error (the kernel takes 340 lines), nothing
-    ran.
-    """
+def test_seventy_thousand_mappings_are_refused(runtime: Runtime) -> None:
+    """CVE-2021-43784: the map is so long that a 16-bit length overflows, and the rest would be read
+    as other attributes (no namespaces). The command fails with a clean error (the kernel accepts
+    340 lines), and no process runs."""
     lines = [{"containerID": n, "hostID": 100000 + n, "size": 1} for n in range(70000)]
 
     def change(config: Config) -> None:
@@ -44,11 +43,10 @@ def test_seventy_thousand_mappings(runtime: Runtime) -> None:
     clean(runtime.run("touch", "/dev/shm/ran", change=change))
 
 
-def test_large_strings_arrive_whole(runtime: Runtime) -> None:
-    """CVE-2021-43784's other fields: environment, arguments, annotations, working directory,
-    sources. Proof: what is below the kernel's limits arrives byte by byte; what is above is a clean
-    error; the namespaces are the container's own either way.
-    """
+def test_large_strings_arrive_whole_or_are_refused(runtime: Runtime) -> None:
+    """CVE-2021-43784's other fields are environment, arguments, annotations, working directory and
+    sources. Strings below the kernel's limits arrive byte by byte, those above are a clean error,
+    and the namespaces are the container's own either way."""
     fits, many = "x" * 131000, [f"V{n}={'y' * 1000}" for n in range(1000)]
     result = runtime.run(
         "sh",
@@ -100,8 +98,9 @@ def test_a_nul_in_any_text_is_refused(runtime: Runtime, path: str) -> None:
         '{"a": ' + "9" * 5000 + "}", '"\\ud800"', "[]", "null", '"text"', "{" + '"a":1,' * 10 + "}",
     ],
 )  # fmt: skip
-def test_a_configuration_that_is_no_object(runtime: Runtime, text: str) -> None:
-    """Section 10.2, 10.10: what Python's JSON would take or recurse into. Proof: a clean error."""
+def test_a_configuration_that_is_no_object_is_refused(runtime: Runtime, text: str) -> None:
+    """Section 10.2, 10.10: Python's JSON would accept these documents or recurse into them. The
+    command fails with a clean error."""
     box = runtime.box("true")
     (box.folder / "config.json").write_text(text)
     clean(box.create())
@@ -128,11 +127,10 @@ def test_a_configuration_that_is_no_object(runtime: Runtime, text: str) -> None:
         ("process/env", {"A": "b"}),
     ],
 )  # fmt: skip
-def test_values_of_the_wrong_kind(runtime: Runtime, path: str, value: Any) -> None:
-    """Section 10.2: `true` is no number, 1 is no truth, and nothing is cut to 32 bits or taken
-    letter by letter. Proof: refused; a protection that was asked for in the wrong way is never
-    silently off.
-    """
+def test_values_of_the_wrong_type_are_refused(runtime: Runtime, path: str, value: Any) -> None:
+    """Section 10.2: `true` is no number, 1 is no truth, and no value is cut to 32 bits or taken
+    letter by letter. The command fails: a protection with an invalid value is never silently
+    off."""
 
     def change(config: Config) -> None:
         target: Any = config
@@ -144,11 +142,9 @@ def test_values_of_the_wrong_kind(runtime: Runtime, path: str, value: Any) -> No
     clean(runtime.run("true", change=change))
 
 
-def test_a_key_that_is_given_twice(runtime: Runtime) -> None:
-    """Ambiguous JSON: the last of two equal keys counts, as for every other reader of the file (Go,
-    C), so no checker before us sees another value than we do. Proof: the program that runs is the
-    last one's.
-    """
+def test_the_last_of_two_equal_keys_counts(runtime: Runtime) -> None:
+    """Ambiguous JSON: every other reader of the file (Go, C) uses the last of two equal keys, too,
+    so no checker before the runtime sees another value. The program of the last key runs."""
     box = runtime.box("true")
     text = (box.folder / "config.json").read_text()
     (box.folder / "config.json").write_text(
@@ -180,10 +176,9 @@ IDS = [
 ]
 
 
-def test_names_of_containers(runtime: Runtime, tmp_path: Path) -> None:
-    """Names with path tricks, by every verb. Proof: exit code not 0, the state folder and the one
-    above have nothing new, no traceback; an id that is good works.
-    """
+def test_ids_with_path_tricks_are_refused(runtime: Runtime, tmp_path: Path) -> None:
+    """Each command gets ids with path tricks. Its exit code is not 0, the state folder and its
+    parent have no new files, and there is no traceback; a valid id works."""
     box = runtime.box("true")
     runtime.root.mkdir()
     before = sorted(os.listdir(tmp_path))
@@ -201,10 +196,11 @@ def test_names_of_containers(runtime: Runtime, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "loop"])
-def test_files_of_the_bundle_and_options(runtime: Runtime, tmp_path: Path, kind: str) -> None:
-    """S-19: config.json and --process as an endless device, a folder, a circle of links. Proof: an
-    error in time, with bounded memory (300 MB of address space).
-    """
+def test_files_that_are_no_regular_files_are_refused(
+    runtime: Runtime, tmp_path: Path, kind: str
+) -> None:
+    """S-19: config.json and --process are an endless device, a folder, or a circle of links. The
+    command fails in time, with bounded memory (300 MB of address space)."""
     place = tmp_path / "what"
     if kind == "folder":
         place.mkdir()
@@ -231,10 +227,9 @@ def test_files_of_the_bundle_and_options(runtime: Runtime, tmp_path: Path, kind:
         assert result.returncode != 0 and "Traceback" not in result.stderr, result
 
 
-def test_a_state_folder_that_was_tampered_with(runtime: Runtime) -> None:
-    """Section 10.8: a state.json that names another process (a pid that was used again). Proof:
-    kill and delete do not signal it, because its start time is another one.
-    """
+def test_a_tampered_state_does_not_signal_another_process(runtime: Runtime) -> None:
+    """Section 10.8: a state.json names another process (a pid that was used again). kill and delete
+    do not signal it, because its start time differs."""
     victim = subprocess.Popen(["sleep", "60"])
     # The unit of start times. A container is up within one; a pid is not used again within one.
     time.sleep(2 / os.sysconf("SC_CLK_TCK"))
@@ -257,10 +252,9 @@ def test_a_state_folder_that_was_tampered_with(runtime: Runtime) -> None:
         victim.wait()
 
 
-def test_modes_of_the_state(runtime: Runtime) -> None:
-    """CVE-2021-41103's class for the command line, under umask 0. Proof: the state folder and what
-    is in it are the owner's only; nobody can connect to the start socket.
-    """
+def test_the_state_is_only_accessible_to_its_owner(runtime: Runtime) -> None:
+    """CVE-2021-41103's class for the command line, under umask 0: the state folder and its files
+    belong to the owner alone, and no other user can connect to the start socket."""
     box = runtime.box("true")
     before = os.umask(0)
     try:

@@ -85,9 +85,11 @@ def outcome(server: Server, pod: str, name: str = "c") -> tuple[grpc.StatusCode 
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_fails_its_own_call(server: Server, nri_socket: Path, lie: str) -> None:
-    """Proof: an error that is not an exception of Python, no container is left, and without the
-    plugin the same container runs."""
+def test_an_invalid_adjustment_fails_only_its_own_call(
+    server: Server, nri_socket: Path, lie: str
+) -> None:
+    """The call fails with an error that is no Python exception, no container is left, and without
+    the plugin the same container runs."""
     pod = server.run_pod()
     with TestPlugin(nri_socket, handlers=LIES[lie]):
         code, message = outcome(server, pod)
@@ -101,10 +103,12 @@ def test_a_lie_fails_its_own_call(server: Server, nri_socket: Path, lie: str) ->
 
 
 @pytest.mark.parametrize("place", ["neighbour", "above", "root", "climbing"])
-def test_a_cgroup_that_belongs_to_another(server: Server, nri_socket: Path, place: str) -> None:
-    """A plugin gives the new container the cgroup of its neighbour, the one above all pods, the
-    root. Proof: it is refused, and the removal of what failed kills neither the neighbour nor the
-    server."""
+def test_an_adjustment_to_a_foreign_cgroup_is_refused(
+    server: Server, nri_socket: Path, place: str
+) -> None:
+    """A plugin gives the new container the cgroup of its neighbour, the group above all pods, or
+    the root. The server refuses it, and the removal of the failed container kills neither the
+    neighbour nor the server."""
     pod = server.run_pod()
     neighbour = server.launch(pod)
     config = json.loads((server.state / "containers" / neighbour / "config.json").read_text())
@@ -128,9 +132,9 @@ def test_a_cgroup_that_belongs_to_another(server: Server, nri_socket: Path, plac
     assert server.output(neighbour, "echo", "alive") == "alive\n"
 
 
-def test_words_of_a_plugin_do_not_reach_the_terminal(server: Server, nri_socket: Path) -> None:
-    """A name, an error and the reason of an eviction hold escape sequences and new lines. Proof:
-    the log has none of them; clients escape the error."""
+def test_texts_of_a_plugin_are_escaped(server: Server, nri_socket: Path) -> None:
+    """A name, an error and the reason of an eviction have escape sequences and new lines. The log
+    has none of them, and clients escape the error."""
     evil = "\x1b[2J\nlevel=INFO forged"
     pod = server.run_pod()
     victim = server.launch(pod)

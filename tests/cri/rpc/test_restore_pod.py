@@ -185,11 +185,11 @@ def test_a_hostile_folder_is_refused(
     [["d/" * 300_000 + "x"], [f"{n}/" + "d/" * 2000 + "x" for n in range(1000)]],
     ids=["one path", "many paths"],
 )
-def test_removals_that_make_folders_without_end(
+def test_removals_with_a_million_folders_are_refused(
     server: Server, criu: Path, tmp_path: Path, paths: list[str]
 ) -> None:
-    """`deleted.files` names paths of a million folders, which hiding them would make. Proof:
-    refused by name, before a folder is made."""
+    """`deleted.files` names paths of a million folders, which the server would have to make to hide
+    them. The call fails with the file's name before a folder is made."""
     folder = saved(tmp_path / "saved", "one")
     removed = json.dumps(paths).encode()
     members = (*IMAGES, ("deleted.files", removed), ("rootfs-diff.tar", EMPTY_TAR))

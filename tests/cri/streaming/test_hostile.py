@@ -335,9 +335,9 @@ class ClosedPorts(SlowPods):
         return ours
 
 
-async def test_a_client_that_leaves_while_a_port_is_refused_leaves_no_connection() -> None:
-    """A WebSocket has two ports, of which one is refused in the moment in which the client resets
-    the connection. Proof: the connection to the other, silent port is closed, too."""
+async def test_a_client_that_resets_while_a_port_is_refused_leaves_no_connection() -> None:
+    """A WebSocket has two ports, and the pod refuses one while the client resets the connection.
+    The connection to the other, silent port is closed, too."""
     backend = ClosedPorts()
     server = StreamingServer(backend)
     await server.start()

@@ -93,9 +93,9 @@ def test_mounts_below_a_volume_keep_their_labels(tree: Path, tmp_path: Path, kin
     assert label_of(tmp_path / "outside/file") == BEFORE and label_of(tmp_path / "outside") is None
 
 
-def test_entries_that_are_exchanged_with_links_meanwhile(tree: Path, tmp_path: Path) -> None:
-    """A container exchanges a folder, a file and links that lead out, as fast as it can. Proof: in
-    fifty relabellings, during which it did so, nothing outside has got a label."""
+def test_relabelling_does_not_follow_swapped_links(tree: Path, tmp_path: Path) -> None:
+    """A container swaps a folder, a file and links that lead outside, as fast as it can. In fifty
+    relabellings no file outside gets a label."""
     for name in ("folder", "file"):
         (tree / f"{name}.out").symlink_to(
             tmp_path / "outside" / ("" if name == "folder" else "file")
@@ -146,9 +146,9 @@ def test_a_volume_that_is_gone(tmp_path: Path) -> None:
         relabel.relabel_tree(str(tmp_path / "gone"), LABEL)
 
 
-def test_a_tree_that_is_deeper_than_paths_and_descriptors(tmp_path: Path) -> None:
-    """A container made folders in folders, 3000 deep. Proof: the last one has the label, with 64
-    descriptors; recursion would end after a thousand."""
+def test_a_tree_deeper_than_a_path_is_relabelled(tmp_path: Path) -> None:
+    """A container nests 3000 folders. The last one gets the label, with 64 descriptors; recursion
+    would end after a thousand."""
     folder = os.open(tmp_path, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=folder)

@@ -95,11 +95,10 @@ async def test_a_flood_of_connections_is_bounded(served: str) -> None:
     assert b"200" in await ask(served, get("/metrics"))
 
 
-async def test_idle_connections_make_room() -> None:
-    """Any local user may connect by TCP. Proof: beside more idle connections than the limit a
-    request is answered, also on a connection that had one answered before; the oldest idle ones are
-    closed.
-    """
+async def test_the_oldest_idle_connections_are_closed_at_the_limit() -> None:
+    """Any local user may connect by TCP. With more idle connections than the limit a request still
+    gets a response, also on a connection that had one before; the oldest idle connections are
+    closed."""
     endpoint = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await endpoint.start()
     try:
