@@ -150,8 +150,8 @@ class Generator:
             yield self.next()
 
     def next(self) -> Message:
-        """The next one: 1 of 8 as it should be, 1 of 25 broken on the wire, of the others one to
-        three fields changed."""
+        """Return the next request: 1 of 8 is valid, 1 of 25 is broken on the wire, the others have
+        one to three changed fields."""
         (call,) = self._chance.choices(self._names, self._weights)
         self._call = call
         request = self._base(call)

@@ -194,7 +194,7 @@ class Server:
             raise AssertionError(f"the server does not answer:\n{self.tail()}") from None
 
     def in_its_network(self, *command: str) -> list[str]:
-        """The command line that runs `command` on the server's host network."""
+        """Return the command line that runs `command` on the server's host network."""
         return ["nsenter", f"--net=/proc/{self._netns.pid}/ns/net", "--", *command]
 
     def _connect(self) -> None:
@@ -214,13 +214,13 @@ class Server:
 
     @property
     def channel(self) -> grpc.Channel:
-        """A channel for calls that no stub would send."""
+        """Return a channel for calls that no stub would send."""
         assert self._channel is not None
         return self._channel
 
     @property
     def pid(self) -> int:
-        """The server's pid (nsenter execs)."""
+        """Return the server's pid (nsenter execs)."""
         assert self._process is not None
         return self._process.pid
 
@@ -231,7 +231,7 @@ class Server:
         return below(self.pid) | (below(keeper) if keeper else set())
 
     def zygotes(self) -> list[int]:
-        """The pids of the living zygotes."""
+        """Return the pids of the living zygotes."""
         pids = []
         for pid in self.processes():
             with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -337,8 +337,8 @@ class Server:
     # -- words
 
     def load_image(self, content: bytes | None = None) -> str:
-        """A docker-archive, else the busybox image, built here from /bin/busybox; returns its
-        id."""
+        """Load a docker-archive, by default the busybox image, built here from /bin/busybox; return
+        its id."""
         archive = self.folder / "busybox.tar"
         archive.write_bytes(content or busybox_archive(IMAGE))
         assert self._channel is not None
@@ -351,7 +351,7 @@ class Server:
         return str(image["id"])
 
     def pod_config(self, name: str = "", **changes: Any) -> api.PodSandboxConfig:
-        """A small pod; `changes` are fields of the message."""
+        """Return a small pod; `changes` are fields of the message."""
         self._pods += 1
         name = name or f"pod{self._pods}"
         config = api.PodSandboxConfig(
@@ -376,7 +376,7 @@ class Server:
     def container_config(
         self, command: Iterable[str] = ("sleep", "3600"), **changes: Any
     ) -> api.ContainerConfig:
-        """A container of the busybox image; `changes` are fields of the message."""
+        """Return a container of the busybox image; `changes` are fields of the message."""
         config = api.ContainerConfig(
             metadata=api.ContainerMetadata(name="c"),
             image=api.ImageSpec(image=IMAGE),
@@ -470,8 +470,8 @@ class Server:
             time.sleep(0.02)
 
     def log_lines(self, container: str) -> list[str]:
-        """The contents of the container's log, without time, stream and tag; a line that is being
-        written is not there."""
+        """Return the contents of the container's log, without time, stream and tag; a line that is
+        being written is not there."""
         content = Path(self.status(container).log_path).read_text()
         return [line.split(" ", 3)[3] for line in content[: content.rfind("\n") + 1].splitlines()]
 
@@ -481,7 +481,7 @@ class Server:
 
 
 def busybox_archive(reference: str) -> bytes:
-    """A docker-archive of busybox with accounts and an environment that tests ask for."""
+    """Return a docker-archive of busybox with accounts and an environment that tests ask for."""
     accounts = {
         "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/home/www:/bin/sh\n",
         "etc/group": "root:x:0:\nwww:x:33:\nextra:x:50:www\n",
@@ -492,7 +492,7 @@ def busybox_archive(reference: str) -> bytes:
 
 
 def image_archive(reference: str, *layers: dict[str, bytes]) -> bytes:
-    """A docker-archive of files by path, bottom layer first."""
+    """Return a docker-archive of files by path, bottom layer first."""
     return build.docker_archive({reference: build.image([build.layer(files) for files in layers])})
 
 
@@ -507,7 +507,7 @@ def _remove(group: Path) -> bool:
 
 
 def code_of(call: Callable[[], object]) -> grpc.StatusCode:
-    """The status code of a call that must fail."""
+    """Return the status code of a call that must fail."""
     try:
         call()
     except grpc.RpcError as error:
@@ -516,7 +516,7 @@ def code_of(call: Callable[[], object]) -> grpc.StatusCode:
 
 
 def message_of(call: Callable[[], object]) -> str:
-    """The message of a call that must fail."""
+    """Return the message of a call that must fail."""
     try:
         call()
     except grpc.RpcError as error:

@@ -28,7 +28,8 @@ EXPLAINED = {
 
 @contextlib.asynccontextmanager
 async def bridge(path: Path) -> AsyncIterator[int]:
-    """A TCP port on loopback whose connections end at the unix socket at `path`, one to one."""
+    """Provide a TCP port on loopback whose connections end at the unix socket at `path`, one to
+    one."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

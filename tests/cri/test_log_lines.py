@@ -36,13 +36,13 @@ class Log:
         return self._path.read_bytes()[self._at :].decode()
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of the log, without the doctor's findings about this machine, which come some
-        time after the start."""
+        """Return the records of the log, without the doctor's findings about this machine, which
+        come some time after the start."""
         records = [json.loads(line) for line in self.text().splitlines()]
         return [record for record in records if record["logger"] != "cri_server.doctor.examine"]
 
     def wait(self, message: str) -> dict[str, Any]:
-        """The first record with this message: an exit is heard of when it happens."""
+        """Return the first record with this message: an exit is heard of when it happens."""
         deadline = time.monotonic() + 30
         while True:
             for record in self.records():

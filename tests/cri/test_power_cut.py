@@ -37,7 +37,7 @@ def server(disk: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def cut_power(server: Server, disk: Path) -> Callable[[], None]:
-    """A function that cuts the power: the server restarts on a copy of the synced disk, with
+    """Return a function that cuts the power: the server restarts on a copy of the synced disk, with
     another boot id."""
 
     def cut() -> None:

@@ -149,7 +149,7 @@ def test_stop_ends_the_container_of_a_silent_shim(server: Server) -> None:
 
 
 def _answers(server: Server, container: str) -> bool:
-    """Whether execs work: not while the server has no connection to the shim."""
+    """Return whether execs work: not while the server has no connection to the shim."""
     try:
         return bool(server.exec(container, "echo", "again").stdout == b"again\n")
     except grpc.RpcError as error:

@@ -20,7 +20,7 @@ WRITER = (
 
 
 def run(server: Server, command: str, limits: str) -> str:
-    """The id of a container of a pod of `run`."""
+    """Return the id of a container of a pod of `run`."""
     path = server.folder / "pod.yaml"
     path.write_text(f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: talks, annotations: {{{ANNOTATION}: {limits}}}}}, spec: {{containers: [

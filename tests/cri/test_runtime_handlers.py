@@ -69,7 +69,7 @@ def module_server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server for tests that end it."""
+    """Provide a server for tests that end it."""
     with Server(settings=settings()) as server:
         server.load_image()
         yield server

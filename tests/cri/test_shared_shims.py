@@ -27,7 +27,7 @@ def server() -> Iterator[Server]:
 
 
 def shims(server: Server) -> set[int]:
-    """The pids of the shims that are there."""
+    """Return the pids of the shims that are there."""
     return {
         json.loads(record.read_text())["pid"]
         for record in (server.state / "shims").glob("*/shim.json")

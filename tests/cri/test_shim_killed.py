@@ -39,8 +39,8 @@ def module_server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server for one test that leaves other processes than before. The next test gets a new
-    server."""
+    """Provide a server for one test that leaves other processes than before. The next test gets a
+    new server."""
     with Server(network=False) as server:
         server.load_image()
         yield server
@@ -70,7 +70,7 @@ def traced(pid: int) -> bool:
 
 
 def groups(server: Server, identifier: str) -> list[Path]:
-    """The cgroups of a container or a pod."""
+    """Return the cgroups of a container or a pod."""
     return [
         path for root in server._cgroups() for path in root.rglob("*") if identifier in path.name
     ]

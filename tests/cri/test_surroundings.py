@@ -123,7 +123,7 @@ def field(name: str, pid: int) -> str:
 
 
 def inherited(pid: int) -> dict[str, object]:
-    """The state that a process inherits, except limits."""
+    """Return the state that a process inherits, except limits."""
     libc = ctypes.CDLL(None)
     statistics = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return {

@@ -38,7 +38,7 @@ def collector(server: Server, path: Path, *how: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def tracing(tmp_path: Path, *how: str, **settings: Any) -> Iterator[Server]:
-    """A server that sends its spans to a collector, which writes them to `spans`."""
+    """Provide a server that sends its spans to a collector, which writes them to `spans`."""
     with Server(network=False) as server, collector(server, tmp_path / "spans", *how) as port:
         server.load_image()
         server.stop()

@@ -121,12 +121,12 @@ def open_files(server: Server) -> list[str]:
 
 
 def count_deleted(server: Server) -> int:
-    """The server's open files without a name, such as large outputs on their way."""
+    """Return the server's open files without a name, such as large outputs on their way."""
     return sum("(deleted)" in name for name in open_files(server))
 
 
 def resident_kib(server: Server, field: str = "VmRSS") -> int:
-    """The server's resident memory now; `VmHWM`: its highest since `reset_peak`."""
+    """Return the server's resident memory now; `VmHWM`: its highest since `reset_peak`."""
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
@@ -494,7 +494,7 @@ def test_cached_messages_follow_the_state(server: Server) -> None:
 
 
 def _state(server: Server, pod: str, container: str) -> int:
-    """The state, which all answers agree on, with the rest of what they say."""
+    """Return the state, on which all replies agree, with their other fields."""
     status = server.status(container)
     verbose = api.ContainerStatusRequest(container_id=container, verbose=True)
     assert server.runtime.ContainerStatus(verbose, timeout=10).status == status

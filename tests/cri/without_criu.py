@@ -63,7 +63,7 @@ def module_server(programs: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def criu(programs: Path) -> Iterator[Path]:
-    """A criu that ends at once."""
+    """Provide a criu that ends at once."""
     path = programs / "criu"
     path.write_text("#!/bin/sh\nexit 1\n")
     path.chmod(0o755)

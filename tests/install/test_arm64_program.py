@@ -47,7 +47,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="module")
 def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The words that start the program, which has its snapshot."""
+    """Return the words that start the program, which has its snapshot."""
     folder = tmp_path_factory.mktemp("arm64")
     shutil.copytree(entry.PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("native"))
     (folder / "pyrunc/native").mkdir()

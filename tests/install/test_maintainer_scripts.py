@@ -68,7 +68,7 @@ class Installed:
         return target
 
     def files(self, *tops: str) -> list[str]:
-        """The files below these folders."""
+        """Return the files below these folders."""
         files = (path for top in tops for path in (self.root / top).rglob("*") if path.is_file())
         return sorted(str(path.relative_to(self.root)) for path in files)
 

@@ -42,7 +42,7 @@ POD = {
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """The cgroup of the pods: a chroot has the machine's."""
+    """Provide the cgroup of the pods: a chroot has the machine's."""
     with own_group("package") as made:
         yield made
 
@@ -64,7 +64,7 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package for that Debian."""
+    """Return the package for that Debian."""
     return (
         package.build()
         if release == suite()
@@ -74,8 +74,8 @@ def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, release: str, deb: Path) -> Iterator[Path]:
-    """The root of a clean Debian on which apt has installed the package with what it depends on,
-    and taken it away again."""
+    """Provide the root of a clean Debian on which apt has installed the package with what it
+    depends on, and taken it away again."""
     with chroot.machine(tmp_path_factory.mktemp("machine") / "clean", release) as machine:
         shutil.copy(deb, machine.root / "root/pyrunc.deb")
         machine.run("apt-get update && apt-get install -y --no-install-recommends /root/pyrunc.deb")

@@ -24,7 +24,7 @@ PRESERVED = ("opt/pyrunc", "var/cache", "var/log", "root")
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[chroot.Machine]:
-    """A machine with the wheel in /opt/pyrunc."""
+    """Provide a machine with the wheel in /opt/pyrunc."""
     with chroot.machine(tmp_path / "machine", suite(), PACKAGES) as machine:
         wheel = guest_node.wheel(tmp_path)
         shutil.copy(wheel, machine.root / "root" / wheel.name)

@@ -50,7 +50,7 @@ SERVING: Manifest = {
 
 
 def shell(script: str, **more: Any) -> Manifest:
-    """A busybox container that runs `script`."""
+    """Return a busybox container that runs `script`."""
     return {"command": ["sh", "-c", script], **more}
 
 
@@ -74,7 +74,7 @@ class Kube:
         return subprocess.Popen(self.command(*arguments), **options)
 
     def command(self, *arguments: str, kubectl: Path | None = None) -> list[str]:
-        """The command line of kubectl in this namespace; `kubectl`: a program of another
+        """Return the command line of kubectl in this namespace; `kubectl`: a program of another
         version."""
         return [
             str(kubectl or self.cluster.bin / "kubectl"),
@@ -147,7 +147,7 @@ class Kube:
         return self.get(name)
 
     def get(self, name: str) -> Manifest:
-        """The pod in the API server."""
+        """Return the pod in the API server."""
         document: Manifest = json.loads(self("get", "pod", name, "-o", "json").stdout)
         return document
 
@@ -158,7 +158,7 @@ class Kube:
         return self("exec", name, "-c", container, "--", *command, check=check, **options)
 
     def sh(self, name: str, script: str, container: str = "c") -> str:
-        """The stripped output of a shell script in the container."""
+        """Return the stripped output of a shell script in the container."""
         return self.exec(name, "sh", "-c", script, container=container).stdout.strip()
 
     def logs(self, name: str, *arguments: str) -> str:

@@ -29,7 +29,7 @@ def query(kube: Kube, path: str) -> str:
 
 
 def entry(kube: Kube) -> dict[str, Any] | None:
-    """The pod in kubelet's summary, once its CPU was measured twice."""
+    """Return the pod in kubelet's summary, once its CPU was measured twice."""
     for each in json.loads(query(kube, "stats/summary") or '{"pods": []}')["pods"]:
         if each["podRef"]["namespace"] == kube.namespace:
             (container,) = each.get("containers") or [{}]
@@ -38,7 +38,7 @@ def entry(kube: Kube) -> dict[str, Any] | None:
 
 
 def of_pod(kube: Kube, path: str) -> list[Sample]:
-    """The samples of the pod at a path for Prometheus."""
+    """Return the samples of the pod at a path for Prometheus."""
     families = text_string_to_metric_families(query(kube, path))
     samples = [sample for family in families for sample in family.samples]
     return [sample for sample in samples if sample.labels.get("namespace") == kube.namespace]

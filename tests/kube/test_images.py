@@ -50,7 +50,7 @@ def test_a_registry_that_demands_a_password(kube: Kube) -> None:
 
 
 def pods_and_reasons(kube: Kube) -> list[str]:
-    """The name of each pod with the reasons for which its containers wait."""
+    """Return the name of each pod with the reasons for which its containers wait."""
     pods = []
     for each in json.loads(kube("get", "pods", "-o", "json").stdout)["items"]:
         states = [status["state"] for status in each["status"].get("containerStatuses", [])]

@@ -21,8 +21,8 @@ HANDLER = "command"
 
 @pytest.fixture(scope="module")
 def handler(cluster: Cluster) -> Iterator[str]:
-    """A handler that runs pyrunc's own command line as an external OCI runtime, and a class with
-    its name."""
+    """Provide a handler that runs pyrunc's own command line as an external OCI runtime, and a class
+    with its name."""
     file = cluster.node.folder / "config.toml.d" / "50-runtimes.toml"
     file.parent.mkdir()
     binary = Path(sys.executable).parent / "pyrunc"
@@ -53,7 +53,7 @@ def runtime_class(name: str) -> dict[str, Any]:
 
 
 def handlers(cluster: Cluster) -> dict[str, Any]:
-    """The handlers that kubelet reports for the node."""
+    """Return the handlers that kubelet reports for the node."""
     (node,) = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
     return {
         each.get("name", ""): each.get("features", {}) for each in node["status"]["runtimeHandlers"]

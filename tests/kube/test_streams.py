@@ -145,7 +145,7 @@ def test_exec_by_websocket_accepts_another_origin(kube: Kube, origin: str) -> No
 def _websocket(
     kube: Kube, path: str, query: list[tuple[str, str]], origin: Any
 ) -> ClientConnection:
-    """A WebSocket to the API server, without kubectl, with the certificate of kubectl's
+    """Return a WebSocket to the API server, without kubectl, with the certificate of kubectl's
     configuration."""
     config = json.loads(kube.cluster.kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
@@ -211,7 +211,7 @@ def test_kubectl_cp_copies_there_and_back(kube: Kube, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def port_forward(kube: Kube, kubectl: Path, target: str) -> Iterator[int]:
-    """The local port of a running `kubectl port-forward` to port 80 of `target`."""
+    """Provide the local port of a running `kubectl port-forward` to port 80 of `target`."""
     arguments = ["port-forward", "--address=127.0.0.1", target, ":80"]
     with subprocess.Popen(
         kube.command(*arguments, kubectl=kubectl), stdout=subprocess.PIPE

@@ -51,7 +51,7 @@ def _program(path: Path, name: str) -> BuiltImage:
 
 
 def picture(agnhost: BuiltImage, name: str) -> BuiltImage:
-    """An image with a file that says which of the two pictures it is."""
+    """Return an image with a file that says which of the two pictures it is."""
     files = {
         "data.json": f'{{"image": "{name}.jpg"}}\n',
         f"{name}.jpg": name,

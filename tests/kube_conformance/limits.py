@@ -24,7 +24,7 @@ def of_this_machine() -> Mapping[str, str]:
 
 
 def reason(name: str, limits: Mapping[str, str]) -> str:
-    """The reason why the spec of this name cannot run; empty if it can."""
+    """Return the reason why the spec of this name cannot run; empty if it can."""
     return next((why for part, why in limits.items() if part in name), "")
 
 

@@ -22,7 +22,8 @@ class Result:
     not_run: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """The summary for people: specs that did not pass by name, the counts in the last line."""
+        """Return the summary for people: specs that did not pass by name, the counts in the last
+        line."""
         lines = [
             *(
                 f"FAILED   {name}\n         {reason}"
@@ -37,7 +38,7 @@ class Result:
 
     @property
     def total(self) -> int:
-        """The number of selected specs."""
+        """Return the number of selected specs."""
         return len(self.passed) + len(self.failed) + len(self.limited) + len(self.not_run)
 
 
@@ -63,7 +64,7 @@ def sum_up(
 
 
 def _said(spec: Mapping[str, Any]) -> str:
-    """The message of a spec that skipped itself."""
+    """Return the message of a spec that skipped itself."""
     return " ".join(str(spec.get("Failure", {}).get("Message", "")).split())
 
 

@@ -19,8 +19,8 @@ _REPORT = "ginkgo/report.json"
 
 
 def selected(focus: str, folder: Path) -> list[str]:
-    """The names of the conformance specs that match the regular expression `focus`; all of them if
-    it is empty."""
+    """Return the names of the conformance specs that match the regular expression `focus`; all of
+    them if it is empty."""
     out = folder / "selected.json"
     program = str(toolchain.e2e() / "e2e.test")
     subprocess.run(
@@ -53,7 +53,7 @@ class Target:
 
 
 def on_this_machine(cluster: Cluster) -> Target:
-    """The cluster whose nodes are namespaces of this machine."""
+    """Return the cluster whose nodes are namespaces of this machine."""
     node = cluster.node
     options = (
         f"--container-runtime-endpoint=unix://{node.socket}",

@@ -32,7 +32,7 @@ AGNHOST_USERS = {
 
 
 def archive() -> Path:
-    """A docker-archive with all of them, made once for each version of what is in them."""
+    """Return a docker-archive with all of them, made once for each version of what is in them."""
     recipe = [
         toolchain.KUBERNETES,
         debian.suite(),
@@ -89,21 +89,21 @@ def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
 
 
 def _path_in(layer: bytes, name: str) -> str:
-    """The path of the only file with this name."""
+    """Return the path of the only file with this name."""
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         (path,) = (path for path in archive.getnames() if path.endswith(f"/{name}"))
     return path.removeprefix("./")
 
 
 def _links(system: bytes) -> build.Files:
-    """The links of a merged /usr (/lib -> /usr/lib), except /bin, which is busybox's."""
+    """Return the links of a merged /usr (/lib -> /usr/lib), except /bin, which is busybox's."""
     links = {name: node for name, node in debian.links_of_a_system(system).items() if name != "bin"}
     return {**links, "bin/bash": build.symlink("../usr/bin/bash")} if links else {}
 
 
 def _fake_registry(name: str, tag: str, image: BuiltImage) -> build.Files:
-    """An image as `agnhost fake-registry-server` serves it: an index, a manifest and blobs by
-    digest, a file for each tag."""
+    """Return an image as `agnhost fake-registry-server` serves it: an index, a manifest and blobs
+    by digest, a file for each tag."""
     data, blobs = manifest_of(image, docker=True)
     platform = manifest.host_platform()
     entry = {

@@ -31,7 +31,7 @@ LOG, REPORT = "ginkgo.log", "report.json"
 
 
 def without_dummies() -> bool:
-    """Whether this kernel lacks dummy network devices."""
+    """Return whether this kernel lacks dummy network devices."""
     command = ["unshare", "--net", "ip", "link", "add", "dummy0", "type", "dummy"]
     return subprocess.run(command, capture_output=True, check=False).returncode != 0
 

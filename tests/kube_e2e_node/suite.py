@@ -96,7 +96,7 @@ class SuiteNode(Node):
         self.locked_registry.stop()
 
     def environment(self) -> dict[str, str]:
-        """The suite's environment: the stand-ins for systemd come first in its PATH."""
+        """Return the suite's environment: the stand-ins for systemd come first in its PATH."""
         programs = self.folder / "stand-ins"
         programs.mkdir(parents=True, exist_ok=True)
         self.units.mkdir(exist_ok=True)

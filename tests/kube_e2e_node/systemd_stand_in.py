@@ -65,7 +65,7 @@ def systemctl(arguments: list[str]) -> int:
 
 
 def sudo(arguments: list[str]) -> int:
-    """The command itself: the suite runs as root."""
+    """Return the command itself: the suite runs as root."""
     os.execvp(arguments[0], arguments)
 
 
@@ -96,7 +96,7 @@ def _stop(folder: Path) -> None:
 
 
 def _pid(folder: Path) -> int:
-    """The pid of the unit's process; 0 when it has ended."""
+    """Return the pid of the unit's process; 0 when it has ended."""
     try:
         pid, started = map(int, (folder / "pid").read_text().split())
     except (FileNotFoundError, ValueError):

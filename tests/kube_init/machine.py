@@ -123,7 +123,7 @@ class KubeadmMachine(Machine, Kubectl):
         )
 
     def pods(self, *options: str) -> list[dict[str, Any]]:
-        """The pods; None while the API server does not answer."""
+        """Return the pods; None while the API server does not answer."""
         done = self.kubectl("get", "pods", "-o", "json", *options, check=False)
         return list(json.loads(done.stdout)["items"]) if not done.returncode else []
 
@@ -150,6 +150,6 @@ class KubeadmMachine(Machine, Kubectl):
 
 
 def has_become_ready(pod: dict[str, Any]) -> bool:
-    """Whether the pod's Ready condition is true."""
+    """Return whether the pod's Ready condition is true."""
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True"

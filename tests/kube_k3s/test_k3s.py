@@ -22,8 +22,8 @@ SOCKET, FILES = "unix:///run/pyrunc/cri.sock", "/etc/pyrunc/config.toml.d"
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
-    """A machine after the commands of docs/install.md. The ledger is compared around its whole
-    life."""
+    """Provide a machine after the commands of docs/install.md. The ledger is compared around its
+    whole life."""
     with ledger.nothing_left("the cluster"):
         started = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
         try:
@@ -49,7 +49,7 @@ def pod(machine: K3sMachine, name: str) -> dict[str, Any]:
 
 
 def run(machine: K3sMachine, name: str, script: str) -> dict[str, Any]:
-    """A pod of busybox that executes `script`, when it runs."""
+    """Return a pod of busybox that executes `script`, when it runs."""
     machine.kubectl(
         "run", name, "--image=busybox", "--image-pull-policy=Never", "--", "sh", "-c", script
     )

@@ -38,7 +38,7 @@ def web_server(node: AnyNode) -> Manifest:
 def flannel(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Flannel]:
-    """A running cluster of two nodes whose pod network is flannel's."""
+    """Provide a running cluster of two nodes whose pod network is flannel's."""
     with ledger.nothing_left("the cluster"):
         cluster = Cluster(Path(tmp_path_factory.mktemp("nodes")), session.name("nodes"), nodes=2)
         running = Flannel(cluster, request.param)

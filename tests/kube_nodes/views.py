@@ -33,28 +33,28 @@ class Hosts:
         return [(first, second), (second, first)]
 
     def address(self, node: AnyNode) -> str:
-        """The address of the node's pod."""
+        """Return the address of the node's pod."""
         return str(self.pods[node.host]["status"]["podIP"])
 
     def addresses(self, node: AnyNode) -> set[str]:
-        """The pod's addresses of both families."""
+        """Return the pod's addresses of both families."""
         return {str(entry["ip"]) for entry in self.pods[node.host]["status"]["podIPs"]}
 
     def address6(self, node: AnyNode) -> str:
-        """The pod's address of the second family."""
+        """Return the pod's address of the second family."""
         first, second = (entry["ip"] for entry in self.pods[node.host]["status"]["podIPs"])
         assert first == self.address(node)
         return str(second)
 
     def subnet(self, node: AnyNode) -> IPv4Network:
-        """The node's pod CIDR from the controller manager."""
+        """Return the node's pod CIDR from the controller manager."""
         range_of_node = ip_network(self.flannel.cluster.pod_range(node))
         assert isinstance(range_of_node, IPv4Network)
         return range_of_node
 
     def fetch(self, node: AnyNode, url: str) -> str:
-        """The answer to a request for `url` from the node's pod. (With -T Debian's static wget
-        crashes.)"""
+        """Return the answer to a request for `url` from the node's pod. (With -T Debian's static
+        wget crashes.)"""
         return self.kube.sh(f"web{node.number}", f"timeout 10 wget -qO- http://{url}")
 
 
@@ -64,23 +64,23 @@ def links(node: AnyNode, *arguments: str) -> list[dict[str, Any]]:
 
 
 def link_names(node: AnyNode) -> set[str]:
-    """The node's links, from /proc."""
+    """Return the node's links, from /proc."""
     lines = node.output("cat /proc/net/dev").splitlines()[2:]
     return {line.partition(":")[0].strip() for line in lines}
 
 
 def ports(node: AnyNode, bridge: str = "cni0") -> list[str]:
-    """The links on the node's bridge."""
+    """Return the links on the node's bridge."""
     return [link["ifname"] for link in links(node, "master", bridge)]
 
 
 def routes(node: AnyNode) -> dict[str, dict[str, Any]]:
-    """The node's routes by destination."""
+    """Return the node's routes by destination."""
     return {route["dst"]: route for route in _table(node, "ip -j route show")}
 
 
 def forwarding(node: AnyNode, device: str) -> dict[str, str]:
-    """The forwarding table of a VXLAN: hardware address -> far end of the tunnel."""
+    """Return the forwarding table of a VXLAN: hardware address -> far end of the tunnel."""
     found = _table(node, f"bridge -j fdb show dev {device}")
     return {entry["mac"]: entry["dst"] for entry in found if "dst" in entry}
 
@@ -95,7 +95,7 @@ def neighbours(node: AnyNode, device: str) -> dict[str, str]:
 
 
 def leases(node: AnyNode) -> set[str]:
-    """The addresses that host-local has leased in flannel's network."""
+    """Return the addresses that host-local has leased in flannel's network."""
     names = node.output(f"find {node.folder}/leases/cbr0 -type f -printf '%f\\n'").split()
     return {name for name in names if name.startswith(("10.", "fd77:"))}
 

@@ -61,7 +61,8 @@ class Canary:
 
     @staticmethod
     def watch(files: Iterable[Path]) -> int:
-        """A descriptor that collects the opening of these files; `seen` reads and closes it."""
+        """Return a descriptor that collects the opening of these files; `seen` reads and closes
+        it."""
         number = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         for file in files:
             assert _libc.inotify_add_watch(number, bytes(file), IN_OPEN) > 0
@@ -115,7 +116,7 @@ class Swapping:
 
 
 def slowly(runtime: Runtime, calls: Sequence[str], delay_ms: float = 2.0) -> Runtime:
-    """The same runtime, paused at the entry of each of these calls, in all its processes."""
+    """Return the same runtime, paused at the entry of each of these calls, in all its processes."""
     slow = Runtime(runtime.folder, runtime.rootfs)
     slow.ids = runtime.ids
     names = ",".join(calls)
@@ -127,7 +128,7 @@ def slowly(runtime: Runtime, calls: Sequence[str], delay_ms: float = 2.0) -> Run
 
 
 def traced(runtime: Runtime, log: Path, calls: str) -> Runtime:
-    """The same runtime, with the calls of all its processes written to `log`."""
+    """Return the same runtime, with the calls of all its processes written to `log`."""
     watched = Runtime(runtime.folder, runtime.rootfs)
     watched.ids = runtime.ids
     watched.program = [
@@ -147,7 +148,7 @@ def traced(runtime: Runtime, log: Path, calls: str) -> Runtime:
 
 
 def mount(destination: str, kind: str = "tmpfs", source: str = "", *options: str) -> dict[str, Any]:
-    """An entry of `mounts`."""
+    """Return an entry of `mounts`."""
     return {
         "destination": destination,
         "type": kind,
@@ -157,7 +158,7 @@ def mount(destination: str, kind: str = "tmpfs", source: str = "", *options: str
 
 
 def bind(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
-    """An entry of `mounts` that is a bind."""
+    """Return an entry of `mounts` that is a bind."""
     return mount(destination, "bind", str(source), "rbind", *options)
 
 

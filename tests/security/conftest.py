@@ -33,7 +33,7 @@ def nothing_left_by_attacks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The hostile program, static."""
+    """Return the hostile program, static."""
     program = tmp_path_factory.mktemp("probe") / "probe"
     subprocess.run(["gcc", "-O1", "-static", "-Wall", "-o", program, HERE / "probe.c"], check=True)
     return program
@@ -75,7 +75,7 @@ def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Canary]:
-    """A folder of the host that no attack may touch, watched by inotify."""
+    """Provide a folder of the host that no attack may touch, watched by inotify."""
     canary = Canary(tmp_path / "canary")
     yield canary
     canary.is_untouched()
@@ -92,7 +92,7 @@ def outside_is_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A CRI server on folders that existed before, writable by everyone, under umask 0."""
+    """Provide a CRI server on folders that existed before, writable by everyone, under umask 0."""
     set_child_subreaper(False)
     server = Server(network=False)
     for folder in (server.root, server.state):
@@ -112,5 +112,5 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def host_pod(server: Server) -> str:
-    """A pod with host networking."""
+    """Return a pod with host networking."""
     return server.run_pod(server.pod_config("victim"), host_network=True)

@@ -25,7 +25,7 @@ class ControlPlane:
         self.programs = {name: Program(name, folder / "log") for name in PROGRAMS}
 
     def node_kubeconfig(self, node: Node) -> Path:
-        """The kubeconfig of kubelet and other programs of a node."""
+        """Return the kubeconfig of kubelet and other programs of a node."""
         return self.folder / f"{node.host}.kubeconfig"
 
     def make_certificates(self, nodes: Sequence[Node]) -> None:

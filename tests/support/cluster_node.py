@@ -32,8 +32,8 @@ POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:
-    """The network of a single node: a bridge that no other node reaches. Without `subnets` it takes
-    kubelet's pod CIDRs. The default is IPv4 only, like the peer of the benchmarks."""
+    """Return the network of a single node: a bridge that no other node reaches. Without `subnets`
+    it takes kubelet's pod CIDRs. The default is IPv4 only, like the peer of the benchmarks."""
     ranges = [[{"subnet": subnet}] for subnet in subnets]
     ipam = {"type": "host-local", "dataDir": str(leases), **({"ranges": ranges} if ranges else {})}
     bridge = {
@@ -111,14 +111,14 @@ class Node:
         self.switch: Switch | None = None
 
     def inside(self, *command: str) -> list[str]:
-        """The command line that runs `command` in the node's namespaces. nsenter keeps /sys as it
-        is; `ip netns exec` would not."""
+        """Return the command line that runs `command` in the node's namespaces. nsenter keeps /sys
+        as it is; `ip netns exec` would not."""
         pid = self.mounts.pid
         own = [f"--mount=/proc/{pid}/ns/mnt"] if pid else []
         return ["nsenter", f"--net=/run/netns/{self.name}", *own, *command]
 
     def output(self, command: str) -> str:
-        """The output of a command in the node; it must succeed."""
+        """Return the output of a command in the node; it must succeed."""
         return subprocess.run(
             self.inside(*shlex.split(command)), capture_output=True, text=True, check=True
         ).stdout
@@ -244,7 +244,7 @@ class Node:
         end_keeper(self.folder / "state")
 
     def answers(self) -> bool:
-        """Whether the CRI socket answers `Version`."""
+        """Return whether the CRI socket answers `Version`."""
         import grpc
 
         from cri_server.api import api_pb2, api_pb2_grpc

@@ -24,7 +24,7 @@ PROXY_LINKS = [
 
 
 def archive() -> Path:
-    """A docker-archive with all of them, made once for each version of what is in them."""
+    """Return a docker-archive with all of them, made once for each version of what is in them."""
     recipe = [
         wanted(),
         debian.suite(),
@@ -35,7 +35,7 @@ def archive() -> Path:
 
 
 def wanted() -> list[str]:
-    """The names, as kubeadm lists them."""
+    """Return the names, as kubeadm lists them."""
     command = [
         str(toolchain.kubeadm()),
         "config",
@@ -63,7 +63,7 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
 
 
 def _of(program: Path, **config: object) -> BuiltImage:
-    """The program on the path."""
+    """Return the program on the path."""
     return images.of_program(program, f"usr/local/bin/{program.name}", **config)
 
 

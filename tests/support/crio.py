@@ -26,7 +26,8 @@ FROM_DEBIAN = ("crun", "conmon")
 
 
 def peer() -> Path:
-    """The folder with crio, pinns, crun and conmon; building them needs libseccomp's headers."""
+    """Return the folder with crio, pinns, crun and conmon; building them needs libseccomp's
+    headers."""
     out = toolchain.cache() / "peer" / f"crio-{VERSION}-{SUITE}"
     out.mkdir(parents=True, exist_ok=True)
     if not all((out / name).exists() for name in ("crio", "pinns")):

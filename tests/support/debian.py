@@ -22,10 +22,9 @@ def suite() -> str:
 
 
 def unpacked(packages: str, release: str = "") -> bytes:
-    """A layer with the files of `packages` (commas between) and of all that they depend on,
+    """Return a layer with the files of `packages` (commas between) and of all that they depend on,
     unpacked but not configured: their scripts want a whole system. `release` is the Debian that
-    they are of, by default this machine's.
-    """
+    they are of, by default this machine's."""
     with tempfile.NamedTemporaryFile(suffix=".tar") as out:
         command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}"]
         subprocess.run([*command, release or suite(), out.name], check=True, capture_output=True)
@@ -33,7 +32,7 @@ def unpacked(packages: str, release: str = "") -> bytes:
 
 
 def links_of_a_system(layer: bytes) -> build.Files:
-    """The links that `unpacked` lacks for the loader's path and the like to be there."""
+    """Return the links that `unpacked` lacks for the loader's path and the like to be there."""
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         names = archive.getnames()
     tops = {name.removeprefix("./").split("/")[0] for name in names}

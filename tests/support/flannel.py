@@ -26,7 +26,7 @@ _TENCENT = "v1.3.103"  # flannel asks for a version of this that the module prox
 
 
 def programs() -> Path:
-    """The folder with `flanneld` and the CNI plugin `flannel`."""
+    """Return the folder with `flanneld` and the CNI plugin `flannel`."""
     out = toolchain.cache() / "flannel" / f"{FLANNEL}-plugin-{PLUGIN}"
     if not (out / "flanneld").exists():
         _build_daemon(out)
@@ -63,7 +63,7 @@ def daemon_settings(backend: str) -> dict[str, Any]:
 
 
 def pod_network(folder: Path) -> dict[str, Any]:
-    """The CNI configuration of flannel's own manifest, with a node's folder."""
+    """Return the CNI configuration of flannel's own manifest, with a node's folder."""
     plugin = {
         "type": "flannel",
         "subnetFile": f"{folder}/flannel/subnet.env",

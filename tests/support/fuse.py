@@ -75,7 +75,7 @@ class Volume:
 
     @property
     def held(self) -> int:
-        """The number of requests that wait for an answer."""
+        """Return the number of requests that wait for an answer."""
         return len(self._held)
 
     def _serve(self) -> None:
@@ -112,7 +112,7 @@ class Volume:
 
 
 def _answer(operation: int, node: int, body: bytes) -> bytes | int:
-    """The content of a reply, or an errno."""
+    """Return the content of a reply, or an errno."""
     if operation == INIT:
         return struct.pack("<IIIIHHIIHHI28x", 7, 31, 0, 0, 16, 12, 4096, 1, 0, 0, 0)
     if operation == GETATTR:

@@ -48,8 +48,8 @@ def run(
 
 
 def specs(report: Path) -> list[Spec]:
-    """The specs of a JSON report, and what failed beside them; none where the run ended before it
-    was written."""
+    """Return the specs of a JSON report, and what failed beside them; none where the run ended
+    before it was written."""
     if not report.exists():
         return []
     return [
@@ -61,15 +61,15 @@ def specs(report: Path) -> list[Spec]:
 
 
 def name(spec: Mapping[str, Any]) -> str:
-    """A spec's whole name, as focus and skip expressions see it."""
+    """Return a spec's whole name, as focus and skip expressions see it."""
     return " ".join(
         [*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"] or spec["LeafNodeType"]]
     )
 
 
 def selected(reported: Sequence[Spec]) -> list[Spec]:
-    """The specs that focus and skip expressions left in; some of them skip themselves, with a
-    message."""
+    """Return the specs that focus and skip expressions left in; some of them skip themselves, with
+    a message."""
     return [s for s in reported if s["State"] != "skipped" or s.get("Failure", {}).get("Message")]
 
 

@@ -124,12 +124,12 @@ class Architecture:
 
     @property
     def qemu(self) -> str:
-        """The program."""
+        """Return the program."""
         return f"qemu-system-{self.python}"
 
     @property
     def is_native(self) -> bool:
-        """Whether programs of the guest run on this machine."""
+        """Return whether programs of the guest run on this machine."""
         return self.python == platform.machine()
 
 
@@ -159,7 +159,7 @@ class Variant:
     architecture: Architecture = AMD64
 
     def all_packages(self, architecture: Architecture) -> list[str]:
-        """The packages of the disk, with their names on that architecture."""
+        """Return the packages of the disk, with their names on that architecture."""
         return [f"linux-image-cloud-{architecture.debian}", *PACKAGES, *self.packages]
 
 
@@ -174,7 +174,8 @@ EMULATED_ARM64 = Variant(architecture=ARM64)
 
 
 def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
-    """The cache folder of the disk; another list of packages or another recipe is another disk."""
+    """Return the cache folder of the disk; another list of packages or another recipe is another
+    disk."""
     packages = variant.all_packages(variant.architecture)
     steps = "5" if variant.architecture.is_native else "5, unpacked over the native one"
     recipe = "\n".join([*packages, *dependencies(), *INITRD_MODULES, INIT, steps])
@@ -182,17 +183,17 @@ def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
 
 
 def build_bookworm() -> Path:
-    """The disk with Debian 12."""
+    """Return the disk with Debian 12."""
     return build("bookworm")
 
 
 def build_selinux() -> Path:
-    """The disk with SELinux' policy."""
+    """Return the disk with SELinux' policy."""
     return build(variant=SELINUX)
 
 
 def build_arm64() -> Path:
-    """The disk of arm64."""
+    """Return the disk of arm64."""
     return build(variant=EMULATED_ARM64)
 
 
@@ -279,7 +280,7 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
 
 
 def _is_of(path: Path, architecture: Architecture) -> bool:
-    """Whether the file, not a link to it, is a program of that architecture: e_machine of
+    """Return whether the file, not a link to it, is a program of that architecture: e_machine of
     elf(5)."""
     if path.is_symlink() or not path.is_file():
         return False
@@ -623,7 +624,7 @@ class Guest:
 
 
 def native_programs(architecture: Architecture) -> list[Path]:
-    """The project's C programs for the guest's processors."""
+    """Return the project's C programs for the guest's processors."""
     if architecture.is_native:
         return list(PROJECT.glob("pyrunc/native/*"))
     _run("make", "-s", "-C", str(PROJECT / "pause"), architecture.debian)
@@ -631,8 +632,8 @@ def native_programs(architecture: Architecture) -> list[Path]:
 
 
 def kvm_boots(disk: Path, architecture: Architecture = AMD64, within_s: float = 10) -> bool:
-    """Whether /dev/kvm brings this kernel to its initrd; there are machines whose /dev/kvm boots
-    nothing."""
+    """Return whether /dev/kvm brings this kernel to its initrd; there are machines whose /dev/kvm
+    boots nothing."""
     if not architecture.is_native or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     command = [
@@ -669,7 +670,8 @@ def kvm_boots(disk: Path, architecture: Architecture = AMD64, within_s: float = 
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens at, and none of those that the kernel gives out."""
+    """Return a port of 127.0.0.1 without a listener, which is none of those that the kernel gives
+    out."""
     first, count = 20000, 12000
     while True:
         port = first + secrets.randbelow(count)

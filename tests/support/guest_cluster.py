@@ -72,7 +72,7 @@ class GuestNode:
         self.guest.ssh(command, stdin=text.encode())
 
     def has(self, name: str) -> bool:
-        """Whether there is something in a file of the folder."""
+        """Return whether there is something in a file of the folder."""
         return self.guest.ssh(f"test -s {self.folder}/{name}", check=False).returncode == 0
 
     def boot(self) -> None:

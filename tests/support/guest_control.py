@@ -85,13 +85,13 @@ class GuestControlPlane:
             program.stop()
 
     def kubeconfig(self) -> Path:
-        """The administrator's, for this side."""
+        """Return the administrator's, for this side."""
         path = self.folder / "admin.conf"
         Authority(self.folder).write_kubeconfig(path, "admin", f"127.0.0.1:{self.port}")
         return path
 
     def _command(self, unit: str) -> list[str]:
-        """The unit's command line, on this side."""
+        """Return the unit's command line, on this side."""
         text = (UNITS / f"{unit}.service").read_text()
         found = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
         assert found, unit

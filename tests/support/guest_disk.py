@@ -29,37 +29,37 @@ SPARE_BYTES = 32 << 20
 
 
 def kubernetes() -> Path:
-    """The disk with Kubernetes' programs."""
+    """Return the disk with Kubernetes' programs."""
     folder = toolchain.kubernetes()
     return of_files("kubernetes", {name: folder / name for name in CONTROL_PLANE})
 
 
 def kubelet_arm64() -> Path:
-    """The disk with arm64's kubelet."""
+    """Return the disk with arm64's kubelet."""
     return of_files("kubelet", {"kubelet": toolchain.kubelet("arm64")})
 
 
 def flannel() -> Path:
-    """The disk with flannel's daemon and plugin."""
+    """Return the disk with flannel's daemon and plugin."""
     folder = flannel_programs()
     return of_files("flannel", {name: folder / name for name in ("flanneld", "flannel")})
 
 
 def kubeadm() -> Path:
-    """The disk with kubeadm."""
+    """Return the disk with kubeadm."""
     return of_files("kubeadm", {"kubeadm": toolchain.kubeadm()})
 
 
 def containerd() -> Path:
-    """The disk with containerd, ctr, its shim and runc in bin/, and the reference CNI plugins in
-    cni/."""
+    """Return the disk with containerd, ctr, its shim and runc in bin/, and the reference CNI
+    plugins in cni/."""
     folder = toolchain.peer()
     files = [file for part in ("bin", "cni") for file in (folder / part).iterdir()]
     return of_files("containerd", {str(file.relative_to(folder)): file for file in files})
 
 
 def of_files(name: str, files: Mapping[str, Path]) -> Path:
-    """The disk called `name` with `files` (path on the disk -> file here)."""
+    """Return the disk called `name` with `files` (path on the disk -> file here)."""
     facts = [(target, str(source), source.stat()) for target, source in sorted(files.items())]
     key = hashlib.sha256(
         repr([(t, s, f.st_size, f.st_mtime_ns) for t, s, f in facts]).encode()

@@ -60,7 +60,7 @@ def push(guest: Guest, files: Mapping[str, list[Path]]) -> None:
 
 
 def wheel(folder: Path) -> Path:
-    """The project's wheel in `folder`, built from a copy, so that the checkout gets no build
+    """Return the project's wheel in `folder`, built from a copy, so that the checkout gets no build
     folder."""
     source = folder / "source"
     for package in PACKAGES:

@@ -15,8 +15,8 @@ PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
 
 
 def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage]]) -> Path:
-    """A docker-archive `name`-… of the images (name -> image) that `make` returns, made once for
-    each `recipe`."""
+    """Return a docker-archive `name`-… of the images (name -> image) that `make` returns, made once
+    for each `recipe`."""
     key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     path = toolchain.cache() / "images" / f"{name}-{key}.tar"
     if not path.exists():
@@ -46,7 +46,7 @@ def with_files(base: BuiltImage, files: build.Files, **config: object) -> BuiltI
 
 
 def busybox(name: str = build.BUSYBOX_NAME) -> Path:
-    """A docker-archive of the machine's static busybox called `name`, made once."""
+    """Return a docker-archive of the machine's static busybox called `name`, made once."""
     built = build.busybox()
     key = hashlib.sha256(f"{built.id} {name}".encode()).hexdigest()[:12]
     path = toolchain.cache() / "images" / f"busybox-{key}.tar"

@@ -29,7 +29,7 @@ _VERSIONED = (
 
 
 def programs() -> Path:
-    """The folder with `k3s` and `kubectl`."""
+    """Return the folder with `k3s` and `kubectl`."""
     out = toolchain.cache() / "kube" / f"k3s-{COMMIT}"
     if not (out / "kubectl").exists():
         _build(out)

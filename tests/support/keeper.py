@@ -12,7 +12,7 @@ from tests.support.processes import wait_until
 
 
 def keeper_pid(folder: Path) -> int:
-    """The pid of the folder's keeper; 0 when none lives."""
+    """Return the pid of the folder's keeper; 0 when none lives."""
     try:
         pid = int((folder / LOCK).read_text())
         comm = Path(f"/proc/{pid}/comm").read_text()
@@ -31,7 +31,7 @@ def end_keeper(folder: Path, number: int = signal.SIGTERM) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether it has ended; whoever has inherited it may not have reaped it yet."""
+    """Return whether it has ended; the process that inherited it may not have reaped it yet."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -36,16 +36,16 @@ class Kubectl:
         return done  # type: ignore[no-any-return]
 
     def kubectl_command(self) -> list[str]:
-        """The words before a verb."""
+        """Return the words before a verb."""
         return [str(toolchain.kubernetes() / "kubectl"), "--kubeconfig", str(self.kubeconfig)]
 
     def is_ready(self, node: Hosted) -> bool:
-        """Whether the API server has the node as Ready."""
+        """Return whether the API server has the node as Ready."""
         path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
         return self.kubectl("get", "node", node.host, "-o", path, check=False).stdout == "True"
 
     def pod_range(self, node: Hosted) -> str:
-        """The node's pod CIDR; empty until it has one."""
+        """Return the node's pod CIDR; empty until it has one."""
         return self.kubectl(
             "get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False
         ).stdout

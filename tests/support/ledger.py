@@ -82,13 +82,14 @@ def take(folders: Iterable[Path] = (), *, of_machine: bool = True) -> Ledger:
 
 
 def counts_the_machine() -> bool:
-    """Whether all objects of the machine count: `PYRUNC_LEDGER=machine`, or CI without that
+    """Return whether all objects of the machine count: `PYRUNC_LEDGER=machine`, or CI without that
     variable."""
     return os.environ.get("PYRUNC_LEDGER", "machine" if os.environ.get("CI") else "") == "machine"
 
 
 def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.0) -> list[str]:
-    """The leaks that remain after the kernel has had `timeout_s` to finish its background work."""
+    """Return the leaks that remain after the kernel has had `timeout_s` to finish its background
+    work."""
     folders, deadline = list(folders), time.monotonic() + timeout_s
     while True:
         leaks = take(folders, of_machine=earlier.of_machine).leaks(earlier)
@@ -171,8 +172,8 @@ def our_processes(there: Processes) -> dict[str, str]:
 
 
 def _of_other_workers(there: Processes) -> set[str]:
-    """The other workers of a parallel run, and processes with their marks. A fork of theirs has the
-    mark of all workers."""
+    """Return the other workers of a parallel run, and processes with their marks. A fork of theirs
+    has the mark of all workers."""
     workers: set[str] = set()
     if "PYTEST_XDIST_WORKER" in os.environ:
         workers = {*_children(f"/proc/{os.getppid()}/task/{os.getppid()}")} - {str(os.getpid())}
@@ -204,7 +205,8 @@ def _bears_the_mark(pid: str) -> bool:
 
 
 def _cgroup_of(pid: str) -> str:
-    """The lines of its cgroups, which also a zombie has; empty for a process that is gone."""
+    """Return the lines of its cgroups, which also a zombie has; empty for a process that is
+    gone."""
     try:
         return Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
@@ -212,7 +214,7 @@ def _cgroup_of(pid: str) -> str:
 
 
 def _mark_of(pid: str) -> str:
-    """The mark in the environment at the process's start; empty without one."""
+    """Return the mark in the environment at the process's start; empty without one."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             _, name, rest = file.read().partition(f"{session.VARIABLE}=".encode())
@@ -243,12 +245,12 @@ def cgroups() -> set[str]:
 
 
 def cgroup_root() -> str:
-    """The v2 tree."""
+    """Return the v2 tree."""
     return "/sys/fs/cgroup/unified" if os.path.isdir("/sys/fs/cgroup/unified") else "/sys/fs/cgroup"
 
 
 def nftables() -> set[str]:
-    """The ruleset without its counters, one entry per line, with its position."""
+    """Return the ruleset without its counters, one entry per line, with its position."""
     listing = subprocess.run(
         ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
     ).stdout
@@ -265,13 +267,13 @@ def nftables() -> set[str]:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a mount, link, cgroup or named namespace is this session's."""
+    """Return whether a mount, link, cgroup or named namespace is this session's."""
     mark = session.mark()
     return bool(mark and mark in name) or any(folder in name for folder in FOLDERS)
 
 
 def _is_no_others(name: str) -> bool:
-    """Whether no other worker of this run counts it."""
+    """Return whether no other worker of this run counts it."""
     in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(
         f in name for f in FOLDERS
     )
@@ -332,8 +334,8 @@ def _children(task: str) -> list[str]:
 
 
 def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
-    """Whether it is a shim of the node, which may have been replaced, or a zygote's child for CNI.
-    Without a zygote above it, it is a leak like any other."""
+    """Return whether it is a shim of the node, which may have been replaced, or a zygote's child
+    for CNI. Without a zygote above it, it is a leak like any other."""
     process = there[pid]
     above = there.get(process.parent)
     is_supervised = process.name in ("pyrunc-shim", "pyrunc-cni")

@@ -112,7 +112,7 @@ class TestPlugin:
         return [name for name, request in self.told if not identifier or identifier in ids(request)]
 
     def wait_for(self, method: str, identifier: str = "") -> Any:
-        """The first request of this method."""
+        """Return the first request of this method."""
         self.wait(lambda: method in self.methods(identifier))
         return next(
             r for m, r in self.told if m == method and (not identifier or identifier in ids(r))

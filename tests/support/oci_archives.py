@@ -23,8 +23,8 @@ def oci_archive(
     compress: str = "gzip",
     annotations: Mapping[str, str] | None = None,
 ) -> bytes:
-    """An OCI layout in a tar; name -> image, the name in `org.opencontainers.image.ref.name`.
-    `annotations`: of each manifest."""
+    """Return an OCI layout in a tar; name -> image, the name in
+    `org.opencontainers.image.ref.name`. `annotations`: of each manifest."""
     files: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
     entries = []
     for name, built in images.items():
@@ -42,7 +42,7 @@ def oci_archive(
 def manifest_of(
     built: BuiltImage, compress: str = "gzip", docker: bool = False
 ) -> tuple[bytes, dict[str, bytes]]:
-    """An image's manifest and its blobs by digest; `compress` is gzip, zstd or nothing."""
+    """Return an image's manifest and its blobs by digest; `compress` is gzip, zstd or nothing."""
     packed = [compressed(data, compress) for data in built.layers]
     config_type = manifests.DOCKER_CONFIG if docker else manifests.OCI_CONFIG
     layer_type = "application/vnd.docker.image.rootfs.diff.tar" if docker else manifests.OCI_LAYER

@@ -26,14 +26,14 @@ def build() -> Path:
 
 
 def field(package: Path, name: str) -> str:
-    """A field of the package's control file."""
+    """Return a field of the package's control file."""
     return subprocess.run(
         ["dpkg-deb", "-f", package, name], capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
 def as_version(package: Path, version: str, folder: Path) -> Path:
-    """The package with another version, of the code too, in `folder`."""
+    """Return the package with another version, of the code too, in `folder`."""
     tree, out = folder / version, folder / f"pyrunc_{version}.deb"
     subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
     control, code = tree / "DEBIAN/control", tree / "usr/lib/pyrunc/pyrunc/__init__.py"

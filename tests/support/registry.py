@@ -196,7 +196,7 @@ class Registry:
         return self.faults[-1]
 
     def fault_for(self, request: str) -> Fault | None:
-        """The fault for this request, counted."""
+        """Return the fault for this request, counted."""
         with self._lock:
             for fault in self.faults:
                 if re.search(fault.match, request) and fault.times != 0:
@@ -206,12 +206,12 @@ class Registry:
         return None
 
     def requested(self, match: str) -> list[Request]:
-        """The requests whose `METHOD path` contains a match."""
+        """Return the requests whose `METHOD path` contains a match."""
         return [r for r in self.requests if re.search(match, f"{r.method} {r.path}")]
 
 
 def archive_images(path: Path) -> dict[str, BuiltImage]:
-    """The images of a docker-archive by name."""
+    """Return the images of a docker-archive by name."""
     found: dict[str, BuiltImage] = {}
     with tarfile.open(path) as tar:
 
@@ -480,7 +480,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Whether it became true in time."""
+    """Return whether it became true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -22,8 +22,8 @@ Item = TypeVar("Item")
 
 
 def worker(config: Any) -> int:
-    """The number of this worker, from 1 on; 0 where there are none, and in the process that gives
-    them their work."""
+    """Return the number of this worker, from 1 on; 0 where there are none, and in the process that
+    gives them their work."""
     words: dict[str, str] = getattr(config, "workerinput", {})
     return int(words["workerid"].removeprefix("gw")) + 1 if words else 0
 

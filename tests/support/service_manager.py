@@ -89,7 +89,7 @@ class ServiceManager:
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
-    """The service manager of this process."""
+    """Provide the service manager of this process."""
     with ServiceManager(tmp_path) as made:
         monkeypatch.setenv("NOTIFY_SOCKET", str(made.address))
         yield made

@@ -25,12 +25,12 @@ def begin(worker: int = 0) -> None:
 
 
 def mark() -> str:
-    """The session's mark; empty outside of one."""
+    """Return the session's mark; empty outside of one."""
     return os.environ.get(VARIABLE, "")
 
 
 def of_another_worker(text: str) -> bool:
-    """Whether the text has the mark of another worker of this run, and not this one's."""
+    """Return whether the text has the mark of another worker of this run, and not this one's."""
     own = mark()
     return bool(own) and own not in text and any(own[:-1] + letter in text for letter in _LETTERS)
 

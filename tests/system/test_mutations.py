@@ -222,7 +222,7 @@ def mutated(
 
 
 def kind(value: Any) -> str:
-    """The JSON type that the runtime judges; 5 and 5.0 are one number, null and absent are
+    """Return the JSON type that the runtime judges; 5 and 5.0 are one number, null and absent are
     nothing."""
     if value is None or value is MISSING:
         return "nothing"

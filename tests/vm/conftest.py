@@ -56,7 +56,7 @@ class Boots:
         return self._running
 
     def stop(self) -> None:
-        """Power off what runs."""
+        """Power off the running guest."""
         if self._running is not None:
             self._running.stop()
             self._running = None
@@ -64,7 +64,7 @@ class Boots:
 
 @pytest.fixture(scope="package")
 def boots() -> Iterator[Boots]:
-    """The guest ends with the last test of the folder, because an idle guest takes processor time,
+    """End the guest with the last test of the folder, because an idle guest takes processor time,
     too."""
     made = Boots()
     yield made
@@ -79,7 +79,7 @@ def guest(boots: Boots) -> Guest:
 
 @pytest.fixture(scope="package")
 def debs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The Debian package of this tree for the guest, and the same as the version LATER."""
+    """Return the Debian package of this tree for the guest, and the same as the version LATER."""
     folder = tmp_path_factory.mktemp("packages")
     own = package.build() if suite() == RELEASE else build_package(RELEASE, folder)
     return own, package.as_version(own, LATER, folder)

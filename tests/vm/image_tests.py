@@ -9,14 +9,14 @@ from tests.vm import remote
 
 
 def files(*names: str) -> str:
-    """The modules with these names."""
+    """Return the modules with these names."""
     return " ".join(f"tests/cri/images/test_{name}.py" for name in names)
 
 
 def run(guest: Guest, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """On its disk, as a node has images: in its /tmp, a tmpfs, a file's pages are the file. And
-    without a resolver: the network's answers nobody, which takes longer than these tests let a pull
-    wait."""
+    """Run the tests on the guest's disk, as on a node: its /tmp is a tmpfs, where the pages of a
+    file are the file. There is no resolver, because the guest's network never replies, which takes
+    longer than the tests let a pull wait."""
     guest.ssh("mount --bind /dev/null /etc/resolv.conf")
     try:
         remote.run(

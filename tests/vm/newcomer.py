@@ -95,18 +95,19 @@ class Newcomer:
         self.profile = "cd /root"
 
     def types(self, block: str, *, timeout_s: float = 900, **words: str) -> str:
-        """A block on the machine, in /root; what it printed. Raises RuntimeError when it fails."""
+        """Run a block on the machine, in /root; return its output. Raises RuntimeError when it
+        fails."""
         script = f"{self.profile}\nset -e\n{documents.filled(block, **words)}"
         done = self.guest.ssh(script, timeout_s=timeout_s)
         return (done.stdout + done.stderr).decode(errors="replace")
 
     def types_on_the_control_plane(self, block: str, **words: str) -> str:
-        """A block there; what it printed."""
+        """Run a block on the control plane; return its output."""
         return self.cluster.run(documents.filled(block, **words))
 
     def joins(self, block: str, command: str) -> str:
-        """The join of the docs, with the token and the hash of what `kubeadm token create` has
-        printed."""
+        """Join the cluster as in the docs, with the token and the hash that `kubeadm token create`
+        has printed."""
         token = re.search(r"--token (\S+)", command)
         digest = re.search(r"--discovery-token-ca-cert-hash (\S+)", command)
         assert token and digest, command
@@ -155,13 +156,13 @@ class Newcomer:
         )
 
     def pod(self) -> dict[str, Any]:
-        """The Deployment's only pod."""
+        """Return the Deployment's only pod."""
         pods = json.loads(self.cluster.run("kubectl get pods -l app=clock -o json"))["items"]
         assert len(pods) == 1, pods
         return dict(pods[0])
 
     def clock(self) -> Clock:
-        """The pod on our server."""
+        """Return the pod on our server."""
         pod = self.pod()
         name, (status,) = pod["metadata"]["name"], pod["status"]["containerStatuses"]
         output = self.types(
@@ -184,9 +185,8 @@ class Newcomer:
 
 @contextlib.contextmanager
 def at_a_new_machine(boots: Boots, folder: Path, disks: Sequence[Path] = ()) -> Iterator[Newcomer]:
-    """A guest just booted, with Kubernetes' packages and more `disks`, whose cluster has its
-    control plane below `folder`. It is powered off afterwards.
-    """
+    """Provide a guest just booted, with Kubernetes' packages and more `disks`, whose cluster has
+    its control plane below `folder`. It is powered off afterwards."""
     control = GuestControlPlane(folder, boots.api_port, joining=True)
     boots.stop()
     try:

@@ -17,8 +17,8 @@ def run(
     ledger: str = "",
     timeout_s: float = 2340,
 ) -> None:
-    """Run pytest with `arguments` in the guest's copy of the project; what ran is printed, what
-    failed fails."""
+    """Run pytest with `arguments` in the guest's copy of the project; print the tests, and fail
+    with the failed ones."""
     environment = f"CI=true PYRUNC_GUEST=1 PYRUNC_LEDGER={ledger}"
     command = (
         f"cd /root/project && {environment} /opt/venv/bin/python -m pytest -v --tb=short"

@@ -37,7 +37,8 @@ INSTALL = (
 
 @pytest.fixture(scope="module")
 def arm64(boots: Boots) -> Guest:
-    """The guest with the project installed, `pyrunc` as the program that begins at its snapshot."""
+    """Return the guest with the project installed, `pyrunc` as the program that begins at its
+    snapshot."""
     guest = boots.guest(RELEASE, [guest_disk.kubelet_arm64()], EMULATED_ARM64)
     guest.ssh(f"cd /root/project && {INSTALL}", timeout_s=1200)
     return guest

@@ -40,7 +40,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(boots: Boots) -> Iterator[Machine]:
-    """A guest with a disk that has the big files."""
+    """Provide a guest with a disk that has the big files."""
     boots.stop()
     port = free_port()
     program = toolchain.containerd_integration()
@@ -65,7 +65,7 @@ def test_containerds_tests_of_controllers(
 
 @pytest.fixture
 def cluster(machine: Machine, boots: Boots, tmp_path: Path) -> Iterator[suite.Target]:
-    """A cluster of one node in the guest."""
+    """Provide a cluster of one node in the guest."""
     control = GuestControlPlane(tmp_path / "control", boots.api_port, by_name=True)
     settings = {
         "port": machine.kubelet_port,

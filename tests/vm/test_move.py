@@ -30,7 +30,7 @@ WHEELS = "/root/wheels"
 
 @pytest.fixture(scope="module")
 def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
-    """A node with containerd and a pod, and what a person has downloaded."""
+    """Provide a node with containerd and a pod, and what a person has downloaded."""
     folder = tmp_path_factory.mktemp("move")
     with newcomer.at_a_new_machine(
         boots, tmp_path_factory.mktemp("control"), [guest_disk.containerd()]

@@ -16,7 +16,7 @@ INSIDE = "tests/vm/oci"
 
 @pytest.fixture(scope="module")
 def with_containerd(guest: Guest) -> Guest:
-    """The guest with containerd's programs in /opt/containerd."""
+    """Return the guest with containerd's programs in /opt/containerd."""
     programs = ["containerd", "ctr", "containerd-shim-runc-v2"]
     archive = subprocess.run(
         ["tar", "czf", "-", "-C", str(toolchain.peer() / "bin"), *programs],

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def with_containerd(boots: Boots) -> Iterator[Guest]:
-    """A guest of its own with containerd, runc and the reference plugins where the build on this
-    side has them."""
+    """Provide a guest of its own with containerd, runc and the reference plugins where the build on
+    this side has them."""
     boots.stop()
     there = f"/root/.cache/pyrunc/{toolchain.peer().relative_to(toolchain.cache())}"
     try:

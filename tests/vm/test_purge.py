@@ -92,7 +92,7 @@ COME_AND_GO = (
 
 @pytest.fixture(scope="module")
 def machine(boots: Boots) -> Iterator[Guest]:
-    """A guest just booted, whose tests no other sees."""
+    """Provide a guest just booted, whose tests no other sees."""
     boots.stop()
     try:
         yield boots.guest(RELEASE)
@@ -106,7 +106,7 @@ def types(machine: Guest, block: str) -> str:
 
 
 def everything(machine: Guest) -> set[str]:
-    """A line for each thing on the machine."""
+    """Return a line for each thing on the machine."""
     skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *NOT_COUNTED_FILES))
     # Contents count where files are configuration: another's file that we changed has the same
     # name.

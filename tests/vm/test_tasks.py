@@ -51,7 +51,7 @@ def clean(person: Newcomer, debs: tuple[Path, Path]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def node(person: Newcomer, clean: set[str]) -> Newcomer:
-    """The page's first task, block by block, and a pod."""
+    """Do the page's first task, block by block, and run a pod."""
     install, token, join, nodes, look = documents.blocks("tasks.md", "Join a node to a cluster")
     output = person.types(install)
     assert "active (running)" in output and "serving at unix:///run/pyrunc/cri.sock" in output

@@ -47,7 +47,7 @@ class Suite:
         ]
 
     def names(self) -> set[str]:
-        """The names of all tests of the suite."""
+        """Return the names of all tests of the suite."""
         return {*self._output("-test.list=^Test").split()}
 
     def run(self, names: Iterable[str]) -> tuple[Mapping[str, str], str]:
@@ -87,8 +87,8 @@ def _shared(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator[Suite]:
-    """The suite and a server with NRI, whose registry has the images `served`, by the suite's
-    names."""
+    """Provide the suite and a server with NRI, whose registry has the images `served`, by the
+    suite's names."""
     for name in ("plugins", "plugin-config"):
         (folder / name).mkdir()
     settings = {

@@ -50,7 +50,7 @@ def all_of_them() -> Mapping[str, BuiltImage]:
 
 
 def of_a_shell() -> Mapping[str, BuiltImage]:
-    """The images that need only this machine's busybox."""
+    """Return the images that need only this machine's busybox."""
     shell = build.busybox()
     users = build.image([*shell.layers, build.layer(_USERS)], {"Cmd": ["sh"]})
     return {
@@ -72,12 +72,12 @@ def of_a_shell() -> Mapping[str, BuiltImage]:
 
 
 def reference(word: str) -> str:
-    """The name of a suite's image in the registry."""
+    """Return the name of a suite's image in the registry."""
     return f"{HOST}/suite/{word.lower()}:1"
 
 
 def image_list() -> str:
-    """The TOML file that tells the suite these names."""
+    """Return the TOML file that tells the suite these names."""
     return "".join(f"{word} = {json.dumps(reference(word))}\n" for word in WORDS)
 
 

@@ -84,7 +84,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @asynccontextmanager
 async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
-    """An image service that works on layers in jobs of a zygote, as the server's does, with
+    """Provide an image service that works on layers in jobs of a zygote, as the server's does, with
     these modules in it, too."""
     zygote = await Zygote.start([*JOB_MODULES, *modules])
     service = ImageService(

@@ -16,8 +16,8 @@ from pyrunc.kernel.erofs import open_paths
 def write_index(
     folder: Path, tars: Sequence[bytes], limits: Limits | None = None
 ) -> tuple[Path, list[Path]]:
-    """The index of the image of these layers, bottom first, and its devices. Raises what indexing
-    raises."""
+    """Return the index of the image of these layers, bottom first, and its devices. Raises what
+    indexing raises."""
     different = list(dict.fromkeys(tars))
     devices = [folder / f"tar-{number}" for number in range(len(different))]
     for path, content in zip(devices, different, strict=True):
@@ -42,7 +42,7 @@ def write_index(
 
 @contextmanager
 def mounted(folder: Path, tars: Sequence[bytes], limits: Limits | None = None) -> Iterator[Path]:
-    """The files of the image, for a block."""
+    """Provide the files of the image, for a block."""
     folder.mkdir(exist_ok=True)
     index, devices = write_index(folder, tars, limits)
     mount = open_paths(str(index), [str(path) for path in devices])

@@ -48,7 +48,7 @@ class Signer:
 
     @property
     def public(self) -> str:
-        """The public key in the form of a policy's `keyData`."""
+        """Return the public key in the form of a policy's `keyData`."""
         pem = self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return base64.b64encode(pem).decode()
 

@@ -91,7 +91,7 @@ class Node:
         return path
 
     def name_of(self, pod: Pod) -> str:
-        """The name of the pod's network namespace while it is attached."""
+        """Return the name of the pod's network namespace while it is attached."""
         return str(self.folder / "netns" / pod.id)
 
     def names(self) -> set[str]:

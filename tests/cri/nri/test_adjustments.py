@@ -22,7 +22,7 @@ Linux = api.LinuxContainerAdjustment
 
 
 def adjusts(**fields: Any) -> dict[str, Callable[[Any], Any]]:
-    """The handlers of a plugin that adjusts every container."""
+    """Return the handlers of a plugin that adjusts every container."""
     response = api.CreateContainerResponse(adjust=api.ContainerAdjustment(**fields))
     return {"CreateContainer": lambda _: response}
 

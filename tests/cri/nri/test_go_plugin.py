@@ -48,7 +48,7 @@ class GoPlugin:
         ]
 
     def wait_for(self, beginning: str) -> str:
-        """The first line that begins so."""
+        """Return the first line that begins so."""
         assert wait_until(lambda: any(line.startswith(beginning) for line in self.lines()), 60), (
             self.lines()
         )

@@ -137,7 +137,7 @@ def own_socket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def impatient(tmp_path: Path, own_socket: Path) -> Iterator[Server]:
-    """A server with programs in its folder, short times and a plugin that must be there."""
+    """Provide a server with programs in its folder, short times and a plugin that must be there."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "conf").mkdir()
     for name in ("20-second", "10-first"):

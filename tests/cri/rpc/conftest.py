@@ -23,6 +23,6 @@ def module_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A registry that this server reaches, over HTTP."""
+    """Provide a registry that this server reaches, over HTTP."""
     with inner_registry.inside(module_server, tmp_path_factory.mktemp("registry")) as registry:
         yield registry

@@ -8,7 +8,7 @@ from tests.cri.server_harness import RPC_TIMEOUT_S, Server
 
 
 def an_image(content: str = "x", **config: object) -> build.BuiltImage:
-    """A small image, another for other contents."""
+    """Return a small image; other contents make another image."""
     return build.image([build.layer({"file": content})], {"Cmd": ["/file"], **config})
 
 

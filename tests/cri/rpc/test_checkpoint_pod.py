@@ -24,7 +24,7 @@ __all__ = ["criu", "module_server", "programs"]
 
 @pytest.fixture
 def pod(server: Server) -> tuple[str, list[str]]:
-    """A pod with two containers that count."""
+    """Return a pod with two containers that count."""
     made = server.run_pod()
     ids = []
     for name in ("one", "two"):
@@ -101,7 +101,7 @@ def test_a_failed_checkpoint_of_a_pod_leaves_no_archive(
 
 
 def _groups(server: Server) -> str:
-    """The freezers of all containers."""
+    """Return the freezers of all containers."""
     groups = []
     for container in server.containers():
         request = api.ContainerStatusRequest(container_id=container.id, verbose=True)

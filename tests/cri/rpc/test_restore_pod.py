@@ -33,7 +33,7 @@ __all__ = ["criu", "module_server", "programs"]
 
 
 def saved(folder: Path, *names: str, **options: Any) -> Path:
-    """A pod's checkpoint with these containers."""
+    """Return a pod's checkpoint with these containers."""
     folder.mkdir()
     ids = {name: f"{number:064x}" for number, name in enumerate(names)}
     for name, identifier in ids.items():

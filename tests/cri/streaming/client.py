@@ -51,7 +51,7 @@ async def run(url: str, terminal: Terminal) -> int:
 
 @asynccontextmanager
 async def connect(url: str, protocol: str) -> AsyncIterator[Multiplexer]:
-    """A SPDY connection to a streaming URL. Raises `PeerError`."""
+    """Provide a SPDY connection to a streaming URL. Raises `PeerError`."""
     wire = await _upgrade(url, protocol)
     multiplexer = Multiplexer(wire, "client", lambda stream: stream.reset(Status.REFUSED_STREAM))
     reading = asyncio.create_task(multiplexer.run())

@@ -24,7 +24,8 @@ def backend() -> ProcessBackend:
 
 @pytest.fixture
 async def server(backend: ProcessBackend) -> AsyncIterator[StreamingServer]:
-    """A listening server that must have let go of every task and session when the test is over."""
+    """Provide a listening server that must have let go of every task and session when the test is
+    over."""
     before = asyncio.all_tasks()
     server = StreamingServer(backend)
     await server.start()

@@ -15,7 +15,7 @@ from tests.cri.streaming.processes import ProcessBackend, ProcessSession, start
 
 @pytest.fixture
 async def shell(backend: ProcessBackend, server: StreamingServer) -> AsyncIterator[ProcessSession]:
-    """A shell as a container's main process."""
+    """Provide a shell as a container's main process."""
     session = backend.containers["c"] = start(
         ExecOptions("c", ("/bin/sh",), stdin=True, stdout=True, stderr=True)
     )

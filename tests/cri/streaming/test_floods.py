@@ -38,7 +38,7 @@ STUCK = ExecOptions("c", ("/bin/sh", "-c", "exec sleep 1000"), stdin=True, stdou
 
 
 def spdy(*roles: str) -> tuple[Connection, bytes]:
-    """A client's side with a stream for each role, and what opens them."""
+    """Return a client's side with a stream for each role, and what opens them."""
     client = Connection("client")
     for role in roles:
         client.open({"streamtype": [role]})

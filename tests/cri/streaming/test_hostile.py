@@ -274,7 +274,7 @@ class SlowPods(ProcessBackend):
 async def forward_many(
     server: StreamingServer, stack: contextlib.AsyncExitStack, count: int, pod: str = "pod"
 ) -> list[MultiplexedStream]:
-    """A session with `count` connections into `pod`; their error streams."""
+    """Open a session with `count` connections into `pod`; return their error streams."""
     url = server.url_for_port_forward(PortForwardOptions(pod))
     multiplexer = await stack.enter_async_context(connect(url, "portforward.k8s.io"))
     errors = []

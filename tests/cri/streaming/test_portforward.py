@@ -21,7 +21,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @contextlib.asynccontextmanager
 async def service(handler: Handler) -> AsyncIterator[int]:
-    """A TCP server; its port."""
+    """Start a TCP server; yield its port."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -45,7 +45,7 @@ async def digest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def forwarded(
     goclient: Path, server: StreamingServer, transport: str, *ports: int
 ) -> AsyncIterator[list[int]]:
-    """The local ports of a running client."""
+    """Provide the local ports of a running client."""
     url = server.url_for_port_forward(PortForwardOptions("pod", ports))
     arguments = ["forward", "-url", url, "-ports", ",".join(f":{port}" for port in ports)]
     if transport == "tunnel":

@@ -34,7 +34,7 @@ _TIMEOUT_S = 2.0
 
 
 def open_new_namespace() -> int:
-    """A descriptor of a new network namespace; the thread stays in its own."""
+    """Return a descriptor of a new network namespace; the thread stays in its own."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscall("unshare", "network namespace", CLONE_NEWNET)
@@ -98,7 +98,7 @@ class Host:
             os.close(self.outside)
 
     def bridge_config(self, **changes: Any) -> dict[str, Any]:
-        """A dual-stack gateway network, with `changes` at the top level."""
+        """Return a dual-stack gateway network, with `changes` at the top level."""
         config = {
             "cniVersion": "1.1.0",
             "name": "net",
@@ -202,7 +202,7 @@ def addresses_of(result: Any) -> list[str]:
 def listen(
     namespace: int, address: str, port: int, kind: int = socket.SOCK_STREAM
 ) -> socket.socket:
-    """A listening socket in a namespace."""
+    """Return a listening socket in a namespace."""
     with netns.entered(namespace):
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
     listener.settimeout(_TIMEOUT_S)
@@ -294,5 +294,5 @@ def nft(*words: str) -> str:
 
 
 def read_sysctl(name: str) -> str:
-    """The value of a sysctl in the current network namespace."""
+    """Return the value of a sysctl in the current network namespace."""
     return Path("/proc/sys", name).read_text().strip()

@@ -50,7 +50,7 @@ def ask(
 def added(
     pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The result of an ADD."""
+    """Return the result of an ADD."""
     answer = ask("ADD", pod, *inputs, previous=previous)
     assert answer.error is None and answer.result is not None
     return answer.result

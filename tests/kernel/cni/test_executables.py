@@ -46,7 +46,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def reference() -> str:
-    """The folder of the reference plugins, built once into the cache."""
+    """Return the folder of the reference plugins, built once into the cache."""
     return str(toolchain.reference_plugins())
 
 
@@ -86,7 +86,7 @@ def run(
 def chain(
     folder: str, host: Host, pod: Pod, *, cni_version: str = "1.0.0", path: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs of bridge, then portmap, for DEL and CHECK."""
+    """Return the inputs of bridge, then portmap, for DEL and CHECK."""
     bridge = host.bridge_config(
         cniVersion=cni_version, hairpinMode=True, ipam=host.ipam("10.88.0.0/16")
     )

@@ -136,7 +136,7 @@ def test_portmap_killed_while_adding(host: Host) -> None:
 
 
 def at_once(folder: Path, jobs: list[tuple[str, Pod, dict[str, Any]]]) -> list[Any]:
-    """The bridge plugin's answers to (command, pod, config), each in a forked child, all in
+    """Return the bridge plugin's answers to (command, pod, config), each in a forked child, all in
     parallel."""
     running = []
     for number, (command, pod, config) in enumerate(jobs):

@@ -48,7 +48,7 @@ class Packet:
 
 
 def crc32c(content: bytes) -> int:
-    """The checksum of RFC 9260, appendix A."""
+    """Return the checksum of RFC 9260, appendix A."""
     value = 0xFFFFFFFF
     for byte in content:
         value ^= byte
@@ -65,7 +65,7 @@ def raw_socket(namespace: int, family: socket.AddressFamily) -> socket.socket:
 
 
 def receive(link: socket.socket) -> tuple[Packet, str]:
-    """The next packet and its sender; an IPv4 raw socket also receives the IP header."""
+    """Return the next packet and its sender; an IPv4 raw socket also receives the IP header."""
     content, sender = link.recvfrom(2048)
     start = (content[0] & 15) * 4 if link.family == socket.AF_INET else 0
     return Packet.decode(content[start:]), str(sender[0])

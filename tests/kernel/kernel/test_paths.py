@@ -16,7 +16,7 @@ from pyrunc.kernel import path as paths
 
 
 def os_open(path: Path | str) -> int:
-    """A descriptor to resolve beneath."""
+    """Return a descriptor to resolve beneath."""
     return os.open(path, os.O_PATH | os.O_DIRECTORY)
 
 
@@ -44,7 +44,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tree: Path) -> Iterator[int]:
-    """A descriptor of `root`."""
+    """Provide a descriptor of `root`."""
     fd = os_open(tree / "root")
     yield fd
     os.close(fd)

@@ -55,7 +55,7 @@ MOUNTS = [
 
 @pytest.fixture
 def image(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the layers of a busybox root."""
+    """Provide a folder with the layers of a busybox root."""
     for name in ("lower/bin", "upper", "work"):
         (tmp_path / name).mkdir(parents=True)
     busybox = shutil.which("busybox")
@@ -195,8 +195,8 @@ WATCH = "for round in $(busybox seq 60); do busybox ls -l /proc/[0-9]*/fd 2>/dev
 
 
 def visitor(dumpable: bool, lingers_ns: int) -> Program:
-    """A program that joins the pid and mount namespaces of descriptor 3, becomes uid 1000 there,
-    waits, and executes."""
+    """Return a program that joins the pid and mount namespaces of descriptor 3, becomes uid 1000
+    there, waits, and executes."""
     a = Assembler()
     macros.prologue(a, dumpable=dumpable)
     a.sys("setns", 3, CLONE_NEWPID | CLONE_NEWNS)

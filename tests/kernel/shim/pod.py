@@ -184,7 +184,7 @@ class TestPod:
         return (self.shim / "shim.log").read_text()
 
     def processes(self) -> list[int]:
-        """The pids of all processes in the pod's cgroups."""
+        """Return the pids of all processes in the pod's cgroups."""
         return Cgroup(self.group).processes()
 
     async def clean_up(self) -> None:

@@ -15,7 +15,7 @@ NEW, OLD = "v0.12.3", "v0.11.0"
 
 
 def plugin(version: str) -> Path:
-    """The program, on this version of the module."""
+    """Return the program, on this version of the module."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     program = toolchain.cache() / "nri" / f"{version}-{digest}" / "plugin"
     if not program.exists():
@@ -32,5 +32,5 @@ def plugin(version: str) -> Path:
 
 
 def both() -> list[Path]:
-    """The programs."""
+    """Return the programs."""
     return [plugin(version) for version in (NEW, OLD)]

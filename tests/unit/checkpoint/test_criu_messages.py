@@ -27,7 +27,7 @@ FIELDS = [
 
 
 def _reference() -> Any:
-    """A message class with these fields, made by the protobuf library."""
+    """Return a message class with these fields, made by the protobuf library."""
     file = descriptor_pb2.FileDescriptorProto(name="options.proto", package="t", syntax="proto2")
     message = file.message_type.add(name="Options")
     for name, number, kind in FIELDS:

@@ -24,7 +24,7 @@ class PeerResult:
     ips: tuple[str, ...]
 
     def answer_in(self, netns: str) -> dict[str, Any]:
-        """The answer for a pod with the namespace `netns`."""
+        """Return the answer for a pod with the namespace `netns`."""
         document = json.loads(json.dumps(self.answer).replace(NETNS, netns))
         assert isinstance(document, dict)
         return document

@@ -24,7 +24,7 @@ def layers(tmp_path: Path, *contents: str) -> list[str]:
 
 
 def shown(folders: list[str]) -> list[str]:
-    """The numbers of the layers that are merged."""
+    """Return the numbers of the layers that are merged."""
     return [Path(path).parts[-3] for path in folders]
 
 

@@ -26,7 +26,7 @@ SCALARS = {
 
 
 def listed() -> set[Row]:
-    """The rows of the checked-in table, empty columns left out."""
+    """Return the rows of the checked-in table, empty columns left out."""
     lines = TABLE.read_text().splitlines()
     rows = [
         tuple(part for part in line.split("\t") if part)
@@ -38,7 +38,7 @@ def listed() -> set[Row]:
 
 
 def generated() -> set[Row]:
-    """The same rows, read back from the descriptors that protoc made."""
+    """Return the same rows, read back from the descriptors that protoc made."""
     file = api_pb2.DESCRIPTOR
     assert file.package == "runtime.v1"
     rows: set[Row] = set()

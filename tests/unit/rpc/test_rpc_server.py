@@ -385,7 +385,7 @@ class Raw(asyncio.Protocol):
         self._writable.set()
 
     def head(self, stream_id: int, name: str, *more: tuple[str, str]) -> bytes:
-        """The headers of a call."""
+        """Return the headers of a call."""
         block = self.encoder.encode([*FIELDS[:3], (":path", f"/t.T/{name}"), *FIELDS[3:], *more])
         return head(len(block), frames.HEADERS, END_HEADERS, stream_id) + block
 
@@ -405,8 +405,8 @@ class Raw(asyncio.Protocol):
         return found
 
     async def statuses(self, name: str = "grpc-status") -> dict[int, str]:
-        """A field of the last headers of each stream, when we have said that no more comes and the
-        server has closed."""
+        """Return a field of the last headers of each stream, when we have said that no more comes
+        and the server has closed."""
         self.transport.write_eof()
         decoder = hpack.Decoder()
         found = [
@@ -417,7 +417,7 @@ class Raw(asyncio.Protocol):
         return {stream_id: fields[name] for stream_id, fields in found if name in fields}
 
     async def parting(self) -> ErrorCode:
-        """The code of the GOAWAY that comes before the end."""
+        """Return the code of the GOAWAY that comes before the end."""
         body = [body for kind, _, _, body in await self.frames() if kind == frames.GOAWAY][-1]
         return ErrorCode(struct.unpack(">I", body[4:8])[0])
 
@@ -430,7 +430,7 @@ class Raw(asyncio.Protocol):
 
 
 def last(stream_id: int, body: bytes) -> bytes:
-    """The frame that ends a request."""
+    """Return the frame that ends a request."""
     return head(len(body), frames.DATA, END_STREAM, stream_id) + body
 
 

@@ -17,7 +17,8 @@ from pyrunc.spec.parse import parse, parse_process
 
 
 def put(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """A copy with the property at a dotted path (list indices are numbers) replaced or added."""
+    """Return a copy with the property at a dotted path (list indices are numbers) replaced or
+    added."""
     document = copy.deepcopy(document)
     place: Any = document
     *keys, last = [int(k) if k.isdigit() else k for k in path.split(".")]

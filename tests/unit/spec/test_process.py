@@ -224,7 +224,8 @@ class _Group(ctypes.Structure):
 
 
 def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> Any:
-    """The entry that fgetpwent(3) or fgetgrent(3) reads from a file of one line; None for none."""
+    """Return the entry that fgetpwent(3) or fgetgrent(3) reads from a file of one line; None for
+    none."""
     libc = ctypes.CDLL(None)
     libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
     libc.fclose.argtypes = [ctypes.c_void_p]

@@ -26,8 +26,8 @@ Classes:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree with the group `silver`. The kernel makes a group's files with its folder; here they
-    exist before."""
+    """Return a tree with the group `silver`. The kernel makes a group's files with its folder; here
+    they exist before."""
     root = tmp_path / "resctrl"
     for name in ("silver", "measured", "info"):
         (root / name / "mon_groups").mkdir(parents=True)

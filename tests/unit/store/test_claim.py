@@ -13,7 +13,8 @@ from pyrunc.errors import Error, WrongState
 
 @pytest.fixture
 def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pod that a server of an earlier version has left running: nothing remembers where."""
+    """Return a pod that a server of an earlier version has left running: nothing remembers
+    where."""
     monkeypatch.setattr(claim, "EARLIER_STATE", tmp_path / "earlier")
     monkeypatch.setattr(claim, "DEFAULT_STATE", str(tmp_path / "default"))
     (tmp_path / "root" / "sandboxes").mkdir(parents=True)

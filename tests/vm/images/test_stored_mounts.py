@@ -57,8 +57,8 @@ def client(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a server that runs under systemd as its unit says, with a pod whose image is
-    mounted."""
+    """Provide the folder of a server that runs under systemd as its unit says, with a pod whose
+    image is mounted."""
     (tmp_path / "config.toml").write_text('[images]\nstore = "erofs"\n')
     places = [
         "--config",
@@ -94,7 +94,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def mounted_file() -> Path:
-    """The file with CONTENT in the mount that the server holds."""
+    """Return the file with CONTENT in the mount that the server holds."""
     (mounted,) = (
         fd / "big"
         for fd in Path(f"/proc/{unit_property('MainPID')}/fd").iterdir()

@@ -41,12 +41,12 @@ class Api:
         )
 
     def get(self, path: str) -> Json:
-        """The object or list at `path`."""
+        """Return the object or list at `path`."""
         answer: Json = json.loads(self.text("GET", path))
         return answer
 
     def create(self, path: str, thing: Json) -> Json:
-        """POST `thing`; as the server has it then."""
+        """POST `thing`; return it in the server's form."""
         made: Json = json.loads(self.text("POST", path, thing))
         return made
 
@@ -56,7 +56,7 @@ class Api:
         return made
 
     def delete(self, path: str) -> None:
-        """Ask for deletion; what is gone already is no error."""
+        """Delete an object; a missing one is no error."""
         try:
             self.text("DELETE", path)
         except Refused as refused:
@@ -64,12 +64,12 @@ class Api:
                 raise
 
     def summary(self) -> Json:
-        """kubelet's own answer."""
+        """Return kubelet's own statistics."""
         summary: Json = json.loads(self.kubelet("GET", "/stats/summary"))
         return summary
 
     def kubelet(self, method: str, path: str) -> bytes:
-        """What kubelet answers, whose certificate nobody has signed."""
+        """Return kubelet's reply; kubelet's certificate is not signed."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
             with urllib3.HTTPSConnectionPool(
@@ -82,7 +82,7 @@ class Api:
     def text(
         self, method: str, path: str, body: Json | None = None, kind: str = "application/json"
     ) -> str:
-        """The answer's text. Raises Refused."""
+        """Return the answer's text. Raises Refused."""
         content = None if body is None else json.dumps(body).encode()
         answer = self._pool.request(
             method,

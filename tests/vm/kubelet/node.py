@@ -32,7 +32,7 @@ class Node:
     # ---- pods
 
     def create(self, *manifests: Json) -> None:
-        """Ask for pods; they start side by side."""
+        """Create pods, which start side by side."""
         for manifest in manifests:
             self.api.create(PODS, manifest)
 
@@ -56,7 +56,7 @@ class Node:
         return self.until(condition, f"pod {name} Ready", name)
 
     def ended(self, name: str, container: str = "c") -> Json:
-        """Wait until the container has terminated; how."""
+        """Wait until the container has terminated; return its final state."""
 
         def condition() -> Json | None:
             for status in self.pod(name)["status"].get("containerStatuses", []):
@@ -101,7 +101,7 @@ class Node:
         return [f"{e['reason']}: {e.get('message', '')}" for e in listing["items"]]
 
     def until(self, condition: Callable[[], Any], what: str, name: str = "", patience_s: float = PATIENCE_S) -> Any:  # fmt: skip  # noqa: E501
-        """Ask until the answer is true and return it; what went on otherwise."""
+        """Poll until the condition is true and return its value; the error has the events."""
         answers: list[Any] = []
 
         def ask() -> Any:
@@ -148,14 +148,14 @@ class Node:
         return self.pod_group(pod) / leaf
 
     def container_id(self, pod: Json, container: str = "c") -> str:
-        """The id without its scheme."""
+        """Return the id without its scheme."""
         (status,) = [s for s in pod["status"]["containerStatuses"] if s["name"] == container]
         scheme, _, identifier = status["containerID"].partition("://")
         assert scheme == "pyrunc"
         return str(identifier)
 
     def main_pid(self, pod: Json, container: str = "c") -> int:
-        """The container's first process, by its group, which a scope's placeholder is just
+        """Return the container's first process, by its group, which a scope's placeholder is just
         leaving."""
         pids = map(int, (self.group(pod, container) / "cgroup.procs").read_text().split())
         return min(filter(_is_of_container, pids))
@@ -182,30 +182,30 @@ class Node:
         )
 
     def _heartbeat(self) -> str:
-        """When the node was last said to be ready, empty while it is not."""
+        """Return the time of the node's last Ready heartbeat, empty while it is not Ready."""
         for condition in self.node()["status"]["conditions"]:
             if condition["type"] == "Ready" and condition["status"] == "True":
                 return str(condition["lastHeartbeatTime"])
         return ""
 
     def node(self) -> Json:
-        """The node as the API server has it."""
+        """Return the node as the API server has it."""
         return self.api.get("/api/v1/nodes/node1")
 
     def summary(self) -> Json:
-        """kubelet's summary API."""
+        """Return kubelet's summary API."""
         return self.api.summary()
 
 
 def systemctl(*arguments: str) -> str:
-    """Run systemctl; its output without the last newline."""
+    """Run systemctl; return its output without the last newline."""
     return subprocess.run(
         ["systemctl", *arguments], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
 def journal(unit: str, lines: int = 40) -> str:
-    """The end of a unit's log."""
+    """Return the end of a unit's log."""
     command = ["journalctl", "--no-pager", "-o", "cat", "-n", str(lines), "-u", unit]
     return (
         f"--- {unit}\n"
@@ -214,7 +214,7 @@ def journal(unit: str, lines: int = 40) -> str:
 
 
 def fact(group: Path, name: str) -> str:
-    """A cgroup file's text."""
+    """Return a cgroup file's text."""
     return (group / name).read_text().strip()
 
 

@@ -60,12 +60,13 @@ def test_a_restarted_container_keeps_its_last_oom_kill(ending: Node) -> None:
 
 
 def test_processes_are_limited(ending: Node) -> None:
-    """podPidsLimit is 512: fork says EAGAIN inside, and the node goes on."""
+    """podPidsLimit is 512: fork fails with EAGAIN inside, and the node continues."""
     assert ending.ended("forks")["exitCode"] == 44
 
 
 def test_ephemeral_storage_is_limited(ending: Node) -> None:
-    """kubelet measures writable layers through our ContainerStats and evicts who wrote too much."""
+    """kubelet measures writable layers through our ContainerStats and evicts pods above their
+    limit."""
 
     def evicted() -> bool:
         return bool(ending.pod("fills-disk")["status"].get("reason") == "Evicted")

@@ -69,7 +69,7 @@ def _complete(entry: Json) -> bool:
 
 
 def _cpu_times(entry: Json) -> list[int]:
-    """The pod's and the container's, which are not measured at the same moment."""
+    """Return the pod's and the container's, which are not measured at the same moment."""
     (container,) = entry["containers"]
     return [int(part.get("cpu", {}).get("usageCoreNanoSeconds", 0)) for part in (entry, container)]
 

@@ -30,19 +30,19 @@ RESERVED_MIB = (
 
 @pytest.fixture
 def kubelet(node: Node) -> Iterator[Node]:
-    """Put kubelet back afterwards."""
+    """Restore kubelet's configuration afterwards."""
     yield node
     node.configure_kubelet()
 
 
 def limited(name: str, resources: Json, script: str = "sleep 3600") -> Json:
-    """A pod with one container."""
+    """Return a pod with one container."""
     return pod(name, shell(script, resources=resources))
 
 
 def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> None:
-    """A guaranteed pod with whole processors gets them alone; who ran there before moves away, and
-    comes back later."""
+    """A guaranteed pod with whole processors gets them exclusively; other pods move away, and come
+    back later."""
     kubelet.configure_kubelet(
         cpuManagerPolicy="static",
         cpuManagerReconcilePeriod="2s",
@@ -76,7 +76,7 @@ def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> N
 
 @pytest.fixture
 def swap() -> Iterator[None]:
-    """A swap file."""
+    """Provide a swap file."""
     with open(SWAP_FILE, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, SWAP_BYTES)
     SWAP_FILE.chmod(0o600)

@@ -68,7 +68,7 @@ class User:
         return done
 
     def _on_a_terminal(self, words: list[str], timeout_s: float) -> Done:
-        """What comes out of a new terminal, with newlines alone at the ends of lines."""
+        """Return the output on a new terminal, with newlines alone at the ends of lines."""
         master, slave = os.openpty()
         with subprocess.Popen(
             [*self._become(), *words], stdin=slave, stdout=slave, stderr=slave, cwd="/tmp", start_new_session=True,  # noqa: E501
@@ -160,8 +160,8 @@ class Container:
 
 
 def install() -> None:
-    """The runtime where any user and any engine finds it, compiled, for they may not write beside
-    it."""
+    """Install the compiled runtime where any user and any engine finds it: users may not write
+    beside it."""
     place, python = Path("/usr/local/lib/pyrunc"), "/opt/venv/bin/python"
     shutil.rmtree(place / "pyrunc", ignore_errors=True)
     shutil.copytree(
@@ -181,7 +181,7 @@ def install() -> None:
 
 
 def ordinary_user(name: str, uid: int) -> None:
-    """A user who may use 65536 more ids (useradd gives them), and whose systemd runs without a
+    """Make a user who may use 65536 more ids (useradd adds them), and whose systemd runs without a
     login."""
     if not Path(f"/home/{name}").exists():
         subprocess.run(["useradd", "-m", "-u", str(uid), "-s", "/bin/sh", name], check=True)
@@ -190,7 +190,7 @@ def ordinary_user(name: str, uid: int) -> None:
 
 
 def granted_ids(name: str) -> tuple[int, int]:
-    """The first id and the number of ids in /etc/subuid."""
+    """Return the first id and the number of ids in /etc/subuid."""
     for line in Path("/etc/subuid").read_text().splitlines():
         owner, first, count = line.split(":")
         if owner == name:

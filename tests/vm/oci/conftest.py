@@ -18,7 +18,7 @@ def installed() -> None:
 
 @pytest.fixture(scope="session")
 def alice() -> User:
-    """An ordinary user with a systemd of her own."""
+    """Return an ordinary user with a systemd of her own."""
     commands.ordinary_user("alice", 1000)
     return User("alice", 1000)
 

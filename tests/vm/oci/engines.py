@@ -38,7 +38,7 @@ class Podman:
         return self(*arguments).stdout.strip()
 
     def run(self, *arguments: str) -> str:
-        """`podman run --rm` without a network, of our image; what it says."""
+        """Run `podman run --rm` without a network, of our image; return its output."""
         return self.output("run", "--rm", "--network", "none", *arguments)
 
     def pid(self, name: str) -> int:
@@ -50,12 +50,12 @@ class Podman:
 
 
 def configure() -> None:
-    """Our runtime is podman's first choice; Debian's crun is there and not used."""
+    """Make our runtime podman's first choice; Debian's crun stays unused."""
     Path("/etc/containers/containers.conf").write_text(CONFIGURATION)
 
 
 def box(folder: Path) -> Path:
-    """A tar archive of a busybox root that every user may read."""
+    """Return a tar archive of a busybox root that every user may read."""
     root = bundle.make_root(folder / "box")
     for name in ("tmp", "root"):
         (root / name).chmod(0o1777 if name == "tmp" else 0o700)

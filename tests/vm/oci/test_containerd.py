@@ -75,7 +75,7 @@ class Ctr:
 
 @pytest.fixture(scope="module")
 def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """A running containerd that has a busybox and a pause image."""
+    """Provide a running containerd that has a busybox and a pause image."""
     folder = tmp_path_factory.mktemp("containerd")
     (folder / "config.toml").write_text(CONFIGURATION)
     pause = (Path("/root/project/pyrunc/native/pause")).read_bytes()
@@ -193,7 +193,7 @@ class Cri:
     def container(
         self, pod: str, pod_config: api.PodSandboxConfig, *command: str, **linux: Any
     ) -> str:
-        """A started container of the pod."""
+        """Return a started container of the pod."""
         config = api.ContainerConfig(
             metadata=api.ContainerMetadata(name="c"),
             image=api.ImageSpec(image=IMAGE),

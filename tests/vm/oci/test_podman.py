@@ -34,7 +34,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 @pytest.fixture(scope="module")
 def long(podman: Podman) -> str:
-    """A container with limits that runs as long as this file's tests."""
+    """Return a container with limits that runs as long as this file's tests."""
     podman(
         "run",
         "-d",

@@ -44,8 +44,8 @@ CHECKPOINT_IMAGE = "registry.test/checkpoint/of-crio:1"
 
 @pytest.fixture
 def archive(server: Server, tmp_path: Path) -> Path:
-    """The checkpoint of a container whose root has the mode that containers/storage gives it, with
-    a file of CRI-O mounted."""
+    """Return the checkpoint of a container whose root has the mode that containers/storage gives
+    it, with a file of CRI-O mounted."""
     (tmp_path / "containerenv").touch()
     mount = api.Mount(container_path="/run/.containerenv", host_path=str(tmp_path / "containerenv"))
     first = server.launch(

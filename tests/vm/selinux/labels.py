@@ -27,7 +27,7 @@ def file_label(pid: int, path: str) -> SelinuxContext:
 
 
 def pids(server: Server, container: str) -> tuple[int, int]:
-    """The container's first process, and its pod's pause process."""
+    """Return the container's first process, and its pod's pause process."""
     state = json.loads((server.state / "containers" / container / "state.json").read_text())
     sandbox = (
         server.runtime.ListContainers(

@@ -19,7 +19,7 @@ from cri_server.observability.logs.journald import SEALS, Journal
 
 
 def parse(data: bytes) -> dict[str, str]:
-    """The fields of a datagram, as the protocol's description has them."""
+    """Return the fields of a datagram, as the protocol's description has them."""
     found = {}
     while data:
         head, _, rest = data.partition(b"\n")
