@@ -290,9 +290,10 @@ def test_entries_of_no_pod_are_dropped_by_the_next_server(server: Server) -> Non
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kills_of_all_kinds(seed: int) -> None:
-    """With lives of other containers meanwhile, of which a call that meets the moment fails. The
-    keeper is killed alone: two that go within a second take what only they have along."""
+def test_containers_survive_kills_of_server_shims_and_keeper(seed: int) -> None:
+    """Other containers run during the kills, and a call at that moment fails. The keeper is killed
+    alone: if it and another process are killed within a second, descriptors that only they have are
+    lost."""
     chance = random.Random(seed)
     with Server() as server:
         server.load_image()

@@ -93,8 +93,8 @@ def test_unreadable_images_end_the_start_but_no_pod(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fault", ["exit 1", f"exec sleep {LATE_S}"])
-def test_a_plugin_that_fails_holds_no_start_up(server: Server, fault: str) -> None:
-    """After a kill of the server no process of an unfinished pod runs, whatever the plugin answers.
+def test_a_failing_plugin_does_not_block_the_start(server: Server, fault: str) -> None:
+    """After a kill of the server no process of an unfinished pod runs, whatever the plugin returns.
     The plugin is called again later."""
     conflist = server.folder / "net.d" / "10-pods.conflist"
     network = json.loads(conflist.read_text())

@@ -331,8 +331,8 @@ def test_events_of_clients_that_do_not_read(server: Server) -> None:
             assert server.exec(container.id, "true").exit_code == 0
 
 
-def test_half_open_connections(server: Server) -> None:
-    """Some that say nothing, some that stop within a frame: they are there, and that is all."""
+def test_half_open_connections_do_not_disturb_others(server: Server) -> None:
+    """Some connections send nothing, others stop within a frame."""
     with served(server), contextlib.ExitStack() as stack:
         for number in range(200):
             client = stack.enter_context(Client(server, HELLO[: number % (len(HELLO) + 1)]))
@@ -387,8 +387,8 @@ def _flood_until_ended(server: Server, flood: Callable[[Client, int], bytes]) ->
 
 
 @pytest.mark.requirement("1.3")
-def test_large_messages_both_ways(server: Server) -> None:
-    """16 MiB each: an id that is not one, and the output of a command."""
+def test_large_messages_pass_in_both_directions(server: Server) -> None:
+    """Both messages have 16 MiB: an invalid id, and the output of a command."""
     wrong = api.ContainerStatusRequest(container_id="x" * ((16 << 20) - 100))
     assert (
         code_of(lambda: server.runtime.ContainerStatus(wrong, timeout=60))

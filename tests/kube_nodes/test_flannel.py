@@ -159,11 +159,11 @@ def test_a_pod_that_goes_leaves_nothing_and_a_restarted_server_goes_on(
 
 
 @pytest.mark.slow
-def test_killed_behind_flannels_add_the_server_starts_the_pod_anew(
+def test_a_pod_starts_anew_after_the_server_was_killed_in_flannels_add(
     hosts: Hosts, kube: Kube
 ) -> None:
-    """What flannel had our bridge make for the lost sandbox is taken back through flannel;
-    kubelet's next try has the rest."""
+    """The result of our bridge for the lost sandbox is removed through flannel; kubelet's next
+    attempt gets the resources."""
     node = hosts.nodes[1]
     before = len(views.ports(node))
     node.server.stop()

@@ -39,5 +39,5 @@ def test_oci(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
 def test_engines(with_containerd: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """podman of root and of an ordinary user, containerd."""
+    """These are podman of root and of an ordinary user, and containerd."""
     remote.run(with_containerd, f"-m slow --timeout=600 {INSIDE}", capsys, timeout_s=3900)

@@ -424,14 +424,11 @@ def network_with_a_distance() -> Iterator[None]:
     ],
 )
 @pytest.mark.parametrize("how", ["redirect", "realm"])
-async def test_a_distant_registry_cannot_send_us_home(
+async def test_a_distant_registry_cannot_redirect_to_this_machine(
     tmp_path: Path, target: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that is not on this machine names this machine or its link: not one byte is sent
-    there.
-
-    It is ours all the same, reached under another of the machine's addresses.
-    """
+    """A registry on another machine redirects to this machine or to its link: not one byte is sent
+    there. The test's registry is on this machine, under another of its addresses."""
     # urllib3 asks once, when it is imported, whether ::1 is there: maybe not on this machine, but
     # on the one of the test.
     monkeypatch.setattr("urllib3.util.connection.HAS_IPV6", True)

@@ -435,8 +435,9 @@ def test_commands_of_image_and_request(server: Server, registry: Registry) -> No
 
 
 @pytest.mark.requirement("4.1.5")
-def test_variables_that_are_there_in_any_case(server: Server) -> None:
-    """And those of the request in the place of the image's."""
+def test_default_variables_are_set_and_requests_override_the_image(server: Server) -> None:
+    """HOSTNAME, TERM and PATH are always set; variables of the request replace those of the
+    image."""
     envs = [api.KeyValue(key="FROM_IMAGE", value=b"no"), api.KeyValue(key="TWICE", value=b"1")]
     config = server.container_config(["sh", "-c", "env"], envs=envs, tty=True)
     pod = server.run_pod(server.pod_config(hostname="myhost"))
@@ -556,8 +557,9 @@ def test_the_oom_score_is_the_execs_too(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.9")
-def test_mounts_go_both_ways(server: Server) -> None:
-    """What a privileged container mounts in a place that is shared both ways is the node's, too."""
+def test_bidirectional_mounts_reach_the_node(server: Server) -> None:
+    """A mount of a privileged container at a path with bidirectional propagation is visible on the
+    node, too."""
     folder = server.folder / "both"
     folder.mkdir()
     subprocess.run(["mount", "--bind", folder, folder], check=True)

@@ -173,7 +173,7 @@ def test_removals_lead_nowhere_else(tmp_path: Path) -> None:
 def test_a_file_that_became_a_pipe_is_not_opened(
     upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/dev/shm of a pod of which not all containers stand still: who waited for the pipe's writer
+    """Not all containers of the pod with this /dev/shm are frozen: waiting for the pipe's writer
     would keep the others frozen."""
     (upper / "plain").write_bytes(b"")
     os.mkfifo(upper / "file")

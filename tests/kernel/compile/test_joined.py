@@ -196,9 +196,8 @@ def test_settings_of_the_hosts_namespaces_are_refused(
         box.run("true")
 
 
-def test_clocks_of_a_user_namespace(box: Box) -> None:
-    """Offsets in a new time namespace, beside a new user namespace, and one that is joined
-    afterwards."""
+def test_a_time_namespace_with_a_user_namespace_has_its_offsets(box: Box) -> None:
+    """An exec joins this time namespace afterwards."""
     box.linux["namespaces"] += [{"type": "time"}, {"type": "user"}]
     box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
     box.linux["timeOffsets"] = {

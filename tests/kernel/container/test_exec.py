@@ -183,8 +183,9 @@ def test_an_exec_in_an_ended_container_is_an_error(box: Box) -> None:
             box.execute(created, request, "true")
 
 
-def test_a_moved_init(box: Box) -> None:
-    """An init that moved itself into a group below leaves a group that takes no more processes."""
+def test_an_exec_works_after_init_moved_into_a_group_below(box: Box) -> None:
+    """An init that moves itself into a group below leaves a group that accepts no more
+    processes."""
     with box.running() as (created, request):
         assert created.cgroup is not None
         below = Path(created.cgroup.directory) / "below"

@@ -195,8 +195,8 @@ def test_working_directory_of_root_for_a_user(box: Box) -> None:
 
 
 @pytest.mark.parametrize("number", range(3, 24))
-def test_no_descriptor_leads_out(box: Box, number: int) -> None:
-    """CVE-2024-21626: a working directory behind a descriptor that the runtime left open."""
+def test_a_working_directory_behind_a_descriptor_stays_inside(box: Box, number: int) -> None:
+    """CVE-2024-21626: the caller leaves descriptors of the host's root open."""
     if number % 4:
         box.process["cwd"] = f"/proc/self/fd/{number}"
     else:
@@ -374,9 +374,9 @@ def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch)
         os.sched_setaffinity(0, before)
 
 
-def test_an_early_filter_that_forbids_getcwd(box: Box) -> None:
-    """Without no_new_privs the filter comes before the change of user; the working directory was
-    checked by then."""
+def test_an_early_filter_may_forbid_getcwd(box: Box) -> None:
+    """Without no_new_privs the filter is loaded before the change of user; the working directory
+    was checked before."""
     box.process["noNewPrivileges"] = False
     box.process["cwd"] = "/tmp"
     box.linux["seccomp"] = {

@@ -102,9 +102,10 @@ ENOUGH = [
         ("SCMP_CMP_MASKED_EQ", 6, 4, [4, 5]),
     ],
 )
-def test_comparisons(box: Box, op: str, value: int, two: int, refused: list[int]) -> None:
-    """chmod(path, mode), or fchmodat where there is no chmod, which `chmod` calls with its
-    number."""
+def test_comparisons_of_arguments_decide(
+    box: Box, op: str, value: int, two: int, refused: list[int]
+) -> None:
+    """The tested call is chmod(path, mode), or fchmodat on architectures without chmod."""
     args = {"op": op, "value": value, "valueTwo": two}
     filtered(
         box,

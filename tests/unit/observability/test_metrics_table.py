@@ -64,7 +64,7 @@ def read(name: str, **changes: object) -> int | Values:
 
 @pytest.mark.requirement("10.2.4")
 def test_every_required_metric_exists() -> None:
-    """Requirements 10.2."""
+    """Requirement 10.2 lists the metrics."""
     announced = descriptors()
     assert sorted(each.name for each in announced) == sorted(f"container_{name}" for name in NAMES)
     assert len(announced) == 56 and all(each.help and each.label_keys for each in announced)

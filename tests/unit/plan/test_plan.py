@@ -222,7 +222,7 @@ LISTENING = LoadFilter(b"\0" * 8, 8, True)
 
 
 def test_the_steps_of_the_parent_are_in_the_plan() -> None:
-    """Every step that a configuration can demand of the runtime's side, in order."""
+    """The plan has, in order, every step of the runtime's side that a configuration can demand."""
     parent = ParentOptions(record=True, cgroup_owner=100000, hook_folder="/b/rootfs")
     built = plan(EVERYTHING, parent=parent, load_filter=LISTENING)
     steps = [text for number, text in numbered(built) if "." in number]

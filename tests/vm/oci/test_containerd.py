@@ -273,9 +273,9 @@ def test_a_pod_over_cri(cri: Cri) -> None:
     assert not group.exists()
 
 
-def test_an_oom_kill_over_cri(cri: Cri) -> None:
-    """With cgroupfs: systemd takes a scope away with its last process, and containerd then has
-    nothing to ask (as its handleContainerExit says)."""
+def test_an_oom_kill_is_reported_over_cri(cri: Cri) -> None:
+    """The test uses cgroupfs, because systemd removes a scope with its last process, and containerd
+    then has no file to read (see its handleContainerExit)."""
     pod, config = cri.pod("hungry", "plain", "/ctdplain")
     resources = api.LinuxContainerResources(memory_limit_in_bytes=16 * MIB)
     container = cri.container(
