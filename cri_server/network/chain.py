@@ -371,9 +371,8 @@ class PluginRunner:
                 stdin=json.dumps(step.input).encode(),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
             )
-        if output := _one_line(
-            result.stderr
-        ):  # where many plugins log to, and what they say may be about the pod's annotations
+        # where many plugins log to, and what they say may be about the pod's annotations
+        if output := _one_line(result.stderr):
             log.debug(
                 "CNI plugin %s, %s %s: %s", step.kind, call.command, call.container_id, output
             )

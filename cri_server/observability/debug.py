@@ -50,10 +50,8 @@ def _task(task: asyncio.Task[Any]) -> str:
         if frame is not None:
             code = frame.f_code
             lines.append(f"  {code.co_filename}:{frame.f_lineno} in {code.co_qualname}\n")
-        waiting, awaited = (
-            awaited,
-            getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None),
-        )
+        waiting = awaited
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
     reason = "" if hasattr(waiting, "cr_frame") else f"  waits for {type(waiting).__name__}\n"
     return f"task {task.get_name()}\n{''.join(lines)}{reason}"
 

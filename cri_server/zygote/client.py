@@ -36,9 +36,8 @@ _BOOT = (
 )
 _ZYGOTE_FD = 3
 _DRAIN_TIMEOUT_S, _DRAIN_INTERVAL_S = 10.0, 0.02
-_OUR_PARENT = os.path.dirname(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-)  # an editable install is a hook
+# an editable install is a hook
+_OUR_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,8 @@ DEFAULTS = (
     # Making any node is allowed, as in runc: opening it still needs a rule.
     DeviceRule(True, 2, None, None, ACCESS["m"]),
     DeviceRule(True, 1, None, None, ACCESS["m"]),
-    *(
-        DeviceRule(True, 2, 1, minor, ALL) for minor in (3, 5, 7, 8, 9)
-    ),  # null zero full random urandom
+    # null zero full random urandom
+    *(DeviceRule(True, 2, 1, minor, ALL) for minor in (3, 5, 7, 8, 9)),
     DeviceRule(True, 2, 5, 0, ALL),  # tty
     DeviceRule(True, 2, 5, 2, ALL),  # ptmx
     DeviceRule(True, 2, 136, None, ALL),  # pts/*

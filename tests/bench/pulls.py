@@ -74,9 +74,8 @@ class Side:
         self.bench = Bench(server, folder, image="")
         self.store = server.store
         self.registry = _in_namespace(server.namespace, lambda: Registry(folder / "registry"))
-        hosts = (
-            self.store.parent / "certs.d" / self.registry.host / "hosts.toml"
-        )  # containerd's, else it asks for TLS
+        # containerd's, else it asks for TLS
+        hosts = self.store.parent / "certs.d" / self.registry.host / "hosts.toml"
         hosts.parent.mkdir(parents=True)
         hosts.write_text(f'server = "{self.registry.url}"\n')
 

@@ -318,9 +318,8 @@ class Server:
 
     def _remove_cgroup(self) -> None:
         for group in Path("/sys/fs/cgroup").glob(f"*/{self.folder.name}"):
-            if (
-                group.parent.name != "unified"
-            ):  # of v1, where runc makes groups as well, and leaves our parent of all
+            # of v1, where runc makes groups as well, and leaves our parent of all
+            if group.parent.name != "unified":
                 _remove(group)
         for group in self._cgroups():
             if not wait_until(lambda group=group: _remove(group), 30):  # type: ignore[misc]

@@ -99,10 +99,8 @@ class World:
             )
             self.server.stop_container(exited)
             created = self.server.create(pod, self._container("created"))
-            self.things.pods[:], self.things.containers[:] = (
-                [pod, stopped],
-                [running, exited, created],
-            )
+            self.things.pods[:] = [pod, stopped]
+            self.things.containers[:] = [running, exited, created]
             self.made_pods, self.made_containers = [], []
 
     def _container(self, name: str) -> api.ContainerConfig:

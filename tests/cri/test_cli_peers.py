@@ -60,10 +60,8 @@ def by_id(listing: object) -> object:
 
 def same_as_crictl(address: str, container: str, pod: str) -> None:
     for arguments in (["ps", "-a"], ["pods"], ["images"]):
-        ours, theirs = (
-            ok(address, *arguments, "-o", "json").json,
-            crictl(address, *arguments, "-o", "json"),
-        )
+        ours = ok(address, *arguments, "-o", "json").json
+        theirs = crictl(address, *arguments, "-o", "json")
         assert by_id(ours) == by_id(theirs), arguments
     for arguments in (["inspect", container], ["inspectp", pod], ["inspecti", IMAGE]):
         ours, theirs = ok(address, *arguments).json, crictl(address, *arguments)

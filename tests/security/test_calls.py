@@ -235,9 +235,8 @@ def test_tables_have_no_escape_sequences_of_a_container(monkeypatch: pytest.Monk
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as process:
         arguments = Path(f"/proc/{process.pid}/cmdline")
-        assert wait_until(
-            arguments.read_bytes, 60, 0.01
-        )  # it has closed its files, but not yet become the shell
+        # it has closed its files, but not yet become the shell
+        assert wait_until(arguments.read_bytes, 60, 0.01)
         lines = [
             *show.processes([("c", process.pid)]),
             *formats.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),

@@ -66,9 +66,8 @@ def test_the_working_directory_of_a_container_is_not_on_the_host(
             )
             result = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers)
             assert "canary" not in result.out, result
-            assert result.code != 0 or tail == "/../../..", (
-                result
-            )  # which may lead from a folder of the container to its root
+            # which may lead from a folder of the container to its root
+            assert result.code != 0 or tail == "/../../..", result
 
 
 @pytest.mark.parametrize("tail", ["", "/../../.."])

@@ -22,10 +22,8 @@ from tests.support import ledger
 from tests.support.keeper import end_keeper
 from tests.support.processes import Program, installed, wait_until
 
-NODE_IP, OUTSIDE_IP = (
-    "198.18.77.1",
-    "198.18.77.254",
-)  # of the range for benchmarks (RFC 2544), which no machine has
+# of the range for benchmarks (RFC 2544), which no machine has
+NODE_IP, OUTSIDE_IP = "198.18.77.1", "198.18.77.254"
 REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5002", "127.0.0.1:5001"
 POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 """The first node's, of the ranges that the controller manager shares out."""
@@ -232,9 +230,8 @@ class Node:
     def start_server(self, boot_id: str = "", environment: Mapping[str, str] | None = None) -> None:
         """Start the server like `launch_server`; returns when it answers."""
         self.launch_server(boot_id, environment)
-        answered = wait_until(
-            lambda: not self.server.pid or self.answers(), 180
-        )  # minutes, in an emulated guest
+        # minutes, in an emulated guest
+        answered = wait_until(lambda: not self.server.pid or self.answers(), 180)
         if not answered or not self.server.pid:
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 

@@ -453,12 +453,10 @@ class Guest:
         `forward` has more ports of 127.0.0.1 here and the guest's that they lead to, `services` the
         ports of SERVICES in the guest and those of 127.0.0.1 here.
         """
-        self.disk, self.port, self.memory_mib, self.disks = (
-            build(suite, variant),
-            port or free_port(),
-            memory_mib,
-            tuple(disks),
-        )
+        self.disk = build(suite, variant)
+        self.port = port or free_port()
+        self.memory_mib = memory_mib
+        self.disks = tuple(disks)
         self._link, self._forward = link, {**(forward or {}), self.port: 22}
         self._services, self._variant = dict(services or {}), variant
         self.program = Program(f"guest-{self.port}", toolchain.cache() / "vm" / "run")
@@ -605,9 +603,8 @@ class Guest:
     def stop(self) -> None:
         """Power off; the snapshot is thrown away."""
         if self.program.pid:
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # a busy machine; the end below does not ask it
+            # a busy machine; the end below does not ask it
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.ssh("systemctl poweroff --force --force", check=False, timeout_s=15)
         wait_until(lambda: not self.program.pid, 10)
         self.program.stop()

@@ -50,9 +50,8 @@ def _as_crictl(document: dict[str, Any]) -> dict[str, Any]:
     for key in TIMES:
         if key in status:
             status[key] = moment(int(status[key]))
-    if (
-        "stopSignal" in status
-    ):  # only our interface file has a prefix here; on the wire the signal is a number
+    # only our interface file has a prefix here; on the wire the signal is a number
+    if "stopSignal" in status:
         status["stopSignal"] = status["stopSignal"].removeprefix("SIGNAL_")
     return document
 

@@ -37,7 +37,7 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_MAGICS = {
     ZSTD_MAGIC,
     *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)),
-}  # skippable frames
+}
 _MAGIC_BYTES = 4
 WINDOW_LOG_LIMIT = 27  # 128 MiB, what `zstd --ultra` may use without --long
 EMPTY_MEMBERS_LIMIT = 10_000

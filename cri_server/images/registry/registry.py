@@ -231,9 +231,8 @@ class Registry:
         accept = {"Accept": ", ".join(manifests.ACCEPTED)}
         response, _ = self._response(host, f"manifests/{reference.target}", accept, "HEAD")
         with response:
-            self._all(
-                host, response, 0, "an answer to HEAD"
-            )  # so that the connection can be used again
+            # so that the connection can be used again
+            self._all(host, response, 0, "an answer to HEAD")
             # Some registries answer each HEAD with 403, others with 400, 404, 405, 429, 501 or 503.
             # docker falls back to GET as well; containerd does so for 405 only.
             if response.status != 200:

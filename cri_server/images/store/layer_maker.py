@@ -374,9 +374,8 @@ class LayerMaker:
             )
 
             def on_progress() -> None:
-                if (
-                    partial is None or partial.is_finished
-                ):  # else bytes that arrive are the progress
+                # else bytes that arrive are the progress
+                if partial is None or partial.is_finished:
                     watch.touch()
 
             async with self._jobs.partial_index() if partial else self._jobs.index(watch):

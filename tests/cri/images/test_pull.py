@@ -718,9 +718,8 @@ async def test_wrong_bytes_of_a_mirror_are_fetched_again_from_the_registry(
         hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n[host."{bad.url}"]\n')
         assert await service.pull("registry.example/app:v1") == built.id
     ranges = [r.headers.get("range") for r in registry.requested(_digest(tar))]
-    assert (
-        ranges[0] == "bytes=100000-" and ranges[-1] is None
-    )  # what was decoded cannot be taken back: that is found out twice
+    # what was decoded cannot be taken back: that is found out twice
+    assert ranges[0] == "bytes=100000-" and ranges[-1] is None
 
 
 async def test_path_and_headers_of_a_host_come_from_hosts_toml(

@@ -115,9 +115,8 @@ def test_masquerade_hides_pods_outside_and_not_from_each_other(host: Host) -> No
         assert reach(one.fd, addresses_of(second)[0], 80, server) == addresses_of(first)[0]
     attach(plain, host.bridge_config(isDefaultGateway=True))
     with listen(host.outside, "0.0.0.0", 80) as server:
-        assert unreachable(
-            lambda: reach(plain.fd, "192.0.2.2", 80, server)
-        )  # nobody outside knows 10.88.0.0/16
+        # nobody outside knows 10.88.0.0/16
+        assert unreachable(lambda: reach(plain.fd, "192.0.2.2", 80, server))
 
 
 def test_hairpin_lets_a_pod_reach_itself_through_the_bridge(host: Host) -> None:

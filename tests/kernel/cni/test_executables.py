@@ -256,7 +256,6 @@ def test_either_host_local_respects_and_releases_the_others_leases(ours: str, ho
     assert run(ours, "host-local", "DEL", one, config)[0] == 0
     assert run(reference(), "host-local", "DEL", two, config)[0] == 0
     assert not list(folder.glob("10.*"))
-    code, value = run(
-        ours, "host-local", "ADD", two, config
-    )  # its own record is still there, its address is not
+    # its own record is still there, its address is not
+    code, value = run(ours, "host-local", "ADD", two, config)
     assert code == 0, value

@@ -216,10 +216,8 @@ def test_a_container_has_its_environment(box: Box) -> None:
 
 def test_exit_codes(box: Box) -> None:
     assert box.outcome("sh", "-c", "exit 42")[0] == 42
-    assert box.outcome("sh", "-c", "exec 2>/dev/null; kill -9 $$")[0] in (
-        0,
-        137,
-    )  # pid 1 ignores its own signals
+    # pid 1 ignores its own signals
+    assert box.outcome("sh", "-c", "exec 2>/dev/null; kill -9 $$")[0] in (0, 137)
 
 
 def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
@@ -245,9 +243,8 @@ def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
         assert not (state / "start.sock").exists()
         # "exe": busybox becomes another applet by /proc/self/exe
         assert Path(f"/proc/{created.pid}/comm").read_text() in ("sh\n", "exe\n", "sleep\n")
-        while (
-            Path(f"/proc/{created.pid}/comm").read_text() != "sleep\n"
-        ):  # a shell has the file open for a moment
+        # a shell has the file open for a moment
+        while Path(f"/proc/{created.pid}/comm").read_text() != "sleep\n":
             time.sleep(0.01)
         assert (box.upper / "tmp/x").read_text() == "started\n"
         assert sorted(os.listdir(f"/proc/{created.pid}/fd")) == ["0", "1", "2"]

@@ -152,9 +152,8 @@ def test_every_limit(box: Box) -> None:
     big = {"AS": 1 << 32, "DATA": 1 << 31, "STACK": 1 << 22, "FSIZE": 1 << 30, "RSS": 1 << 30}
     values = {name: (big.get(name, 20 + i), big.get(name, 30 + i)) for i, name in enumerate(names)}
     here = {name: os_limit(name) for name in names}
-    values = {
-        n: (min(s, here[n]), min(h, here[n])) for n, (s, h) in values.items()
-    }  # without CAP_SYS_RESOURCE
+    # without CAP_SYS_RESOURCE
+    values = {n: (min(s, here[n]), min(h, here[n])) for n, (s, h) in values.items()}
     box.process["rlimits"] = [
         {"type": f"RLIMIT_{n}", "soft": s, "hard": h} for n, (s, h) in values.items()
     ]

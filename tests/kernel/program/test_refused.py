@@ -207,10 +207,8 @@ class TestEachField:
 
     def test_a_relocated_word_that_points_outside(self, machine: str) -> None:
         raw = sample(machine)
-        start, (place,) = (
-            struct.unpack_from("<I", raw, 16)[0],
-            struct.unpack_from("<I", raw, HEAD + OP * OPERATIONS),
-        )
+        (start,) = struct.unpack_from("<I", raw, 16)
+        (place,) = struct.unpack_from("<I", raw, HEAD + OP * OPERATIONS)
         struct.pack_into("<Q", raw, start + place, len(raw))
         assert refused(raw, machine) == (0, RELOCATION)
 

@@ -365,10 +365,11 @@ def test_exec_joins_the_namespaces_of_the_container() -> None:
     built = plans.build_exec(spec.linux, spec.process.replace(terminal=False), HOST)
     assert names(built)[:5] == ["Prepare", "JoinProcess", "Clone", "JoinProcess", "NewSession"]
     joined = [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)]
+    # cloned into the cgroup before its namespace
     assert joined == [
         ("pid", "net", "ipc", "uts", "mnt"),
         ("cgroup",),
-    ]  # cloned into the cgroup before its namespace
+    ]
     mapped = spec.linux.replace(namespaces=(*spec.linux.namespaces, Namespace("user")))
     built = plans.build_exec(mapped, spec.process.replace(terminal=False), HOST)
     assert [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)][1] == (

@@ -223,9 +223,8 @@ def test_the_store_saves_the_work_and_is_not_trusted_when_others_can_write(tmp_p
     file.write_bytes(b"\x06\0\0\0\0\0\xff\x7f")  # ret ALLOW: what an attacker would put there
     compiler._filters.clear()
     poisoned = compiler.compile(seccomp, store=str(store))
-    assert (
-        poisoned is not None and poisoned.program != first.program
-    )  # found again, as the folder is ours alone
+    # found again, as the folder is ours alone
+    assert poisoned is not None and poisoned.program != first.program
     store.chmod(0o777)
     compiler._filters.clear()
     fresh = compiler.compile(seccomp, store=str(store))

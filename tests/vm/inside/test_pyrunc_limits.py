@@ -26,10 +26,8 @@ class Container:
         self.folder, self.state = folder, folder / "state"
 
     def pyrunc(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        with (
-            open(self.folder / "out", "w+") as out,
-            open(self.folder / "err", "w+") as err,
-        ):  # a container keeps them
+        # a container keeps them
+        with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
             ended = subprocess.run(
                 [*bundle.runtime(), "--root", str(self.state), *arguments],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, check=False, timeout=120,

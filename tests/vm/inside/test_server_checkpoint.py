@@ -45,9 +45,8 @@ def test_a_container_continues_in_another_pod(server: Server, tmp_path: Path) ->
     wait_beyond(server, first, at_dump + 5)  # the first one goes on, too
     again = restore(server, archive, config(server))
     assert wait_until(lambda: server.log_lines(again), 30)
-    assert (
-        5 < int(server.log_lines(again)[0]) <= at_dump + 1
-    )  # its output goes on, without a gap, in another log
+    # its output goes on, without a gap, in another log
+    assert 5 < int(server.log_lines(again)[0]) <= at_dump + 1
     wait_beyond(server, again, at_dump)
     assert server.output(again, "cat", "/data/file") == "kept\n"
     assert "changed" in server.output(again, "cat", "/etc/passwd")
@@ -394,10 +393,8 @@ def test_a_checkpoint_needs_a_pod_with_the_same_kind_of_network(
         (False, "used its pod's network namespace"),
     ):
         container_config = config(server, log_path=f"{host}.log")
-        container_config.metadata.name, container_config.image.image = (
-            f"again-{host}".lower(),
-            str(archives[host]),
-        )
+        container_config.metadata.name = f"again-{host}".lower()
+        container_config.image.image = str(archives[host])
         with pytest.raises(grpc.RpcError, match=words):
             server.create(pods[not host], container_config)
         goes_on(server, server.launch(pods[host], container_config))

@@ -95,9 +95,8 @@ def test_a_pod_is_in_the_group_of_its_class(placed: Placed, name: str) -> None:
     assert placed.pods[name]["status"]["qosClass"] == CLASS[name]
     group = placed.group(name)
     pid = placed.node.main_pid(placed.pods[name])
-    command = Path(
-        f"/proc/{pid}/cmdline"
-    )  # execve(2) closes the start's socket before it has set the arguments' place
+    # execve(2) closes the start's socket before it has set the arguments' place
+    command = Path(f"/proc/{pid}/cmdline")
     assert wait_until(lambda: command.read_bytes() == b"sleep\x003600\x00", 30), (
         command.read_bytes()
     )

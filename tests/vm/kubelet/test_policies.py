@@ -23,9 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
 SWAP_FILE, SWAP_BYTES = Path("/swapfile"), 512 * MIB
 WHOLE = {"cpu": "1", "memory": "128Mi"}
-RESERVED_MIB = (
-    512 + 100
-)  # systemReserved, and what evictionHard keeps by default: the static policy wants their sum
+# systemReserved, and what evictionHard keeps by default: the static policy wants their sum
+RESERVED_MIB = 512 + 100
 
 
 @pytest.fixture
