@@ -34,7 +34,7 @@ SHIMS_LIMIT = 5  # that are lost while one container is stopped
 
 
 class Pod:
-    """One sandbox, to be controlled through its shim. The object has no state of its own."""
+    """Controls one sandbox through its shim. The object is stateless."""
 
     def __init__(self, shims: Shims, sandbox: Sandbox) -> None:
         self._shims, self._sandbox = shims, sandbox
@@ -89,6 +89,11 @@ class Pod:
         """Kill a shim that does not answer, with all that it has of the pod."""
         await self._shims.give_up(self._sandbox)
 
+    async def _abandon(self, what: str, waited_s: float) -> None:
+        """Log that the shim did not answer a call about `what`, and kill the shim."""
+        log.error("%s: its shim did not answer for %g s and is abandoned", what, waited_s)
+        await self._give_up()
+
     # -- the pause process
 
     async def start_pause(self) -> str | None:
@@ -110,12 +115,7 @@ class Pod:
         except PeerError as error:
             log.warning("sandbox %s: %s", sandbox.id, error)
         except TimeoutError:
-            log.error(
-                "sandbox %s: its shim did not answer for %g s and is abandoned",
-                sandbox.id,
-                SHIM_TIMEOUT_S,
-            )
-            await self._give_up()
+            await self._abandon(f"sandbox {sandbox.id}", SHIM_TIMEOUT_S)
         # A start time counts from the boot (proc_pid_stat(5)), so after a reboot pid and start time
         # may name another process.
         if sandbox.pause is not None and sandbox.boot_id == boot_id:
@@ -210,12 +210,7 @@ class Pod:
             async with asyncio.timeout(patience_s):
                 container.ended(await client.stop(container.id, signal, max(timeout_s, 0.0)))
         except TimeoutError:
-            log.error(
-                "container %s: its shim did not answer for %g s and is abandoned",
-                container.id,
-                patience_s,
-            )
-            await self._give_up()
+            await self._abandon(f"container {container.id}", patience_s)
         except NotFound:
             if container.exit is None:
                 raise

@@ -104,16 +104,15 @@ async def _save(
 async def remove_sandbox(paths: Paths, sandbox: Sandbox) -> None:
     """Unlink the record, then delete the folders, in one thread. A save under way does not bring
     the record back. Raises KernelError."""
-    folders = paths.sandbox_root(sandbox.id), paths.sandbox_state(sandbox.id)
-    await _remove(sandbox, paths.sandbox_record(sandbox.id), lambda: _delete_trees(*folders))
+    record = paths.sandbox_record(sandbox.id)
+    await _remove(sandbox, record, lambda: _delete_sandbox(paths, sandbox.id))
 
 
 async def remove_container(paths: Paths, trash: Trash, container: Container) -> None:
     """Unlink the record, move the writable layer to the trash and delete the other folders, in one
     thread. A save under way does not bring the record back. Raises KernelError."""
-    root, state = paths.container_root(container.id), paths.container_state(container.id)
     record = paths.container_record(container.id)
-    await _remove(container, record, lambda: _delete_container(root, state, trash))
+    await _remove(container, record, lambda: _delete_container(paths, trash, container.id))
     trash.empty_soon()
 
 
@@ -147,26 +146,24 @@ async def remove_record(path: Path) -> None:
 async def delete_sandbox_folders(paths: Paths, identifier: str) -> None:
     """Delete the sandbox's folders in both directories; the state last, because unfinished
     sandboxes are found by it. Raises KernelError."""
-    await asyncio.to_thread(
-        _delete_trees, paths.sandbox_root(identifier), paths.sandbox_state(identifier)
-    )
+    await asyncio.to_thread(_delete_sandbox, paths, identifier)
 
 
 async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) -> None:
     """Delete the container's folders; the writable layer goes to the trash. Raises KernelError."""
-    await asyncio.to_thread(
-        _delete_container,
-        paths.container_root(identifier),
-        paths.container_state(identifier),
-        trash,
-    )
+    await asyncio.to_thread(_delete_container, paths, trash, identifier)
     trash.empty_soon()
 
 
-def _delete_container(root: Path, state: Path, trash: Trash) -> None:
+def _delete_sandbox(paths: Paths, identifier: str) -> None:
+    _delete_trees(paths.sandbox_root(identifier), paths.sandbox_state(identifier))
+
+
+def _delete_container(paths: Paths, trash: Trash, identifier: str) -> None:
+    root = paths.container_root(identifier)
     with disk_errors("rmdir", str(root)):
         trash.take(root)
-    _delete_trees(state)
+    _delete_trees(paths.container_state(identifier))
 
 
 def _delete_trees(*folders: Path) -> None:

@@ -30,7 +30,7 @@ from errno import ECONNRESET, EMSGSIZE, ENOENT, EPROTO
 from select import select
 from struct import Struct
 
-from pyrunc import jsontext
+from pyrunc import ipc, jsontext
 from pyrunc.errors import KernelError, PeerError, Unavailable, Unsupported
 
 TYPE_CHECKING = False
@@ -78,8 +78,7 @@ class Entry:
         try:
             return kind.of(jsontext.loads(self.data), PeerError), self.fds
         except BaseException as error:
-            for fd in self.fds:
-                os.close(fd)
+            ipc.close_all(self.fds)
             if isinstance(error, ValueError):
                 raise PeerError(f"the keeper's entry is not JSON: {error}") from None
             raise
@@ -337,8 +336,7 @@ class Keeper:
             if head[3]:
                 raise KernelError("keeper", name, head[3])
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            ipc.close_all(fds)
             raise
         return _Answer(head, answer[MESSAGE.size :], fds)
 

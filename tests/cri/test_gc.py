@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from pyrunc.kernel.process import alive_since
 from pyrunc.zygote.descendants import below
+from tests.cri.client_verbs import local_command_line
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
 from tests.support.processes import comm
 
@@ -29,15 +29,7 @@ def server() -> Iterator[Server]:
 
 
 def run(server: Server, *words: str, code: int = 0) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "--address",
-        f"unix://{server.socket}",
-        "gc",
-        *words,
-    ]
+    command = local_command_line(server, "gc", *words)
     done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
     assert (done.returncode, done.stderr) == (code, b"")
     return done.stdout.decode()

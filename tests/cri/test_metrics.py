@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cri_server.api import api_pb2 as api
+from tests.cri.client_verbs import local_command_line
 from tests.cri.server_harness import REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -287,14 +288,7 @@ def test_a_full_root_is_not_healthy(tmp_path: Path) -> None:
 
 
 def cli(server: Server, *words: str) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "--address",
-        f"unix://{server.socket}",
-        *words,
-    ]
+    command = local_command_line(server, *words)
     return subprocess.run(
         command, capture_output=True, cwd=REPOSITORY, check=True, timeout=60
     ).stdout.decode()

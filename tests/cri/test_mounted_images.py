@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.archives.build import Node, docker_archive, image, layer
-from tests.cri.client_verbs import call, ok
+from tests.cri.client_verbs import call, local_command_line, ok
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
 
 EROFS = {"images": {"store": "erofs"}}
@@ -223,15 +222,7 @@ def test_gc_converts_unused_images() -> None:
 
 
 def collect_garbage(server: Server, dry_run: bool = False) -> list[dict[str, Any]]:
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "--address",
-        f"unix://{server.socket}",
-        "gc",
-        "--json",
-    ]
+    command = local_command_line(server, "gc", "--json")
     done = subprocess.run(
         [*command, *["--dry-run"] * dry_run], capture_output=True, cwd=REPOSITORY, check=True
     )

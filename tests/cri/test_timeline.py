@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.cri.client_verbs import local_command_line
 from tests.cri.server_harness import REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -27,15 +27,7 @@ def server() -> Iterator[Server]:
 
 
 def run(server: Server, *words: str, code: int = 0) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "--address",
-        f"unix://{server.socket}",
-        "timeline",
-        *words,
-    ]
+    command = local_command_line(server, "timeline", *words)
     done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
     assert done.returncode == code, done.stderr
     return (done.stdout or done.stderr).decode()
@@ -198,15 +190,8 @@ def test_a_follower_sees_calls_across_a_restart() -> None:
     with Server(network=False) as server:
         server.load_image()
         server.run_pod(server.pod_config("one"), host_network=True)
-        command = [
-            sys.executable,
-            "-m",
-            "cri_server.cli.main",
-            "--address",
-            f"unix://{server.socket}",
-        ]
         with subprocess.Popen(
-            [*command, "timeline", "--follow", "--json"],
+            local_command_line(server, "timeline", "--follow", "--json"),
             cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as follower:  # fmt: skip
             assert follower.stdout is not None and follower.stderr is not None

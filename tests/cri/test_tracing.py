@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from tests.cri.client_verbs import PROGRAM, local_command_line
 from tests.cri.server_harness import REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -101,17 +102,9 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
                     span["trace"] == parent["trace"]
                     and span["begin_ns"] >= parent["begin_ns"] - 1000
                 )
-        command = [
-            sys.executable,
-            "-m",
-            "cri_server.cli.main",
-            "--address",
-            f"unix://{server.socket}",
-        ]
         server.start()
-        calls = json.loads(
-            subprocess.check_output([*command, "timeline", "web", "--json"], cwd=REPOSITORY)
-        )
+        command = local_command_line(server, "timeline", "web", "--json")
+        calls = json.loads(subprocess.check_output(command, cwd=REPOSITORY))
         assert calls[0]["traceparent"] == f"00-{TRACE}-{SPAN}-01" and "traceparent" not in calls[1]
 
 
@@ -159,14 +152,7 @@ def test_tracing_is_off_by_default_and_costs_nothing() -> None:
 def test_the_error_names_the_missing_library(tmp_path: Path) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ModuleNotFoundError(name='opentelemetry')")
     (tmp_path / "config.toml").write_text('[tracing]\nendpoint = "http://127.0.0.1:4318"\n')
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "serve",
-        "--config",
-        f"{tmp_path}/config.toml",
-    ]
+    command = [*PROGRAM, "serve", "--config", f"{tmp_path}/config.toml"]
     command += [
         "--listen",
         f"unix://{tmp_path}/s",
@@ -195,14 +181,7 @@ def test_the_error_names_the_missing_library(tmp_path: Path) -> None:
 )
 def test_a_wrong_endpoint_is_named(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "config.toml").write_text(f"[tracing]\nendpoint = {json.dumps(endpoint)}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "serve",
-        "--config",
-        f"{tmp_path}/config.toml",
-    ]
+    command = [*PROGRAM, "serve", "--config", f"{tmp_path}/config.toml"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert (
         done.returncode == 1
