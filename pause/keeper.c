@@ -2,7 +2,7 @@
  * reaps what a dead one leaves and notes how it ended, and a store of descriptors with names.
  *
  * Started as: keeper FOLDER. It locks FOLDER/keeper.lock (one instance; the file holds its pid), listens at FOLDER/keeper.sock
- * (mode 0600, only uid 0) and goes on as a child with a session of its own: when the first process has ended with 0, it listens.
+ * (mode 0600, only uid 0) and goes on as a child with its own session: when the first process has ended with 0, it listens.
  * Exit codes: 2 the folder cannot be used, 3 another keeper has the lock. SIGTERM ends it, and so do IDLE_MS without a connection, a
  * child or a stored descriptor, or without a connection when the lock was deleted: no server finds this keeper again.
  *

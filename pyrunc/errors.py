@@ -16,7 +16,7 @@ import os
 Wire = dict[str, str | int]
 
 # Replaces control characters, because names in a message may come from an image or a pod: they must
-# not move the cursor, rename the window or begin a line of their own.
+# not move the cursor, rename the window or begin their own line.
 VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 

@@ -79,7 +79,7 @@ def attach_veth(
 ) -> None:
     """Create a veth in place: the host's end on the bridge and up, the pod's end in its namespace,
     called `ifname`."""
-    # A request of its own: rtnl_newlink() reads a port's options and the alias only for a link that
+    # A separate request: rtnl_newlink() reads a port's options and the alias only for a link that
     # exists already (net/core/rtnetlink.c).
     port = set_link(
         name=name, alias=tag, hairpin=settings.hairpin or None, isolated=settings.isolated or None

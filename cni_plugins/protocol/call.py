@@ -69,8 +69,8 @@ class CniCall:
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables of this request; the runtime adds none of its own environment. Raises
-        CniError."""
+        """Return the complete environment of a plugin for this request; the runtime's environment
+        is not inherited. Raises CniError."""
         return {
             "CNI_COMMAND": self.command,
             _CONTAINER: self.container_id,

@@ -1,8 +1,8 @@
 """The jobs of a checkpoint: dumping with CRIU and copying the writable layer while the container is
 frozen, then packing the archive.
 
-Each job runs in a process of its own (`zygote`): CRIU is its child, and a source that does not
-answer blocks only this process.
+The zygote forks a process for each job. CRIU is a child of that process, and a source that does not
+answer blocks only that process.
 """
 
 from __future__ import annotations

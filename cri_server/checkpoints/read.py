@@ -87,7 +87,7 @@ class _Spec(msgspec.Struct):
 class Checkpoint(msgspec.Struct, frozen=True):
     """What a restore needs to know. `images`: references of the container's image, best first;
     `binds`: destinations of mounts from the host; `terminal`: whether it had a terminal;
-    `namespaces`: OCI kinds of its own namespaces."""
+    `namespaces`: the types of the namespaces in its OCI configuration."""
 
     name: str
     images: list[str]
@@ -124,7 +124,7 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
     try:
         with open(f"{folder}/{name}", "rb") as file:
             content = file.read(DOCUMENT_LIMIT_BYTES + 1)
-        # The size is not taken from stat(2): the file's content comes from an archive of anybody.
+        # Read up to the limit: the file comes from an archive that the runtime must not trust.
         if len(content) > DOCUMENT_LIMIT_BYTES:
             raise InvalidArgument(
                 f"the checkpoint's {name} is larger than {DOCUMENT_LIMIT_BYTES} bytes"

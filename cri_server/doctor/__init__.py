@@ -1,2 +1,2 @@
-"""Checks whether this machine can be a node. Each finding has an observation, its effect on pods,
+"""Checks whether this machine can be a node. Each result has an observation, its effect on pods,
 and a remedy."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 
 TREES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 NEEDED, USEFUL = ("cpu", "memory", "pids"), ("cpuset", "io", "hugetlb")
@@ -19,16 +19,16 @@ def tree(host: Host) -> str:
     return next((path for path in TREES if host.path(f"{path}/cgroup.controllers").exists()), "")
 
 
-def version(host: Host) -> Iterator[Finding]:
+def version(host: Host) -> Iterator[CheckResult]:
     root = tree(host)
     if not root:
-        yield Finding(
+        yield CheckResult(
             "cgroup-v2", Level.WRONG, "no cgroup v2 tree", "the server does not start", UNIFIED
         )
         return
     if root != TREES[0]:
         strict = host.config.cgroup.missing_controllers == "error"
-        yield Finding(
+        yield CheckResult(
             "cgroup-v2",
             Level.WARNING,
             f"this is a hybrid host: besides the v2 tree at {root} it has v1 hierarchies",
@@ -40,13 +40,13 @@ def version(host: Host) -> Iterator[Finding]:
     yield from _controllers(host, root)
 
 
-def _controllers(host: Host, root: str) -> Iterator[Finding]:
+def _controllers(host: Host, root: str) -> Iterator[CheckResult]:
     available = set(host.text(f"{root}/cgroup.controllers").split())
     missing = [name for name in NEEDED if name not in available]
     if missing:
         strict = host.config.cgroup.missing_controllers == "error"
         off = "cgroup_disable=memory" in host.text("/proc/cmdline")
-        yield Finding(
+        yield CheckResult(
             "cgroup-controllers",
             Level.WRONG if strict else Level.WARNING,
             f"the v2 tree lacks {', '.join(missing)}",
@@ -59,13 +59,13 @@ def _controllers(host: Host, root: str) -> Iterator[Finding]:
         text = " ".join(sorted(available & {*NEEDED, *USEFUL}))
         level = Level.NOTE if lacking else Level.FINE
         effect = f"limits of {', '.join(lacking)} cannot be set" if lacking else ""
-        yield Finding("cgroup-controllers", level, text, effect)
+        yield CheckResult("cgroup-controllers", level, text, effect)
 
 
-def driver(host: Host) -> Iterator[Finding]:
+def driver(host: Host) -> Iterator[CheckResult]:
     setting, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
     if setting == "systemd" and not systemd:
-        yield Finding(
+        yield CheckResult(
             "cgroup-driver",
             Level.WRONG,
             "cgroup.driver is systemd, but systemd does not run",
@@ -73,7 +73,7 @@ def driver(host: Host) -> Iterator[Finding]:
             'set [cgroup] driver = "auto"',
         )
     elif setting == "cgroupfs" and systemd:
-        yield Finding(
+        yield CheckResult(
             "cgroup-driver",
             Level.WARNING,
             "cgroup.driver is cgroupfs, but systemd manages the cgroups of this host",

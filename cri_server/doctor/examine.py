@@ -15,7 +15,7 @@ from cri_server.doctor import (
     network,
     registries,
 )
-from cri_server.doctor.model import Check, Finding, Host, Level
+from cri_server.doctor.model import Check, CheckResult, Host, Level
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ ACTIVE: tuple[Check, ...] = (
 )
 
 
-def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterator[Finding]:
-    """Yield the findings of all checks. A check that fails is a finding itself."""
+def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterator[CheckResult]:
+    """Yield the results of all checks. A check that fails is a result itself."""
     for check in checks:
         try:
             yield from check(host)
@@ -67,14 +67,14 @@ def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterato
             log.debug("%s", check.__name__, exc_info=error)
             name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
             text = f"the check {name} failed: {type(error).__name__}: {error}"
-            yield Finding("doctor", Level.WARNING, text, "its subject was not checked")
+            yield CheckResult("doctor", Level.WARNING, text, "its subject was not checked")
 
 
 def complain(host: Host) -> None:
     """Log the problems that a starting server has."""
-    for finding in examine(host, PASSIVE):
-        if finding.level >= Level.WARNING:
-            level = logging.WARNING if finding.level == Level.WRONG else logging.INFO
-            remedy = f"; {finding.remedy}" if finding.remedy else ""
-            code, observation = finding.code, finding.observation
-            log.log(level, "%s: %s: %s%s", code, observation, finding.effect, remedy)
+    for result in examine(host, PASSIVE):
+        if result.level >= Level.WARNING:
+            level = logging.WARNING if result.level == Level.WRONG else logging.INFO
+            remedy = f"; {result.remedy}" if result.remedy else ""
+            code, observation = result.code, result.observation
+            log.log(level, "%s: %s: %s%s", code, observation, result.effect, remedy)

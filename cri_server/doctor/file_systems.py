@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
 from cri_server.store import file_system
 from cri_server.store.paths import Paths
@@ -17,7 +17,7 @@ SPACE_BYTES, INODES = 2 << 30, 20_000
 TMPFS = ("tmpfs", "ramfs")
 
 
-def overlay(host: Host) -> Iterator[Finding]:
+def overlay(host: Host) -> Iterator[CheckResult]:
     """Mount an overlay below the root directory, and write and hide files in it. Needs root."""
     if os.geteuid():
         return
@@ -28,7 +28,7 @@ def overlay(host: Host) -> Iterator[Finding]:
             file_system.check(paths)
     except (Error, OSError) as error:
         text = str(error).replace(str(root), str(host.config.root))
-        yield Finding(
+        yield CheckResult(
             "overlay-on-root",
             Level.WRONG,
             text,
@@ -40,7 +40,7 @@ def overlay(host: Host) -> Iterator[Finding]:
         yield fine("overlay-on-root", f"works on {file_system.file_system_type(root)}, with d_type")
 
 
-def images(host: Host) -> Iterator[Finding]:
+def images(host: Host) -> Iterator[CheckResult]:
     """Mount an image below the root directory, as the server does. Needs root."""
     store = host.config.images.store
     if os.geteuid():
@@ -53,7 +53,9 @@ def images(host: Host) -> Iterator[Finding]:
         "boot Linux 6.15 or later; existing images stay usable, and `pyrunc-cri gc` converts them"
     )
     if store == "auto" and (sharing := sharing_obstacle()):
-        yield Finding("images", Level.NOTE, f"if images were mounted, {sharing}", effect, remedy)
+        yield CheckResult(
+            "images", Level.NOTE, f"if images were mounted, {sharing}", effect, remedy
+        )
         return
     try:
         why = mount_obstacle(nearest(host.path(host.config.root)))
@@ -64,17 +66,17 @@ def images(host: Host) -> Iterator[Finding]:
     elif store == "erofs":
         effect = 'the server does not start with [images] store = "erofs"'
         remedy = 'set [images] store = "auto"'
-        yield Finding("images", Level.WRONG, f"images cannot be mounted: {why}", effect, remedy)
+        yield CheckResult("images", Level.WRONG, f"images cannot be mounted: {why}", effect, remedy)
     else:
-        yield Finding("images", Level.NOTE, f"images cannot be mounted: {why}", effect, remedy)
+        yield CheckResult("images", Level.NOTE, f"images cannot be mounted: {why}", effect, remedy)
 
 
-def disk(host: Host) -> Iterator[Finding]:
+def disk(host: Host) -> Iterator[CheckResult]:
     root = nearest(host.path(host.config.root))
     kind, space = file_system.file_system_type(root), os.statvfs(root)
     free, inodes = space.f_bavail * space.f_frsize, space.f_favail
     if space.f_flag & os.ST_RDONLY:
-        yield Finding(
+        yield CheckResult(
             "root-space",
             Level.WRONG,
             f"the file system of {host.config.root} is read-only",
@@ -84,7 +86,7 @@ def disk(host: Host) -> Iterator[Finding]:
     # btrfs has no fixed number of inodes and reports 0 (statfs(2)).
     elif free < SPACE_BYTES or (space.f_files and inodes < INODES):
         what = f"{free >> 20} MiB" if free < SPACE_BYTES else f"{inodes} inodes"
-        yield Finding(
+        yield CheckResult(
             "root-space",
             Level.WRONG if not free or (space.f_files and not inodes) else Level.WARNING,
             f"only {what} left for {host.config.root}",
@@ -94,17 +96,17 @@ def disk(host: Host) -> Iterator[Finding]:
     else:
         yield fine("root-space", f"{free >> 30} GiB left for {host.config.root}")
     if kind == "ext4":
-        yield Finding(
+        yield CheckResult(
             "root-ext4",
             Level.NOTE,
             f"{host.config.root} is on ext4",
             "the allocator of ext4 avoids recently deleted inodes: on nodes where many pods come"
             " and go it takes up to 18 % of the CPU time of a pod, and half of that for unpacking"
             " an image",
-            "on such nodes put it on a disk of its own with xfs (mkfs.xfs)",
+            "on such nodes put it on its own disk with xfs (mkfs.xfs)",
         )
     if space.f_flag & os.ST_NOEXEC:
-        yield Finding(
+        yield CheckResult(
             "root-noexec",
             Level.WARNING,
             f"{host.config.root} is mounted noexec",
@@ -115,13 +117,13 @@ def disk(host: Host) -> Iterator[Finding]:
         )
 
 
-def state(host: Host) -> Iterator[Finding]:
+def state(host: Host) -> Iterator[CheckResult]:
     place = nearest(host.path(host.config.state))
     kind = file_system.file_system_type(place)
     if kind in TMPFS:
         yield fine("state-tmpfs", f"{host.config.state} is on {kind}")
     else:
-        yield Finding(
+        yield CheckResult(
             "state-tmpfs",
             Level.WARNING,
             f"{host.config.state} is on {kind}, not on a tmpfs",
@@ -130,12 +132,12 @@ def state(host: Host) -> Iterator[Finding]:
         )
 
 
-def programs(host: Host) -> Iterator[Finding]:
+def programs(host: Host) -> Iterator[CheckResult]:
     """Check the programs that the server executes."""
     if host.program("nft"):
         yield fine("nft", "the program nft is installed")
     else:
-        yield Finding(
+        yield CheckResult(
             "nft",
             Level.WRONG,
             "the program nft is missing",

@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Iterator
 
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 from pyrunc.kernel.call import raw
 
 # This is the kernel of Debian 12.
@@ -37,11 +37,11 @@ def _debian_name() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
-def version(host: Host) -> Iterator[Finding]:
+def version(host: Host) -> Iterator[CheckResult]:
     release = host.text("/proc/sys/kernel/osrelease")
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
-        yield Finding(
+        yield CheckResult(
             "kernel-version",
             Level.WRONG,
             f"Linux {release}",
@@ -53,11 +53,11 @@ def version(host: Host) -> Iterator[Finding]:
         yield fine("kernel-version", f"Linux {release}")
 
 
-def calls(host: Host) -> Iterator[Finding]:
+def calls(host: Host) -> Iterator[CheckResult]:
     """Try the calls on the running kernel, also if `host` has other files."""
     missing = [name for name, arguments in CALLS.items() if raw(name, *arguments) == -errno.ENOSYS]
     if missing:
-        yield Finding(
+        yield CheckResult(
             "kernel-calls",
             Level.WRONG,
             f"the kernel or a filter around this process refuses {', '.join(missing)}",
@@ -69,11 +69,11 @@ def calls(host: Host) -> Iterator[Finding]:
         yield fine("kernel-calls", f"all of {len(CALLS)} newer system calls")
 
 
-def namespaces(host: Host) -> Iterator[Finding]:
+def namespaces(host: Host) -> Iterator[CheckResult]:
     available = [kind for kind in NAMESPACES if os.path.lexists(host.path(f"/proc/self/ns/{kind}"))]
     missing = sorted(set(NAMESPACES) - set(available) - {"user"})
     if missing:
-        yield Finding(
+        yield CheckResult(
             "namespaces",
             Level.WRONG,
             f"the kernel lacks the namespaces {', '.join(missing)}",
@@ -82,7 +82,7 @@ def namespaces(host: Host) -> Iterator[Finding]:
         )
     # This limit holds for root as well (namespaces(7)).
     elif "user" not in available or host.number("/proc/sys/user/max_user_namespaces") == 0:
-        yield Finding(
+        yield CheckResult(
             "namespaces",
             Level.WARNING,
             "user namespaces are disabled",
@@ -93,12 +93,12 @@ def namespaces(host: Host) -> Iterator[Finding]:
         yield fine("namespaces", ", ".join(NAMESPACES))
 
 
-def seccomp(host: Host) -> Iterator[Finding]:
+def seccomp(host: Host) -> Iterator[CheckResult]:
     available = set(host.text("/proc/sys/kernel/seccomp/actions_avail").split())
     if available >= SECCOMP_ACTIONS:
         yield fine("seccomp", "filters")
     else:
-        yield Finding(
+        yield CheckResult(
             "seccomp",
             Level.WRONG,
             f"the kernel lacks the seccomp actions {', '.join(sorted(SECCOMP_ACTIONS - available))}"
@@ -109,11 +109,11 @@ def seccomp(host: Host) -> Iterator[Finding]:
         )
 
 
-def modules(host: Host) -> Iterator[Finding]:
+def modules(host: Host) -> Iterator[CheckResult]:
     if re.search(r"^nodev\toverlay$", host.text("/proc/filesystems"), re.MULTILINE):
         yield fine("module-overlay", "overlay")
     else:
-        yield Finding(
+        yield CheckResult(
             "module-overlay",
             Level.WRONG,
             "the kernel has no file system overlay",
@@ -123,7 +123,7 @@ def modules(host: Host) -> Iterator[Finding]:
     yield _bridge_filter(host)
 
 
-def _bridge_filter(host: Host) -> Finding:
+def _bridge_filter(host: Host) -> CheckResult:
     value = host.number("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if value == 1:
         return fine("module-br-netfilter", "packets over bridges pass the firewall")
@@ -139,4 +139,4 @@ def _bridge_filter(host: Host) -> Finding:
         "a pod cannot reach a Service whose pod is on the same bridge, because kube-proxy does not"
         " see the replies"
     )
-    return Finding("module-br-netfilter", Level.WARNING, text, effect, remedy)
+    return CheckResult("module-br-netfilter", Level.WARNING, text, effect, remedy)

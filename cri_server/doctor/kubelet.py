@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cri_server.doctor import cgroups
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 
 UNIT_FOLDERS = (
     "/etc/systemd/system",
@@ -28,16 +28,16 @@ ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
 NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 
 
-def kubelet(host: Host) -> Iterator[Finding]:
+def kubelet(host: Host) -> Iterator[CheckResult]:
     arguments, source = _command(host)
     if arguments is None:
-        yield Finding(
+        yield CheckResult(
             "kubelet", Level.NOTE, "no kubelet is installed", "only `pyrunc-cri run` makes pods"
         )
         return
     flags = _flags(arguments)
     if _waits_for_kubeadm(host, flags):
-        yield Finding(
+        yield CheckResult(
             "kubelet",
             Level.NOTE,
             "kubelet waits for kubeadm, because this machine has not joined a cluster",
@@ -47,7 +47,7 @@ def kubelet(host: Host) -> Iterator[Finding]:
         return
     settings, problem = _settings(host, flags.get("config", ""))
     if problem:
-        yield Finding(
+        yield CheckResult(
             "kubelet", Level.WARNING, problem, "kubelet does not start", "correct the file"
         )
     endpoint = flags.get(ENDPOINT) or str(
@@ -68,7 +68,7 @@ def _waits_for_kubeadm(host: Host, flags: dict[str, str]) -> bool:
 
 def _endpoint(
     host: Host, endpoint: str, source: str, settings: dict[str, Any], flags: dict[str, str]
-) -> Finding:
+) -> CheckResult:
     ours = host.config.socket_path
     again = host.service("restart", "kubelet", "start kubelet again")
     if endpoint.removeprefix("unix://") == str(ours):
@@ -80,7 +80,7 @@ def _endpoint(
             f"--{ENDPOINT}=unix://{ours} for kubelet (pyrunc-cri install-node writes a drop-in"
             f" with it), then {again}"
         )
-    return Finding(
+    return CheckResult(
         "kubelet",
         Level.WRONG,
         f"{source} uses the runtime at {endpoint}",
@@ -89,11 +89,11 @@ def _endpoint(
     )
 
 
-def _driver(host: Host, driver: str) -> Finding:
+def _driver(host: Host, driver: str) -> CheckResult:
     ours = cgroups.used(host)
     if driver == ours:
         return fine("kubelet-cgroup-driver", f"{ours} for kubelet and server")
-    return Finding(
+    return CheckResult(
         "kubelet-cgroup-driver",
         Level.WARNING,
         f"kubelet's cgroupDriver is {driver}, the server's is {ours}",

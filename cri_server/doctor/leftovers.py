@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cri_server.doctor import cgroups
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 from cri_server.store.disk import records_in
 from cri_server.store.facts import Process, entries
 from cri_server.store.paths import Paths
@@ -25,7 +25,7 @@ PLAIN = re.compile(r"([0-9a-f]{64})")
 LISTED_MAX = 3
 
 
-def server(host: Host) -> Iterator[Finding]:
+def server(host: Host) -> Iterator[CheckResult]:
     path = host.config.socket_path
     problem = _unanswered(path)
     if not problem:
@@ -39,7 +39,7 @@ def server(host: Host) -> Iterator[Finding]:
     )
     start = f"pyrunc-cri serve --listen unix://{path}"
     remedy = host.service("start", "pyrunc-cri", f"{start} (systemd does not run here)")
-    yield Finding("server", Level.WARNING, f"no server at {path}: {problem}", pods, remedy)
+    yield CheckResult("server", Level.WARNING, f"no server at {path}: {problem}", pods, remedy)
 
 
 def _unanswered(path: Path) -> str:
@@ -53,7 +53,7 @@ def _unanswered(path: Path) -> str:
     return ""
 
 
-def pods(host: Host) -> Iterator[Finding]:
+def pods(host: Host) -> Iterator[CheckResult]:
     """Look for shims of this state directory whose sandbox has no record; a server ends them at its
     start."""
     recorded = set(records_in(_paths(host).sandbox_records))
@@ -62,7 +62,7 @@ def pods(host: Host) -> Iterator[Finding]:
         listed = [f"{name[:12]} (pid {pid})" for name, pid in stray.items()]
         by_hand = "stop the server and run pyrunc-cri serve again"
         restart = host.service("restart", "pyrunc-cri", by_hand)
-        yield Finding(
+        yield CheckResult(
             "leftover-shims",
             Level.WARNING,
             f"{len(stray)} shims have pods without a record: {_some(listed)}",
@@ -73,7 +73,7 @@ def pods(host: Host) -> Iterator[Finding]:
         yield fine("leftover-shims", "none")
 
 
-def mounts(host: Host) -> Iterator[Finding]:
+def mounts(host: Host) -> Iterator[CheckResult]:
     """Look for mounts below the server's directories. This version makes none there; they come from
     other programs or earlier versions."""
     # mountinfo lists resolved paths, and /var/run is a link to /run.
@@ -82,7 +82,7 @@ def mounts(host: Host) -> Iterator[Finding]:
         m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)
     ]
     if paths:
-        yield Finding(
+        yield CheckResult(
             "leftover-mounts",
             Level.WARNING,
             f"{len(paths)} mounts below the server's directories: {_some(paths)}",
@@ -93,7 +93,7 @@ def mounts(host: Host) -> Iterator[Finding]:
         yield fine("leftover-mounts", "none")
 
 
-def names(host: Host) -> Iterator[Finding]:
+def names(host: Host) -> Iterator[CheckResult]:
     """Look for names of network namespaces in the form of sandbox ids, without a record or an
     attachment."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
@@ -109,7 +109,7 @@ def names(host: Host) -> Iterator[Finding]:
         yield fine("leftover-names", "none")
         return
     place = f"{host.config.network.netns_dir}/{stray[0]}"
-    yield Finding(
+    yield CheckResult(
         "leftover-names",
         Level.NOTE,
         f"{len(stray)} names of network namespaces without a record: {_some(stray)}",
@@ -119,7 +119,7 @@ def names(host: Host) -> Iterator[Finding]:
     )
 
 
-def groups(host: Host) -> Iterator[Finding]:
+def groups(host: Host) -> Iterator[CheckResult]:
     """Look for cgroups with the name of a container or pod that has no record."""
     top = cgroups.tree(host)
     if not top:
@@ -137,7 +137,7 @@ def groups(host: Host) -> Iterator[Finding]:
     living = [group for group in stray if "populated 1" in _events(group)]
     chosen = (living or stray)[0]
     listed = _some(str(g) for g in living or stray)
-    yield Finding(
+    yield CheckResult(
         "leftover-groups",
         Level.WARNING if living else Level.NOTE,
         f"{len(living)} cgroups with processes and without a record: {listed}"
@@ -152,12 +152,12 @@ def groups(host: Host) -> Iterator[Finding]:
     )
 
 
-def records(host: Host) -> Iterator[Finding]:
+def records(host: Host) -> Iterator[CheckResult]:
     paths = _paths(host)
     folders = (paths.sandbox_records, paths.container_records)
     damaged = [f / name for f in folders for name in entries(f) if name.endswith(".damaged")]
     if damaged:
-        yield Finding(
+        yield CheckResult(
             "damaged-records",
             Level.NOTE,
             f"{len(damaged)} damaged records: {_some(map(str, damaged))}",

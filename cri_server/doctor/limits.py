@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 from cri_server.security.selinux import policy
 
 DESCRIPTORS = 65_536  # for some hundred pods
@@ -31,9 +31,9 @@ SYSCTLS = {
 }
 
 
-def privilege(host: Host) -> Iterator[Finding]:
+def privilege(host: Host) -> Iterator[CheckResult]:
     if os.geteuid():
-        yield Finding(
+        yield CheckResult(
             "root",
             Level.NOTE,
             f"doctor runs as user {os.geteuid()}",
@@ -42,18 +42,18 @@ def privilege(host: Host) -> Iterator[Finding]:
         )
 
 
-def apparmor(host: Host) -> Iterator[Finding]:
+def apparmor(host: Host) -> Iterator[CheckResult]:
     if host.text("/sys/module/apparmor/parameters/enabled") != "Y":
-        yield Finding(
+        yield CheckResult(
             "apparmor",
             Level.NOTE,
             "the kernel does not use AppArmor",
-            "containers with an AppArmor profile of their own are refused",
+            "containers with their own AppArmor profile are refused",
         )
     elif host.program("apparmor_parser"):
         yield fine("apparmor", "on, with its parser")
     else:
-        yield Finding(
+        yield CheckResult(
             "apparmor",
             Level.WARNING,
             "AppArmor is on, but apparmor_parser is missing",
@@ -62,7 +62,7 @@ def apparmor(host: Host) -> Iterator[Finding]:
         )
 
 
-def selinux(host: Host) -> Iterator[Finding]:
+def selinux(host: Host) -> Iterator[CheckResult]:
     kernel = host.path(policy.KERNEL)
     labels = policy.probe(host.top)
     if labels is None:
@@ -71,14 +71,14 @@ def selinux(host: Host) -> Iterator[Finding]:
     mode = "enforcing" if host.text(f"{policy.KERNEL}/enforce") == "1" else "permissive"
     unknown = [str(c) for c in (labels.process, labels.file) if not policy.is_known(c, kernel)]
     if not host.config.selinux.enabled:
-        yield Finding(
+        yield CheckResult(
             "selinux",
             Level.NOTE,
             f"{mode}, and [selinux] enabled = false",
             "pods get no labels, also if they request them",
         )
     elif unknown:
-        yield Finding(
+        yield CheckResult(
             "selinux",
             Level.WARNING,
             f"{mode}; the policy lacks {' and '.join(unknown)}",
@@ -90,10 +90,10 @@ def selinux(host: Host) -> Iterator[Finding]:
         yield fine("selinux", f"{mode}, containers are {labels.process}")
 
 
-def descriptors(host: Host) -> Iterator[Finding]:
+def descriptors(host: Host) -> Iterator[CheckResult]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
-        yield Finding(
+        yield CheckResult(
             "descriptors",
             Level.WARNING,
             f"the limit of descriptors is {hard}",
@@ -104,21 +104,21 @@ def descriptors(host: Host) -> Iterator[Finding]:
         yield fine("descriptors", str(hard) if hard != resource.RLIM_INFINITY else "unlimited")
 
 
-def sysctls(host: Host) -> Iterator[Finding]:
+def sysctls(host: Host) -> Iterator[CheckResult]:
     low = []
     for name, (least, effect) in SYSCTLS.items():
         value = host.number("/proc/sys/" + name.replace(".", "/"))
         if value is not None and value < least:
             remedy = f"sysctl -w {name}={least}"
-            low.append(Finding("sysctls", Level.WARNING, f"{name} is {value}", effect, remedy))
+            low.append(CheckResult("sysctls", Level.WARNING, f"{name} is {value}", effect, remedy))
     yield from low or [fine("sysctls", f"{len(SYSCTLS)} limits are high enough")]
 
 
-def swap(host: Host) -> Iterator[Finding]:
+def swap(host: Host) -> Iterator[CheckResult]:
     lines = host.text("/proc/swaps").splitlines()[1:]
     if lines:
         names = ", ".join(line.split()[0] for line in lines)
-        yield Finding(
+        yield CheckResult(
             "swap",
             Level.NOTE,
             f"swap is on: {names}",
@@ -129,7 +129,7 @@ def swap(host: Host) -> Iterator[Finding]:
         yield fine("swap", "off")
 
 
-def runtimes(host: Host) -> Iterator[Finding]:
+def runtimes(host: Host) -> Iterator[CheckResult]:
     """Check the programs of runtime handlers."""
     missing = {
         name: runtime.binary
@@ -137,7 +137,7 @@ def runtimes(host: Host) -> Iterator[Finding]:
         if runtime.binary and not os.access(host.path(runtime.binary), os.X_OK)
     }
     for name, binary in missing.items():
-        yield Finding(
+        yield CheckResult(
             "runtimes",
             Level.WARNING,
             f"[runtimes.{name}] binary {binary} is not an executable file",

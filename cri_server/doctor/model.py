@@ -1,4 +1,4 @@
-"""A finding, and the host that a check examines."""
+"""A result, and the host that a check examines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of a check. `code` is its stable name, which `explain` describes; `observation`
     the state of the machine; `effect` what it means for pods; `remedy` a command, or a setting and
     its file."""
@@ -44,9 +44,9 @@ class Finding:
         }
 
 
-def fine(code: str, observation: str) -> Finding:
-    """Return a finding without a problem."""
-    return Finding(code, Level.FINE, observation)
+def fine(code: str, observation: str) -> CheckResult:
+    """Return a result without a problem."""
+    return CheckResult(code, Level.FINE, observation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +95,4 @@ class Host:
         return ""
 
 
-Check = Callable[[Host], Iterable[Finding]]
+Check = Callable[[Host], Iterable[CheckResult]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cni_plugins.protocol.builtin import MODULES
 from cni_plugins.protocol.config import NetworkList
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 from cri_server.network.configuration import Configuration, ConfiguredNetwork, builtin_network
 from cri_server.network.leases import usage
 from pyrunc.errors import Error
@@ -44,7 +44,7 @@ def network(host: Host) -> ConfiguredNetwork:
     )
 
 
-def configuration(host: Host) -> Iterator[Finding]:
+def configuration(host: Host) -> Iterator[CheckResult]:
     decided = network(host)
     pods_network = decided.network
     folder = host.config.network.conf_dir
@@ -55,7 +55,7 @@ def configuration(host: Host) -> Iterator[Finding]:
             else f"install the cluster's network add-on, such as flannel, which writes to {folder},"
             ' or without one set [network] builtin = ["10.85.0.0/16"]'
         )
-        yield Finding(
+        yield CheckResult(
             "cni-config",
             Level.WRONG,
             decided.problem,
@@ -66,7 +66,7 @@ def configuration(host: Host) -> Iterator[Finding]:
     kinds = [str(plugin["type"]) for plugin in pods_network.plugins]
     text = f"{pods_network.name} of {decided.source}: {', '.join(kinds)}"
     if decided.passed_over:
-        yield Finding(
+        yield CheckResult(
             "cni-config",
             Level.WARNING,
             "; ".join((text, *decided.passed_over)),
@@ -79,14 +79,14 @@ def configuration(host: Host) -> Iterator[Finding]:
     yield from _addresses(host, pods_network)
 
 
-def _plugins(host: Host, network: NetworkList, kinds: list[str]) -> Finding:
+def _plugins(host: Host, network: NetworkList, kinds: list[str]) -> CheckResult:
     ipams = [str(p["ipam"].get("type")) for p in network.plugins if isinstance(p.get("ipam"), dict)]
     folders = [folder for folder in host.config.network.bin_dir.split(":") if folder]
     needed = dict.fromkeys([*kinds, *filter(None, ipams)])
     missing = [kind for kind in needed if not _is_installed(host, kind, folders)]
     if not missing:
         return fine("cni-plugins", "all plugins are installed")
-    return Finding(
+    return CheckResult(
         "cni-plugins",
         Level.WRONG,
         f"no plugin {', '.join(missing)} in {', '.join(folders)}",
@@ -102,7 +102,7 @@ def _is_installed(host: Host, kind: str, folders: list[str]) -> bool:
     )
 
 
-def _addresses(host: Host, network: NetworkList) -> Iterator[Finding]:
+def _addresses(host: Host, network: NetworkList) -> Iterator[CheckResult]:
     for each in usage(network) if host.top == Path("/") else ():
         text = (
             f"{each.taken} of {each.size} IPv{each.version} addresses of {each.network} are taken"
@@ -110,7 +110,7 @@ def _addresses(host: Host, network: NetworkList) -> Iterator[Finding]:
         if each.taken < FEW_LEFT * each.size:
             yield fine("addresses", text)
         else:
-            yield Finding(
+            yield CheckResult(
                 "addresses",
                 Level.WARNING,
                 text,
@@ -120,7 +120,7 @@ def _addresses(host: Host, network: NetworkList) -> Iterator[Finding]:
             )
 
 
-def names(host: Host) -> Iterator[Finding]:
+def names(host: Host) -> Iterator[CheckResult]:
     """Check whether pods of add-ons that mount `netns_dir` can see the network namespaces of later
     pods."""
     if host.top != Path("/"):
@@ -132,7 +132,7 @@ def names(host: Host) -> Iterator[Finding]:
     if "shared" in max(around, key=lambda m: len(m.path)).propagation:
         yield fine("netns-dir", f"{folder} is on a shared mount")
         return
-    yield Finding(
+    yield CheckResult(
         "netns-dir",
         Level.NOTE,
         f"{folder} is not on a shared mount",
@@ -142,13 +142,13 @@ def names(host: Host) -> Iterator[Finding]:
     )
 
 
-def forwarding(host: Host) -> Iterator[Finding]:
+def forwarding(host: Host) -> Iterator[CheckResult]:
     if host.number("/proc/sys/net/ipv4/ip_forward") == 1:
         yield fine("ip-forward", "on")
         return
     decided = network(host).network
     ours = decided is not None and any(plugin["type"] == "bridge" for plugin in decided.plugins)
-    yield Finding(
+    yield CheckResult(
         "ip-forward",
         Level.NOTE if ours else Level.WARNING,
         "net.ipv4.ip_forward is 0",
@@ -161,7 +161,7 @@ def forwarding(host: Host) -> Iterator[Finding]:
     )
 
 
-def firewall(host: Host) -> Iterator[Finding]:
+def firewall(host: Host) -> Iterator[CheckResult]:
     """List chains that drop forwarded packets with nft. Needs root."""
     import subprocess  # not for a starting server, which skips this check
 
@@ -174,13 +174,13 @@ def firewall(host: Host) -> Iterator[Finding]:
         )
         listed = json.loads(result.stdout or "{}").get("nftables", [])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        yield Finding(
+        yield CheckResult(
             "firewall", Level.WARNING, f"{program}: {error}", "masquerading and host ports need it"
         )
         return
     if result.returncode:
         text = result.stderr.decode(errors="replace").strip().splitlines()
-        yield Finding(
+        yield CheckResult(
             "firewall",
             Level.WRONG,
             f"nft fails: {text[0] if text else f'exit code {result.returncode}'}",
@@ -192,7 +192,7 @@ def firewall(host: Host) -> Iterator[Finding]:
     dropping = [c for c in chains if c.get("hook") == "forward" and c.get("policy") == "drop"]
     if dropping:
         names = ", ".join(f"{c['family']} {c['table']} {c['name']}" for c in dropping)
-        yield Finding(
+        yield CheckResult(
             "firewall",
             Level.WARNING,
             f"the default policy of these chains drops forwarded packets: {names}",

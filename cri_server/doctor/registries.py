@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cri_server.doctor.model import Finding, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine
 from pyrunc.errors import Error
 
 EXAMPLE = "registry.example"  # represents the registries of the folder _default
 
 
-def registries(host: Host) -> Iterator[Finding]:
-    """Yield a finding for each hosts.toml that is unusable or has ignored keys."""
+def registries(host: Host) -> Iterator[CheckResult]:
+    """Yield a result for each hosts.toml that is unusable or has ignored keys."""
     named = [folder for folder in host.config.registry.config_path.split(":") if folder]
     files = [file for folder in named for file in sorted(host.path(folder).glob("*/hosts.toml"))]
     problems = list(_repeated(host, files))
@@ -21,8 +21,8 @@ def registries(host: Host) -> Iterator[Finding]:
     yield from problems or [fine("registries", f"{len(files)} files of hosts.toml have no errors")]
 
 
-def _repeated(host: Host, files: list[Path]) -> Iterator[Finding]:
-    """Yield a finding for each folder whose registry has another folder under another spelling:
+def _repeated(host: Host, files: list[Path]) -> Iterator[CheckResult]:
+    """Yield a result for each folder whose registry has another folder under another spelling:
     only one of them is read."""
     from cri_server.images.registry.hosts import folder_of, registry_of
 
@@ -31,7 +31,7 @@ def _repeated(host: Host, files: list[Path]) -> Iterator[Finding]:
         used = folder_of(registry, [folder.parent])
         if used is not None and used != folder:
             both = f"{_on_machine(host, str(used))} and {_on_machine(host, str(folder))}"
-            yield Finding(
+            yield CheckResult(
                 "registries",
                 Level.WARNING,
                 f"{both} are for the same registry",
@@ -40,13 +40,13 @@ def _repeated(host: Host, files: list[Path]) -> Iterator[Finding]:
             )
 
 
-def _check_file(host: Host, file: Path) -> Iterator[Finding]:
+def _check_file(host: Host, file: Path) -> Iterator[CheckResult]:
     from cri_server.images.registry.client import tls_context
     from cri_server.images.registry.hosts import DEFAULT_FOLDER, read_file, registry_of
 
     is_default = file.parent.name == DEFAULT_FOLDER
     registry = EXAMPLE if is_default else registry_of(file.parent.name)
-    of = "all registries without a file of their own" if is_default else registry
+    of = "all registries without their own file" if is_default else registry
     try:
         content = read_file(file, registry, own=not is_default)
     except Error as error:
@@ -66,7 +66,7 @@ def _check_file(host: Host, file: Path) -> Iterator[Finding]:
             effect = f"{each.netloc} is skipped for images of {of}"
             yield _broken(host, error, effect, "correct the file, or its entry in hosts.toml")
     if content.warnings:
-        yield Finding(
+        yield CheckResult(
             "registries",
             Level.NOTE,
             f"{_on_machine(host, str(file))}: {'; '.join(content.warnings)}",
@@ -75,8 +75,10 @@ def _check_file(host: Host, file: Path) -> Iterator[Finding]:
         )
 
 
-def _broken(host: Host, error: Error, effect: str, remedy: str) -> Finding:
-    return Finding("registries", Level.WARNING, _on_machine(host, error.message), effect, remedy)
+def _broken(host: Host, error: Error, effect: str, remedy: str) -> CheckResult:
+    return CheckResult(
+        "registries", Level.WARNING, _on_machine(host, error.message), effect, remedy
+    )
 
 
 def _on_machine(host: Host, text: str) -> str:

@@ -25,7 +25,7 @@ CHAPTERS = {
         "Errors of the kernel",
         "They follow a system call and its object: `mount 'overlay' on '/': ENODEV`.",
     ),
-    "doctor": ("Findings of doctor", "The names are those of `pyrunc-cri doctor`."),
+    "doctor": ("Checks of doctor", "The names are those of `pyrunc-cri doctor`."),
 }
 
 

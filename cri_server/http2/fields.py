@@ -20,7 +20,7 @@ _CONNECTION_SPECIFIC = {
     b"transfer-encoding",
     b"upgrade",
 }
-# Fields of each gRPC request, which need no check of their own.
+# Fields that each gRPC request has; they need no further check.
 _USUAL = {
     b"content-type",
     b"user-agent",

@@ -280,7 +280,7 @@ class Pull:
     def _receive(
         self, registry: Registry, descriptor: Descriptor, blob: Incoming, rate: Rate
     ) -> None:
-        """Download a blob. Blocking, in a thread of its own."""
+        """Download a blob. Blocking, in a separate thread."""
         set_batch_policy()
         arrivals = _ByteCounter(lambda size: self._arrived(size, rate))
         try:

@@ -28,7 +28,7 @@ async def in_thread(
     abort: Callable[[], None] = lambda: None,
     abandon_s: float | None = _ABANDON_S,
 ) -> Outcome:
-    """Run `function` in a thread of its own. On cancellation call `abort`, which should make it
+    """Run `function` in its own thread. On cancellation call `abort`, which should make it
     return soon, and wait for it at most `abandon_s`; None waits until it returns, however often the
     caller is cancelled.
 

@@ -138,7 +138,7 @@ class PluginRunner:
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
         result: Result | None = None
-        # containerd attaches `lo` by a network of its own, whose plugin is executed. Here it is
+        # containerd attaches `lo` as its own network, whose plugin is executed. Here it is
         # part of the first request, because it costs one more message to the kernel.
         loopback = True
         for builtin, group in _groups(steps):

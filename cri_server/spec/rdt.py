@@ -4,7 +4,7 @@ class.
 A class is a group of the resctrl filesystem with the same name (Intel's closID). The file defines a
 class; its first container makes the group, which stays, as runtime-spec requires. An existing
 group, made by any program, needs no definition. The annotations are those of containerd and CRI-O
-(goresctrl's doc/rdt.md). The file has a format of its own: goresctrl's divides the machine into
+(goresctrl's doc/rdt.md). The file has its own format: goresctrl's divides the machine into
 partitions, and its program writes the groups.
 """
 

@@ -51,7 +51,7 @@ async def run_with_deadline(
     *arguments: Any,
     discard: Callable[[Result], object] | None = None,
 ) -> Result:
-    """Run `function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming
+    """Run `function(*arguments)` in its own daemon thread. Raises DeadlineExceeded naming
     `what`. The thread is abandoned then, because nothing can interrupt it in the kernel; it passes
     a late result to `discard`."""
     future: Future[Result] = Future()

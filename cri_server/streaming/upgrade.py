@@ -2,7 +2,7 @@
 
 Each connection has one request. Its response is 101, followed by SPDY or WebSocket, or an error and
 the end of the connection. A request is trusted for a valid ticket alone. Origin is not compared
-with Host: the API server forwards its client's Origin, kubelet sends a Host of its own. A foreign
+with Host: the API server forwards its client's Origin, kubelet sends its own Host. A foreign
 web page that reaches this server (DNS rebinding, cross-site WebSockets) lacks the ticket, which is
 in the path and in no cookie.
 """
@@ -130,7 +130,7 @@ def _checked(event: h11.Request, ahead: bytes) -> Request:
 
 
 def _check_host(request: Request) -> None:
-    """Require one Host, with any name: kubelet forwards the Host of its own client."""
+    """Require one Host, with any name: kubelet forwards the Host of its client."""
     hosts = [value for name, value in request.headers if name == "host"]
     if len(hosts) != 1 or not hosts[0] or any(mark in hosts[0] for mark in "/@?# "):
         raise Refused(400, "the request must have exactly one Host")

@@ -113,7 +113,7 @@ class Zygote:
         """Start a detached child that calls `module:function(arguments, fds)`, where the arguments
         are the record's fields; its pid.
 
-        The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3).
+        The child has its own session, /dev/null as stdio and only `fds` (renumbered from 3).
         It is not killed with the server or the zygote. The caller keeps its `fds`. Raises
         Unavailable when the zygote dies meanwhile.
         """

@@ -199,7 +199,7 @@ def _pids(pids: Mapping[str, Any]) -> Iterator[CgroupSetting]:
 
 
 def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
-    # BFQ has a file of its own, with a scale that ends at 1000 like v1's; io.weight is that of the
+    # BFQ has its own file, with a scale that ends at 1000 like v1's; io.weight is that of the
     # iocost controller.
     bfq = read("io.bfq.weight") is not None
     if io.get("weight"):

@@ -148,7 +148,7 @@ class Cgroup:
         directory = cgroup.root()
         for name in self.path.strip("/").split("/"):
             # Before the folder is made: a controller of a child exists only if its parent enables
-            # it, and a parent with processes of its own cannot (cgroups(7), "no internal
+            # it, and a parent that has processes cannot (cgroups(7), "no internal
             # processes").
             _enable_controllers(directory)
             directory += "/" + name

@@ -2,8 +2,8 @@
 `Cgroup`.
 
 cgroupfs: an absolute path counts from the root of the v2 tree, a relative or absent one from the
-parent of our own group (processes may not live in a group that enables controllers for its
-children). systemd: `slice:prefix:name`, where the scope `prefix-name.scope` lives beneath the
+parent of the runtime's own cgroup (processes may not live in a group that enables controllers for
+its children). systemd: `slice:prefix:name`, where the scope `prefix-name.scope` lives beneath the
 slice, and the slice `a-b.slice` lives in `a.slice` (systemd.slice(5)).
 """
 

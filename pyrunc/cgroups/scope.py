@@ -98,7 +98,7 @@ def reach(group: Cgroup) -> None:
 
     A process may move another one only below a group that it may write to (cgroup-v2.rst,
     "Delegation Containment"). The groups above a login session and those of the user's systemd
-    belong to root; that systemd then moves us into a scope of our own, which ends with us.
+    belong to root; that systemd then moves us into our own scope, which ends with us.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return

@@ -2,7 +2,7 @@
 
 All containers of an image share one mount, and with it the page cache, where the kernel clones
 mounts that are attached nowhere (Linux 6.15): the caller keeps it and passes it in. On older
-kernels each container gets a mount of its own.
+kernels each container gets its own mount.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_image(image: Image, shared_mounts: Mapping[str, int]) -> int:
     mount = shared_mounts.get(image.index)
     if mount is not None and host.host().clones_detached:
         return kernel_mount.open_read_only_clone(image.folder, mount, propagation=MS_PRIVATE)
-    # Each mount of a file is a superblock of its own, with a page cache of its own: two containers
+    # Each mount of a file has its own superblock and page cache: two containers
     # read the same blocks twice.
     own_mount = erofs.open_paths(image.index, image.devices, image.digests)
     if not image.folder:

@@ -186,8 +186,8 @@ def stdio_owner(spec: Spec) -> int | None:
 
 def cgroup_owner(spec: Spec) -> int | None:
     """Return the uid on the host that will own the cgroup: the container's user, if the container
-    mounts a writable cgroup tree of its own cgroup namespace. None: the runtime's user stays the
-    owner.
+    has its own cgroup namespace and mounts its cgroup tree writable. None: the runtime's user stays
+    the owner.
 
     Source: runtime-spec, config-linux.md, "Cgroup ownership".
     """

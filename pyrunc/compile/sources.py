@@ -136,7 +136,7 @@ def open_image_volume(
 
     CAP_SYS_ADMIN in the superblock's user namespace may remount it, even if it is read-only: with
     `noacl`, the image's files would lose their ACLs for every container that shares it. So such a
-    container gets an overlay, a superblock of its own. A container with its own user namespace may
+    container gets an overlay, its own superblock. A container with its own user namespace may
     not remount. Raises KernelError, OSError.
     """
     tree = open_image(image, images)
@@ -315,8 +315,8 @@ def open_sources(
 
 def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Make detached mounts of device files for a container whose user namespace may make none:
-    nodes of its own, which belong to its users, in place of the host's. Needs Linux 6.15, which
-    can clone mounts that are attached nowhere."""
+    separate nodes, which belong to the container's users, in place of the host's. Needs Linux 6.15,
+    which can clone mounts that are attached nowhere."""
     nodes, machine = devices.nodes_from_outside(spec), host.host()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
         return

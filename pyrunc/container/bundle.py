@@ -281,7 +281,7 @@ def _unmake(state: State, created: Created) -> None:
     """Kill and reap the process, remove its cgroup."""
     from pyrunc.container.delete import leave_rdt
 
-    # Init first: a create without a cgroup of its own has nothing else to kill it by.
+    # Init first: a create without its own cgroup has nothing else to kill it by.
     if status.signal(state, 9):
         status.wait_dead(state, 10.0)
     try:

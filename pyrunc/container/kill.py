@@ -1,6 +1,6 @@
 """`kill`: sends a signal to a container's init, or to everything in its cgroup.
 
-Without a pid namespace of its own, the end of init leaves the other processes running; SIGKILL then
+Without its own pid namespace, the end of init leaves the other processes running; SIGKILL then
 goes to all of them.
 """
 
@@ -50,7 +50,7 @@ def parse_signal(text: str) -> int:
 def kill(state: State, signal: int, everything: bool = False) -> None:
     """Send `signal`. Raises WrongState when no process is left that could get it (never with
     `everything`), KernelError."""
-    # In a pid namespace of its own the kernel kills the others with init (pid_namespaces(7)).
+    # In its own pid namespace the kernel kills the others with init (pid_namespaces(7)).
     if everything or (signal == SIGKILL and not state.private_pids):
         any_process = _signal_all(state, signal)
         if not any_process and not everything:

@@ -106,7 +106,7 @@ def _send_ready(host: str, ready: bytes, main_pid: int) -> None:
         connection.send(ready + b"\n")
         connection.send(b"MAINPID=%d\n" % main_pid)
         rights = (SOL_SOCKET, SCM_RIGHTS, array.array("i", [writing]))
-        # A message of its own: systemd ignores all assignments of a message that has others beside
+        # A separate message: systemd ignores all assignments of a message that has others beside
         # BARRIER (sd_notify(3)).
         connection.sendmsg([b"BARRIER=1"], [rights])
         # Our copy is closed, so that the manager's is the last and its close is seen as POLLHUP.

@@ -2,7 +2,7 @@
 first, and then does what root does.
 
 For create the namespace is made here, for exec it is the container's. Seen from inside, the
-container has no user namespace of its own: it is the one where its runtime is. Ids that are not the
+container has no separate user namespace: it is in its runtime's. Ids that are not the
 user's own are mapped by newuidmap(1) and newgidmap(1), which check /etc/subuid and /etc/subgid;
 they run in a child that stays outside.
 """

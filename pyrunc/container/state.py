@@ -365,8 +365,8 @@ class Lock:
             )
         except FileNotFoundError:
             raise NotFound(f"container does not exist: {self._state.id}") from None
-        # flock(2) on the folder needs no file of its own, and ends with the process, however that
-        # ends.
+        # flock(2) on the folder needs no lock file, and the kernel drops the lock when the process
+        # ends, also by SIGKILL.
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return self
 

@@ -5,7 +5,7 @@ could change its mode and owner for the whole machine through the descriptor (fc
 ask for CAP_FOWNER and CAP_CHOWN, which containers have).
 
 With SELinux a private null device has the label of the host's: with a label of our files the kernel
-would refuse it to the container, log that, and replace it by a null device of its own, at each
+would refuse it to the container, log that, and replace it by its own null device, at each
 execve(2).
 """
 

@@ -55,7 +55,7 @@ def prepare(low: Lowering, op: m.Prepare) -> None:
 
 
 def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
-    """Write to the first of these files of our own that exists, beneath a /proc that is a
+    """Write to the first of these files of the process that exists, beneath a /proc that is a
     procfs, and not to anything mounted over it.
 
     A file in its place would take the label and leave the process without one (CVE-2019-16884,

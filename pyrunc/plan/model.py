@@ -340,7 +340,7 @@ class ShareRoot(Op):
 
 
 class ChangeRoot(Op):
-    """Change the root by chroot, for a container without a mount namespace of its own."""
+    """Change the root by chroot, for a container without its own mount namespace."""
 
 
 class LabelMount(Op):
@@ -367,7 +367,7 @@ class OpenTerminal(Op):
     """Open a terminal in the container's devpts: send the master to the parent, make the slave
     stdio and (if `console`) /dev/console.
 
-    `of_host`: in the devpts of the host, for a container without mounts of its own.
+    `of_host`: in the devpts of the host, for a container without its own mount namespace.
     """
 
     size: ConsoleSize | None

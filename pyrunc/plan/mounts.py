@@ -144,7 +144,7 @@ class MountOptions:
 def operations(
     mount: Mount, index: int, linux: Linux, host: HostFacts, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
-    """Plan `mounts[index]`, and its label where that needs an operation of its own."""
+    """Plan `mounts[index]`, and its label where that needs its own operation."""
     options = MountOptions(mount.options)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
@@ -320,8 +320,8 @@ def _filesystem(
         mount.source or kind,
         tuple(data),
         options.set & ~_RO if late else options.set,
-        # Strict: with a link as /proc, an image could have procfs mounted elsewhere and a file tree
-        # of its own be taken for it (CVE-2019-19921).
+        # Strict: with a link as /proc, an image could have procfs mounted elsewhere and put a file
+        # tree in its place (CVE-2019-19921).
         kind in ("proc", "sysfs"),
         tuple(options.propagation),
         options.rset,
@@ -330,7 +330,7 @@ def _filesystem(
 
 
 def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
-    """Return a cgroup2 mount's options. Outside a cgroup namespace of its own a container mounts
+    """Return a cgroup2 mount's options. Outside its own cgroup namespace a container mounts
     the machine's superblock, whose options a mount replaces: they are repeated, or all
     containers lose `nsdelegate` and `memory_recursiveprot` (Linux, cgroup_get_tree,
     apply_cgroup_root_flags)."""

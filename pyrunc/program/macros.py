@@ -121,7 +121,7 @@ def clone(
     `cgroup` is a descriptor of the cgroup v2 directory for the child.
     """
     # Without CLONE_PIDFD, which would put the pidfd into the launcher's table: the parent opens one
-    # by the pid of its own child.
+    # by the pid of its child.
     flags |= (CLONE_PARENT if parent else 0) | (CLONE_INTO_CGROUP if cgroup is not None else 0)
     # exit_signal 0: with CLONE_PARENT the child gets the caller's, which is SIGCHLD, and another
     # value is EINVAL.

@@ -11,7 +11,7 @@ i386's socketcall(2) has the family behind a pointer, where no filter sees it (C
 AF_ALG opened in this way), so it may not make sockets; it answers ENOSYS, after which musl, and
 glibc built for Linux 4.3, use socket(2). glibc of Debian, Ubuntu and Fedora for i386 is built for
 older kernels and has no other way (seen in Debian 12's 2.36): 32-bit programs linked to it have no
-network under RuntimeDefault, and need a profile of their own (Localhost) or none. The multiplexer
+network under RuntimeDefault, and need their own profile (Localhost) or none. The multiplexer
 works on existing sockets, and for pairs (which neither AF_ALG nor AF_VSOCK makes).
 """
 

@@ -5,7 +5,7 @@ libseccomp compares number by number, also in its binary tree, and installing a 
 proportion to its length: the kernel checks and compiles every instruction, and runs the filter once
 per call number. Most neighbours have the same action, so intervals are few. They are computed by
 running libseccomp's own program with a range of numbers instead of one number; what depends on
-arguments stays a program of its own, to which the tree jumps. Measured for RuntimeDefault: see
+arguments stays its own program, to which the tree jumps. Measured for RuntimeDefault: see
 `tests/unit/seccomp`.
 """
 

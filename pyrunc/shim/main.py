@@ -96,7 +96,7 @@ def _reset_inherited_state() -> None:
 
 def _lower_oom_score() -> None:
     """Protect the shim from the OOM killer, where that is permitted: killing it frees little memory
-    and interrupts pods. Containers get a score of their own."""
+    and interrupts pods. Containers get their own score."""
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, b"%d" % OOM_SCORE_ADJ)

@@ -1,7 +1,7 @@
 """The pod's network namespace, made by the shim, one ahead of the pods.
 
 It is never used again for another pod: it ends with the shim that made it. It belongs to the shim's
-user namespace, so a pod with a user namespace of its own does not take it: there the pause
+user namespace, so a pod with its own user namespace does not take it: there the pause
 process's clone makes one that the pod's root owns."""
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Pod:
         self, pods: Pods, sandbox_dir: str, containers_dir: str, listener: int, network: int = -1
     ) -> None:
         """Serves on the socket `listener`. `network`: the pod's network namespace, -1 if it has
-        none of its own yet."""
+        none yet."""
         self.sandbox_dir, self._containers_dir = sandbox_dir, containers_dir
         self._pods = pods
         self._starter = pods.starter

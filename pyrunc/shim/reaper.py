@@ -38,7 +38,7 @@ class Reaper:
     """Waits for all children.
 
     While a process is being started (`hold`), waits for expected ones only: the starting code waits
-    for helpers of its own, and a process stays a zombie until its pid is expected.
+    for its own helpers, and a process stays a zombie until its pid is expected.
     """
 
     def __init__(self, loop: Loop, keeper: KeeperLink | None = None) -> None:

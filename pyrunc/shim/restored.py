@@ -1,7 +1,7 @@
 """A container that CRIU brings back from its images: done by a fork of the shim, for it takes long
 and wants a mount namespace.
 
-CRIU makes the processes siblings of its own, so they are the fork's children, and become the
+CRIU makes the processes its siblings, so they are the fork's children, and become the
 shim's, a subreaper's, when the fork has ended. From there the container is like any other. Its root
 and other mounts are attached in the fork's mount namespace, from which CRIU takes them, and the
 host sees none of them.

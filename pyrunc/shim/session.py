@@ -273,7 +273,7 @@ class Container:
     def ended(self, ended: Ended) -> None:
         """The first process was reaped."""
         self._ended, self._finished_at_ns = ended, time.time_ns()
-        # In a pid namespace of its own the kernel has killed the rest with process 1
+        # In its own pid namespace the kernel has killed the rest with process 1
         # (pid_namespaces(7)). With `hostPID` or a shared namespace daemons would live on and hold
         # the pipes.
         self._kill_the_rest()

@@ -51,8 +51,8 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
-    """Return the leaders of exec sessions whose shim was lost, in a container with a pid namespace
-    of its own: those of its `processes` whose parent is outside, and not this shim. None in the
+    """Return the leaders of exec sessions whose shim was lost, in a container with its own pid
+    namespace: those of its `processes` whose parent is outside, and not this shim. None in the
     host's pid namespace, where an orphan of the container has such a parent as well."""
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):

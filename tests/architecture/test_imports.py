@@ -154,7 +154,7 @@ def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def room_of(module: str, rank: dict[str, int]) -> str:
-    """Return the room of `package.room.file`: "room.file" where that has a place of its own."""
+    """Return the room of `package.room.file`: "room.file" where that has its own place."""
     _, room, file, *_ = [*module.split("."), "", ""]
     return f"{room}.{file}" if f"{room}.{file}" in rank else room
 

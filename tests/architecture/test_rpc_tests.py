@@ -1,4 +1,4 @@
-"""Checks that each RPC of the interface has a test file of its own in tests/cri/rpc, which calls
+"""Checks that each RPC of the interface has its own test file in tests/cri/rpc, which calls
 it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CRI-O with crun, conmon and the reference CNI plugins, in a network namespace of its own: the
+"""CRI-O with crun, conmon and the reference CNI plugins, in its own network namespace: the
 second peer."""
 
 from __future__ import annotations

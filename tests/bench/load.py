@@ -168,7 +168,7 @@ class Bench:
 
     def measure(self) -> None:
         """Make the calls that kubelet makes every ten seconds. containerd answers an error for a
-        pod without a cgroup of its own, as on a host without cgroups for pods: then it has no
+        pod without its own cgroup, as on a host without cgroups for pods: then it has no
         sample."""
         runtime = self.client.runtime
         self._timed(

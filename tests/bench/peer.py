@@ -1,4 +1,4 @@
-"""containerd with runc and the reference CNI plugins, in a network namespace of its own: the
+"""containerd with runc and the reference CNI plugins, in its own network namespace: the
 first peer."""
 
 from __future__ import annotations

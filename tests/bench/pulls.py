@@ -1,7 +1,7 @@
 """`make bench-images`: images on containerd and on ours in one run: pull, first start, removal,
 disk, and page cache.
 
-Both pull from a registry on the loopback of their own network namespaces, in turns. BENCH='--tmpfs'
+Each pulls, in turns, from a registry on the loopback of its own network namespace. BENCH='--tmpfs'
 has the images on a tmpfs; else they are on the disk of the temporary folder. BENCH='--large' pulls
 1 GB in 60,000 files, and leaves the page cache out; '--tree /usr' takes files of this machine,
 which a decoder finds other work in than in made-up ones. Ratios below 1 mean that ours is faster,

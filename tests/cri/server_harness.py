@@ -1,4 +1,4 @@
-"""A real server in a network namespace of its own, with folders of its own, and the words that
+"""A real server in its own network namespace, with folders of its own, and the words that
 tests speak to it with.
 
 The server is a child process of the test; `kill` ends it as a crash does, `start` starts it again

@@ -53,7 +53,7 @@ def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(autouse=True)
 def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the test use a login file of its own."""
+    """Let the test use its own login file."""
     path = tmp_path / "logins" / "auth.json"
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
     return path

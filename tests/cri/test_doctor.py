@@ -1,4 +1,4 @@
-"""`pyrunc-cri doctor` on this machine and beside a real server: findings, exit code, leftovers; it
+"""`pyrunc-cri doctor` on this machine and beside a real server: results, exit code, leftovers; it
 leaves nothing behind."""
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def run(config: Path, *arguments: str) -> tuple[int, str]:
 
 
 def doctor(config: Path) -> dict[str, dict[str, str]]:
-    """Return the findings by code."""
+    """Return the results by code."""
     code, text = run(config, "--json")
-    findings = json.loads(text)
-    assert code == any(f["level"] == "wrong" for f in findings)
-    return {f["code"]: f for f in findings}
+    results = json.loads(text)
+    assert code == any(f["level"] == "wrong" for f in results)
+    return {f["code"]: f for f in results}
 
 
 def names(folder: Path) -> list[str]:
@@ -77,7 +77,7 @@ def test_doctor_checks_a_running_server(server: Server) -> None:
     pod = server.run_pod()
     server.launch(pod)
     before = names(server.root)
-    findings = doctor(configuration(server))
+    results = doctor(configuration(server))
     assert names(server.root) == before
     for code in (
         "server",
@@ -89,7 +89,7 @@ def test_doctor_checks_a_running_server(server: Server) -> None:
         "addresses",
         "nft",
     ):
-        assert findings[code]["level"] == "fine", findings[code]
+        assert results[code]["level"] == "fine", results[code]
     left = (
         "leftover-shims",
         "leftover-mounts",
@@ -98,8 +98,8 @@ def test_doctor_checks_a_running_server(server: Server) -> None:
         "damaged-records",
     )
     for code in left:
-        assert findings[code]["level"] == "fine", findings[code]
-    assert "pods of " in findings["cni-config"]["found"] and findings["addresses"][
+        assert results[code]["level"] == "fine", results[code]
+    assert "pods of " in results["cni-config"]["found"] and results["addresses"][
         "found"
     ].startswith("1 of 65534 IPv4")
     server.remove_pod(pod)
@@ -109,18 +109,18 @@ def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
     """The folders come from the server's status. The remedy for a missing server has no systemctl
     without systemd."""
 
-    def findings(address: str) -> dict[str, dict[str, str]]:
+    def results(address: str) -> dict[str, dict[str, str]]:
         command = [*PROGRAM, "--address", address, "doctor", "--json"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
         return {each["code"]: each for each in json.loads(done.stdout)}
 
-    by_code = findings(f"unix://{server.socket}")
+    by_code = results(f"unix://{server.socket}")
     assert by_code["server"]["found"] == f"answers at {server.socket}"
     assert by_code["cni-config"]["level"] == "fine", "of the server's own folder"
     assert by_code["root-space"]["found"].startswith(str(server.root)) or str(server.root) in str(
         by_code
     )
-    absent = findings(f"unix://{server.folder}/absent.sock")["server"]
+    absent = results(f"unix://{server.folder}/absent.sock")["server"]
     start = (
         "systemctl start pyrunc-cri"
         if Path("/run/systemd/system").is_dir()
@@ -137,12 +137,12 @@ def test_doctor_checks_the_folder_of_names(server: Server) -> None:
     (server.names / ("0" * 64)).touch()
     (server.names / "cni-of-containerd").touch()
     try:
-        findings = doctor(configuration(server))
+        results = doctor(configuration(server))
         assert (
-            findings["leftover-names"]["level"] == "note"
-            and "1 names" in findings["leftover-names"]["found"]
+            results["leftover-names"]["level"] == "note"
+            and "1 names" in results["leftover-names"]["found"]
         )
-        assert f"umount -l {server.names}/000" in findings["leftover-names"]["mend"]
+        assert f"umount -l {server.names}/000" in results["leftover-names"]["mend"]
         for name in server.names.iterdir():
             name.unlink()
         subprocess.run(["mount", "-t", "tmpfs", "names", server.names], check=True)
@@ -157,7 +157,7 @@ def test_doctor_checks_the_folder_of_names(server: Server) -> None:
             name.unlink()
 
 
-def test_the_text_of_doctor_lists_findings(server: Server) -> None:
+def test_the_text_of_doctor_lists_results(server: Server) -> None:
     config = configuration(server)
     (server.folder / "net.d" / "10-pods.conflist").rename(server.folder / "kept")
     try:
@@ -182,8 +182,8 @@ def test_the_text_of_doctor_lists_findings(server: Server) -> None:
 def test_doctor_detects_an_unusable_root(server: Server, tmp_path: Path) -> None:
     config = configuration(server)
     config.write_text(config.read_text().replace(str(server.root), "/proc"))
-    findings = doctor(config)
-    assert findings["overlay-on-root"]["level"] == "wrong" and findings["overlay-on-root"]["mend"]
+    results = doctor(config)
+    assert results["overlay-on-root"]["level"] == "wrong" and results["overlay-on-root"]["mend"]
 
 
 def test_doctor_finds_pods_without_a_server_or_a_record() -> None:
@@ -192,20 +192,20 @@ def test_doctor_finds_pods_without_a_server_or_a_record() -> None:
         server.kill()
         config = configuration(server)
         try:
-            findings = doctor(config)
+            results = doctor(config)
             assert (
-                findings["server"]["level"] == "warning"
-                and "1 pods run on" in findings["server"]["follows"]
+                results["server"]["level"] == "warning"
+                and "1 pods run on" in results["server"]["follows"]
             )
-            assert findings["leftover-shims"]["level"] == "fine"
+            assert results["leftover-shims"]["level"] == "fine"
             record = server.root / "sandboxes" / f"{pod}.json"
             record.rename(record.with_suffix(".damaged"))
-            findings = doctor(config)
+            results = doctor(config)
             assert (
-                findings["leftover-shims"]["level"] == "warning"
-                and pod[:12] in findings["leftover-shims"]["found"]
+                results["leftover-shims"]["level"] == "warning"
+                and pod[:12] in results["leftover-shims"]["found"]
             )
-            assert findings["damaged-records"]["level"] == "note"
+            assert results["damaged-records"]["level"] == "note"
         finally:
             server.start()
         assert wait_until(lambda: doctor(config)["leftover-shims"]["level"] == "fine", 30)
@@ -226,14 +226,14 @@ def test_leftover_mounts_and_cgroups() -> None:
         subprocess.run(["mount", "-t", "tmpfs", "forgotten", place], check=True)
         group.mkdir(parents=True)
         try:
-            findings = doctor(config)
+            results = doctor(config)
             assert (
-                findings["leftover-mounts"]["level"] == "warning"
-                and str(place) in findings["leftover-mounts"]["mend"]
+                results["leftover-mounts"]["level"] == "warning"
+                and str(place) in results["leftover-mounts"]["mend"]
             )
             assert (
-                findings["leftover-groups"]["level"] == "note"
-                and findings["leftover-groups"]["mend"] == f"rmdir {group}"
+                results["leftover-groups"]["level"] == "note"
+                and results["leftover-groups"]["mend"] == f"rmdir {group}"
             )
             with subprocess.Popen(["sleep", "60"]) as process:
                 (group / "cgroup.procs").write_text(str(process.pid))
@@ -248,7 +248,7 @@ def test_leftover_mounts_and_cgroups() -> None:
 
 
 def test_a_starting_server_logs_problems(server: Server) -> None:
-    """A server without a network configuration logs the finding with its remedy."""
+    """A server without a network configuration logs the result with its remedy."""
     with Server(network=False) as other:
         assert wait_until(lambda: "cni-config: no network configuration" in other.tail(100), 30)
         (line,) = [line for line in other.tail(100).splitlines() if "cni-config" in line]

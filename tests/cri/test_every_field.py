@@ -212,7 +212,7 @@ def target(server: Server) -> Target:
 @pytest.mark.parametrize("call", sorted(REQUESTS))
 def test_every_field_of_a_request_is_handled(target: Target, call: str) -> None:
     before, log_at = target.left(), target.server.log.stat().st_size
-    # each pull is a process of its own
+    # each pull is its own process
     with ThreadPoolExecutor(8 if call == "PullImage" else 1) as pool:
         faults = pool.map(lambda case: attempt(target, call, *case), cases(target, call))
         wrong = [fault for fault in faults if fault]

@@ -36,7 +36,7 @@ class Log:
         return self._path.read_bytes()[self._at :].decode()
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the records of the log, without the doctor's findings about this machine, which
+        """Return the records of the log, without the doctor's results about this machine, which
         come some time after the start."""
         records = [json.loads(line) for line in self.text().splitlines()]
         return [record for record in records if record["logger"] != "cri_server.doctor.examine"]

@@ -202,7 +202,7 @@ def test_nothing_is_taken_back_while_a_server_runs(root: Path, folder: str) -> N
 
 @pytest.fixture
 def own_mounts() -> Iterator[None]:
-    """This thread in a mount namespace of its own, whose children inherit it."""
+    """This thread in its own mount namespace, whose children inherit it."""
     own = namespace.open_own("mnt")
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
     namespace.unshare(CLONE_NEWNS)

@@ -42,7 +42,7 @@ class Installed:
     def run_with_mounts(
         self, mounts: str, script: str, *arguments: str
     ) -> subprocess.CompletedProcess[str]:
-        """The same in a mount namespace of its own after the commands `mounts`."""
+        """The same in its own mount namespace after the commands `mounts`."""
         command = [
             "unshare",
             "--mount",
@@ -214,7 +214,7 @@ def test_a_purge_deletes_nothing_under_a_server_that_runs(
 #   purge, a mount below:         docker.io unmounts it. We refuse: it may be a folder of the administrator's.  # noqa: E501
 #   purge, configuration:         conffiles go (dpkg). What the administrator has added stays in all four. We ask.  # noqa: E501
 MOUNTED = {
-    "a disk of its own": (
+    "its own disk": (
         (
             "mount -t tmpfs x var/lib/pyrunc; mkdir var/lib/pyrunc/lost+found; touch"
             " var/lib/pyrunc/.x var/lib/pyrunc/y"

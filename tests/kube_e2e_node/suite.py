@@ -1,5 +1,5 @@
 """Runs Kubernetes' node suite, `e2e_node.test`, on a node of ours: the suite brings etcd, an API
-server and a kubelet of its own.
+server and its own kubelet.
 
 That kubelet keeps its files at fixed places below /var/lib and /var/log; the node has a mount
 namespace in which folders of the test lie there.

@@ -1,4 +1,4 @@
-"""Kubernetes' node suite, which starts and restarts a kubelet of its own: every spec that can run
+"""Kubernetes' node suite, which starts and restarts its own kubelet: every spec that can run
 on this machine passes."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_every_parallel_spec_passes(node: SuiteNode) -> None:
     ginkgo.assert_passed(specs, FEWEST, node.log)
 
 
-# Specs that need a node of their own: they change kubelet's configuration and restart it.
+# Specs that need their own node: they change kubelet's configuration and restart it.
 SERIAL = (
     r"Device Plugin \[Serial\]",
     r"POD Resources API \[Serial\]",

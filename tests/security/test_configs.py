@@ -36,7 +36,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_unexpected_configurations_do_no_harm(server: Server, host_pod: str, name: str) -> None:
-    """The server refuses the image, CreateContainer or StartContainer with an error of its own (no
+    """The server refuses the image, CreateContainer or StartContainer with its own error (no
     Python exception, no control characters), or the container runs. The server continues, and its
     log has no traceback."""
     before = len(server.log.read_text())

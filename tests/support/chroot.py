@@ -1,4 +1,4 @@
-"""A Debian in a folder, entered as a machine of its own: with its own mounts, processes, names
+"""A Debian in a folder, entered as a separate machine: with its own mounts, processes, names
 and, on request, network.
 
 `python -m tests.support.chroot deb SUITE` builds the package for another Debian and puts it into

@@ -39,7 +39,7 @@ def unit_of(path: str) -> str:
 
 
 def in_order(items: Sequence[Item], paths: Sequence[str]) -> list[Item]:
-    """The longest units first, so that each begins on a worker of its own; else as they were."""
+    """The longest units first, so that each begins on its own worker; else as they were."""
     ranks = {GUEST: 0, MACHINE: 1}
     pairs = zip(items, paths, strict=True)
     return [item for item, _ in sorted(pairs, key=lambda pair: ranks.get(unit_of(pair[1]), 2))]

@@ -19,7 +19,7 @@ _LENGTH = 6  # of the 15 letters that a link's name has
 
 def begin(worker: int = 0) -> None:
     """Mark this process and all that it will start; an inherited mark stays. `worker` is the number
-    of a worker, from 1 on: it has a mark of its own, made of the one that it inherits."""
+    of a worker, from 1 on: it has its own mark, made of the one that it inherits."""
     made = mark() or "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH - 1)) + _LETTERS[0]
     os.environ[VARIABLE] = made[:-1] + _LETTERS[worker] if worker else made
 

@@ -116,7 +116,7 @@ def build_module(
     tags: str = "",
     cgo: bool = False,
 ) -> None:
-    """Build `packages` into `out`, in a module of our own that requires `path@version`, or several
+    """Build `packages` into `out`, in our own module that requires `path@version`, or several
     with spaces between."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)

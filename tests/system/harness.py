@@ -52,7 +52,7 @@ class Result:
 
 
 class Runtime:
-    """The program, with a state folder of its own."""
+    """The program, with its own state folder."""
 
     def __init__(self, folder: Path, rootfs: Path) -> None:
         self.program, self.folder, self.rootfs = bundle.runtime(), folder, rootfs

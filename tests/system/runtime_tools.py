@@ -90,7 +90,7 @@ def names(folder: Path) -> list[str]:
 
 
 def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> tuple[int, str]:
-    """Return exit code and output of one program, in a pid and a mount namespace of its own:
+    """Return exit code and output of one program, in its own pid and mount namespaces:
     what it leaves ends with them, and containers that it forgets leave their cgroups beside
     `group`, in which it runs."""
     command = ["sh", "-c", groups.ENTER, str(group)]

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def with_containerd(boots: Boots) -> Iterator[Guest]:
-    """Provide a guest of its own with containerd, runc and the reference plugins where the build on
+    """Provide a separate guest with containerd, runc and the reference plugins where the build on
     this side has them."""
     boots.stop()
     there = f"/root/.cache/pyrunc/{toolchain.peer().relative_to(toolchain.cache())}"

@@ -124,8 +124,8 @@ def test_the_docs_find_out_why_a_pod_is_slow(node: Newcomer) -> None:
     assert max(took_ms) > SLOW_S * 1000, output
     output = node.types(log, NAMESPACE="default", POD=pod)
     assert re.search(rf"RunPodSandbox .*pod=default/{pod}", output)
-    finding = re.findall(r"^(?:note|warning|WRONG) +([\w-]+):", output, re.MULTILINE)[0]
-    assert finding in node.types(explain, WORD=finding)
+    result = re.findall(r"^(?:note|warning|WRONG) +([\w-]+):", output, re.MULTILINE)[0]
+    assert result in node.types(explain, WORD=result)
 
 
 def test_remove_is_refused_while_there_are_pods(node: Newcomer) -> None:

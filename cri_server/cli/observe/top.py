@@ -89,7 +89,7 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 def of_group(label: str, init: int) -> Iterator[Process]:
     """Yield the processes in the cgroup of `init`, in all hierarchies, and in the cgroups below
     it."""
-    # A container in a pid namespace of its own sees other pids, so the host's /proc is searched.
+    # A container with its own pid namespace sees other pids, so this searches the host's /proc.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         own = _groups(entry)

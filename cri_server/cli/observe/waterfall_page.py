@@ -73,7 +73,7 @@ def page(pod: str, calls: Sequence[Call]) -> str:
 {body}
 </main>
 <footer>pyrunc-cri {escape(pyrunc.__version__)}. The bars beside the calls share a time axis of
-{_span_of(axis.length_ns / 1e9)}; the bars of a call's steps have a scale of their own.</footer>
+{_span_of(axis.length_ns / 1e9)}; the bars of a call's steps have their own scale.</footer>
 </body>
 </html>
 """

@@ -17,7 +17,7 @@ from cri_server.cli.connection.client import Client, socket_path
 from cri_server.cli.output import formats
 from cri_server.config import load
 from cri_server.doctor.examine import examine
-from cri_server.doctor.model import Finding, Host, Level
+from cri_server.doctor.model import CheckResult, Host, Level
 from pyrunc.errors import VISIBLE, Error
 
 ANSWER_S = 3.0
@@ -40,23 +40,24 @@ COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Lev
     type=click.Path(path_type=Path, readable=False),
     help="The server's configuration. [/etc/pyrunc/config.toml]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print all findings as an array.")
+@click.option("--json", "as_json", is_flag=True, help="Print all results as a JSON array.")
 @click.option("-a", "--all", "show_fine", is_flag=True, help="Also print checks that passed.")
 @click.pass_context
 def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine: bool) -> None:
     """Check this machine for missing or wrong settings, for the server that --address names. Each
-    finding says what follows and what to do.
+    result says what follows and what to do.
 
     The exit code is 1 if something is wrong. Doctor changes nothing; as root it mounts an overlay
     below the server's root for a moment.
     """
-    logging.getLogger("cri_server").addHandler(logging.NullHandler())  # findings replace the log
-    findings = list(examine(Host(load(config, _of_server(context)))))
+    # The results say what the log would say.
+    logging.getLogger("cri_server").addHandler(logging.NullHandler())
+    results = list(examine(Host(load(config, _of_server(context)))))
     if as_json:
-        click.echo(json.dumps([finding.to_json() for finding in findings], indent=1))
+        click.echo(json.dumps([result.to_json() for result in results], indent=1))
     else:
-        _print(findings, show_fine)
-    if any(finding.level == Level.WRONG for finding in findings):
+        _print(results, show_fine)
+    if any(result.level == Level.WRONG for result in results):
         context.exit(1)
 
 
@@ -79,19 +80,19 @@ def _of_server(context: click.Context) -> dict[str, Any]:
     return settings
 
 
-def _print(findings: list[Finding], show_fine: bool) -> None:
-    """Print the findings and a summary."""
+def _print(results: list[CheckResult], show_fine: bool) -> None:
+    """Print the results, then the number of results of each level."""
     plain = bool(os.environ.get("NO_COLOR"))
-    for finding in findings:
-        if finding.level == Level.FINE and not show_fine:
+    for result in results:
+        if result.level == Level.FINE and not show_fine:
             continue
-        word = WORDS[finding.level].ljust(7)
-        word = word if plain else click.style(word, fg=COLOURS[finding.level])
-        click.echo(f"{word}  {finding.code}: {finding.observation.translate(VISIBLE)}")
-        for head, text in (("so", finding.effect), ("mend", finding.remedy)):
+        word = WORDS[result.level].ljust(7)
+        word = word if plain else click.style(word, fg=COLOURS[result.level])
+        click.echo(f"{word}  {result.code}: {result.observation.translate(VISIBLE)}")
+        for head, text in (("so", result.effect), ("mend", result.remedy)):
             if text:
                 click.echo(f"           {head}: {text}".translate(VISIBLE))
     counts = [
-        f"{sum(f.level == level for f in findings)} {word.lower()}" for level, word in WORDS.items()
+        f"{sum(f.level == level for f in results)} {word.lower()}" for level, word in WORDS.items()
     ]
     click.echo(", ".join(counts))

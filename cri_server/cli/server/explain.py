@@ -1,4 +1,4 @@
-"""`pyrunc-cri explain`: explains an error, an exit reason or a finding of doctor, with a remedy."""
+"""`pyrunc-cri explain`: explains an error, an exit reason or a check of doctor, with a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 100
 def explain(words: tuple[str, ...]) -> None:
     """Explain an error by its name or by its text; without arguments list all names.
 
-    Names are those of the log's field `explain`, of doctor's findings, of the kernel's errors
+    Names are those of the log's field `explain`, of the checks of doctor, of the kernel's errors
     (ENOSPC) and of the reasons for a container's exit (OOMKilled).
     """
     if not words:

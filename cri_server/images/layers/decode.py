@@ -1,4 +1,4 @@
-"""Decodes a blob in a process of its own, which can name no file, open no socket and reach no other
+"""Decodes a blob in a separate process, which can name no file, open no socket and reach no other
 process.
 
 Decoders are C code that reads hostile bytes. If a layer takes one over, all that its code decides

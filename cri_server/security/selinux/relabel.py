@@ -42,7 +42,7 @@ REFUSED_BELOW = ("/dev/", "/proc/", "/sys/")
 SKIPPED_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 BENEATH_MOUNT = RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 PATH_PARTS = 64  # the depth to which an error names a path
-# File systems without labels of their own, such as NFS, and read-only ones.
+# File systems that store no labels, such as NFS, and read-only ones.
 NO_LABELS = (errno.ENOTSUP, errno.EROFS)
 
 
@@ -75,7 +75,7 @@ def relabel_tree(path: str, label: bytes) -> None:
     """Label the file or folder at `path` and everything below it on the same mount. Links are
     labelled, never followed; entries that another program removes meanwhile are skipped. A file
     with a second name outside the volume is one file with one label; a container cannot make such a
-    name with link(2), because its volumes are mounts of their own (EXDEV). Raises KernelError."""
+    name with link(2), because a volume is a separate mount (EXDEV). Raises KernelError."""
     # The path has been resolved: a link in it now was placed there since.
     top = openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)
     try:

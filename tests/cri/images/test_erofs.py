@@ -290,7 +290,7 @@ def assert_same_stack(folder: Path, tars: Sequence[bytes]) -> None:
         stack.unmount()
     with mounted(folder / "mounted", tars) as root:
         actual = facts_of(root)
-    # overlayfs has the size of a layer's directory, and a number of links of its own
+    # overlayfs has the size of a layer's directory, and its own number of links
     assert actual == expected
 
 

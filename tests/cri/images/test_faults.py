@@ -358,7 +358,7 @@ AUTHS = {
 async def test_a_redirect_target_cannot_obtain_the_secret(
     tmp_path: Path, service: ImageService, challenge: str, auth: Auth, what: str, detour: bool
 ) -> None:
-    """The host redirects back to the registry's own address with a challenge of its own."""
+    """The host redirects back to the registry's own address with its own challenge."""
     with Registry(tmp_path / "front") as front, Registry(tmp_path / "thief") as thief:
         front.push("app:v1", make())
         thief.fault("/token", status=200, body=b'{"token": "t"}')

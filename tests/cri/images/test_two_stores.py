@@ -224,7 +224,7 @@ async def test_auto_mounts_only_where_containers_share_a_mount(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On Linux 6.12 each container would have a mount of its own. Images that are mounted already
+    """On Linux 6.12 each container would have its own mount. Images that are mounted already
     stay mounted."""
     caplog.set_level("INFO")
     store, built, more = tmp_path / "images", make(), make(seed=1)

@@ -1,4 +1,4 @@
-"""A network service on a host of its own; a test's own plugins go into `bin`."""
+"""A network service on its own host; a test's own plugins go into `bin`."""
 
 from __future__ import annotations
 

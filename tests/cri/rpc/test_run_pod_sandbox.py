@@ -209,7 +209,7 @@ def namespaces_of(server: Server, pod: str) -> dict[str, str]:
 
 @pytest.mark.requirement("3.1.1")
 def test_namespaces(server: Server) -> None:
-    """Those of the server's node, which has a network of its own, are shared where that is
+    """Those of the server's node, which has its own network, are shared where that is
     asked."""
     nodes = {
         kind: os.readlink(f"/proc/{server.pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")

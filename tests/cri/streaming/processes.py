@@ -1,7 +1,7 @@
 """A streaming backend over processes of this machine: real pipes, ptys and sockets, no container
 around them.
 
-As a container's, a process has a session of its own, its terminal for controlling terminal, and all
+Like a container's process, it has its own session, its terminal for controlling terminal, and all
 signals at their defaults: whoever runs the tests in the background of a shell ignores SIGINT, and a
 child would inherit that.
 """
@@ -25,7 +25,7 @@ CATCHABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class ProcessSession(Descriptors):
-    """A command with the ends of its stdio, in a process group of its own that `close` kills."""
+    """A command with the ends of its stdio, in its own process group that `close` kills."""
 
     def __init__(self, pid: int, stdin: int | None, stdout: int | None, stderr: int | None):
         super().__init__(stdin, stdout, stderr)

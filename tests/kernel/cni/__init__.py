@@ -1,2 +1,2 @@
-"""The plugins against the real kernel. Each test has a host of its own: a network namespace that
+"""The plugins against the real kernel. Each test has its own host: a network namespace that
 ends with it."""

@@ -1,4 +1,4 @@
-"""A host of its own for each test."""
+"""A host for each test."""
 
 from __future__ import annotations
 

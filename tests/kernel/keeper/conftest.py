@@ -1,4 +1,4 @@
-"""A keeper of a folder of its own, which is ended with its test."""
+"""A keeper with its own folder, which is ended with its test."""
 
 from __future__ import annotations
 

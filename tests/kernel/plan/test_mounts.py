@@ -432,7 +432,7 @@ def test_an_existing_file_is_not_a_device(box: Box) -> None:
 
 
 def in_namespace(check: object) -> None:
-    """Run the check in a child with a mount namespace of its own, so that a test's mounts stay
+    """Run the check in a child with its own mount namespace, so that a test's mounts stay
     in the test."""
     pid = os.fork()
     if not pid:

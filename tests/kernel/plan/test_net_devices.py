@@ -18,7 +18,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def in_network(work: Callable[[], None]) -> None:
-    """Run it in a child with a network namespace of its own, so that no link of the machine is
+    """Run it in a child with its own network namespace, so that no link of the machine is
     touched."""
     pid = os.fork()
     if not pid:

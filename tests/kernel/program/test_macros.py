@@ -27,7 +27,7 @@ from pyrunc.program.model import PROGRESS, STATUS, Slot
 
 
 def perform(body: Callable[[Assembler, Slot], None], root: Path) -> str:
-    """Run operations in a mount namespace of their own, with a descriptor of `root`; returns
+    """Run operations in their own mount namespace, with a descriptor of `root`; returns
     their output."""
     a = Assembler()
     macros.prologue(a)

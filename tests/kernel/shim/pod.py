@@ -2,7 +2,7 @@
 everything down again.
 
 With `library` containers are real (a busybox root, namespaces, overlay); without, `process.args`
-run on the host in a cgroup of their own, which is enough for everything that the shim does by
+run on the host in their own cgroup, which is enough for everything that the shim does by
 itself.
 """
 

@@ -1,7 +1,7 @@
 """Starts plain processes where the runtime library starts containers: the shim's own work is tested
 without namespaces.
 
-Same call, same results (child of the shim, a cgroup of its own, a pty's master); `process.args` run
+Same call, same results (child of the shim, its own cgroup, a pty's master); `process.args` run
 on the host. A start that is to take long waits at `process.gate`, a named pipe, until somebody
 opens it for writing; at `process.blocks` a fork does.
 """

@@ -202,7 +202,7 @@ def test_memory_is_freed(probe: Path) -> None:
 
 
 def test_the_tested_program_is_the_built_one() -> None:
-    """pip writes a script of its own, which loads `site` and takes four times as long, if pip runs
+    """pip writes its own script, which loads `site` and takes four times as long, if pip runs
     last."""
     program = runtime()[0]
     if "PYRUNC_RUNTIME" not in os.environ:

@@ -113,7 +113,7 @@ PEER_RESULTS = [
         ("10.1.2.4",),
     ),
     PeerResult(
-        "kube-ovn's internal port has a name of its own",
+        "kube-ovn's internal port has its own name",
         "0.3.1",
         {
             "cniVersion": "1.0.0",

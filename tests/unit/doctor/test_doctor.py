@@ -19,7 +19,7 @@ from cri_server.doctor import (
     network,
     registries,
 )
-from cri_server.doctor.model import Check, Finding, Host, Level
+from cri_server.doctor.model import Check, CheckResult, Host, Level
 
 FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""  # noqa: E501
 BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""  # noqa: E501
@@ -92,17 +92,17 @@ def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **conf
     return Host(configuration, tmp_path, {"PATH": "/usr/bin"})
 
 
-def findings(host: Host) -> dict[str, Finding]:
-    """Return the findings with a problem, by code."""
+def results(host: Host) -> dict[str, CheckResult]:
+    """Return the results with a problem, by code."""
     results = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
     assert len({f.code for f in results}) == len(results)
     assert all(f.observation and f.effect for f in results)
     return {f.code: f for f in results}
 
 
-def test_a_good_machine_has_only_fine_findings(tmp_path: Path) -> None:
+def test_a_good_machine_has_only_fine_results(tmp_path: Path) -> None:
     host = machine(tmp_path)
-    assert findings(host) == {}
+    assert results(host) == {}
     assert len(list(examine.examine(host, CHECKS))) >= len(CHECKS)
 
 
@@ -307,7 +307,7 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
         ),
     ],
 )
-def test_each_problem_has_a_finding(
+def test_each_problem_has_a_result(
     tmp_path: Path,
     changes: dict[str, str | None],
     config: dict[str, Any],
@@ -315,7 +315,7 @@ def test_each_problem_has_a_finding(
     level: Level,
     says: str,
 ) -> None:
-    by_code = findings(machine(tmp_path, changes, **config))
+    by_code = results(machine(tmp_path, changes, **config))
     assert code in by_code, by_code
     assert by_code[code].level == level and says in by_code[code].observation, by_code[code]
     if level > Level.NOTE:
@@ -330,7 +330,7 @@ def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> Non
             "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0"
         ),
     }
-    by_code = findings(machine(tmp_path, dict(running)))
+    by_code = results(machine(tmp_path, dict(running)))
     assert by_code["kubelet"].observation == "kubelet (pid 77) uses the runtime at unix:///new"
 
 
@@ -343,10 +343,10 @@ def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> N
         " $A $B\n"
     )
     changes = {"/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": drop_in, FLAGS: None}
-    waiting = findings(machine(tmp_path / "new", {**changes, "/var/lib/kubelet/config.yaml": None}))
+    waiting = results(machine(tmp_path / "new", {**changes, "/var/lib/kubelet/config.yaml": None}))
     assert (waiting["kubelet"].level, waiting.keys()) == (Level.NOTE, {"kubelet"})
     assert "kubeadm join" in waiting["kubelet"].remedy
-    joined = findings(machine(tmp_path / "joined", changes))
+    joined = results(machine(tmp_path / "joined", changes))
     assert (
         joined["kubelet"].level == Level.WRONG
         and "containerd.sock" in joined["kubelet"].observation
@@ -357,22 +357,22 @@ def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
     host = machine(
         tmp_path, {"/etc/cni/net.d/10.conflist": None}, network__builtin=["10.85.0.0/16"]
     )
-    assert findings(host) == {}
-    (finding,) = findings(
+    assert results(host) == {}
+    (result,) = results(
         machine(tmp_path / "b", {"/etc/cni/net.d/10.conflist": None}, network__builtin=["x"])
     ).values()
-    assert finding.code == "cni-config" and "'x'" in finding.observation
+    assert result.code == "cni-config" and "'x'" in result.observation
 
 
-def test_a_check_that_fails_is_a_finding(tmp_path: Path) -> None:
-    def broken(host: Host) -> list[Finding]:
+def test_a_check_that_fails_is_a_result(tmp_path: Path) -> None:
+    def broken(host: Host) -> list[CheckResult]:
         raise ZeroDivisionError("odd")
 
-    (finding,) = examine.examine(machine(tmp_path), (broken,))
+    (result,) = examine.examine(machine(tmp_path), (broken,))
     assert (
-        finding.code == "doctor"
-        and finding.level == Level.WARNING
-        and "ZeroDivisionError: odd" in finding.observation
+        result.code == "doctor"
+        and result.level == Level.WARNING
+        and "ZeroDivisionError: odd" in result.observation
     )
 
 
@@ -415,22 +415,22 @@ def test_whether_images_are_mounted(
     monkeypatch.setattr(file_systems, "mount_obstacle", lambda folder: why)
     monkeypatch.setattr(file_systems, "sharing_obstacle", lambda: why_each)
     host = machine(tmp_path, images__store=store)
-    (finding,) = examine.examine(host, (file_systems.images,))
-    assert (finding.code, finding.level) == ("images", level) and says in finding.observation
-    assert bool(finding.effect and finding.remedy) == (level > Level.FINE)
+    (result,) = examine.examine(host, (file_systems.images,))
+    assert (result.code, result.level) == ("images", level) and says in result.observation
+    assert bool(result.effect and result.remedy) == (level > Level.FINE)
 
 
 def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
     host = machine(tmp_path, {"/sys/fs/selinux/enforce": "0", "/sys/fs/selinux/context": ""})
-    (finding,) = limits.selinux(host)
-    assert (finding.level, finding.observation) == (
+    (result,) = limits.selinux(host)
+    assert (result.level, result.observation) == (
         Level.FINE,
         "permissive, containers are system_u:system_r:container_t",
     )
 
 
 def test_files_of_hosts_toml(tmp_path: Path) -> None:
-    """Each finding has the file's path on the machine, its registry, and for a certificate the
+    """Each result has the file's path on the machine, its registry, and for a certificate the
     certificate's path."""
     folder = "/etc/pyrunc/certs.d"
     files: dict[str, str | None] = {
@@ -465,8 +465,8 @@ def test_doctor_reports_two_folders_for_the_same_registry(tmp_path: Path) -> Non
         f"{folder}/{name}/hosts.toml": ""
         for name in ("r.example", "R.example_443_", "r.example_5000_", "_default")
     }
-    [finding] = registries.registries(machine(tmp_path, files, registry__config_path=folder))
+    [result] = registries.registries(machine(tmp_path, files, registry__config_path=folder))
     assert (
-        finding.observation
+        result.observation
         == f"{folder}/r.example and {folder}/R.example_443_ are for the same registry"
     )

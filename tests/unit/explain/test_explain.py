@@ -1,4 +1,4 @@
-"""Every error class and every finding has a page, docs/errors.md is up to date, and messages lead
+"""Every error class and every result has a page, docs/errors.md is up to date, and messages lead
 to their pages."""
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def test_every_error_class_has_exactly_one_page() -> None:
 
 
 def test_every_finding_has_a_page() -> None:
-    codes_of_findings = set()
+    codes_of_results = set()
     for path in (ROOT / "cri_server/doctor").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
-                and node.func.id in ("Finding", "fine")
+                and node.func.id in ("CheckResult", "fine")
             ):
                 code = node.args[0]
-                codes_of_findings |= {code.value} if isinstance(code, ast.Constant) else set()
-    assert {page.name for page in PAGES if page.chapter == "doctor"} == codes_of_findings
+                codes_of_results |= {code.value} if isinstance(code, ast.Constant) else set()
+    assert {page.name for page in PAGES if page.chapter == "doctor"} == codes_of_results
 
 
 def test_the_document_is_up_to_date() -> None:

@@ -186,7 +186,7 @@ FIELD = [
         lambda h: h.can(PULL) and h.can(RESOLVE),
     ),
     (
-        "containerd: a proxy of its own",
+        "containerd: its own proxy",
         'proxy = "http://u:p@proxy.example:3128/"',
         lambda h: h.proxy.url == "http://proxy.example:3128" and h.proxy.headers,
     ),

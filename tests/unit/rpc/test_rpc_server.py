@@ -164,7 +164,7 @@ class World:
 
 @pytest.fixture
 def open_world(tmp_path: Path) -> Any:
-    """Makes a World with limits of its own."""
+    """Makes a World with its own limits."""
 
     def make(*, greeting_s: float = 10.0, **limits: Any) -> World:
         return World(tmp_path, replace(Limits(), **limits), greeting_s)

@@ -37,7 +37,7 @@ def test_records_in_the_journal_have_fields() -> None:
 def test_doctor_on_a_machine_with_systemd() -> None:
     command = [sys.executable, "-m", "cri_server.cli.main", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, check=False)
-    findings = {finding["code"]: finding for finding in json.loads(done.stdout)}
+    results = {result["code"]: result for result in json.loads(done.stdout)}
     for code in (
         "cgroup-v2",
         "cgroup-controllers",
@@ -46,14 +46,14 @@ def test_doctor_on_a_machine_with_systemd() -> None:
         "overlay-on-root",
         "state-tmpfs",
     ):
-        assert findings[code]["level"] == "fine", findings[code]
-    assert findings["cgroup-driver"]["found"] == "systemd"
-    assert findings["images"]["level"] == ("fine" if host().clones_detached else "note"), findings[
+        assert results[code]["level"] == "fine", results[code]
+    assert results["cgroup-driver"]["found"] == "systemd"
+    assert results["images"]["level"] == ("fine" if host().clones_detached else "note"), results[
         "images"
     ]
     for code in ("kernel-calls", "namespaces", "seccomp", "firewall"):
-        assert findings[code]["level"] == "fine", findings[code]
-    assert done.returncode == any(finding["level"] == "wrong" for finding in findings.values())
+        assert results[code]["level"] == "fine", results[code]
+    assert done.returncode == any(result["level"] == "wrong" for result in results.values())
 
 
 def test_images_are_unpacked_where_containers_cannot_share_a_mount() -> None:

@@ -20,7 +20,7 @@ CHECKPOINT = "registry.test/checkpoint/of-podman:1"
 
 
 class Podman:
-    """podman with a store of its own and the peer's runc: Debian's crun is without CRIU."""
+    """podman with its own store and the peer's runc: Debian's crun is without CRIU."""
 
     def __init__(self, folder: Path) -> None:
         self._words = (

@@ -1,4 +1,4 @@
-"""The step of CreateContainer that labels volumes, with a zygote of its own."""
+"""The step of CreateContainer that labels volumes, with its own zygote."""
 
 from __future__ import annotations
 

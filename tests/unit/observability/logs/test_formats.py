@@ -1,4 +1,4 @@
-"""Records as text and JSON: fields, quoting, and names that try to begin a line of their own."""
+"""Records as text and JSON: fields, quoting, and names that try to begin their own line."""
 
 from __future__ import annotations
 

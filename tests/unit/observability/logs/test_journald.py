@@ -1,4 +1,4 @@
-"""The journal's native protocol, at a socket of our own in the journal's place."""
+"""The journal's native protocol, at our own socket in the journal's place."""
 
 from __future__ import annotations
 
