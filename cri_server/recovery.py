@@ -41,10 +41,10 @@ async def recover(services: Services) -> None:
         services.index.sandboxes.add(sandbox)
     without_sandbox = []
     for container in _load(paths.container_records, disk.read_container):
-        has_sandbox = services.index.sandboxes.find(container.sandbox_id) is not None
-        services.index.containers.add(container) if has_sandbox else without_sandbox.append(
-            container.id
-        )
+        if services.index.sandboxes.find(container.sandbox_id) is None:
+            without_sandbox.append(container.id)
+        else:
+            services.index.containers.add(container)
     await asyncio.gather(
         *(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes)
     )
@@ -145,18 +145,21 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
 
 def unfinished_sandboxes(services: Services) -> list[str]:
     """Return ids of sandboxes that have folders but no record, so that no client knows them."""
-    sandboxes = services.index.sandboxes
-    ids = set(entries(services.paths.sandbox_states))
-    ids |= {name for name in entries(services.paths.sandbox_records) if "." not in name}
+    paths, sandboxes = services.paths, services.index.sandboxes
+    ids = _ids_with_folders(paths.sandbox_states, paths.sandbox_records)
     return [name for name in ids if sandboxes.find(name) is None]
 
 
 def unfinished_containers(services: Services) -> list[str]:
     """Return ids of containers that have folders but no record."""
-    containers = services.index.containers
-    ids = set(entries(services.paths.container_states))
-    ids |= {name for name in entries(services.paths.container_records) if "." not in name}
+    paths, containers = services.paths, services.index.containers
+    ids = _ids_with_folders(paths.container_states, paths.container_records)
     return [name for name in ids if containers.find(name) is None]
+
+
+def _ids_with_folders(states: Path, records: Path) -> set[str]:
+    """Return the names of the folders on both sides; files beside the records have a suffix."""
+    return {*entries(states), *(name for name in entries(records) if "." not in name)}
 
 
 async def drop_sandbox(services: Services, identifier: str) -> None:
