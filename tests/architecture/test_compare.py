@@ -35,12 +35,12 @@ def collected(file: Path) -> set[str]:
     }
 
 
-def test_every_row_names_a_test_or_declares_that_there_is_none() -> None:
+def test_every_row_names_a_test_or_says_that_it_has_none() -> None:
     assert len(rows()) > 60
     assert [row for row in rows() if "`" not in row[-1] and not row[-1].startswith(NONE)] == []
 
 
-def test_every_test_is_there() -> None:
+def test_every_named_test_exists() -> None:
     named = [re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row[-1]) for row in rows()]
     missing = [
         (file, name)

@@ -164,7 +164,9 @@ def room_of(module: str, rank: dict[str, int]) -> str:
     [("pyrunc", PYRUNC_ROOMS), ("cri_server", CRI_SERVER_ROOMS)],
     ids=["pyrunc", "cri_server"],
 )
-def test_rooms_stand_on_each_other(package: str, rooms: tuple[tuple[str, ...], ...]) -> None:
+def test_folders_of_a_package_import_only_lower_folders(
+    package: str, rooms: tuple[tuple[str, ...], ...]
+) -> None:
     rank = {room: number for number, level in enumerate(rooms) for room in level}
     wrong, seen = [], set()
     for module, path in modules(package):
@@ -180,7 +182,7 @@ def test_rooms_stand_on_each_other(package: str, rooms: tuple[tuple[str, ...], .
     assert seen == set(rank)
 
 
-def test_folders_of_images_stand_on_each_other() -> None:
+def test_folders_of_images_import_only_lower_folders() -> None:
     rank = {room: number for number, level in enumerate(IMAGES_ROOMS) for room in level}
     wrong = []
     for module, path in modules("cri_server"):

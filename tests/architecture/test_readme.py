@@ -57,7 +57,7 @@ def test_every_source_file_exists(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_path_is_there(page: str) -> None:
+def test_every_named_path_exists(page: str) -> None:
     named = named_paths((ROOT / page).read_text())
     assert [path for path in named if not list(ROOT.glob(path.rstrip("/")))] == []
 

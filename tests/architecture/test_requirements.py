@@ -34,7 +34,7 @@ def all_marks() -> dict[str, list[str]]:
     return by_number
 
 
-def test_each_has_a_test_or_a_reason() -> None:
+def test_each_requirement_has_a_test_or_a_reason() -> None:
     marked = all_marks()
     assert not [n for n, each in requirements().items() if not each.reason and n not in marked]
 
@@ -49,7 +49,7 @@ def test_no_reason_is_left_where_a_test_exists() -> None:
     assert not {n: marked[n] for n, each in requirements().items() if each.reason and n in marked}
 
 
-def test_only_tests_are_marked() -> None:
+def test_requirements_mark_only_tests() -> None:
     names = [test for tests in all_marks().values() for test in tests]
     assert names and not [n for n in names if not n.partition("::")[2].startswith("test_")]
     assert not [n for n in names if not n.partition("::")[0].rpartition("/")[2].startswith("test_")]

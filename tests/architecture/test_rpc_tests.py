@@ -62,5 +62,5 @@ def test_each_rpc_has_a_test_file_that_calls_the_rpc(rpc: str) -> None:
     assert rpc in names or any(rpc in words_by_file[name] for name in names & words_by_file.keys())
 
 
-def test_a_file_is_of_an_rpc() -> None:
+def test_each_test_file_belongs_to_an_rpc() -> None:
     assert {file_of(rpc) for rpc in rpcs()} == set(FOLDER.glob("test_*.py"))

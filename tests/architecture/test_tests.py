@@ -29,5 +29,5 @@ def test_a_folder_of_tests_has_the_name_of_its_package(tree: str) -> None:
     assert not folders(tree) - rooms - set(NOT_OF_A_PACKAGE)
 
 
-def test_no_exception_is_left_over() -> None:
+def test_each_listed_exception_is_a_folder() -> None:
     assert not set(NOT_OF_A_PACKAGE) - folders("unit") - folders("kernel")

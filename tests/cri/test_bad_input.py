@@ -59,7 +59,9 @@ def userns(**fields: Any) -> api.LinuxPodSandboxConfig:
         {"port_mappings": [api.PortMapping(container_port=1, host_port=80, protocol=9)]},  # type: ignore[arg-type]
     ],
 )
-def test_sandboxes(server: Server, pod: str, change: dict[str, Any]) -> None:
+def test_an_invalid_sandbox_configuration_creates_nothing(
+    server: Server, pod: str, change: dict[str, Any]
+) -> None:
     config = server.pod_config("bad", **change)
     assert code_of(lambda: server.run_pod(config)) == INVALID
     assert (
@@ -130,14 +132,16 @@ def security(**fields: Any) -> dict[str, Any]:
         },
     ],
 )
-def test_containers(server: Server, pod: str, change: dict[str, Any]) -> None:
+def test_an_invalid_container_configuration_creates_nothing(
+    server: Server, pod: str, change: dict[str, Any]
+) -> None:
     config = server.container_config(**change)
     assert code_of(lambda: server.create(pod, config)) == INVALID
     assert not server.containers() and not list((server.root / "containers").iterdir())
 
 
 @pytest.mark.requirement("1.a.1", "1.a.2", "1.a.3", "1.a.4", "4.1.1", "4.1.2")
-def test_unknown_ids_and_names(server: Server, pod: str) -> None:
+def test_unknown_ids_and_names_are_not_found(server: Server, pod: str) -> None:
     runtime = server.runtime
     absent = grpc.StatusCode.NOT_FOUND
     unknown_image = server.container_config(image=api.ImageSpec(image="no/such:image"))
@@ -174,7 +178,7 @@ def test_unknown_ids_and_names(server: Server, pod: str) -> None:
 
 
 @pytest.mark.requirement("1.a.8", "1.b.8", "4.10.1", "4.10.2")
-def test_streams_are_checked_before_a_url_is_given(server: Server, pod: str) -> None:
+def test_a_stream_request_is_checked_before_its_url_is_returned(server: Server, pod: str) -> None:
     container = server.launch(pod)
     try:
         for wrong in (
@@ -192,7 +196,7 @@ def test_streams_are_checked_before_a_url_is_given(server: Server, pod: str) -> 
 
 
 @pytest.mark.requirement("4.7.1")
-def test_values_that_only_the_kernel_can_refuse(server: Server, pod: str) -> None:
+def test_values_that_the_kernel_refuses_are_invalid_arguments(server: Server, pod: str) -> None:
     """Names and values that look right, until a path is walked or a limit is written."""
     container = server.launch(pod)
     below_a_file = server.create(
@@ -211,7 +215,7 @@ def test_values_that_only_the_kernel_can_refuse(server: Server, pod: str) -> Non
         server.remove_container(below_a_file)
 
 
-def test_a_host_port_that_another_pod_has(server: Server, pod: str) -> None:
+def test_a_host_port_of_another_pod_is_refused(server: Server, pod: str) -> None:
     mapping = api.PortMapping(container_port=80, host_port=18081)
     server.run_pod(server.pod_config("first", port_mappings=[mapping]))
     second = server.pod_config("second", port_mappings=[mapping])

@@ -13,7 +13,7 @@ from tests.bench.load import Bench
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_a_round_on_all_servers(tmp_path: Path) -> None:
+def test_the_benchmark_measures_all_servers(tmp_path: Path) -> None:
     before = {*Path("/sys/fs/cgroup").glob("*/*")}
     with servers.running(tmp_path, servers.ALL) as running:
         benches = [Bench(server, tmp_path / f"load-{server.namespace}") for server in running]

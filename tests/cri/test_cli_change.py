@@ -141,7 +141,7 @@ def test_kill_sends_the_signal(server: Server) -> None:
     assert call(server, "kill", "-s", "NO", "c").error == "--signal NO: no such signal"
 
 
-def test_signals() -> None:
+def test_signals_are_accepted_by_name_and_number() -> None:
     assert [signal_number(text) for text in ("TERM", "SIGTERM", "sigterm", "15", "RTMIN+1")] == [
         *[signal.SIGTERM] * 4,
         signal.SIGRTMIN + 1,
@@ -258,7 +258,7 @@ def test_cp_follows_no_link_out_of_the_container(
     assert server.output(container, "cat", "/x") == "of the host" and not list(target.iterdir())
 
 
-def test_cp_with_archives(server: Server, container: str, tree: Path) -> None:
+def test_cp_reads_and_writes_archives(server: Server, container: str, tree: Path) -> None:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         archive.add(tree, "t")
@@ -316,7 +316,7 @@ def test_attach_shows_output_and_returns_the_code(server: Server) -> None:
     assert (done.stdout, done.stderr) == (b"got word\n", b"err\n")
 
 
-def test_detach_keys() -> None:
+def test_detach_keys_end_the_session_and_are_not_sent() -> None:
     class Socket:
         sent = b""
 
@@ -390,7 +390,7 @@ def test_port_forward_reaches_a_port_of_the_pod(server: Server) -> None:
         assert ended(process)[1] == 128 + signal.SIGINT
 
 
-def test_port_forward_errors(server: Server) -> None:
+def test_port_forward_reports_errors(server: Server) -> None:
     pod(server, "web")
     assert call(server, "port-forward", "web", "X").error == "'X' is not [LOCAL:]PORT"
     assert call(server, "port-forward", "web", "0").error == "'0' is not [LOCAL:]PORT"

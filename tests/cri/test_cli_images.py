@@ -102,7 +102,7 @@ def test_tag_adds_and_rmi_removes_a_name(server: Server) -> None:
     assert "is in use by container" in call(server, "rmi", IMAGE).error
 
 
-def test_save_and_load(server: Server, tmp_path: Path) -> None:
+def test_a_saved_image_can_be_loaded(server: Server, tmp_path: Path) -> None:
     ok(server, "tag", IMAGE, "registry.test/other:2")
     ok(server, "save", "-o", str(tmp_path / "images.tar"), IMAGE, "registry.test/other:2")
     assert os.listdir(tmp_path) == ["images.tar"], "it grows under another name, which goes"
@@ -143,7 +143,7 @@ def test_load_reads_an_archive_from_stdin(server: Server) -> None:
     assert b"stdin: " in cli(server, "load", "-", stdin=b"", code=1).stderr
 
 
-def test_pull_push_and_logins(server: Server, registry: Registry, logins: Path) -> None:
+def test_pull_and_push_use_stored_logins(server: Server, registry: Registry, logins: Path) -> None:
     name = f"{registry.host}/team/busybox:1"
     refused = call(server, "push", IMAGE, name).error
     assert "401" in refused
@@ -253,7 +253,9 @@ def test_a_load_shows_its_progress_on_a_terminal_only(server: Server, tmp_path: 
     ok(server, "rmi", "registry.test/progress:1")
 
 
-def test_the_order_of_login_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_files_are_read_in_the_documented_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("REGISTRY_AUTH_FILE")
     for name in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_CONFIG"):
         monkeypatch.delenv(name, raising=False)

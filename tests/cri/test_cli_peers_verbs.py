@@ -23,7 +23,7 @@ def write(folder: Path, name: str, document: object) -> str:
     return str(path)
 
 
-def test_a_pod_and_a_container_from_cris_messages(server: Server, tmp_path: Path) -> None:
+def test_runp_and_create_read_cri_messages_from_files(server: Server, tmp_path: Path) -> None:
     """Keys are those of CRI's interface file, as in crictl's examples, or protobuf's JSON names."""
     pod = {
         "metadata": {"name": "p", "namespace": "d", "uid": "u"},

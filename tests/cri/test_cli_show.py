@@ -83,7 +83,7 @@ def test_ps_lists_running_containers_and_with_all_the_ended_containers(web: Serv
         (["--namespace", "other"], set()),
     ],
 )
-def test_ps_filters(web: Server, words: list[str], names: set[str]) -> None:
+def test_ps_filters_containers(web: Server, words: list[str], names: set[str]) -> None:
     assert {line.split("/")[1] for line in ok(web, "ps", "-o", "name", *words).lines} == names
 
 
@@ -112,7 +112,7 @@ def test_a_usage_error_names_the_option(web: Server, words: list[str], problem: 
     assert problem in call(web, "ps", *words).error
 
 
-def test_formats(web: Server) -> None:
+def test_ps_has_output_formats(web: Server) -> None:
     (container,) = ok(web, "ps", "--name", "main", "-o", "json").json["containers"]
     assert (
         container["state"] == "CONTAINER_RUNNING"
@@ -134,7 +134,7 @@ def test_formats(web: Server) -> None:
     ]
 
 
-def test_pods(web: Server) -> None:
+def test_pods_lists_and_filters_pods(web: Server) -> None:
     rows = {row.split()[2]: row.split() for row in ok(web, "pods").lines[1:]}
     assert (
         rows["web"][3] == "ready"
@@ -147,7 +147,7 @@ def test_pods(web: Server) -> None:
     assert ok(web, "pods", "--state", "notready", "-q").lines == []
 
 
-def test_no_colours_but_on_a_terminal(web: Server) -> None:
+def test_only_a_terminal_gets_colours(web: Server) -> None:
     """script(1) makes the terminal."""
     command = f"{sys.executable} -m cri_server.cli.main --address unix://{web.socket} ps"
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
@@ -206,7 +206,7 @@ def test_info_shows_the_node(web: Server) -> None:
     assert ok(web, "imagefsinfo", "-o", "json").json["imageFilesystems"]
 
 
-def test_images(web: Server) -> None:
+def test_images_lists_and_filters_images(web: Server) -> None:
     assert ok(web, "images").lines[1].split()[0] == IMAGE
     (whole,) = ok(web, "images", "-q").lines
     for name in (IMAGE, "registry.test/busybox", "registry.test/*", whole, whole[7:15]):
@@ -217,7 +217,7 @@ def test_images(web: Server) -> None:
     assert "DIGEST" in ok(web, "images", "--digests").lines[0]
 
 
-def test_stats(web: Server) -> None:
+def test_stats_shows_usage_of_containers(web: Server) -> None:
     header, row = ok(web, "stats", "--seconds", "0.2", "--name", "main").lines
     assert header.split()[3:5] == ["CPU", "%"] and re.search(r"main +\d+\.\d\d ", row)
     (stats,) = ok(web, "stats", "main", "-o", "json").json["stats"]
@@ -242,7 +242,7 @@ def test_top_lists_processes(web: Server) -> None:
     assert "is not running" in call(web, "top", "done").error
 
 
-def test_events(web: Server) -> None:
+def test_events_are_printed_as_they_happen(web: Server) -> None:
     """Events may precede the client's subscription, so containers are created until the first event
     arrives."""
     arguments = ("--address", f"unix://{web.socket}", "events", "--pod", "noted")
@@ -276,7 +276,7 @@ def test_events(web: Server) -> None:
     web.remove_pod(pod)
 
 
-def test_events_since_a_time(web: Server) -> None:
+def test_events_since_a_time_include_past_events(web: Server) -> None:
     """Past events include those of a removed pod; new events follow."""
     pod = web.run_pod(web.pod_config("past"))
     first, second = (web.launch(pod, named(web, name)) for name in ("first", "second"))
@@ -338,7 +338,7 @@ def test_invalid_times_of_events_are_refused(
     assert output.code == 2 and text in output.error
 
 
-def test_logs(web: Server) -> None:
+def test_logs_have_options_of_kubectl(web: Server) -> None:
     web.wait_logged(identifier(web, "main"), "on stderr")
     result = ok(web, "logs", "main")
     assert (

@@ -282,7 +282,7 @@ def test_a_taken_streaming_port_is_an_error(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_closed_streams(server: Server) -> None:
+def test_closed_standard_streams_are_tolerated(server: Server) -> None:
     container = server.launch(server.run_pod())
     command = local_command_line(server)
     for arguments in (["ps"], ["logs", container], ["exec", "nobody", "true"]):

@@ -212,7 +212,7 @@ def test_doctor_finds_pods_without_a_server_or_a_record() -> None:
         (server.root / "sandboxes" / f"{pod}.damaged").unlink()
 
 
-def test_leftover_mounts_and_cgroups() -> None:
+def test_doctor_finds_leftover_mounts_and_cgroups() -> None:
     with Server(network=False) as server:
         config = configuration(server)
         place = server.root / "forgotten"

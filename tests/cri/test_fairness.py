@@ -40,7 +40,7 @@ def times(server: Server, container: str) -> list[float]:
     return durations
 
 
-def test_the_fourth_pod_is_served(server: Server, tmp_path: Path) -> None:
+def test_a_pod_is_served_beside_three_busy_pods_of_its_shim(server: Server, tmp_path: Path) -> None:
     pods = [server.run_pod() for _ in range(4)]
     assert len({shim_pid(server, pod) for pod in pods}) == 1
     fourth = server.launch(pods[3])

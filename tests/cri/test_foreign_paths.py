@@ -142,7 +142,7 @@ def test_only_the_server_looks_up_the_volume(
     assert server.output(container, "cat", "/v/file") == "mine\n"
 
 
-def test_a_start_that_waits_for_the_volume_holds_up_no_other(
+def test_a_start_that_waits_for_the_volume_delays_no_other_start(
     server: Server, volume: fuse.Volume
 ) -> None:
     """The container's process looks up a source below the top of a volume once more. The shim
@@ -182,7 +182,7 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_the_mounts_of_a_cdi_device(
+def test_mounts_of_a_cdi_device_follow_links(
     server: Server, volume: fuse.Volume, cdi: Path, answers: bool
 ) -> None:
     """A CDI file names the volume through a link, which is followed."""
@@ -246,7 +246,9 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
     assert wait_until(lambda: not is_open(server, volume), 30)
 
 
-def test_more_mounts_than_descriptors_of_a_message(server: Server, tmp_path: Path) -> None:
+def test_a_container_can_have_more_mounts_than_a_message_has_descriptors(
+    server: Server, tmp_path: Path
+) -> None:
     """Mounts that the container's process makes need no descriptor; the error names the limit of
     the others."""
     pod, mounts = server.run_pod(), []

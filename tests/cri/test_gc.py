@@ -72,7 +72,7 @@ def litter(server: Server) -> dict[tuple[str, str], Path]:
     return stray
 
 
-def test_rubbish_goes_and_the_rest_stays(server: Server) -> None:
+def test_gc_removes_leftovers_and_keeps_used_files(server: Server) -> None:
     pod = server.run_pod(server.pod_config("kept"))
     running = server.launch(pod)
     before = tree(server)
@@ -109,7 +109,7 @@ def tree(server: Server) -> set[str]:
     }
 
 
-def test_images_go_only_when_asked_and_unused(server: Server) -> None:
+def test_gc_removes_unused_images_only_on_request(server: Server) -> None:
     server.load_image(image_archive(OTHER, {"bin/x": b"x" * 100_000}))
     pod = server.run_pod()
     server.create(pod)
@@ -153,7 +153,7 @@ def test_the_text_and_the_log_list_removed_items(server: Server) -> None:
     assert "removed=1" in line and "outcome=OK" in line
 
 
-def test_an_unfinished_pod_with_a_shim_is_ended() -> None:
+def test_gc_ends_an_unfinished_pod_with_its_shim() -> None:
     """Its record is lost while the server runs: gc ends what holds it, as a server that starts
     would."""
     with Server(network=False) as server:

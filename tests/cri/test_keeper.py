@@ -63,7 +63,9 @@ def zygote_of_shims(server: Server) -> int:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGKILL, 137)])
-def test_the_exit_code_of_a_killed_shims_container(server: Server, number: int, code: int) -> None:
+def test_the_exit_code_of_a_killed_shims_container_is_reported(
+    server: Server, number: int, code: int
+) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("exit 42")))
     server.wait_logged(container, "ready")
@@ -181,7 +183,7 @@ def launch_counting(server: Server) -> tuple[str, str]:
     return pod, container
 
 
-def test_all_killed_at_once_but_the_keeper(server: Server) -> None:
+def test_pods_survive_when_all_killed_but_the_keeper(server: Server) -> None:
     """Meanwhile a container ends and another one writes."""
     pods = dict(launch_counting(server) for _ in range(3))
     pod, *_ = pods
@@ -246,7 +248,7 @@ def test_a_new_keeper_is_filled_again(server: Server) -> None:
     nothing_left(server)
 
 
-def test_a_keeper_that_is_stopped_holds_nothing_up(server: Server) -> None:
+def test_a_stopped_keeper_delays_no_call(server: Server) -> None:
     keeper = keeper_pid(server.state)
     os.kill(keeper, signal.SIGSTOP)
     try:
@@ -277,7 +279,7 @@ def test_keeper_and_shims_killed_at_once_leave_nothing(server: Server) -> None:
     nothing_left(server)
 
 
-def test_entries_of_no_pod_are_dropped_by_the_next_server(server: Server) -> None:
+def test_entries_without_a_pod_are_dropped_by_the_next_server(server: Server) -> None:
     pod, container = launch_counting(server)
     before = stored(server)
     keeper = Keeper(server.state)

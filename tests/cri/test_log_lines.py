@@ -52,7 +52,7 @@ class Log:
             time.sleep(0.01)
 
 
-def test_a_pods_life(server: Server) -> None:
+def test_each_call_of_a_pods_life_has_one_line(server: Server) -> None:
     log = Log(server)
     pod = server.run_pod(server.pod_config("life"))
     container = server.launch(pod)
@@ -159,7 +159,7 @@ def test_a_client_that_fails_in_a_loop_is_rate_limited(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_text_on_stderr_is_the_default() -> None:
+def test_the_log_is_text_on_stderr_by_default() -> None:
     with Server(network=False) as server:
         server.load_image()
         pod = server.run_pod(host_network=True)

@@ -78,7 +78,7 @@ def value(metrics: dict[str, Metric], name: str, **labels: str) -> float:
     )
 
 
-def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
+def test_metrics_count_the_calls_of_a_pods_life(server: Server, address: Path) -> None:
     before = scrape(address)
     pod = server.run_pod(server.pod_config("counted"))
     container = server.launch(pod)
@@ -127,7 +127,7 @@ def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
     assert value(down, "process_resident_memory_bytes") > 1e6
 
 
-def test_metrics_of_pods(server: Server, address: Path) -> None:
+def test_metrics_include_the_series_of_pods(server: Server, address: Path) -> None:
     """The same series that kubelet makes of ListPodSandboxMetrics."""
     container = server.launch(server.run_pod())
     samples = of_pods(address)
@@ -294,7 +294,7 @@ def cli(server: Server, *words: str) -> str:
     ).stdout.decode()
 
 
-def test_debug_stacks(server: Server) -> None:
+def test_debug_stacks_shows_threads_and_tasks(server: Server) -> None:
     text = cli(server, "debug", "stacks")
     assert "thread MainThread" in text and "cri_server/app.py" in text and "in _reconcile\n" in text
     assert "waits for " in text
@@ -308,7 +308,7 @@ def test_the_debug_endpoint_returns_a_profile(server: Server) -> None:
     assert "with calls" in output and re.search(r"100\.0%", output)
 
 
-def test_signal_shows_the_threads_of_a_server_that_hangs(server: Server) -> None:
+def test_sigusr1_logs_the_threads_of_a_server_that_hangs(server: Server) -> None:
     os.kill(server.pid, signal.SIGUSR1)
     assert wait_until(
         lambda: "Current thread" in server.tail(500) and "app.py" in server.tail(500), 30

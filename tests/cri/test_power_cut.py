@@ -55,7 +55,7 @@ def cut_power(server: Server, disk: Path) -> Callable[[], None]:
     return cut
 
 
-def test_pods_that_were_answered_are_known_after_a_power_cut(
+def test_created_pods_are_listed_after_a_power_cut(
     server: Server, cut_power: Callable[[], None]
 ) -> None:
     pods = [server.run_pod() for _ in range(3)]
@@ -75,7 +75,7 @@ def test_pods_that_were_answered_are_known_after_a_power_cut(
     nothing_left(server)
 
 
-def test_a_pod_of_another_boot_has_its_stop_in_its_record(
+def test_the_stop_of_a_pod_of_another_boot_is_recorded(
     server: Server, cut_power: Callable[[], None]
 ) -> None:
     pod = server.run_pod()
@@ -85,7 +85,7 @@ def test_a_pod_of_another_boot_has_its_stop_in_its_record(
     server.remove_pod(pod)
 
 
-def test_a_pod_that_was_being_removed_goes_after_a_power_cut(
+def test_an_interrupted_removal_is_finished_after_a_power_cut(
     server: Server, cut_power: Callable[[], None]
 ) -> None:
     pod = server.run_pod()

@@ -116,7 +116,7 @@ def test_updated_limits_survive(server: Server) -> None:
 
 
 @pytest.mark.requirement("2.6")
-def test_a_shim_that_died_with_the_server(server: Server) -> None:
+def test_a_shim_that_died_with_the_server_is_replaced(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
     shim = shim_pid(server, pod)
@@ -158,7 +158,7 @@ def _answers(server: Server, container: str) -> bool:
 
 
 @pytest.mark.requirement("1.4", "1.a.10")
-def test_a_shim_that_was_silent_keeps_its_pod(server: Server) -> None:
+def test_a_shim_that_answers_late_keeps_its_pod(server: Server) -> None:
     """The shim is stopped while the server starts: its containers are listed as running, and
     continue when it answers. The server waits for it before it answers clients."""
     pod = server.run_pod()
@@ -187,7 +187,7 @@ def test_a_shim_that_was_silent_keeps_its_pod(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_a_stop_hears_a_shim_that_has_come_back(server: Server) -> None:
+def test_a_stop_uses_a_shim_that_answers_again(server: Server) -> None:
     """The grace period also holds for a shim that answers only while the stop waits for it."""
     pod = server.run_pod()
     container = server.launch(
@@ -318,7 +318,7 @@ def info(server: Server, pod: str) -> dict[str, object]:
     return {name: document[name] for name in ("phase", "network")}
 
 
-def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Server) -> None:
+def test_an_empty_record_is_removed_as_an_unanswered_call(server: Server) -> None:
     """A power cut leaves such records: pod and container are removed, and nothing is set aside."""
     pod, other = server.run_pod(), server.run_pod()
     container = server.create(other)
@@ -469,7 +469,9 @@ def points_of(verb: str) -> list[str]:
 @pytest.mark.requirement("11.7")
 @pytest.mark.timeout(600)  # six lives of a server for each step: half a minute on a quiet machine
 @pytest.mark.parametrize("verb", VERBS)
-def test_killed_after_any_step_the_server_finishes_or_undoes(server: Server, verb: str) -> None:
+def test_a_restarted_server_finishes_or_undoes_any_interrupted_step(
+    server: Server, verb: str
+) -> None:
     for point in points_of(verb):
         print(point)
         server.stop()
@@ -492,7 +494,7 @@ def test_killed_after_any_step_the_server_finishes_or_undoes(server: Server, ver
 @pytest.mark.requirement("2.2", "3.1.12", "3.3.3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_failure_after_any_step_is_taken_back(server: Server, verb: str) -> None:
+def test_a_failure_after_any_step_is_undone(server: Server, verb: str) -> None:
     for point in points_of(verb):
         print(point)
         server.stop()
@@ -533,7 +535,7 @@ def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) 
 
 
 @pytest.mark.requirement("1.5", "1.7")
-def test_callers_that_hang_up_at_any_moment(server: Server) -> None:
+def test_callers_may_hang_up_at_any_moment(server: Server) -> None:
     """Each call is cancelled after 1 to 40 ms and repeated at once: one pod, one container, nothing
     stuck, nothing left."""
 
@@ -571,7 +573,9 @@ def test_callers_that_hang_up_at_any_moment(server: Server) -> None:
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop])
-def test_ends_under_load(server: Server, how: Callable[[Server], object]) -> None:
+def test_a_server_that_ends_under_load_recovers(
+    server: Server, how: Callable[[Server], object]
+) -> None:
     def one(number: int) -> None:
         try:
             pod = server.run_pod(server.pod_config(f"load{number}"))
@@ -620,7 +624,7 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def test_a_folder_that_is_full_is_named() -> None:
+def test_the_error_names_a_full_folder() -> None:
     """The disk has space, but not the tmpfs of the state, or the file system of the network's
     records."""
     with Server() as server:
@@ -642,7 +646,7 @@ def test_a_folder_that_is_full_is_named() -> None:
             assert call()
 
 
-def test_a_full_disk_keeps_nothing_from_being_removed() -> None:
+def test_a_full_disk_prevents_no_removal() -> None:
     with Server(disk_bytes=16 << 20) as server:
         server.load_image()
         pod, other = server.run_pod(), server.run_pod()

@@ -58,7 +58,7 @@ def test_a_reload_names_the_keys_that_need_a_restart(server: Server) -> None:
     assert "1 of 2 differences applied" in output
 
 
-def test_limits_of_containers_to_come(server: Server) -> None:
+def test_a_reload_changes_the_limits_of_new_containers(server: Server) -> None:
     reload(server, '[containers]\nrlimits = ["nofile=77:99"]\n')
     pod = server.run_pod()
     container = server.launch(pod)
@@ -66,7 +66,7 @@ def test_limits_of_containers_to_come(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_another_folder_of_network_configurations(server: Server) -> None:
+def test_a_flag_overrides_the_reloaded_network_folder(server: Server) -> None:
     """The one of the command line stays: flags win."""
     reload(server, '[network]\nconf_dir = "/nonexistent"\n')
     conditions = server.runtime.Status(api.StatusRequest()).status.conditions
@@ -84,7 +84,7 @@ def test_another_folder_of_network_configurations(server: Server) -> None:
         ('[containers]\nrlimits = ["nofile=unlimited"]', "test.toml:2: containers.rlimits[0]"),
     ],
 )
-def test_a_file_that_is_wrong_changes_nothing(server: Server, text: str, why: str) -> None:
+def test_an_invalid_file_changes_nothing(server: Server, text: str, why: str) -> None:
     reload(server, f"[images]\npinned = [{json.dumps(IMAGE)}]\n")
     output = reload(server, f"{text}\n[server]\nlog_level = 'debug'\n")
     assert "is not reloaded, nothing has changed" in output and why in output

@@ -163,7 +163,9 @@ def test_a_hostile_archive_is_refused(
     assert not (tmp_path.parent / "escaped").exists()
 
 
-def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> None:
+def test_a_request_that_does_not_fit_the_archive_is_refused(
+    server: Server, criu: Path, tmp_path: Path
+) -> None:
     spec = {"mounts": [{"destination": "/data", "type": "bind", "source": "/etc"}]}
     code, message = refused(
         server,

@@ -48,7 +48,7 @@ def test_rotated_files_are_read_and_followed_like_a_single_log(server: Server) -
     assert not Path(path).parent.exists(), "rotated files go with the pod's folder"
 
 
-def test_so_many_files_are_kept(server: Server) -> None:
+def test_the_configured_number_of_files_is_kept(server: Server) -> None:
     container = run(server, WRITER.format(number=100000, pause="usleep 10000"), "1Ki 2")
     path = server.status(container).log_path
     assert wait_until(lambda: len(rotated(path)) == 1, 60), server.tail()
@@ -57,7 +57,7 @@ def test_so_many_files_are_kept(server: Server) -> None:
     assert wait_until(lambda: len(rotated(path)) == 1, 60), server.tail()
 
 
-def test_a_rotation_that_a_kill_has_cut_in_two_is_completed(server: Server) -> None:
+def test_a_rotation_that_a_kill_interrupted_is_completed(server: Server) -> None:
     container = run(
         server, "echo one; until [ -e /go ]; do sleep 0.05; done; echo two; sleep 3600", "1Mi 2"
     )
@@ -85,13 +85,13 @@ def test_the_author_of_a_kubelets_pod_cannot_ask_for_rotation(server: Server) ->
 
 
 @pytest.mark.parametrize("text", ["10Mi", "10Mi 1", "x 5", "10Mi five"])
-def test_limits_that_are_none_are_refused_by_their_path(text: str) -> None:
+def test_invalid_limits_are_refused_with_their_path(text: str) -> None:
     metadata = pod_model.Metadata(name="a", annotations={ANNOTATION: text})
     with pytest.raises(InvalidSpec, match=r"metadata.annotations\[io.pyrunc.log-rotation\]"):
         check.log_limits(metadata)
 
 
-def test_limits_are_kubelets_unless_the_pod_says_otherwise() -> None:
+def test_limits_are_kubelets_unless_an_annotation_sets_them() -> None:
     assert check.log_limits(pod_model.Metadata(name="a")) == RotationLimits(10 << 20, 5)
     metadata = pod_model.Metadata(name="a", annotations={ANNOTATION: "1Mi 3"})
     assert check.log_limits(metadata) == RotationLimits(1 << 20, 3)

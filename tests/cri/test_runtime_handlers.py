@@ -175,7 +175,7 @@ def test_containers_of_another_runtime_survive_a_restart_of_the_server(
     server.remove_container(created)
 
 
-def test_a_shim_that_is_killed(own_server: Server) -> None:
+def test_another_shim_takes_over_a_container_of_another_runtime(own_server: Server) -> None:
     """Another one takes over the container, and ends it through its runtime."""
     server = own_server
     pod = run_pod(server, "runc")
@@ -202,7 +202,7 @@ def test_a_container_of_another_runtime_can_have_a_terminal(server: Server, hand
 
 
 @pytest.mark.parametrize("handler", OTHERS)
-def test_a_program_that_is_not_there(server: Server, handler: str) -> None:
+def test_a_missing_program_is_a_start_error(server: Server, handler: str) -> None:
     pod = run_pod(server, handler)
     container = server.create(pod, server.container_config(("no-such-program",)))
     assert "no-such-program" in message_of(lambda: server.start_container(container))
@@ -215,9 +215,7 @@ def test_a_program_that_is_not_there(server: Server, handler: str) -> None:
 
 
 @pytest.mark.parametrize("handler", OTHERS)
-def test_a_container_that_is_killed_from_outside_leaves_nothing(
-    server: Server, handler: str
-) -> None:
+def test_a_container_killed_from_outside_leaves_nothing(server: Server, handler: str) -> None:
     pod = run_pod(server, handler)
     container = server.launch(pod, server.container_config(("sh", "-c", "sleep 1000 & sleep 2000")))
     pids = json.loads(
@@ -272,7 +270,7 @@ def test_recursively_read_only_mounts_need_a_runtime_with_this_feature(server: S
         subprocess.run(["umount", folder / "inner"], check=True)
 
 
-def test_user_namespaces_are_for_our_runtime(server: Server) -> None:
+def test_only_our_runtime_has_user_namespaces(server: Server) -> None:
     mapping = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
     options = api.NamespaceOption(
         pid=api.CONTAINER,
@@ -283,7 +281,7 @@ def test_user_namespaces_are_for_our_runtime(server: Server) -> None:
     assert code_of(lambda: run_pod(server, "runc", **changes)) == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_checkpoints_are_for_our_runtime(server: Server, tmp_path: Path) -> None:
+def test_only_our_runtime_makes_checkpoints(server: Server, tmp_path: Path) -> None:
     """The error names the handler as the reason, also without CRIU."""
     container = server.launch(run_pod(server, "runc"))
     request = api.CheckpointContainerRequest(
@@ -320,7 +318,7 @@ def test_images_are_the_same_for_all_handlers(server: Server) -> None:
     assert server.status(container).image.runtime_handler == "runc", "as it was asked for"
 
 
-def test_our_runtime_with_other_settings(server: Server) -> None:
+def test_a_handler_can_have_other_settings_for_our_runtime(server: Server) -> None:
     plain, writable = (server.launch(run_pod(server, handler)) for handler in ("", "writable"))
     attempt = ("sh", "-c", "mkdir /sys/fs/cgroup/below /sys/fs/cgroup/unified/below")
     unified = "/sys/fs/cgroup"
@@ -344,7 +342,7 @@ def capabilities_of(server: Server, container: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("CapBnd:")), 16)
 
 
-def test_privileged_without_the_hosts_devices(server: Server) -> None:
+def test_a_handler_can_keep_host_devices_from_privileged_containers(server: Server) -> None:
     context = api.LinuxSandboxSecurityContext(privileged=True)
     sandbox = {"linux": api.LinuxPodSandboxConfig(security_context=context)}
     config = server.container_config()
@@ -356,7 +354,7 @@ def test_privileged_without_the_hosts_devices(server: Server) -> None:
     assert server.exec(without, "test", "-c", "/dev/kmsg").exit_code == 1
 
 
-def test_a_handler_that_was_removed_from_the_configuration(own_server: Server) -> None:
+def test_containers_of_a_removed_handler_can_still_be_stopped(own_server: Server) -> None:
     server = own_server
     pod = run_pod(server, "runc")
     running = server.launch(pod, server.container_config(TRAP))

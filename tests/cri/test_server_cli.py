@@ -191,7 +191,7 @@ def test_references_to_the_environment_are_expanded(server: Server) -> None:
     assert wait_until(lambda: server.log_lines(container.id) == ["one/two $(B) $(NOT)"], 20)
 
 
-def test_exec_with_streams(server: Server) -> None:
+def test_exec_passes_streams_and_exit_code(server: Server) -> None:
     container = server.launch(server.run_pod())
     done = cli(
         server,
@@ -354,7 +354,9 @@ spec:
         (("kind: Pod", "kind: Deployment"), "kind: run supports only Pod, not Deployment"),
     ],
 )
-def test_wrong_manifests(server: Server, change: tuple[str, str], message: str) -> None:
+def test_an_invalid_manifest_is_refused_with_its_reason(
+    server: Server, change: tuple[str, str], message: str
+) -> None:
     assert change[0] in POD
     error = run(server, POD.replace(*change), code=1).stderr.decode()
     assert message in error and error.count("\n") == 1, error
@@ -380,7 +382,7 @@ def test_lenient_ignores_with_a_warning(server: Server) -> None:
     assert len(server.containers()) == 2
 
 
-def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
+def test_a_pod_name_cannot_be_used_twice(server: Server) -> None:
     run(server, POD)
     (pod,) = server.pods()
     refused = (
@@ -396,7 +398,7 @@ def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
     assert len(server.pods()) == 2 and len(list((server.folder / "pods").iterdir())) == 2
 
 
-def test_two_concurrent_runs_make_a_single_pod(server: Server) -> None:
+def test_two_concurrent_runs_create_a_single_pod(server: Server) -> None:
     path = server.folder / "pod.yaml"
     path.write_text(POD)
     arguments = ("run", "--folder", str(server.folder / "pods"), str(path))
@@ -419,7 +421,7 @@ def test_a_container_runs_as_the_user_of_its_manifest(server: Server) -> None:
     assert "runAsNonRoot: container main would run as root" in error and not server.pods()
 
 
-def test_images(server: Server) -> None:
+def test_image_lists_loads_and_removes_images(server: Server) -> None:
     assert IMAGE in cli(server, "image", "list").stdout.decode()
     archive = server.folder / "busybox.tar"
     assert b"sha256:" in cli(server, "image", "load", str(archive)).stdout
@@ -462,7 +464,7 @@ def test_verbose_status_is_json(server: Server) -> None:
     assert "env" not in info["runtimeSpec"]["process"], "environments hold secrets"
 
 
-def test_run_with_a_config_map_and_a_secret(server: Server) -> None:
+def test_run_provides_config_maps_and_secrets(server: Server) -> None:
     """The objects are in two files. Checks kubelet's modes, read-only mounts, and the content in
     env and volumes."""
     objects = server.folder / "objects.yaml"

@@ -80,7 +80,7 @@ def test_a_container_has_the_configured_settings(server: Server, folder: Path) -
         server.remove_pod(pod)
 
 
-def test_no_hook_for_others_and_no_class_that_is_not_configured(
+def test_only_configured_handlers_have_hooks_and_resource_classes(
     server: Server, folder: Path
 ) -> None:
     (folder / "ran").unlink(missing_ok=True)

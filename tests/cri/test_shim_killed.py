@@ -95,7 +95,7 @@ def entered(folders: list[Path]) -> bool:
         ("pivot_root", "enter", entered),
     ],
 )
-def test_a_shim_killed_during_a_containers_start(
+def test_a_shim_killed_during_a_containers_start_leaves_nothing(
     server: Server, call: str, when: str, reached: Callable[[list[Path]], bool]
 ) -> None:
     pod = server.run_pod(host_network=True)
@@ -114,7 +114,7 @@ def test_a_shim_killed_during_a_containers_start(
     nothing_left(server)
 
 
-def test_a_shim_killed_while_making_a_containers_cgroup(server: Server) -> None:
+def test_a_shim_killed_while_making_a_cgroup_leaves_nothing(server: Server) -> None:
     """The caller may repeat the call, which uses another shim."""
     pod = server.run_pod(host_network=True)
     server.remove_container(server.create(pod))
@@ -137,7 +137,7 @@ def test_a_shim_killed_while_making_a_containers_cgroup(server: Server) -> None:
     nothing_left(server)
 
 
-def test_a_server_killed_with_a_launch_that_waits(own_server: Server) -> None:
+def test_a_created_container_starts_after_its_server_was_killed(own_server: Server) -> None:
     """The compiled launch is lost with the server. The next server compiles it again."""
     server = own_server
     pod = server.run_pod(host_network=True)
@@ -152,7 +152,7 @@ def test_a_server_killed_with_a_launch_that_waits(own_server: Server) -> None:
     nothing_left(server)
 
 
-def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server) -> None:
+def test_an_unfinished_start_ends_when_shim_and_server_are_killed(own_server: Server) -> None:
     """The processes of the unfinished start are ended. The container can be started again, or has
     ended."""
     server = own_server
@@ -179,7 +179,7 @@ def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server
 @pytest.mark.parametrize(
     ("call", "when", "reached"), [("mkdir", "exit", made), ("clone3", "exit", entered)]
 )
-def test_a_shim_killed_during_a_pods_start(
+def test_a_shim_killed_during_a_pods_start_leaves_nothing(
     server: Server, call: str, when: str, reached: Callable[[list[Path]], bool]
 ) -> None:
     config = server.pod_config("victim")
@@ -201,7 +201,7 @@ def test_a_shim_killed_during_a_pods_start(
     nothing_left(server)
 
 
-def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
+def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Server) -> None:
     """The caller is not at fault, and may try again: UNAVAILABLE (grpc/doc/statuscodes.md)."""
     server = own_server
     pod = server.run_pod(host_network=True)

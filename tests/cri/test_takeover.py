@@ -79,7 +79,7 @@ def wait_for_it(server: Server, pod: str) -> None:
     assert wait_until(lambda: line in server.tail(1000), 30), server.tail()
 
 
-def test_containers_run_on_and_tell_their_exit_code(server: Server) -> None:
+def test_containers_run_on_and_report_their_exit_code(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("exit 7")))
     server.wait_logged(container, "ready")
@@ -103,7 +103,9 @@ def test_containers_run_on_and_tell_their_exit_code(server: Server) -> None:
         (lambda pid: os.kill(pid, signal.SIGTERM), 143),
     ],
 )
-def test_an_end_by_a_signal(server: Server, end: Callable[[int], None], code: int) -> None:
+def test_a_signal_is_reported_as_exit_code_after_a_takeover(
+    server: Server, end: Callable[[int], None], code: int
+) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("exit 143")))
     server.wait_logged(container, "ready")
@@ -143,7 +145,7 @@ def without_shim(server: Server, pod: str) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_terminal_is_handed_over(server: Server) -> None:
+def test_a_terminal_is_taken_over(server: Server) -> None:
     pod = server.run_pod()
     config = server.container_config(command=["cat"])
     config.tty = config.stdin = True
@@ -158,7 +160,7 @@ def test_a_terminal_is_handed_over(server: Server) -> None:
     server.remove_all()
 
 
-def test_the_network_goes_with_the_pod(server: Server) -> None:
+def test_the_network_namespace_is_taken_over_with_the_pod(server: Server) -> None:
     """The network namespace has another path after the take-over. Another container and the end of
     the pod use that path."""
     pod = server.run_pod()
@@ -196,7 +198,7 @@ def test_a_session_of_the_lost_shim_is_ended(server: Server) -> None:
     server.remove_all()
 
 
-def test_a_container_that_ends_while_there_is_no_shim(server: Server) -> None:
+def test_an_exit_without_a_shim_is_reported_later(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("echo last; exit 9")))
     server.wait_logged(container, "ready")
@@ -232,7 +234,7 @@ def test_a_restarted_server_can_replace_a_lost_shim(own_server: Server) -> None:
     nothing_left(server)
 
 
-def test_zygotes_that_are_killed_as_well(own_server: Server) -> None:
+def test_a_pod_is_taken_over_when_zygotes_are_killed_too(own_server: Server) -> None:
     server = own_server
     pod = server.run_pod()
     container = server.launch(pod)
@@ -245,7 +247,7 @@ def test_zygotes_that_are_killed_as_well(own_server: Server) -> None:
     nothing_left(server)
 
 
-def test_stored_descriptors_are_closed_in_the_end(server: Server) -> None:
+def test_stored_descriptors_are_closed_with_their_pod(server: Server) -> None:
     folder = Path(f"/proc/{keeper_pid(server.state)}/fd")
     before = len(list(folder.iterdir()))
     pod = server.run_pod()
@@ -260,7 +262,7 @@ def test_stored_descriptors_are_closed_in_the_end(server: Server) -> None:
     assert wait_until(lambda: len(list(folder.iterdir())) <= before, 30)
 
 
-def test_all_shims_at_once(server: Server) -> None:
+def test_all_shims_can_be_killed_at_once(server: Server) -> None:
     pods = [server.run_pod() for _ in range(4)]
     containers = [server.launch(pod) for pod in pods]
     lost = {shim_pid(server, pod) for pod in pods}
@@ -273,7 +275,7 @@ def test_all_shims_at_once(server: Server) -> None:
     nothing_left(server)
 
 
-def test_shims_killed_while_pods_are_busy(server: Server) -> None:
+def test_shims_may_be_killed_while_pods_are_busy(server: Server) -> None:
     """Meanwhile other containers start and end. A call at the moment of a kill gets UNAVAILABLE,
     and the next call works."""
     chance = random.Random(7)
@@ -341,7 +343,7 @@ def shims_zygote(server: Server) -> int:
     return next((zygote for zygote in zygotes if "pyrunc-shim" in map(comm, below(zygote))), 0)
 
 
-def test_a_stop_while_there_is_no_shim_ends_nothing_else(own_server: Server) -> None:
+def test_a_stop_without_a_shim_ends_nothing_else(own_server: Server) -> None:
     """The zygote is held up, so that it takes longer than a caller waits for a silent shim."""
     server = own_server
     pod = server.run_pod()
@@ -394,7 +396,7 @@ def test_a_full_disk_ends_no_pod() -> None:
         nothing_left(server)
 
 
-def test_a_server_killed_during_a_takeover(own_server: Server) -> None:
+def test_a_takeover_continues_after_its_server_was_killed(own_server: Server) -> None:
     """The next shim lives, and the next server lets it take over the rest."""
     server = own_server
     pod = server.run_pod()

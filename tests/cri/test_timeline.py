@@ -38,7 +38,7 @@ def calls(server: Server, *words: str) -> list[dict[str, Any]]:
     return entries
 
 
-def test_a_pods_life(server: Server) -> None:
+def test_the_timeline_lists_the_calls_of_a_pods_life(server: Server) -> None:
     pod = server.run_pod(server.pod_config("life"))
     container = server.launch(pod)
     server.stop_container(container)
@@ -69,7 +69,7 @@ def test_a_pods_life(server: Server) -> None:
     assert "container ended default/life c exit code 137" in text
 
 
-def test_a_failure_and_a_server_that_is_killed(server: Server) -> None:
+def test_the_timeline_has_failures_and_survives_the_server(server: Server) -> None:
     with Server(network=False) as server:
         server.load_image()
         pod = server.run_pod(server.pod_config("wrong"), host_network=True)
@@ -110,7 +110,7 @@ def parts_of(call: dict[str, Any], name: str) -> list[str]:
     return [span["name"] for span in call["spans"] if span.get("parent") == whole]
 
 
-def test_spans_of_shims(server: Server) -> None:
+def test_calls_include_the_spans_of_shims(server: Server) -> None:
     pod = server.run_pod(server.pod_config("parts"))
     container = server.launch(pod, server.container_config(["sleep", "600"]))
     server.exec(container, "true")
@@ -139,7 +139,7 @@ def test_spans_of_shims(server: Server) -> None:
                 assert ends[span["id"]] <= ends[span["parent"]] + 0.5, (call, span)
 
 
-def test_the_launchers_operations_and_a_page(tmp_path: Path) -> None:
+def test_operations_of_the_launcher_are_listed_on_request(tmp_path: Path) -> None:
     with Server(network=False, settings={"timeline": {"operations": True}}) as server:
         server.load_image()
         pod = server.run_pod(server.pod_config("deep"), host_network=True)

@@ -60,7 +60,7 @@ def run_pod(server: Server, name: str, traceparent: str = "") -> str:
     return str(server.runtime.RunPodSandbox(request, timeout=60, metadata=metadata).pod_sandbox_id)
 
 
-def test_the_spans_of_calls(tmp_path: Path) -> None:
+def test_each_sampled_call_sends_its_spans(tmp_path: Path) -> None:
     with tracing(tmp_path) as server:
         pod = run_pod(server, "web", f"00-{TRACE}-{SPAN}-01")
         unsampled = run_pod(server, "silent", f"00-{TRACE[::-1]}-{SPAN}-00")
@@ -179,7 +179,7 @@ def test_the_error_names_the_missing_library(tmp_path: Path) -> None:
     "endpoint",
     ["collector:4318", "grpc://collector:4317", "http://", "http://host:99999", "unix:///run/x"],
 )
-def test_a_wrong_endpoint_is_named(tmp_path: Path, endpoint: str) -> None:
+def test_the_error_names_an_invalid_endpoint(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "config.toml").write_text(f"[tracing]\nendpoint = {json.dumps(endpoint)}\n")
     command = [*PROGRAM, "serve", "--config", f"{tmp_path}/config.toml"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)

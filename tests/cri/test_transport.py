@@ -237,7 +237,9 @@ FLOODS = [
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-def test_floods(server: Server, flood: Callable[[Client, int], bytes]) -> None:
+def test_a_connection_with_a_flood_is_closed(
+    server: Server, flood: Callable[[Client, int], bytes]
+) -> None:
     """Each of many connections is ended long before its flood is over."""
     with served(server):
         for _ in range(5):
@@ -282,7 +284,7 @@ def test_garbage_does_not_disturb_the_server(server: Server) -> None:
     assert server.log.read_text().count("closing a client") - before <= 5
 
 
-def test_right_frames_with_wrong_bits(server: Server) -> None:
+def test_frames_with_flipped_bits_do_not_disturb_the_server(server: Server) -> None:
     chance = random.Random(61)
     with served(server):
         for _ in range(200):
@@ -297,7 +299,7 @@ def test_right_frames_with_wrong_bits(server: Server) -> None:
                 client.parting()
 
 
-def test_windows_of_nothing(server: Server) -> None:
+def test_clients_with_zero_windows_do_not_disturb_the_server(server: Server) -> None:
     """Streams whose answers may never be sent, on many connections; they cost what the answers are
     long."""
     greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
@@ -308,7 +310,7 @@ def test_windows_of_nothing(server: Server) -> None:
                 client.send(client.call(number, "ListContainers"))
 
 
-def test_clients_that_never_read(server: Server) -> None:
+def test_clients_that_never_read_do_not_disturb_the_server(server: Server) -> None:
     """The server stops reading from a client whose socket is full, or closes the connection when
     the test sends faster. Most streams are refused."""
     with served(server), contextlib.ExitStack() as stack:
@@ -321,7 +323,7 @@ def test_clients_that_never_read(server: Server) -> None:
                 raise AssertionError("all of it was taken")
 
 
-def test_events_of_clients_that_do_not_read(server: Server) -> None:
+def test_event_streams_that_are_not_read_do_not_disturb_the_server(server: Server) -> None:
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(50):
             client = stack.enter_context(Client(server))
@@ -341,7 +343,7 @@ def test_half_open_connections_do_not_disturb_others(server: Server) -> None:
         time.sleep(2)
 
 
-def test_thousands_of_connections(server: Server) -> None:
+def test_thousands_of_idle_connections_make_room_for_others(server: Server) -> None:
     """At the limit the longest idle one makes room, so that those who have something to ask get
     in."""
     count = 3000
@@ -363,7 +365,7 @@ def test_thousands_of_connections(server: Server) -> None:
     assert "connections are the limit" in server.log.read_text()
 
 
-def test_many_attackers_at_once(server: Server) -> None:
+def test_many_attackers_at_once_do_not_disturb_the_server(server: Server) -> None:
     with served(server):
         threads = [
             threading.Thread(target=_flood_until_ended, args=(server, flood))
@@ -399,7 +401,7 @@ def test_large_messages_pass_in_both_directions(server: Server) -> None:
     assert answer.exit_code == 0 and len(answer.stdout) == 15 << 20
 
 
-def test_many_large_answers_at_once(server: Server) -> None:
+def test_many_large_answers_at_once_arrive_whole(server: Server) -> None:
     """Two dozen outputs of the largest size for one connection, kubelet's: all arrive whole, and at
     little cost of memory."""
     container = server.containers()[0].id
@@ -416,7 +418,7 @@ def test_many_large_answers_at_once(server: Server) -> None:
     assert "does not read" not in server.log.read_text()
 
 
-def test_large_answers_to_clients_that_do_not_read(server: Server) -> None:
+def test_large_answers_that_are_not_read_cost_little(server: Server) -> None:
     """Their connection is not cut off for it, and what was kept for it goes with it."""
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=LARGE_ANSWER, timeout=120)
@@ -433,7 +435,7 @@ def test_large_answers_to_clients_that_do_not_read(server: Server) -> None:
 
 
 @pytest.mark.requirement("1.6")
-def test_hundreds_of_calls_at_once(server: Server) -> None:
+def test_hundreds_of_calls_are_answered_at_once(server: Server) -> None:
     """All of the execs wait until the other calls have been answered."""
     container = server.containers()[0].id
     server.output(container, "mkfifo", "/gate")
@@ -452,7 +454,7 @@ def test_hundreds_of_calls_at_once(server: Server) -> None:
 
 
 @pytest.mark.requirement("1.7")
-def test_cancelled_calls(server: Server) -> None:
+def test_cancelled_calls_end_their_work(server: Server) -> None:
     """The work of a cancelled ExecSync ends; the connection goes on."""
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=["sleep", "987"], timeout=60)

@@ -121,7 +121,7 @@ def test_the_trash_may_be_on_another_file_system(tmp_path: Path) -> None:
         subprocess.run(["umount", tmp_path / "trash"], check=True)
 
 
-async def test_a_layer_added_while_the_trash_is_emptied(tmp_path: Path) -> None:
+async def test_layers_can_be_added_while_the_trash_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "trash").mkdir()
     trash = Trash(tmp_path / "trash")
     for path in layers(tmp_path, 40):

@@ -31,11 +31,11 @@ def completions(program: Path, words: str) -> list[str]:
         ("pyrunc zz", []),
     ],
 )
-def test_the_runtime_completes_its_words(words: str, expected: list[str]) -> None:
+def test_the_runtime_completes_verbs_and_options(words: str, expected: list[str]) -> None:
     assert completions(BIN / "pyrunc", words) == expected
 
 
-def test_a_verb_is_carried_out_whatever_the_environment_says() -> None:
+def test_a_verb_is_carried_out_despite_completion_variables() -> None:
     environment = {
         "_PYRUNC_COMPLETE": "bash_complete",
         "COMP_WORDS": "pyrunc pa",
@@ -47,5 +47,5 @@ def test_a_verb_is_carried_out_whatever_the_environment_says() -> None:
     assert done.stdout.startswith("pyrunc version")
 
 
-def test_the_server_completes_its_words() -> None:
+def test_the_server_completes_verbs_and_options() -> None:
     assert completions(BIN / "pyrunc-cri", "pyrunc-cri install-node --uni") == ["--uninstall"]

@@ -66,7 +66,7 @@ def test_uninstall_removes_all_installed_files_and_folders(root: Path) -> None:
     assert listing(root) == before
 
 
-def test_again_changes_nothing(root: Path) -> None:
+def test_a_second_install_changes_nothing(root: Path) -> None:
     run(root)
     first = listing(root)
     assert run(root) == "nothing to do\n"
@@ -94,7 +94,7 @@ def test_a_dry_run_lists_the_changes_and_makes_none(root: Path) -> None:
     assert listing(root) == installed
 
 
-def test_the_installed_files(root: Path) -> None:
+def test_the_installed_files_have_their_content(root: Path) -> None:
     run(root)
     unit = (root / "etc/systemd/system/pyrunc-cri.service").read_text()
     assert f"ExecStart={PROGRAM} serve\n" in unit and "KillMode=process" in unit
@@ -127,7 +127,7 @@ def test_plugins_of_others_stay(root: Path) -> None:
     assert listing(root) == before
 
 
-def test_a_plugin_that_another_package_has_replaced_since_stays(root: Path) -> None:
+def test_a_plugin_that_another_package_has_replaced_stays(root: Path) -> None:
     run(root)
     (root / "opt/cni/bin/bridge").write_bytes(b"\x7fELF another's")
     assert "keep /opt/cni/bin/bridge: it belongs to another program" in run(root, "--uninstall")
@@ -177,7 +177,7 @@ def test_the_keeper_is_ended(root: Path) -> None:
     assert is_gone(pid)
 
 
-def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:
+def test_uninstall_is_refused_while_there_are_pods(root: Path) -> None:
     run(root)
     (root / f"run/pyrunc-cri/sandboxes/{64 * 'a'}").mkdir(parents=True)
     installed = listing(root)
@@ -186,7 +186,7 @@ def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["var/lib/pyrunc", "run/pyrunc-cri"])
-def test_nothing_is_taken_back_while_a_server_runs(root: Path, folder: str) -> None:
+def test_uninstall_is_refused_while_a_server_runs(root: Path, folder: str) -> None:
     run(root)
     (root / folder).mkdir(parents=True, exist_ok=True)
     installed = listing(root)
@@ -273,7 +273,7 @@ class TestKubelet:
             )
         )
 
-    def test_of_kubeadms_drop_in_where_that_has_the_last_word(self, root: Path) -> None:
+    def test_the_command_line_of_kubeadms_drop_in_is_used(self, root: Path) -> None:
         self.unit(root)
         (root / "usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf").write_text(KUBEADM)
         run(root)
@@ -292,7 +292,7 @@ class TestKubelet:
         run(root)
         assert "ExecStart=/usr/local/bin/kubelet --" in (root / self.DROP_IN).read_text()
 
-    def test_no_kubelet_flags_without_the_option(self, root: Path) -> None:
+    def test_no_kubelet_leaves_kubelets_flags(self, root: Path) -> None:
         self.unit(root)
         run(root, "--no-kubelet")
         assert not (root / self.DROP_IN).exists()

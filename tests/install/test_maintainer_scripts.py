@@ -130,7 +130,9 @@ def test_a_package_leaves_a_program_that_starts(installed: Installed, failure: s
     assert [path.name for path in installed.program.parent.iterdir()] == ["pyrunc"]
 
 
-def test_a_program_that_the_kernel_cannot_run_gives_way_to_the_script(installed: Installed) -> None:
+def test_a_program_that_the_kernel_cannot_run_is_replaced_by_the_script(
+    installed: Installed,
+) -> None:
     installed.program.write_bytes(b"\x7fELF and nothing else")
     installed.program.chmod(0o755)
     assert installed.run("postinst", "triggered").returncode == 0
@@ -150,7 +152,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_purge_takes_the_settings_of_registries_unless_the_administrator_says_no(
+def test_a_purge_removes_registry_settings_unless_the_administrator_declines(
     installed: Installed, answer: str
 ) -> None:
     reply, remaining = ANSWERS[answer]

@@ -76,12 +76,12 @@ def test_the_package_has_all_files_that_a_node_needs(tree: Path) -> None:
     assert "ExecStart=/usr/bin/pyrunc-cri serve\n" in unit.read_text()
 
 
-def test_the_configuration_is_the_administrators(tree: Path) -> None:
+def test_the_configuration_file_is_a_conffile(tree: Path) -> None:
     assert (tree / "DEBIAN/conffiles").read_text().split() == ["/etc/pyrunc/config.toml"]
     assert (tree / "etc/pyrunc/config.toml").read_text() == config_file.text()
 
 
-def test_nothing_lies_where_another_package_has_its_own(tree: Path) -> None:
+def test_no_file_conflicts_with_another_package(tree: Path) -> None:
     assert not (tree / "opt").exists(), "kubernetes-cni has files of these names in /opt/cni/bin"
     assert {path.name for path in tree.iterdir()} <= {"DEBIAN", "etc", "lib", "usr"}
 
@@ -91,7 +91,7 @@ def test_no_file_names_the_build_machine(tree: Path) -> None:
     assert [path for path in tree.rglob("*") if path.is_file() and here in path.read_bytes()] == []
 
 
-def test_every_module_comes_compiled_so_that_none_is_written_later(tree: Path) -> None:
+def test_every_module_has_its_bytecode(tree: Path) -> None:
     modules = list((tree / "usr/lib/pyrunc").rglob("*.py"))
     missing = [m for m in modules if not list(m.parent.glob(f"__pycache__/{m.stem}.cpython-*.pyc"))]
     assert len(modules) > 400 and missing == []

@@ -35,7 +35,9 @@ def machine(tmp_path: Path) -> Iterator[chroot.Machine]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_installed_used_and_taken_back(machine: chroot.Machine, tmp_path: Path) -> None:
+def test_install_node_works_from_a_venv_and_is_undone(
+    machine: chroot.Machine, tmp_path: Path
+) -> None:
     before = listing(machine.root, PRESERVED)
     output = machine.run("/opt/pyrunc/bin/pyrunc-cri install-node").stdout
     assert "systemd does not run here: start `pyrunc-cri serve` by hand" in output

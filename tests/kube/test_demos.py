@@ -34,7 +34,7 @@ def test_a_deployment_of_nginx_serves_from_each_replica(kube: Kube) -> None:
         )  # type: ignore[misc]
 
 
-def test_run_nginx(kube: Kube) -> None:
+def test_kubectl_run_starts_nginx(kube: Kube) -> None:
     kube("run", "nginx", "--image", "nginx")
     pod = kube.ready("nginx")
     status = pod["status"]["containerStatuses"][0]

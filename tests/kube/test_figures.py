@@ -65,7 +65,7 @@ def check_what_is_always_there(kube: Kube) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-def test_by_default_and_with_the_gate(kube: Kube) -> None:
+def test_kubelet_serves_figures_by_default_and_with_the_gate(kube: Kube) -> None:
     kube.run(pod("figures", shell(SCRIPT)))
     entries = check_what_is_always_there(kube)
     assert "network" not in entries and "process_stats" not in entries

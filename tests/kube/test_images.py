@@ -14,7 +14,7 @@ from tests.support import cri
 from tests.support.cluster import LOCKED_REGISTRY, PASSWORD, USER
 
 
-def test_a_registry_that_demands_a_password(kube: Kube) -> None:
+def test_a_pull_secret_opens_a_registry_with_a_password(kube: Kube) -> None:
     image = {
         "image": f"{LOCKED_REGISTRY}/library/busybox:latest",
         "imagePullPolicy": "Always",

@@ -37,7 +37,7 @@ def test_init_containers_run_in_order_and_sidecars_stay(kube: Kube) -> None:
     assert "running" in states["side"]
 
 
-def test_post_start_and_pre_stop_hooks(kube: Kube) -> None:
+def test_post_start_and_pre_stop_hooks_run(kube: Kube) -> None:
     hooks = {
         "postStart": {"exec": {"command": ["sh", "-c", "echo started >/v/started"]}},
         "preStop": {"exec": {"command": ["sh", "-c", "echo stopping >/v/stopping"]}},
@@ -66,7 +66,7 @@ def test_post_start_and_pre_stop_hooks(kube: Kube) -> None:
     assert (folder / "stopping").read_text() == "stopping\n"
 
 
-def test_probes_of_every_kind(kube: Kube) -> None:
+def test_probes_of_every_kind_work(kube: Kube) -> None:
     web = {
         "image": "nginx",
         "startupProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 1, "failureThreshold": 30},
@@ -122,7 +122,7 @@ def test_the_termination_message_can_be_the_end_of_the_log(kube: Kube) -> None:
     assert (ended["exitCode"], ended["message"]) == (1, "from the log\n")
 
 
-def test_a_missing_command_is_named(kube: Kube) -> None:
+def test_the_error_names_a_missing_command(kube: Kube) -> None:
     kube.apply(pod("p", {"command": ["no-such-command"]}))
 
     def message() -> str:
@@ -133,7 +133,7 @@ def test_a_missing_command_is_named(kube: Kube) -> None:
     assert "executable file not found" in kube.until(message, "the error")
 
 
-def test_a_missing_image_is_named(kube: Kube) -> None:
+def test_the_error_names_a_missing_image(kube: Kube) -> None:
     kube.apply(pod("p", {"image": "no-such-image", "command": ["true"]}))
     kube.until(
         lambda: any(

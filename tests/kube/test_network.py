@@ -11,7 +11,7 @@ from tests.support.cluster import NODE_IP
 from tests.support.cluster_node import POD_SUBNETS
 
 
-def test_host_ports_from_outside_and_from_the_node(kube: Kube) -> None:
+def test_host_ports_are_reached_from_outside_and_from_the_node(kube: Kube) -> None:
     ports = [
         {"containerPort": 80, "hostPort": 18080},
         {"containerPort": 5353, "hostPort": 15353, "protocol": "UDP"},
@@ -74,7 +74,7 @@ def test_a_pod_has_its_dns_config(kube: Kube) -> None:
     assert "nameserver 10.96.0.10" in kube.sh("q", "cat /etc/resolv.conf")
 
 
-def test_host_name_and_hosts(kube: Kube) -> None:
+def test_a_pod_has_its_hostname_and_host_aliases(kube: Kube) -> None:
     created = kube.run(
         pod("p", hostname="named", hostAliases=[{"ip": "1.2.3.4", "hostnames": ["alias.example"]}])
     )

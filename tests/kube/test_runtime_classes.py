@@ -60,7 +60,7 @@ def handlers(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def test_a_pod_of_a_class(kube: Kube, handler: str) -> None:
+def test_a_pod_runs_with_the_handler_of_its_class(kube: Kube, handler: str) -> None:
     kube.run(pod("p", shell("echo hello; exec sleep 3600"), runtimeClassName=handler))
     assert kube.sh("p", "hostname").strip() == "p"
     assert kube("logs", "p").stdout == "hello\n"

@@ -17,7 +17,7 @@ def test_a_pod_can_use_the_host_network(kube: Kube) -> None:
     assert kube.sh("p", "hostname") == os.uname().nodename
 
 
-def test_share_process_namespace(kube: Kube) -> None:
+def test_containers_can_share_a_process_namespace(kube: Kube) -> None:
     kube.run(
         pod(
             "p",
@@ -34,7 +34,7 @@ def test_share_process_namespace(kube: Kube) -> None:
     assert "sleep 2222" not in kube.sh("q", "ps -o pid,args")
 
 
-def test_users_groups_and_fs_group(kube: Kube) -> None:
+def test_a_pod_has_its_user_groups_and_fs_group(kube: Kube) -> None:
     context = {
         "runAsUser": 1000,
         "runAsGroup": 3000,
@@ -57,7 +57,7 @@ def test_users_groups_and_fs_group(kube: Kube) -> None:
     assert kube.sh("p", "stat -c %g /v; touch /v/x; stat -c %u:%g /v/x") == "2000\n1000:2000"
 
 
-def test_capabilities(kube: Kube) -> None:
+def test_containers_have_their_requested_capabilities(kube: Kube) -> None:
     drop = shell("sleep 3600", securityContext={"capabilities": {"drop": ["ALL"]}})
     add = shell(
         "sleep 3600", securityContext={"capabilities": {"add": ["NET_ADMIN"], "drop": ["CHOWN"]}}
@@ -78,7 +78,7 @@ def test_capabilities(kube: Kube) -> None:
     )
 
 
-def test_read_only_root_and_privileged(kube: Kube) -> None:
+def test_a_root_can_be_read_only_and_a_container_privileged(kube: Kube) -> None:
     readonly = shell("sleep 3600", securityContext={"readOnlyRootFilesystem": True})
     privileged = shell("sleep 3600", securityContext={"privileged": True})
     kube.run(pod("p", readonly, privileged))
@@ -90,7 +90,7 @@ def test_read_only_root_and_privileged(kube: Kube) -> None:
     assert kube.sh("p", "mount -t tmpfs t /tmp && echo mounted", container="c2") == "mounted"
 
 
-def test_seccomp_and_no_new_privileges(kube: Kube) -> None:
+def test_seccomp_and_no_new_privileges_are_applied(kube: Kube) -> None:
     confined = shell(
         "sleep 3600",
         securityContext={
@@ -106,7 +106,7 @@ def test_seccomp_and_no_new_privileges(kube: Kube) -> None:
     assert kube.exec("p", "unshare", "-m", "true", check=False).returncode != 0
 
 
-def test_masked_and_read_only_paths(kube: Kube) -> None:
+def test_default_paths_are_masked_and_read_only(kube: Kube) -> None:
     kube.run(pod("p"))
     assert kube.sh("p", "cat /proc/kcore | wc -c; cat /proc/keys | wc -c") == "0\n0"
     assert kube.exec("p", "sh", "-c", "echo h >/proc/sysrq-trigger", check=False).returncode != 0
@@ -115,7 +115,7 @@ def test_masked_and_read_only_paths(kube: Kube) -> None:
     )
 
 
-def test_sysctls(kube: Kube) -> None:
+def test_a_pod_has_its_sysctls(kube: Kube) -> None:
     context = {"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "80"}]}
     kube.run(pod("p", securityContext=context))
     assert kube.sh("p", "cat /proc/sys/net/ipv4/ip_unprivileged_port_start") == "80"

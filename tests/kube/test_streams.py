@@ -30,7 +30,7 @@ from tests.support import toolchain
 OWN_MINOR = int(toolchain.KUBERNETES.split(".")[1])
 
 
-def test_logs_and_logs_follow(kube: Kube) -> None:
+def test_logs_follow_and_show_all_lines(kube: Kube) -> None:
     kube.run(
         pod(
             "p",
@@ -62,7 +62,7 @@ def test_a_long_line_comes_back_whole(kube: Kube) -> None:
     assert kube.logs("p") == "x" * 100000 + "\nunterminated"
 
 
-def test_exec_exit_codes_and_stdin(kube: Kube) -> None:
+def test_exec_passes_exit_codes_and_stdin(kube: Kube) -> None:
     kube.run(pod("p"))
     assert kube.exec("p", "sh", "-c", "exit 42", check=False).returncode == 42
     assert kube.exec("p", "sh", "-c", "kill -9 $$", check=False).returncode == 137

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.kube.pods import Kube, pod, shell
 
 
-def test_config_map_secret_projected_and_sub_path(kube: Kube) -> None:
+def test_volumes_of_objects_have_their_content_and_sub_paths(kube: Kube) -> None:
     kube("create", "configmap", "conf", "--from-literal=key=value", "--from-literal=other=thing")
     kube("create", "secret", "generic", "hidden", "--from-literal=word=pass")
     volumes = [
@@ -70,7 +70,7 @@ def test_empty_dirs_are_shared_by_the_pod(kube: Kube) -> None:
     assert kube.sh("p", "stat -f -c %T /memory") == "tmpfs"
 
 
-def test_host_path_and_propagation(kube: Kube) -> None:
+def test_host_paths_are_mounted_with_their_propagation(kube: Kube) -> None:
     folder = kube.cluster.folder / "host-path"
     folder.mkdir(exist_ok=True)
     (folder / "file").write_text("from the host\n")
@@ -91,7 +91,7 @@ def test_host_path_and_propagation(kube: Kube) -> None:
     assert kube.exec("p", "sh", "-c", "echo x >/etc/the-file", check=False).returncode != 0
 
 
-def test_a_sub_path_of_an_empty_dir(kube: Kube) -> None:
+def test_a_sub_path_of_an_empty_dir_is_mounted(kube: Kube) -> None:
     volumes = [{"name": "v", "emptyDir": {}}]
     mounts = [
         {"name": "v", "mountPath": "/all"},

@@ -12,7 +12,7 @@ from tests.support import ledger
 pytestmark = [pytest.mark.kube, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_two_pods_at_once_on_each_server(tmp_path: Path) -> None:
+def test_the_benchmark_measures_pods_on_each_server(tmp_path: Path) -> None:
     with ledger.nothing_left("the cluster"):
         groups = {*Path("/sys/fs/cgroup").glob("*/*")}
         with kubelet.cluster(tmp_path, servers.ALL) as cluster:

@@ -57,7 +57,7 @@ def run(machine: K3sMachine, name: str, script: str) -> dict[str, Any]:
     return pod(machine, name)
 
 
-def test_the_node_is_ours(machine: K3sMachine) -> None:
+def test_the_node_reports_our_runtime(machine: K3sMachine) -> None:
     nodes = json.loads(machine.kubectl("get", "nodes", "-o", "json").stdout)["items"]
     infos = [node["status"]["nodeInfo"] for node in nodes]
     assert [each["kubeletVersion"] for each in infos] == [k3s.VERSION]
@@ -72,7 +72,7 @@ def test_a_pod_has_an_address_of_flannels_range(machine: K3sMachine) -> None:
     )
 
 
-def test_logs_and_exec(machine: K3sMachine) -> None:
+def test_logs_and_exec_work(machine: K3sMachine) -> None:
     """Both go through k3s' tunnel to its kubelet, and exec on to our streaming server."""
     assert machine.kubectl("logs", "web").stdout == "hello\n"
     assert machine.kubectl("exec", "web", "--", "cat", "/tmp/page").stdout == "found\n"

@@ -44,7 +44,7 @@ def test_nodes_reach_pods_of_other_nodes(hosts: Hosts) -> None:
         assert f"at web{other.number}" in answer
 
 
-def test_addresses_are_of_the_nodes_own_range(hosts: Hosts) -> None:
+def test_pods_have_addresses_of_their_nodes_range(hosts: Hosts) -> None:
     ranges = [hosts.subnet(node) for node in hosts.nodes]
     assert not ranges[0].overlaps(ranges[1])
     for node, subnet in zip(hosts.nodes, ranges, strict=True):
@@ -54,7 +54,7 @@ def test_addresses_are_of_the_nodes_own_range(hosts: Hosts) -> None:
         assert hosts.addresses(node) <= views.leases(node)
 
 
-def test_the_way_is_in_the_kernels_tables(hosts: Hosts) -> None:
+def test_the_kernels_tables_have_the_backends_routes(hosts: Hosts) -> None:
     for node, other in hosts.pairs():
         way = views.routes(node)[str(hosts.subnet(other))]
         if hosts.flannel.backend == "host-gw":
@@ -69,7 +69,7 @@ def test_the_way_is_in_the_kernels_tables(hosts: Hosts) -> None:
         assert tunnel["linkinfo"]["info_data"]["local"] == other.address
 
 
-def test_packets_go_the_way_that_the_backend_says(hosts: Hosts) -> None:
+def test_packets_use_the_device_of_the_backend(hosts: Hosts) -> None:
     first, second = hosts.nodes
     device = "flannel.1" if hosts.flannel.backend == "vxlan" else "uplink"
     before = [views.links(node, device)[0]["stats64"]["rx"]["bytes"] for node in hosts.nodes]
@@ -78,7 +78,7 @@ def test_packets_go_the_way_that_the_backend_says(hosts: Hosts) -> None:
     assert all(new > old for old, new in zip(before, after, strict=True))
 
 
-def test_our_bridge_made_the_pods_links(hosts: Hosts) -> None:
+def test_links_of_pods_have_flannels_settings(hosts: Hosts) -> None:
     """The settings that flannel handed down: the tunnel's MTU, the gateway's address, hairpin, no
     masquerade of ours."""
     mtu = 1450 if hosts.flannel.backend == "vxlan" else 1500

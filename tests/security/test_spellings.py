@@ -46,7 +46,7 @@ def reject(tmp_path: Path, service: ImageService, scope: str) -> None:
         ),
     ],
 )
-async def test_a_rejected_repository_under_another_spelling(
+async def test_a_rejected_repository_is_rejected_under_every_spelling(
     tmp_path: Path, registry: Registry, service: ImageService, scope: str, spellings: list[str]
 ) -> None:
     """The policy rejects a repository. A tenant writes its registry in upper case, with its default
@@ -64,7 +64,7 @@ async def test_a_rejected_repository_under_another_spelling(
         await service.pull(f"{spelling}/team/app:v1")
 
 
-async def test_an_address_written_otherwise(
+async def test_a_rejected_address_is_rejected_under_every_spelling(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     """The policy rejects a registry whose name is an address. inet_aton(3) accepts further

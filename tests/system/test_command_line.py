@@ -32,7 +32,7 @@ VERBS = [
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_is_no_error(runtime: Runtime, verb: str) -> None:
+def test_help_has_exit_code_0(runtime: Runtime, verb: str) -> None:
     assert verb in runtime(verb, "--help").ok().out
     assert verb in runtime("help", verb).ok().out
 
@@ -46,18 +46,18 @@ def test_help_names_every_verb(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     "words", [["nonsense"], ["start"], ["start", "a", "b"], ["delete"], ["ps"], ["list", "x"]]
 )
-def test_wrong_words_are_errors(runtime: Runtime, words: list[str]) -> None:
+def test_unknown_options_and_arguments_are_errors(runtime: Runtime, words: list[str]) -> None:
     if words[0] in ("nonsense", "list") and not runtime.is_pyrunc:
         pytest.skip("runc passes over these")
     assert runtime(*words).code != 0
 
 
 @pytest.mark.parametrize("options", [["--log-format", "xml"], ["--rootless", "maybe"]])
-def test_wrong_values_of_global_options(runtime: Runtime, options: list[str]) -> None:
+def test_wrong_values_of_global_options_are_errors(runtime: Runtime, options: list[str]) -> None:
     runtime("list", options=options).fails()
 
 
-def test_single_dashes_and_values_after_an_equals_sign(runtime: Runtime) -> None:
+def test_single_dashes_and_equals_signs_are_accepted(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     runtime("create", f"-bundle={box.folder}", "-no-new-keyring=false", box.id).ok()
     assert box.status == "created"
@@ -71,7 +71,7 @@ def test_an_option_without_effect_warns(runtime: Runtime) -> None:
     assert "--criu has no effect" in runtime("list", options=["--criu", "criu"]).ok().err
 
 
-def test_a_regular_expression_names_several(runtime: Runtime) -> None:
+def test_a_regular_expression_selects_several_containers(runtime: Runtime) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("an option of crun's")
     boxes = [runtime.box("sleep", "60").up() for _ in range(2)]
@@ -89,7 +89,7 @@ def test_a_regular_expression_names_several(runtime: Runtime) -> None:
     "words",
     [["state"], ["exec"], ["exec", "--nonsense", "x"], ["create", "--preserve-fds", "x", "y"]],
 )
-def test_wrong_words_are_in_the_log_too(runtime: Runtime, tmp_path: Path, words: list[str]) -> None:
+def test_usage_errors_are_logged(runtime: Runtime, tmp_path: Path, words: list[str]) -> None:
     log = tmp_path / "log"
     runtime(*words, options=["--log", str(log), "--log-format", "json"]).fails()
     (entry,) = map(json.loads, log.read_text().splitlines())
@@ -115,7 +115,7 @@ def test_state_has_a_field_per_line(runtime: Runtime) -> None:
     assert '"annotations": {\n    "a": "b"\n  }' in text
 
 
-def test_negative_values_that_cannot_be(runtime: Runtime) -> None:
+def test_negative_limits_are_invalid(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     for option in ("--cpu-period", "--cpu-share", "--cpu-burst"):
         runtime("update", option, "-1", box.id).fails(
@@ -132,7 +132,7 @@ def test_a_relative_destination_is_a_warning(runtime: Runtime) -> None:
     assert "mount destination tmp is not absolute" in result.err and "level=warning" in result.err
 
 
-def test_a_hook_that_is_not_there(runtime: Runtime) -> None:
+def test_a_missing_hook_is_an_error(runtime: Runtime) -> None:
     hooks = {"createRuntime": [{"path": "/no/such/hook"}]}
     result = runtime.run("true", change=lambda config: config.update(hooks=hooks))
     result.fails("error running createRuntime hook #0").fails("no such file or directory")

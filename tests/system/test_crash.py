@@ -105,7 +105,7 @@ def test_one_of_many_concurrent_creates_of_an_id_succeeds(runtime: Runtime) -> N
     assert not groups(box.id)
 
 
-def test_many_lives_at_once(runtime: Runtime) -> None:
+def test_many_containers_live_at_once(runtime: Runtime) -> None:
     boxes = [runtime.box("sleep", "60") for _ in range(24)]
 
     def live(box: Box) -> None:

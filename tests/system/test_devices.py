@@ -12,7 +12,7 @@ Config = dict[str, Any]
 
 
 @pytest.mark.parametrize(("access", "works"), [("rwm", True), ("r", False), ("rw", True)])
-def test_the_device_rules_decide(runtime: Runtime, access: str, works: bool) -> None:
+def test_device_rules_allow_and_deny_access(runtime: Runtime, access: str, works: bool) -> None:
     def change(config: Config) -> None:
         config["linux"]["devices"] = [
             {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}

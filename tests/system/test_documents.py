@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.system.harness import Runtime
 
 
-def test_features_and_version(runtime: Runtime) -> None:
+def test_features_and_version_are_printed(runtime: Runtime) -> None:
     document = runtime("features").ok().json
     assert {"rro", "bind", "nosuid"} <= set(document["mountOptions"])
     assert document["ociVersionMin"] == "1.0.0" and "mount" in document["linux"]["namespaces"]
@@ -28,7 +28,7 @@ def test_spec_writes_a_configuration_that_runs(runtime: Runtime, tmp_path: Path)
     assert runtime("run", "--bundle", str(box.folder), box.id).code == 5
 
 
-def test_a_bundle_with_a_long_strange_path(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_bundle_can_have_a_long_path_of_any_bytes(runtime: Runtime, tmp_path: Path) -> None:
     box = runtime.box("sh", "-c", "exit 3")
     folder = os.fsencode(tmp_path)
     for part in (b"x" * 250, b"y" * 250, b"n\xffn utf8 \n newline"):

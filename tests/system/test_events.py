@@ -9,7 +9,7 @@ import pytest
 from tests.system.harness import Runtime
 
 
-def test_stats(runtime: Runtime) -> None:
+def test_events_prints_the_stats_of_a_running_container(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     event = runtime("events", "--stats", box.id).ok().json
     assert event["type"] == "stats" and event["id"] == box.id

@@ -63,17 +63,19 @@ def test_a_detached_exec_becomes_a_child_of_the_caller(box: Box, tmp_path: Path)
         (["--cap", "CAP_SYS_ADMIN"], "grep CapEff /proc/self/status | cut -f2", "0000000020200420"),
     ],
 )
-def test_options(box: Box, options: list[str], command: str, expected: str) -> None:
+def test_exec_applies_its_options(
+    box: Box, options: list[str], command: str, expected: str
+) -> None:
     assert box.exec("sh", "-c", command, options=options).ok().out.strip() == expected
 
 
 @pytest.mark.parametrize("user", ["root", "0x0", "1:", "-1", "1000:g"])
-def test_users_are_numbers(runtime: Runtime, box: Box, user: str) -> None:
+def test_exec_refuses_user_names(runtime: Runtime, box: Box, user: str) -> None:
     result = box.exec("id", options=[f"--user={user}"])
     assert result.code in ((255,) if runtime.is_pyrunc else (1, 255)), result
 
 
-def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
+def test_exec_reads_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
     process: dict[str, Any] = {
         "args": ["sh", "-c", "echo $X; id -u; pwd"], "env": ["PATH=/bin", "X=y"], "cwd": "/etc",
         "user": {"uid": 5, "gid": 5},
@@ -84,7 +86,7 @@ def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
     assert result.out.split() == ["y", "5", "/etc"]
 
 
-def test_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
+def test_exec_reads_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
     """The shell's `<(...)` can be read once."""
     process = {
         "args": ["echo", "piped"],
@@ -107,17 +109,17 @@ def test_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
         ("/etc/passwd", "permission denied"),
     ],
 )
-def test_a_program_that_cannot_run_is_255(box: Box, command: str, words: str) -> None:
+def test_a_program_that_cannot_run_is_exit_code_255(box: Box, command: str, words: str) -> None:
     box.exec(command).fails(words, code=255)
 
 
-def test_not_in_a_stopped_container(runtime: Runtime) -> None:
+def test_exec_is_refused_in_a_stopped_container(runtime: Runtime) -> None:
     box = runtime.box("true")
     box.up().gone()
     box.exec("true").fails("cannot exec in a stopped container", code=255)
 
 
-def test_in_a_created_container(runtime: Runtime) -> None:
+def test_exec_works_in_a_created_container(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     box.create().ok()
     assert box.exec("echo", "early").ok().out == "early\n"
@@ -140,7 +142,7 @@ def test_preserved_descriptors_arrive(runtime: Runtime, box: Box, tmp_path: Path
     )
 
 
-def test_exec_survives_the_containers_end_in_words(box: Box) -> None:
+def test_exec_reports_a_container_that_has_ended(box: Box) -> None:
     box.kill("KILL").ok()
     box.gone()
     box.exec("true").fails("stopped", code=255)
@@ -195,7 +197,7 @@ def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
     assert box.exec("sh", "-c", "exit 7").code == box.exec("sh", "-c", "exit 7").code == 7
 
 
-def test_a_change_of_its_origin_outdates_a_stored_program(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_changed_container_outdates_a_stored_program(runtime: Runtime, tmp_path: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         config["root"]["readonly"] = False
         for place in ("/etc", "/tmp"):
@@ -234,7 +236,9 @@ def test_a_stored_program_fails_with_the_usual_errors(runtime: Runtime) -> None:
     box.exec("/tmp/x").fails("no such file or directory", code=255)
 
 
-def test_a_process_from_a_file_is_whole(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_process_from_a_file_inherits_no_field_of_the_container(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     """Empty and false fields, which Go's omitempty leaves out, are not taken from the container."""
     box = runtime.box(
         "sleep", "60", change=lambda config: config["process"]["env"].append("X=container")
@@ -251,7 +255,9 @@ def test_a_process_from_a_file_is_whole(runtime: Runtime, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("option", "value"), [([], "1"), (["--no-new-privs=false"], "0"), (["--no-new-privs"], "1")]
 )
-def test_no_new_privileges_can_be_taken_back(box: Box, option: list[str], value: str) -> None:
+def test_an_option_of_exec_changes_no_new_privileges(
+    box: Box, option: list[str], value: str
+) -> None:
     result = box.exec("grep", "NoNewPrivs", "/proc/self/status", options=option).ok()
     assert result.out.split()[1] == value
 
@@ -275,7 +281,7 @@ def test_a_process_that_cannot_be_reported_is_killed(runtime: Runtime, box: Box)
     assert runtime("ps", "--format", "json", box.id).ok().json == [box.pid]
 
 
-def test_a_pid_file_that_is_a_pipe(runtime: Runtime, box: Box) -> None:
+def test_the_pid_file_may_be_a_pipe(runtime: Runtime, box: Box) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc renames a file over it")
     program = shlex.join(runtime.command("exec", "--pid-file"))
@@ -284,7 +290,7 @@ def test_a_pid_file_that_is_a_pipe(runtime: Runtime, box: Box) -> None:
     assert re.fullmatch(rb"\d+/bin/busybox\n|/bin/busybox\n\d+", done.stdout)
 
 
-def test_sockets_of_another_process_are_not_ours(box: Box) -> None:
+def test_sockets_of_another_process_are_not_passed(box: Box) -> None:
     """A service manager passes descriptors to one process, whose children inherit its
     environment."""
     assert box.exec("sh", "-c", "echo x$LISTEN_FDS", env={"LISTEN_FDS": "1"}).ok().out == "x\n"

@@ -47,7 +47,7 @@ def noting(shared: Path, kind: str, number: int = 0) -> dict[str, Any]:
     )
 
 
-def test_order_states_and_places(runtime: Runtime, shared: Path) -> None:
+def test_hooks_run_in_their_order_namespaces_and_state(runtime: Runtime, shared: Path) -> None:
     box = with_hooks(
         runtime, shared, "sh", "-c", f"echo program >> {shared}/order; exec sleep 1000",
         **{kind: [noting(shared, kind, 0), noting(shared, kind, 1)] for kind in KINDS},
@@ -88,7 +88,7 @@ def test_order_states_and_places(runtime: Runtime, shared: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("how", ["exit", "time"])
-def test_a_failure_of_create(runtime: Runtime, shared: Path, kind: str, how: str) -> None:
+def test_a_failing_hook_undoes_create(runtime: Runtime, shared: Path, kind: str, how: str) -> None:
     bad = hook("echo why >&2; exit 7") if how == "exit" else hook("exec sleep 1000", timeout=1)
     later = hook(f"touch {shared}/later")
     box = with_hooks(
@@ -112,7 +112,9 @@ def _words(failed: Result, kind: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["exit", "time"])
-def test_a_failure_of_start(runtime: Runtime, shared: Path, how: str) -> None:
+def test_a_failing_hook_keeps_the_program_from_starting(
+    runtime: Runtime, shared: Path, how: str
+) -> None:
     bad = hook("exit 7") if how == "exit" else hook("exec sleep 1000", timeout=1)
     box = with_hooks(runtime, shared, "sh", "-c", f"touch {shared}/ran", startContainer=[bad,
         hook(f"touch {shared}/later")])  # fmt: skip
@@ -126,7 +128,7 @@ def test_a_failure_of_start(runtime: Runtime, shared: Path, how: str) -> None:
     assert not (shared / "ran").exists() and not (shared / "later").exists()
 
 
-def test_a_failure_after_start_ends_the_container(runtime: Runtime, shared: Path) -> None:
+def test_a_failing_poststart_hook_ends_the_container(runtime: Runtime, shared: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("since runtime-spec 1.3; runc keeps the container")
     box = with_hooks(
@@ -142,7 +144,7 @@ def test_a_failure_after_start_ends_the_container(runtime: Runtime, shared: Path
     assert "does not exist" in runtime("state", box.id).err
 
 
-def test_a_failure_after_the_end_is_a_warning(runtime: Runtime, shared: Path) -> None:
+def test_a_failing_poststop_hook_is_a_warning(runtime: Runtime, shared: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc's delete fails, and runs no further hook")
     box = with_hooks(
@@ -175,7 +177,7 @@ def test_the_output_of_a_failing_start_hook_is_reported(
     assert runtime("list", "-q").ok().out.split() == [box.id]
 
 
-def test_output_of_a_hook_moves_no_cursor(runtime: Runtime, shared: Path) -> None:
+def test_output_of_a_hook_has_no_control_characters(runtime: Runtime, shared: Path) -> None:
     text = "printf 'why\\n\\033[31mred' >&2; exit 7"
     box = with_hooks(runtime, shared, "true", poststop=[hook(text)]).up()
     box.gone()
@@ -184,7 +186,7 @@ def test_output_of_a_hook_moves_no_cursor(runtime: Runtime, shared: Path) -> Non
     assert "\x1b" not in output and len(output.splitlines()) == 1
 
 
-def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
+def test_a_hook_gets_its_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
     """A hook gets exactly its configured environment, or none; a startContainer hook without one
     gets the program's."""
     plain = {"path": "/bin/busybox", "args": ["env"]}

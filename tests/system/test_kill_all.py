@@ -23,7 +23,7 @@ def _dead(pid: int) -> bool:
         return True
 
 
-def test_delete_takes_the_leftovers_of_a_shared_pid_namespace(runtime: Runtime) -> None:
+def test_delete_ends_leftovers_of_a_shared_pid_namespace(runtime: Runtime) -> None:
     kinds = [{"type": kind} for kind in ("mount", "network", "ipc", "uts")]
     box = runtime.box("sh", "-c", "sleep 73 & wait", namespaces=kinds).up()
     eventually(lambda: len(runtime("ps", "-f", "json", box.id).ok().json) == 2)

@@ -56,7 +56,7 @@ def test_a_stopped_container_has_no_pid(runtime: Runtime) -> None:
     assert box.state["pid"] == 0
 
 
-def test_an_id_is_taken_once(runtime: Runtime) -> None:
+def test_an_id_cannot_be_used_twice(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     box.up()
     pid = box.pid
@@ -65,13 +65,13 @@ def test_an_id_is_taken_once(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "..", "a b", "é"])
-def test_bad_ids_touch_nothing(runtime: Runtime, bad: str) -> None:
+def test_an_invalid_id_creates_nothing(runtime: Runtime, bad: str) -> None:
     box = runtime.box("true")
     runtime("create", "--bundle", str(box.folder), bad).fails()
     assert not runtime.root.exists() or not any(runtime.root.iterdir())
 
 
-def test_start_wants_a_created_container(runtime: Runtime) -> None:
+def test_start_needs_a_created_container(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     box.up()
     box.start().fails("cannot start an already running container")
@@ -109,7 +109,7 @@ def test_deleting_a_missing_container_is_an_error(runtime: Runtime) -> None:
     runtime("delete", "--force", "nobody").ok()
 
 
-def test_kill_of_nothing_and_of_the_dead(runtime: Runtime) -> None:
+def test_kill_of_a_missing_or_stopped_container_fails(runtime: Runtime) -> None:
     runtime("kill", "nobody", "KILL").fails("does not exist")
     box = runtime.box("true")
     box.up().gone()
@@ -117,14 +117,14 @@ def test_kill_of_nothing_and_of_the_dead(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("signal", ["KILL", "SIGKILL", "9", "kill"])
-def test_signals_by_any_name(runtime: Runtime, signal: str) -> None:
+def test_signals_are_accepted_by_name_and_number(runtime: Runtime, signal: str) -> None:
     box = runtime.box("sleep", "60")
     box.up()
     box.kill(signal).ok()
     box.gone()
 
 
-def test_kill_without_a_signal_is_term(runtime: Runtime, tmp_path: Path) -> None:
+def test_kill_sends_sigterm_by_default(runtime: Runtime, tmp_path: Path) -> None:
     script = "trap 'exit 0' TERM; while true; do sleep 0.05; done"
     box = runtime.box("sh", "-c", script)
     box.up()
@@ -214,7 +214,7 @@ def test_options_stand_before_or_after_the_id(runtime: Runtime) -> None:
     assert box.status == "created"
 
 
-def test_the_init_is_ours_when_its_creator_has_ended(runtime: Runtime) -> None:
+def test_the_init_becomes_a_child_of_the_caller(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     box.create().ok()
     stat = Path(f"/proc/{box.pid}/stat").read_text()
@@ -238,7 +238,9 @@ def test_a_signal_ends_a_container_that_waits_for_start(runtime: Runtime, name: 
     box.delete().ok()
 
 
-def test_a_signal_by_the_pidfd_does_so_too(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_signal_through_the_pidfd_ends_a_created_container(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     box = runtime.box("sleep", "1000")
     with receive_terminal(tmp_path / "socket") as receiver:
         box.create("--pidfd-socket", str(tmp_path / "socket")).ok()
@@ -247,7 +249,7 @@ def test_a_signal_by_the_pidfd_does_so_too(runtime: Runtime, tmp_path: Path) -> 
         box.gone()
 
 
-def test_the_program_has_the_default_of_these_signals(runtime: Runtime) -> None:
+def test_the_program_starts_with_default_signal_handlers(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "grep ^Sig /proc/self/status; exec sleep 1000").up()
     masks = dict(
         re.findall(r"^(Sig\w+):\s*(\w+)$", Path(f"/proc/{box.pid}/status").read_text(), re.M)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.system.harness import Runtime, eventually
 
 
-def test_list(runtime: Runtime) -> None:
+def test_list_shows_containers_and_their_status(runtime: Runtime) -> None:
     first, second = runtime.box("sleep", "60").up(), runtime.box("true")
     second.up().gone()
     rows = {row["id"]: row["status"] for row in runtime("list", "--format", "json").ok().json}
@@ -17,7 +17,7 @@ def test_list(runtime: Runtime) -> None:
     )
 
 
-def test_an_empty_list(runtime: Runtime) -> None:
+def test_an_empty_list_is_null_in_json(runtime: Runtime) -> None:
     runtime.root.mkdir()
     assert runtime("list", "--format", "json").ok().json is None
 

@@ -54,7 +54,7 @@ def test_a_json_log_has_debug_lines(runtime: Runtime, tmp_path: Path, verb: str)
         assert re.search(r"process \d+ exists", text) and re.search(r"process \d+ exited: 3", text)
 
 
-def test_debug_tells_the_steps(runtime: Runtime) -> None:
+def test_debug_prints_the_steps(runtime: Runtime) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("words of ours")
     hook = {"path": "/bin/busybox", "args": ["true"]}

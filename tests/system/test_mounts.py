@@ -59,7 +59,7 @@ def shown(mountinfo: str) -> dict[str, tuple[set[str], str]]:
     return mounted
 
 
-def test_options_of_binds(runtime: Runtime, data: Path) -> None:
+def test_binds_have_their_options(runtime: Runtime, data: Path) -> None:
     mounts = [bind(data, "/tmp/plain", "rprivate")]
     mounts += [bind(data, f"/tmp/{option}", "rprivate", option) for option in OPTIONS]
     mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
@@ -68,7 +68,7 @@ def test_options_of_binds(runtime: Runtime, data: Path) -> None:
         assert mounted[f"/tmp/{option}"][0] == (plain - less) | more, option
 
 
-def test_the_last_word_wins(runtime: Runtime, data: Path) -> None:
+def test_the_last_of_contradicting_options_applies(runtime: Runtime, data: Path) -> None:
     mounts = [bind(data, "/tmp/a", "ro", "noexec", "rw"), bind(data, "/tmp/b", "exec", "noexec")]
     mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
     assert {"rw", "noexec"} <= mounted["/tmp/a"][0] and "noexec" in mounted["/tmp/b"][0]
@@ -111,7 +111,7 @@ def test_missing_destinations_are_created(runtime: Runtime, data: Path) -> None:
             folder.rmdir()
 
 
-def test_new_filesystems(runtime: Runtime) -> None:
+def test_new_filesystems_have_their_options(runtime: Runtime) -> None:
     mounts = [
         {"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["size=64k",
         "mode=1770", "ro", "nosuid"]},
@@ -154,18 +154,18 @@ def test_tmpcopyup_copies_the_covered_folder(runtime: Runtime) -> None:
         ),
     ],
 )
-def test_refused(runtime: Runtime, mount: dict[str, Any], words: str) -> None:
+def test_an_invalid_mount_is_refused(runtime: Runtime, mount: dict[str, Any], words: str) -> None:
     run(runtime, "true", mount).fails(words)
     assert not runtime.root.exists() or not any(runtime.root.iterdir())
 
 
-def test_mapped_ids(runtime: Runtime, data: Path) -> None:
+def test_an_id_mapped_mount_shows_mapped_owners(runtime: Runtime, data: Path) -> None:
     ids = [{"containerID": 0, "hostID": 100000, "size": 65536}]
     mount = {**bind(data, "/tmp", "rprivate", "idmap"), "uidMappings": ids, "gidMappings": ids}
     assert run(runtime, "stat -c %u:%g /tmp/file", mount).ok().out == "100000:100000\n"
 
 
-def test_read_only_and_masked_paths(runtime: Runtime) -> None:
+def test_read_only_and_masked_paths_are_protected(runtime: Runtime) -> None:
     paths = {
         "maskedPaths": ["/etc/passwd", "/root", "/no/such"],
         "readonlyPaths": ["/tmp", "/no/such"],

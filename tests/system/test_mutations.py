@@ -349,7 +349,9 @@ def test_mounts_of_another_runtime_do_not_count_as_leaks(judge: Judge, tmp_path:
 @pytest.mark.timeout(300)
 @given(mutations=MUTATIONS)
 @settings(max_examples=60, derandomize=True, **BOUNDED)
-def test_a_mutated_configuration(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
+def test_a_mutated_configuration_is_refused_or_runs(
+    judge: Judge, mutations: list[tuple[Path_, Any]]
+) -> None:
     check(judge, mutations)
 
 
@@ -357,7 +359,9 @@ def test_a_mutated_configuration(judge: Judge, mutations: list[tuple[Path_, Any]
 @pytest.mark.timeout(3600)
 @given(mutations=MUTATIONS)
 @settings(max_examples=5000, **BOUNDED)
-def test_many_mutated_configurations(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
+def test_many_mutated_configurations_are_refused_or_run(
+    judge: Judge, mutations: list[tuple[Path_, Any]]
+) -> None:
     check(judge, mutations)
 
 
@@ -366,7 +370,9 @@ def test_many_mutated_configurations(judge: Judge, mutations: list[tuple[Path_, 
 @pytest.mark.parametrize(
     "make", [lambda _: None, lambda _: {}, lambda _: [], lambda _: "", lambda v: [v], lambda _: 7]
 )
-def test_every_place_with_another_type(judge: Judge, make: Callable[[Any], Any]) -> None:
+def test_a_value_of_another_type_at_any_place_is_refused_or_runs(
+    judge: Judge, make: Callable[[Any], Any]
+) -> None:
     for place in PLACES:
         config = full()
         target: Any = config

@@ -60,7 +60,9 @@ def test_a_link_moves_and_keeps_its_addresses(runtime: Runtime, network: list[st
 @pytest.mark.parametrize(
     "devices", [{"nowhere": {}}, {"d0": {"name": "lo"}}, {"d0": {"name": "a/b"}}]
 )
-def test_refused(runtime: Runtime, network: list[str], devices: dict[str, dict[str, str]]) -> None:
+def test_an_impossible_network_device_is_refused(
+    runtime: Runtime, network: list[str], devices: dict[str, dict[str, str]]
+) -> None:
     cable(network, "d0")
     box = runtime.box("true", netDevices=devices)
     box.create().fails()
@@ -69,7 +71,9 @@ def test_refused(runtime: Runtime, network: list[str], devices: dict[str, dict[s
     assert "does not exist" in runtime("state", box.id).err
 
 
-def test_a_network_of_its_own_is_needed(runtime: Runtime, network: list[str]) -> None:
+def test_a_network_device_needs_a_new_network_namespace(
+    runtime: Runtime, network: list[str]
+) -> None:
     cable(network, "d0")
     kinds = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
     runtime.box("true", netDevices={"d0": {}}, namespaces=kinds).create().fails()

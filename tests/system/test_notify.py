@@ -91,7 +91,7 @@ def test_the_listener_gets_the_state_and_the_descriptor(runtime: Runtime, tmp_pa
     assert process_state["state"]["bundle"] == str(box.folder)
 
 
-def test_an_exec_has_a_listener_of_its_own(runtime: Runtime, tmp_path: Path) -> None:
+def test_an_exec_gets_a_separate_listener_descriptor(runtime: Runtime, tmp_path: Path) -> None:
     with listening(tmp_path / "s") as listener:
         box = runtime.box("sleep", "60", seccomp=profile(listener.path)).up()
         pid = box.pid

@@ -111,7 +111,7 @@ def test_a_trace_ends_where_the_create_failed(runtime: Runtime, tmp_path: Path) 
     assert rows[-1].endswith("mount 'cgroup2' on '/sys/fs/cgroup' (ro,nosuid,nodev,noexec)")
 
 
-def test_the_difference_of_two_plans(runtime: Runtime) -> None:
+def test_plan_diff_prints_the_difference_of_two_plans(runtime: Runtime) -> None:
     one = runtime.box("true")
 
     def change(config: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def test_a_process_has_exactly_the_listed_capabilities(runtime: Runtime) -> None
     assert int(fields["CapPrm"], 16) == 1 << 5
 
 
-def test_no_capabilities(runtime: Runtime) -> None:
+def test_a_process_can_have_no_capabilities(runtime: Runtime) -> None:
     fields = status(runtime, process(capabilities={}))
     assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
         "0" * 16
@@ -51,7 +51,7 @@ def test_unknown_capabilities_are_left_out(runtime: Runtime) -> None:
     assert int(fields["CapEff"], 16) == 1 << 5
 
 
-def test_user_groups_and_umask(runtime: Runtime) -> None:
+def test_a_process_has_its_user_groups_and_umask(runtime: Runtime) -> None:
     fields = status(
         runtime, process(user={"uid": 5, "gid": 6, "umask": 0o27, "additionalGids": [7, 8]})
     )
@@ -59,11 +59,11 @@ def test_user_groups_and_umask(runtime: Runtime) -> None:
     assert fields["Groups"].split() == ["7", "8"] and fields["Umask"] == "0027"
 
 
-def test_our_groups_do_not_leak(runtime: Runtime) -> None:
+def test_groups_of_the_caller_do_not_leak(runtime: Runtime) -> None:
     assert status(runtime)["Groups"].strip() == ""
 
 
-def test_no_new_privileges(runtime: Runtime) -> None:
+def test_no_new_privileges_is_set_as_configured(runtime: Runtime) -> None:
     assert status(runtime)["NoNewPrivs"] == "1"
     assert status(runtime, process(noNewPrivileges=False))["NoNewPrivs"] == "0"
 
@@ -81,7 +81,7 @@ def test_a_process_has_the_configured_environment(runtime: Runtime) -> None:
     assert out == "last|with = and spaces|a\nb|/root\n"
 
 
-def test_home_is_the_users(runtime: Runtime) -> None:
+def test_home_comes_from_the_containers_passwd(runtime: Runtime) -> None:
     user = {"uid": 1000, "gid": 1000}
     assert runtime.run("sh", "-c", "echo $HOME", change=process(user=user)).ok().out == "/tmp\n"
     assert (
@@ -97,12 +97,12 @@ def test_a_process_has_its_working_directory(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     "cwd", [f"/proc/self/fd/{n}{tail}" for n in (3, 5, 7, 8, 9) for tail in ("", "/../..")]
 )
-def test_the_working_directory_is_never_the_hosts(runtime: Runtime, cwd: str) -> None:
+def test_the_working_directory_is_never_on_the_host(runtime: Runtime, cwd: str) -> None:
     result = runtime.run("sh", "-c", "ls -d home 2>/dev/null; pwd -P", change=process(cwd=cwd))
     assert result.code != 0 or "home" not in result.out, result
 
 
-def test_limits(runtime: Runtime) -> None:
+def test_a_process_has_its_rlimits(runtime: Runtime) -> None:
     limits = [
         {"type": "RLIMIT_NOFILE", "soft": 100, "hard": 200},
         {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
@@ -131,7 +131,7 @@ def test_only_stdio_is_open(runtime: Runtime) -> None:
     assert result.out.strip() == "4"
 
 
-def test_stdio_may_be_closed(runtime: Runtime) -> None:
+def test_run_works_with_closed_stdio(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "exit 8")
     line = (
         f"exec 0<&- 1>&- 2>&-; {' '.join(runtime.program)} --root {runtime.root} run "
@@ -140,7 +140,7 @@ def test_stdio_may_be_closed(runtime: Runtime) -> None:
     assert os.waitstatus_to_exitcode(os.system(line)) == 8
 
 
-def test_a_hostile_surrounding(runtime: Runtime) -> None:
+def test_run_works_in_a_hostile_environment(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "umask; exit 4")
     line = (
         f"umask 0777; trap '' PIPE TERM; nice -n 5 env -i XDG_RUNTIME_DIR=/run LANG=C "
@@ -149,7 +149,7 @@ def test_a_hostile_surrounding(runtime: Runtime) -> None:
     assert os.waitstatus_to_exitcode(os.system(f"exec >/dev/null; {line}")) == 4
 
 
-def test_the_executable_is_not_ours(runtime: Runtime) -> None:
+def test_the_executable_is_not_the_runtimes_file(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     box.create().ok()
     exe = os.stat(f"/proc/{box.pid}/exe")
@@ -162,12 +162,12 @@ def test_the_executable_is_not_ours(runtime: Runtime) -> None:
         open(f"/proc/{box.pid}/exe", "r+b")
 
 
-def test_hostname_and_namespaces(runtime: Runtime) -> None:
+def test_a_container_has_its_hostname_and_namespaces(runtime: Runtime) -> None:
     out = runtime.run("sh", "-c", "hostname; echo $$; ls /sys/class/net").ok().out.split()
     assert out == ["bundle", "1", "lo"]
 
 
-def test_device_nodes_and_links(runtime: Runtime) -> None:
+def test_a_container_has_device_nodes_and_links(runtime: Runtime) -> None:
     script = (
         "for n in null zero full random urandom tty; do test -c /dev/$n || exit 1; done; for l "
         "in ptmx fd stdin; do readlink /dev/$l; done;"
@@ -184,7 +184,7 @@ def test_device_nodes_and_links(runtime: Runtime) -> None:
     ]
 
 
-def test_masked_and_readonly_paths(runtime: Runtime) -> None:
+def test_masked_and_read_only_paths_are_protected(runtime: Runtime) -> None:
     script = (
         "cat /proc/kcore | wc -c; ls /sys/firmware | wc -l; echo 1 >/proc/sys/kernel/panic "
         "2>/dev/null || echo refused"
@@ -197,11 +197,11 @@ def test_masked_and_readonly_paths(runtime: Runtime) -> None:
     assert out.split() == ["0", "0", "refused"]
 
 
-def test_a_read_only_root(runtime: Runtime) -> None:
+def test_a_read_only_root_cannot_be_written_to(runtime: Runtime) -> None:
     assert "refused" in runtime.shell("touch /x 2>/dev/null || echo refused").out
 
 
-def test_sysctls(runtime: Runtime) -> None:
+def test_a_container_has_its_sysctls(runtime: Runtime) -> None:
     out = runtime.shell(
         "cat /proc/sys/net/ipv4/ip_forward", sysctl={"net.ipv4.ip_forward": "1"}
     ).out
@@ -216,7 +216,7 @@ def test_sysctls(runtime: Runtime) -> None:
         (["A=1", "B=2", "A=3"], ["B=2", "A=3", "PATH=/bin", "HOME=/root"]),
     ],
 )
-def test_of_a_name_the_last_value_counts(
+def test_the_last_value_of_a_variable_counts(
     runtime: Runtime, env: list[str], expected: list[str]
 ) -> None:
     """The last value stands at its own place; an empty home is replaced by the user's."""

@@ -11,7 +11,7 @@ def stopped(runtime: Runtime) -> Box:
     return box
 
 
-def test_a_running_container(runtime: Runtime) -> None:
+def test_ps_lists_the_processes_of_a_running_container(runtime: Runtime) -> None:
     box = runtime.box("sleep", "1000").up()
     header, line = runtime("ps", box.id).ok().out.splitlines()
     assert "PID" in header.split() and "sleep 1000" in line
@@ -23,14 +23,14 @@ def test_a_running_container(runtime: Runtime) -> None:
     ]
 
 
-def test_a_stopped_container_has_none(runtime: Runtime) -> None:
+def test_ps_lists_no_process_of_a_stopped_container(runtime: Runtime) -> None:
     box = stopped(runtime)
     (header,) = runtime("ps", box.id).ok().out.splitlines()
     assert "PID" in header.split()
     assert runtime("ps", "--format", "json", box.id).ok().json is None
 
 
-def test_errors_of_ps_about_its_arguments(runtime: Runtime) -> None:
+def test_ps_refuses_wrong_arguments(runtime: Runtime) -> None:
     box = stopped(runtime)
     runtime("ps", box.id, "-o", "comm").fails("couldn't find PID field in ps output")
     runtime("ps", box.id, "--nonsense").fails("exit status 1: error: unknown gnu long option")

@@ -27,7 +27,9 @@ def leaves_nothing(runtime: Runtime) -> bool:
         (["/etc"], ""),
     ],
 )
-def test_a_program_that_cannot_run(runtime: Runtime, args: list[str], words: str) -> None:
+def test_a_program_that_cannot_run_is_an_error(
+    runtime: Runtime, args: list[str], words: str
+) -> None:
     result = runtime.run(*args)
     assert result.code != 0 and words in result.err.lower().replace("$path", "$PATH"), result
     assert leaves_nothing(runtime)
@@ -94,7 +96,7 @@ def test_a_missing_configuration_is_refused(runtime: Runtime, tmp_path: Path) ->
     runtime("create", "--bundle", str(empty), "x").fails("config.json not found")
 
 
-def test_a_configuration_that_is_no_json(runtime: Runtime) -> None:
+def test_a_configuration_that_is_not_json_is_refused(runtime: Runtime) -> None:
     box = runtime.box("true")
     (box.folder / "config.json").write_text("{")
     box.create().fails()
@@ -114,7 +116,7 @@ def test_the_json_log_has_a_single_object(runtime: Runtime, tmp_path: Path) -> N
         json.loads(log.read_text())
 
 
-def test_missing_values_and_unknown_words(runtime: Runtime) -> None:
+def test_missing_values_and_unknown_options_are_errors(runtime: Runtime) -> None:
     assert "flag needs an argument" in (result := runtime("create", "--bundle")).err + result.out
     assert runtime("start").code == 1
     assert runtime("start", "--nonsense", "x").code == 1

@@ -74,11 +74,11 @@ def answers(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         return dict(zip(PROGRAMS, results, strict=True))
 
 
-def test_no_program_is_forgotten(programs: Path) -> None:
+def test_every_program_of_runtime_tools_is_listed(programs: Path) -> None:
     assert tuple(runtime_tools.names(programs)) == PROGRAMS
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_validation(answers: dict[str, tuple[int, str]], name: str) -> None:
+def test_a_program_of_runtime_tools_passes(answers: dict[str, tuple[int, str]], name: str) -> None:
     code, output = answers[name]
     assert not (wrong := runtime_tools.verdict(name, code, output)), f"{wrong}\n{output[-6000:]}"

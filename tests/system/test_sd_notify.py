@@ -112,7 +112,9 @@ def test_start_ends_with_a_container_that_is_never_ready(
     assert manager.close() == []
 
 
-def test_a_detached_run_waits_too(runtime: Runtime, manager: Manager, sender: str) -> None:
+def test_a_detached_run_waits_until_the_container_is_ready(
+    runtime: Runtime, manager: Manager, sender: str
+) -> None:
     box = runtime.box("sh", "-c", f"{sender} READY=1 && sleep 1000")
     env = {"NOTIFY_SOCKET": str(manager.path)}
     runtime("run", "--detach", "--bundle", str(box.folder), box.id, env=env).ok()

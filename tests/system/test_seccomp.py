@@ -31,13 +31,13 @@ def test_the_filter_is_there_with_and_without_new_privileges(runtime: Runtime, n
     )
 
 
-def test_a_killing_filter(runtime: Runtime) -> None:
+def test_a_filter_can_kill_the_process(runtime: Runtime) -> None:
     seccomp = profile({"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_KILL_PROCESS"})
     assert runtime.run("sh", "-c", "mkdir /tmp/x; exit 3", seccomp=seccomp).code == 3
     assert runtime.run("mkdir", "/tmp/x", seccomp=seccomp).code == 128 + 31
 
 
-def test_exec_gets_the_filter_too(runtime: Runtime) -> None:
+def test_the_filter_applies_to_exec(runtime: Runtime) -> None:
     box = runtime.box(
         "sleep", "60", seccomp=profile({"names": ["swapon"], "action": "SCMP_ACT_ERRNO"})
     ).up()

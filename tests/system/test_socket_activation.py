@@ -47,20 +47,20 @@ def run(
             runtime.program = program
 
 
-def test_sockets_of_a_service_manager(runtime: Runtime, tmp_path: Path) -> None:
+def test_sockets_of_a_service_manager_are_passed(runtime: Runtime, tmp_path: Path) -> None:
     script = "echo $LISTEN_FDS $LISTEN_PID; cat <&3; cat <&4; ls /proc/self/fd | wc -l"
     result = run(runtime, tmp_path, script, 2, 0).ok()
     assert result.out.split() == ["2", "1", "content0", "content1", "6"]
 
 
-def test_more_descriptors(runtime: Runtime, tmp_path: Path) -> None:
+def test_preserved_descriptors_are_passed(runtime: Runtime, tmp_path: Path) -> None:
     result = run(
         runtime, tmp_path, "echo x$LISTEN_FDS; cat <&3; cat <&4", 0, 2, "--preserve-fds 2"
     ).ok()
     assert result.out.split() == ["x", "content0", "content1"]
 
 
-def test_activation_sockets_and_preserved_descriptors(runtime: Runtime, tmp_path: Path) -> None:
+def test_activation_sockets_precede_preserved_descriptors(runtime: Runtime, tmp_path: Path) -> None:
     script = "echo $LISTEN_FDS; cat <&3; cat <&4; cat <&5"
     result = run(runtime, tmp_path, script, 1, 2, "--preserve-fds 2").ok()
     assert result.out.split() == ["1", "content0", "content1", "content2"]
@@ -71,12 +71,12 @@ def test_other_descriptors_are_not_inherited(runtime: Runtime, tmp_path: Path) -
     assert result.out.split() == ["4", "x"]
 
 
-def test_a_descriptor_that_is_not_there(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_missing_descriptor_is_an_error(runtime: Runtime, tmp_path: Path) -> None:
     run(runtime, tmp_path, "true", 0, 1, "--preserve-fds 40").fails("")
 
 
 @pytest.mark.parametrize("pid", ["1", ""])
-def test_sockets_of_another_process(runtime: Runtime, pid: str) -> None:
+def test_sockets_of_another_process_are_not_passed(runtime: Runtime, pid: str) -> None:
     """sd_listen_fds(3): a process that is not LISTEN_PID has got none."""
     box = runtime.box("sh", "-c", "echo x$LISTEN_FDS; ls /proc/self/fd | wc -l")
     environment = {"LISTEN_FDS": "1", "LISTEN_PID": pid}

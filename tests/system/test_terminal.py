@@ -21,7 +21,9 @@ def with_terminal(config: dict[str, Any]) -> None:
     config["process"]["terminal"] = True
 
 
-def test_detached_the_master_goes_to_the_console_socket(runtime: Runtime, tmp_path: Path) -> None:
+def test_the_console_socket_gets_the_master_of_a_detached_container(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     box = runtime.box("sh", change=with_terminal)
     with receive_terminal(tmp_path / "c") as console:
         box.create("--console-socket", str(console.path)).ok()
@@ -46,7 +48,7 @@ def test_a_terminal_has_the_configured_size(runtime: Runtime, tmp_path: Path) ->
         console.read_until(b"33 77")
 
 
-def test_a_socket_with_a_long_path(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_console_socket_can_have_a_long_path(runtime: Runtime, tmp_path: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("old runc takes short paths only")
     folder = tmp_path / ("x" * 120)
@@ -66,7 +68,7 @@ def test_a_socket_with_a_long_path(runtime: Runtime, tmp_path: Path) -> None:
         console.close()
 
 
-def test_a_terminal_needs_a_place_to_go(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_detached_terminal_needs_a_console_socket(runtime: Runtime, tmp_path: Path) -> None:
     runtime.box("true", change=with_terminal).create().fails("cannot allocate tty if")
     runtime.box("true").create("--console-socket", str(tmp_path / "c")).fails(
         "cannot use console socket if"
@@ -79,7 +81,7 @@ def test_a_console_socket_without_a_listener_undoes_all(runtime: Runtime, tmp_pa
     runtime("state", box.id).fails("does not exist")
 
 
-def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
+def test_an_attached_run_uses_the_callers_terminal(runtime: Runtime) -> None:
     box = runtime.box(
         "sh", "-c", "read line; echo got-$line; stty size; exit 6", change=with_terminal
     )
@@ -134,7 +136,7 @@ def test_captured_output_has_the_bytes_of_the_program(runtime: Runtime) -> None:
         assert termios.tcgetattr(slave) == before
 
 
-def test_captured_output_of_an_exec(runtime: Runtime) -> None:
+def test_captured_output_of_an_exec_has_the_bytes_of_the_program(runtime: Runtime) -> None:
     box = runtime.box("sleep", "1000").up()
     with own_terminal() as (_, slave):
         run = runtime.command("exec", "-t", box.id, "printf", "a\\nb\\n")
@@ -157,7 +159,7 @@ def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
         assert os.read(master, 4096) == b"a\r\nb\r\n"
 
 
-def test_the_size_is_that_of_the_terminal_that_is_there(runtime: Runtime) -> None:
+def test_the_size_is_read_from_any_descriptor_with_a_terminal(runtime: Runtime) -> None:
     """Any of the three descriptors may be redirected."""
     box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done",
         change=with_terminal)  # fmt: skip
@@ -167,7 +169,7 @@ def test_the_size_is_that_of_the_terminal_that_is_there(runtime: Runtime) -> Non
         assert captured(run, slave, subprocess.DEVNULL).split()[-2:] == [b"22", b"66"]
 
 
-def test_the_terminals_end_is_the_programs_end(runtime: Runtime, tmp_path: Path) -> None:
+def test_the_end_of_a_terminal_ends_the_program(runtime: Runtime, tmp_path: Path) -> None:
     box = runtime.box("cat", change=with_terminal)
     with receive_terminal(tmp_path / "c") as console:
         box.create("--console-socket", str(console.path)).ok()

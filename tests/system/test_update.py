@@ -42,7 +42,7 @@ def test_a_flag_changes_its_limit(runtime: Runtime, box: Box) -> None:
 
 
 @pytest.mark.parametrize("where", ["-", "file"])
-def test_a_file_has_all_limits(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
+def test_a_file_overrides_the_flags(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
     absent = {"memory": None} if runtime.is_pyrunc else {}  # on a null runc ends by SIGSEGV
     text = json.dumps({"pids": {"limit": 33}, "unknown": {"x": 1}} | absent)
     (tmp_path / "resources").write_text(text)
@@ -61,13 +61,13 @@ def test_a_file_has_all_limits(runtime: Runtime, box: Box, tmp_path: Path, where
         ["--memory"],
     ],
 )
-def test_values_that_are_none(runtime: Runtime, box: Box, words: list[str]) -> None:
+def test_invalid_values_are_refused(runtime: Runtime, box: Box, words: list[str]) -> None:
     update(runtime, *words, box.id).fails()
     assert limit(box) in ("max", None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pids": 5}', '{"pids": {"limit": "x"}}'])
-def test_resources_of_another_shape(runtime: Runtime, box: Box, text: str) -> None:
+def test_resources_of_another_type_are_refused(runtime: Runtime, box: Box, text: str) -> None:
     result = update(runtime, "--resources", "-", box.id, stdin=text).fails()
     if runtime.is_pyrunc and "pids" in text:
         assert "linux.resources.pids" in result.err

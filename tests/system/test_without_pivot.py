@@ -11,7 +11,7 @@ import pytest
 from tests.system.harness import Runtime
 
 
-def test_no_pivot(runtime: Runtime) -> None:
+def test_no_pivot_moves_the_root_instead(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "pwd; ls /; touch /x 2>&1; cat /proc/keys; exec sleep 1000")
     result = box.create("--no-pivot").ok()
     box.start().ok()
@@ -30,7 +30,7 @@ def _no_process(config: dict[str, Any]) -> None:
     del config["process"]
 
 
-def test_without_a_process(runtime: Runtime) -> None:
+def test_create_needs_no_process_and_start_does(runtime: Runtime) -> None:
     """runtime-spec allows it at create, and demands an error at start."""
     box = runtime.box(change=_no_process)
     if not runtime.is_pyrunc:
@@ -54,7 +54,7 @@ def test_run_needs_a_process(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_groups_of_the_caller(runtime: Runtime, keep: bool) -> None:
+def test_an_annotation_keeps_the_callers_groups(runtime: Runtime, keep: bool) -> None:
     """podman's `--group-add keep-groups` sets this annotation of crun's."""
     if keep and not runtime.is_pyrunc:
         pytest.skip("runc does not know the annotation")

@@ -91,7 +91,7 @@ def test_quadratic_work_is_detected() -> None:
         check_growth(prepare, 1000, largest=1 << 14)
 
 
-def test_linear_work_is_not() -> None:
+def test_linear_work_is_accepted() -> None:
     check_growth(lambda size: lambda: sorted(range(size)), 1000)
 
 
@@ -116,7 +116,7 @@ def test_linear_work_is_not() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("cut", [1, 1 << 20])
-def test_terminal_sizes(unit: bytes, cut: int) -> None:
+def test_terminal_sizes_are_read_in_linear_time(unit: bytes, cut: int) -> None:
     def prepare(size: int) -> Work:
         sizes, data = TerminalSizes(), unit * size
         return all_of(sizes.feed, [data[at : at + cut] for at in range(0, len(data), cut)])
@@ -166,7 +166,7 @@ HTTP2_ATTACKS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("name", HTTP2_ATTACKS)
 @pytest.mark.parametrize("cut", [1, 1 << 16])
-def test_http2(name: str, cut: int) -> None:
+def test_http2_frames_are_read_in_linear_time(name: str, cut: int) -> None:
     def prepare(size: int) -> Work:
         connection, data = Http2(), HELLO + HTTP2_ATTACKS[name](size)
         return all_of(connection.receive, [data[at : at + cut] for at in range(0, len(data), cut)])
@@ -196,7 +196,7 @@ HPACK_ATTACKS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", HPACK_ATTACKS)
-def test_hpack(name: str) -> None:
+def test_hpack_is_decoded_in_linear_time(name: str) -> None:
     def prepare(size: int) -> Work:
         block, decoder = HPACK_ATTACKS[name](size), hpack.Decoder()
 
@@ -212,7 +212,7 @@ def test_hpack(name: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 1000, 1 << 20])
-def test_grpc_messages(cut: int) -> None:
+def test_grpc_messages_are_read_in_linear_time(cut: int) -> None:
     def prepare(size: int) -> Work:
         incoming = grpc_wire.Incoming(b"identity")
         data = grpc_wire.message(b"x" * size * cut)
@@ -243,7 +243,7 @@ SPDY_ATTACKS: dict[str, Callable[[int], bytes]] = {
 
 @pytest.mark.parametrize("name", SPDY_ATTACKS)
 @pytest.mark.parametrize("cut", [1, 1 << 16])
-def test_spdy(name: str, cut: int) -> None:
+def test_spdy_frames_are_read_in_linear_time(name: str, cut: int) -> None:
     def prepare(size: int) -> Work:
         connection, data = Spdy("server"), SPDY_ATTACKS[name](size)
 
@@ -260,7 +260,7 @@ def test_spdy(name: str, cut: int) -> None:
 @pytest.mark.parametrize(
     "plain", [b"\0\0\0\x01\0\0\0\x01a\xff\xff\xff\xff", b"\0" * 8], ids=["long", "zeros"]
 )
-def test_spdy_headers(plain: bytes) -> None:
+def test_spdy_headers_are_unpacked_in_linear_time(plain: bytes) -> None:
     """A block that unpacks to much more than its size."""
 
     def prepare(size: int) -> Work:
@@ -318,7 +318,7 @@ WS_ATTACKS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("name", WS_ATTACKS)
 @pytest.mark.parametrize("cut", [1, 1 << 16])
-def test_websocket(name: str, cut: int) -> None:
+def test_websocket_frames_are_read_in_linear_time(name: str, cut: int) -> None:
     def prepare(size: int) -> Work:
         data = WS_ATTACKS[name](size)
 
@@ -333,7 +333,7 @@ def test_websocket(name: str, cut: int) -> None:
     check_growth(prepare, 2000, largest=1 << 17)
 
 
-def test_websocket_base64() -> None:
+def test_base64_of_websockets_is_read_in_linear_time() -> None:
     def prepare(size: int) -> Work:
         data = ws_frame(1, b"0" + base64.b64encode(b"x" * size))
 
@@ -363,7 +363,7 @@ HEAD = b"POST /exec/x HTTP/1.1\r\nHost: node\r\n"
     ids=repr,
 )
 @pytest.mark.parametrize("cut", [1, 1 << 16])
-def test_http_requests(data: bytes, cut: int) -> None:
+def test_http_requests_are_read_in_linear_time(data: bytes, cut: int) -> None:
     def prepare(size: int) -> Work:
         def run() -> None:
             for _ in range(4):
@@ -400,7 +400,7 @@ JSON_ATTACKS: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", JSON_ATTACKS)
-def test_reading_json_grows_linearly(name: str) -> None:
+def test_json_is_read_in_linear_time(name: str) -> None:
     """The reader is that of every document: ours, manifests, tokens and plugins."""
 
     def prepare(size: int) -> Work:
@@ -461,7 +461,7 @@ IMAGE_DOCUMENTS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", IMAGE_DOCUMENTS)
-def test_image_documents(name: str) -> None:
+def test_image_documents_are_read_in_linear_time(name: str) -> None:
     def prepare(size: int) -> Work:
         data = json.dumps(IMAGE_DOCUMENTS[name](size)).encode()
         return lambda: (
@@ -494,7 +494,7 @@ def test_image_documents(name: str) -> None:
     ],
     ids=repr,
 )
-def test_challenges(unit: str) -> None:
+def test_challenges_are_read_in_linear_time(unit: str) -> None:
     check_growth(
         lambda size: lambda: auth.challenges("bearer " + unit * size), 5000, largest=1 << 20
     )
@@ -506,7 +506,7 @@ def test_challenges(unit: str) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("shape", ["{}", "host/{}!", "a@{}!", "a:{}", "{}:5000/a"])
-def test_references(unit: str, shape: str) -> None:
+def test_references_are_parsed_in_linear_time(unit: str, shape: str) -> None:
     def prepare(size: int) -> Work:
         text = shape.format(unit * size)
         return refusable(lambda: [Reference.parse(text) for _ in range(10)])
@@ -533,7 +533,7 @@ HOSTS_ATTACKS: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTS_ATTACKS)
-def test_hosts_files(name: str, tmp_path: Path) -> None:
+def test_hosts_files_are_read_in_linear_time(name: str, tmp_path: Path) -> None:
     (tmp_path / "registry").mkdir()
     file = tmp_path / "registry" / "hosts.toml"
 
@@ -566,7 +566,7 @@ RESULTS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_cni_results(name: str) -> None:
+def test_cni_results_are_read_in_linear_time(name: str) -> None:
     def prepare(size: int) -> Work:
         data = json.dumps({"cniVersion": "1.0.0", **RESULTS[name](size)}).encode()
         return refusable(
@@ -588,7 +588,7 @@ NETWORKS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_cni_configurations(name: str) -> None:
+def test_cni_configurations_are_read_in_linear_time(name: str) -> None:
     def prepare(size: int) -> Work:
         data = json.dumps({"name": "net", "type": "bridge", **NETWORKS[name](size)}).encode()
         return lambda: (
@@ -600,14 +600,14 @@ def test_cni_configurations(name: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["a=b;", ";", "=", "a"], ids=repr)
-def test_cni_arguments(unit: str) -> None:
+def test_cni_arguments_are_read_in_linear_time(unit: str) -> None:
     check_growth(
         lambda size: refusable(lambda: cni_call.parse_arguments(unit * size)), 5000, largest=1 << 20
     )
 
 
 @pytest.mark.parametrize("kind", ["servers", "searches", "options"])
-def test_resolv_conf(kind: str) -> None:
+def test_resolv_conf_is_written_in_linear_time(kind: str) -> None:
     def prepare(size: int) -> Work:
         dns: dict[str, Any] = {kind: ["10.0.0.1"] * size}
         config = api.PodSandboxConfig(dns_config=api.DNSConfig(**dns))
@@ -616,7 +616,7 @@ def test_resolv_conf(kind: str) -> None:
     check_growth(prepare, 5000, largest=1 << 20)
 
 
-def test_sysctls() -> None:
+def test_sysctls_are_checked_in_linear_time() -> None:
     def prepare(size: int) -> Work:
         settings = {f"net.ipv4.{'a.' * 20}k{n}": "1" for n in range(size)} | {
             "net." + "a." * size: "1"
@@ -642,7 +642,7 @@ def test_sysctls() -> None:
     ],
     ids=repr,
 )
-def test_passwd_and_group(unit: bytes) -> None:
+def test_passwd_and_group_are_read_in_linear_time(unit: bytes) -> None:
     context = api.LinuxContainerSecurityContext(run_as_username="u")
 
     def prepare(size: int) -> Work:
@@ -655,7 +655,7 @@ def test_passwd_and_group(unit: bytes) -> None:
     check_growth(prepare, 2000, largest=1 << 14)
 
 
-def test_users_of_images() -> None:
+def test_users_of_images_are_resolved_in_linear_time() -> None:
     nobody = user.Accounts()
     context = api.LinuxContainerSecurityContext()
     for unit in ("9", "0", ":", "a"):
@@ -666,7 +666,7 @@ def test_users_of_images() -> None:
         )
 
 
-def test_supplemental_groups() -> None:
+def test_supplemental_groups_are_resolved_in_linear_time() -> None:
     def prepare(size: int) -> Work:
         context = api.LinuxContainerSecurityContext(supplemental_groups=list(range(size)))
         return lambda: user.resolve(context, "", user.Accounts())
@@ -675,7 +675,7 @@ def test_supplemental_groups() -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_environments(same: bool) -> None:
+def test_environments_are_merged_in_linear_time(same: bool) -> None:
     def prepare(size: int) -> Work:
         lines = ["K=v" if same else f"K{n}=v" for n in range(size)]
         pairs = [("K" if same else f"K{n}", "w") for n in range(size)]
@@ -687,7 +687,7 @@ def test_environments(same: bool) -> None:
 @pytest.mark.parametrize(
     "path", ["/m{}", "/dev/{}", "/same", "/" + "a/" * 50 + "{}", "/" + "../" * 50 + "{}"]
 )
-def test_mounts_of_requests(path: str) -> None:
+def test_mounts_of_requests_are_checked_in_linear_time(path: str) -> None:
     def prepare(size: int) -> Work:
         requests = [api.Mount(container_path=path.format(n), host_path="/tmp") for n in range(size)]
         pod = mounts.PodFiles("/a", "/b", "/c")
@@ -715,7 +715,7 @@ CDI_EDITS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CDI_EDITS)
-def test_cdi_edits(name: str) -> None:
+def test_cdi_edits_are_merged_in_linear_time(name: str) -> None:
     """A request names devices, a file of 4 MiB defines thousands of them."""
 
     def prepare(size: int) -> Work:
@@ -731,7 +731,7 @@ def test_cdi_edits(name: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["a.b/c=d,", ",", "a", "a-", "=", "a/", "a.b/c="], ids=repr)
-def test_cdi_names(unit: str) -> None:
+def test_cdi_names_are_checked_in_linear_time(unit: str) -> None:
     check_growth(
         lambda size: refusable(lambda: cdi.names([unit * size], {"cdi.k8s.io/x": unit * size})),
         5000,
@@ -754,7 +754,7 @@ CDI_YAML: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", CDI_YAML)
-def test_cdi_files_in_yaml(name: str, tmp_path: Path) -> None:
+def test_cdi_files_in_yaml_are_read_in_linear_time(name: str, tmp_path: Path) -> None:
     file = tmp_path / "vendor.yaml"
 
     def prepare(size: int) -> Work:
@@ -835,7 +835,7 @@ CONFIGURATIONS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_oci_configurations(name: str) -> None:
+def test_oci_configurations_are_parsed_in_linear_time(name: str) -> None:
     def prepare(size: int) -> Work:
         text = jsontext.dumps(CONFIGURATIONS[name](size))
         return refusable(lambda: check.check(parse.parse(jsontext.loads(text))))
@@ -858,7 +858,7 @@ FILTERS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_seccomp_profiles(name: str) -> None:
+def test_seccomp_profiles_are_compiled_in_linear_time(name: str) -> None:
     def prepare(size: int) -> Work:
         document = {"defaultAction": "SCMP_ACT_ERRNO", **FILTERS[name](size)}
         return refusable(lambda: profile.parse(document))
@@ -873,7 +873,7 @@ def test_seccomp_profiles(name: str) -> None:
     "unit", [b"\n", b"x", b"x" * 16385 + b"\n", b"x\n", b"\n" + b"x" * 16384], ids=len
 )
 @pytest.mark.parametrize("cut", [1, 4096, 1 << 16])
-def test_log_lines(unit: bytes, cut: int) -> None:
+def test_log_lines_are_split_in_linear_time(unit: bytes, cut: int) -> None:
     stamp = b"2026-01-31T12:00:00.000000001Z"
 
     def prepare(size: int) -> Work:
@@ -884,7 +884,7 @@ def test_log_lines(unit: bytes, cut: int) -> None:
     check_growth(prepare, 4096, largest=1 << 18)
 
 
-def test_a_log_that_cannot_be_written() -> None:
+def test_lines_of_a_full_disk_wait_in_linear_time() -> None:
     """Lines are held back until there is room, up to a limit."""
 
     def prepare(size: int) -> Work:
@@ -907,11 +907,11 @@ def test_a_log_that_cannot_be_written() -> None:
 @pytest.mark.parametrize(
     "line", ["8:0 rbytes=1 wbytes=2\n", "8:0\n", "8:0 " + "a=1 " * 40 + "\n"], ids=len
 )
-def test_cgroup_statistics(line: str) -> None:
+def test_cgroup_statistics_are_read_in_linear_time(line: str) -> None:
     check_growth(lambda size: lambda: (stats.io_lines(line * size), cgroup.keyed(line * size)), 500)
 
 
-def test_cgroup_files(tmp_path: Path) -> None:
+def test_cgroup_files_are_read_in_linear_time(tmp_path: Path) -> None:
     """The list of a group's processes, of which a container can make many."""
 
     def prepare(size: int) -> Work:
@@ -921,7 +921,7 @@ def test_cgroup_files(tmp_path: Path) -> None:
     check_growth(prepare, 1 << 16, largest=1 << 20)
 
 
-def test_there_is_no_expression_that_looks_back_twice() -> None:
+def test_regular_expressions_match_in_linear_time() -> None:
     """The regular expressions that foreign text is matched with, on texts of what they are made
     of."""
     alphabet = 'a1.-_/:=@ ,;\\"[]é'

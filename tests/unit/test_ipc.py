@@ -60,7 +60,7 @@ def test_paths_that_are_not_utf8_survive(pair: Pair) -> None:
     assert received and os.fsencode(received[0]["path"]) == b"/tmp/\xff\xfe"
 
 
-def test_the_end_is_none(pair: Pair) -> None:
+def test_receive_returns_none_at_the_end(pair: Pair) -> None:
     pair[0].close()
     assert ipc.receive(pair[1]) is None
 

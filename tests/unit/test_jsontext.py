@@ -31,7 +31,7 @@ def test_json_is_written_and_read_back_unchanged(value: object) -> None:
 
 
 @given(st.text(max_size=12))
-def test_the_same_refusals(text: str) -> None:
+def test_loads_refuses_the_texts_that_json_refuses(text: str) -> None:
     try:
         expected = json.loads(text)
     except ValueError:
@@ -44,7 +44,7 @@ def test_the_same_refusals(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1,]", "{} x", "NaN", '{"a":1,}', "'a'", "{a:1}"])
-def test_broken_texts(text: str) -> None:
+def test_truncated_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         jsontext.loads(text)
 
@@ -55,12 +55,12 @@ def test_paths_that_are_not_utf8_survive() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes"])
-def test_other_things_are_refused(value: object) -> None:
+def test_unsupported_types_are_refused(value: object) -> None:
     with pytest.raises(TypeError):
         jsontext.dumps(value)
 
 
-def test_a_refusal_leaves_nothing_behind() -> None:
+def test_a_refused_value_does_not_affect_later_calls() -> None:
     shared = [1]
     for _ in range(3):
         with pytest.raises(TypeError):

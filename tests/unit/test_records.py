@@ -46,7 +46,7 @@ def test_a_written_record_is_read_unchanged() -> None:
     assert Outer.of(fields) == one
 
 
-def test_a_field_that_is_none_by_default_does_not_travel() -> None:
+def test_a_field_with_default_none_is_not_written() -> None:
     assert Outer("a", None).to_fields() == {
         "name": "a",
         "inner": None,
@@ -92,7 +92,7 @@ def test_unknown_fields_are_ignored_and_missing_fields_have_their_default() -> N
         ({"name": "a", "inner": None, "free": []}, r"Outer: free is \[\], not an object"),
     ],
 )
-def test_the_wrong_field_is_named(fields: dict[str, Any], words: str) -> None:
+def test_the_error_names_the_wrong_field(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         Outer.of(fields)
     with pytest.raises(PeerError, match=words):
@@ -104,7 +104,7 @@ def test_an_annotation_that_cannot_be_read_is_refused_at_the_first_use() -> None
         Broken.of({})
 
 
-def test_a_request_is_named_by_its_call() -> None:
+def test_a_request_message_names_its_call() -> None:
     stop = messages.Stop("c", 15, 2.5)
     assert stop.to_message() == {"call": "stop", "container": "c", "signal": 15, "timeout_s": 2.5}
     with pytest.raises(InvalidArgument, match="stop: signal is 'TERM', not a whole number"):
@@ -120,11 +120,11 @@ def test_a_request_is_named_by_its_call() -> None:
         messages.PauseExited(),
     ],
 )
-def test_events_travel(event: messages.Event) -> None:
+def test_events_are_written_and_read_back(event: messages.Event) -> None:
     assert messages.event_of(messages.message_of(event)) == event
 
 
-def test_an_event_of_a_newer_shim_is_no_event() -> None:
+def test_an_unknown_event_is_ignored() -> None:
     assert messages.event_of({"event": "thawed"}) is None
 
 

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "path, unit",
     [
-        ("tests/vm/test_guest.py::test_in_the_guest[plan]", schedule.GUEST),
+        ("tests/vm/test_guest.py::test_tests_of_the_guest_pass[plan]", schedule.GUEST),
         ("tests/vm/test_kubelet.py", schedule.GUEST),
         ("tests/kernel/shim/test_shim.py::test_orphans", schedule.MACHINE),
         ("tests/cri/critest/test_critest.py::test", schedule.MACHINE),
@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
         ("tests/unit/test_record.py::TestIt::test", "tests/unit/test_record.py"),
     ],
 )
-def test_units(path: str, unit: str) -> None:
+def test_a_test_belongs_to_its_unit(path: str, unit: str) -> None:
     assert schedule.unit_of(path) == unit
 
 
@@ -44,7 +44,7 @@ def test_every_path_prefix_matches_a_test(start: str) -> None:
     assert list(TESTS.glob(f"{start}*"))
 
 
-def test_numbers_of_workers() -> None:
+def test_workers_are_numbered() -> None:
     class Config:
         workerinput = {"workerid": "gw1"}  # noqa: RUF012
 

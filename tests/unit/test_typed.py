@@ -43,7 +43,7 @@ assert typed.decode('{"a": 2}', Inner) == Inner(2)
 """
 
 
-def test_threads_that_meet_a_type_at_once() -> None:
+def test_threads_can_use_a_new_type_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
     )

@@ -51,7 +51,7 @@ def test_the_program_starts_from_its_snapshot(arm64: Guest) -> None:
     assert start.startswith("ELF") and "pyrunc version" in start
 
 
-def test_a_pod_on_a_server_of_its_own(arm64: Guest) -> None:
+def test_the_demo_runs_a_pod(arm64: Guest) -> None:
     output = arm64.ssh(
         "cd /root/project && /opt/venv/bin/python -c 'from cri_server.cli.main import main; main()'"
         " demo pod.yaml",
@@ -61,5 +61,7 @@ def test_a_pod_on_a_server_of_its_own(arm64: Guest) -> None:
 
 
 @pytest.mark.parametrize("what", INSIDE)
-def test_in_the_guest(arm64: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_of_the_guest_pass(
+    arm64: Guest, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     remote.run(arm64, f"-m 'not slow' {INSIDE[what]}", capsys, timeout_s=5000)

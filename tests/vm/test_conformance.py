@@ -57,7 +57,7 @@ def machine(boots: Boots) -> Iterator[Machine]:
 
 
 @pytest.mark.timeout(3000)
-def test_containerds_tests_of_controllers(
+def test_containerds_tests_of_controllers_pass(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     remote.run(machine.guest, "tests/vm/suites", capsys, timeout_s=2400)

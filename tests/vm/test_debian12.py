@@ -29,12 +29,12 @@ def node(guest: Guest) -> Guest:
 
 
 @pytest.mark.timeout(1200)
-def test_limits(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_are_enforced(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(guest, "tests/vm/inside", capsys, ledger="machine", timeout_s=900)
 
 
 @pytest.mark.timeout(1800)
-def test_kills_on_a_kernel_without_pidfd_info_exit(
+def test_pods_survive_kills_without_pidfd_info_exit(
     guest: Guest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """This kernel does not tell how a process ended that has been reaped (PIDFD_INFO_EXIT)."""
@@ -52,7 +52,9 @@ def test_kills_on_a_kernel_without_pidfd_info_exit(
     ["-m 'not slow' tests/vm/kubelet/test_placement.py", "tests/vm/linux_6_1/test_pods.py"],
     ids=["placement", "pods"],
 )
-def test_kubelet(node: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_with_kubelet_pass(
+    node: Guest, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     remote.run(node, what, capsys, timeout_s=900)
 
 
@@ -62,5 +64,5 @@ def test_kubelet(node: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> 
     ["tests/vm/linux_6_1/test_images.py", f"{image_tests.files(*STORE)} -k 'not erofs'"],
     ids=["kinds", "unpacked"],
 )
-def test_images(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_of_images_pass(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     image_tests.run(guest, what, capsys)

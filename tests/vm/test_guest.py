@@ -34,12 +34,14 @@ INSIDE = ("-m 'not slow' tests/vm/inside", CONTAINERS, in_the_guest(CONTAINERS))
 @pytest.mark.guest
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("what", INSIDE, ids=("limits", "plan", "capabilities"))
-def test_in_the_guest(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_of_the_guest_pass(
+    guest: Guest, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     remote.run(guest, what, capsys, ledger="machine")
 
 
 @pytest.mark.guest
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_more_of_checkpoints(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_tests_of_checkpoints_pass(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(guest, "-m slow tests/vm/inside", capsys)

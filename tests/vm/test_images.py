@@ -33,5 +33,5 @@ WHAT = {
 
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize("what", WHAT)
-def test_images(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_of_images_pass(guest: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     image_tests.run(guest, WHAT[what], capsys)

@@ -34,7 +34,7 @@ def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.guest
 @pytest.mark.timeout(3600)
-def test_kubelet(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """Classes, limits, resize, OOM, AppArmor, user namespaces, the unit, true numbers: the systemd
     driver."""
     remote.run(node, f"-m 'not slow' {INSIDE}", capsys, timeout_s=3300)
@@ -43,6 +43,6 @@ def test_kubelet(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.guest
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_kubelet_in_other_ways(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """The cgroupfs driver, static CPU and memory policies, swap, eviction, the watchdog."""
     remote.run(node, f"-m slow {INSIDE}", capsys, timeout_s=2700)

@@ -69,7 +69,7 @@ def runtime_of(person: Newcomer, name: str) -> None:
     assert re.search(rf"{NODE} .*{name}://", output)
 
 
-def test_there_and_back(node: Newcomer) -> None:
+def test_a_node_moves_from_containerd_and_back(node: Newcomer) -> None:
     before = node.left(*OTHERS)
     install, drain, export, switch, load, start, uncordon, back, release = documents.blocks(
         "tasks.md", "Move a node from containerd to this one, and back"

@@ -29,5 +29,7 @@ def with_containerd(boots: Boots) -> Iterator[Guest]:
         boots.stop()
 
 
-def test_checkpoints(with_containerd: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_of_foreign_checkpoints_pass(
+    with_containerd: Guest, capsys: pytest.CaptureFixture[str]
+) -> None:
     remote.run(with_containerd, "tests/vm/peers", capsys, timeout_s=2000)

@@ -125,7 +125,7 @@ def everything(machine: Guest) -> set[str]:
     return paths
 
 
-def test_nothing_is_left_of_package_and_pods(machine: Guest, debs: tuple[Path, Path]) -> None:
+def test_purge_leaves_nothing_of_package_and_pods(machine: Guest, debs: tuple[Path, Path]) -> None:
     newcomer.push(machine, debs[0], "/root/pyrunc_own.deb")
     newcomer.push(machine, images.busybox(), "/root/busybox.tar")
     newcomer.push(machine, POD, "/root/pod.yaml")

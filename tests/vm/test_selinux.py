@@ -11,5 +11,7 @@ from tests.vm.conftest import RELEASE, Boots
 pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
-def test_enforcing(boots: Boots, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_with_enforcing_selinux_pass(
+    boots: Boots, capsys: pytest.CaptureFixture[str]
+) -> None:
     remote.run(boots.guest(RELEASE, variant=SELINUX), "tests/vm/selinux", capsys)

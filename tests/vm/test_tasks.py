@@ -101,7 +101,7 @@ def test_pods_live_through_an_upgrade_and_a_downgrade(node: Newcomer) -> None:
         assert wait_until(lambda: node.clock().count > after.count, PATIENCE_S, 2)  # noqa: B023
 
 
-def test_the_docs_find_out_why_a_pod_is_slow(node: Newcomer) -> None:
+def test_the_documented_commands_show_why_a_pod_is_slow(node: Newcomer) -> None:
     slowest, one, log, explain = documents.blocks("tasks.md", "Find out why a pod is slow")
     chain = json.loads(node.types(f"cat {NETWORK}"))
     slow = {**chain, "plugins": [*chain["plugins"], {"type": "slow"}]}
@@ -134,7 +134,7 @@ def test_remove_is_refused_while_there_are_pods(node: Newcomer) -> None:
     assert "active" in node.types("systemctl is-active pyrunc-cri; pyrunc-cri ps -q")
 
 
-def test_the_docs_of_leaving_leave_nothing(node: Newcomer, clean: set[str]) -> None:
+def test_the_documented_removal_leaves_nothing(node: Newcomer, clean: set[str]) -> None:
     drain, leave = documents.blocks("install.md", "Leaving")
     node.types_on_the_control_plane(drain, NODE=NODE)
     node.types(leave)

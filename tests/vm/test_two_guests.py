@@ -17,12 +17,12 @@ from tests.kube.pods import Kube, Manifest
 from tests.kube_nodes.conftest import web_server
 from tests.kube_nodes.test_flannel import (  # noqa: F401
     test_a_pod_reaches_host_ports_of_the_other_node,
-    test_addresses_are_of_the_nodes_own_range,
+    test_links_of_pods_have_flannels_settings,
     test_nodes_reach_pods_of_other_nodes,
-    test_our_bridge_made_the_pods_links,
-    test_packets_go_the_way_that_the_backend_says,
+    test_packets_use_the_device_of_the_backend,
+    test_pods_have_addresses_of_their_nodes_range,
     test_pods_reach_each_other_both_ways,
-    test_the_way_is_in_the_kernels_tables,
+    test_the_kernels_tables_have_the_backends_routes,
 )
 from tests.kube_nodes.views import Hosts
 from tests.support.guest_cluster import GuestCluster, GuestFlannel

@@ -107,14 +107,14 @@ def test_the_size_of_the_writable_layer_is_the_disks(numbers: Json) -> None:
     assert 6 * MIB <= container["rootfs"]["usedBytes"] < 7 * MIB
 
 
-def test_a_volume_and_the_pods_storage(numbers: Json) -> None:
+def test_the_usage_of_a_volume_and_of_the_pods_storage_is_reported(numbers: Json) -> None:
     (volume,) = [v for v in numbers["volume"] if v["name"] == "v"]
     assert 3 * MIB <= volume["usedBytes"] < 4 * MIB
     assert 9 * MIB <= numbers["ephemeral-storage"]["usedBytes"] < 11 * MIB
 
 
 @pytest.mark.requirement("10.1.14")
-def test_processes(node: Node, busy: Json) -> None:
+def test_the_number_of_processes_is_reported(node: Node, busy: Json) -> None:
     """pause, the shell and its two background sleeps; a third sleep comes and goes. kubelet leaves
     the number out."""
     with cri.connect(node.socket) as client:

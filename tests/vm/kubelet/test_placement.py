@@ -149,18 +149,18 @@ def test_an_oom_kill_ends_the_whole_container(placed: Placed) -> None:
 
 
 @pytest.mark.requirement("7.2.10")
-def test_pids(placed: Placed) -> None:
+def test_a_pod_has_its_pids_limit(placed: Placed) -> None:
     assert {fact(placed.pod_group(name), "pids.max") for name in RESOURCES} == {str(PIDS_PER_POD)}
 
 
-def test_huge_pages(placed: Placed) -> None:
+def test_a_pod_has_its_limit_of_huge_pages(placed: Placed) -> None:
     for group in (placed.group("hugepages"), placed.pod_group("hugepages")):
         assert fact(group, "hugetlb.2MB.max") == str(4 * MIB)
     assert fact(placed.group("guaranteed"), "hugetlb.2MB.max") == "0"
 
 
 @pytest.mark.requirement("7.2.6")
-def test_oom_scores(placed: Placed) -> None:
+def test_processes_have_the_oom_score_of_their_class(placed: Placed) -> None:
     scores = {
         name: int(
             Path(f"/proc/{placed.node.main_pid(placed.pods[name])}/oom_score_adj").read_text()

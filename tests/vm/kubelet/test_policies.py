@@ -86,7 +86,7 @@ def swap() -> Iterator[None]:
     SWAP_FILE.unlink()
 
 
-def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
+def test_limited_swap_is_for_burstable_pods(swap: None, kubelet: Node, removing: list[str]) -> None:
     """Burstable pods swap in proportion to what they request; guaranteed and best-effort ones do
     not."""
     kubelet.configure_kubelet(failSwapOn=False, memorySwap={"swapBehavior": "LimitedSwap"})

@@ -64,7 +64,7 @@ def test_the_profile_confines_init_and_exec(
     assert inside.stderr.count("Permission denied") == 2
 
 
-def test_an_exec_may_have_a_profile_of_its_own(container: Container, profile: str) -> None:
+def test_an_exec_may_have_a_separate_profile(container: Container, profile: str) -> None:
     container.make(
         "sleep", "1000", change=lambda config: config["process"].update(noNewPrivileges=False)
     )
@@ -84,7 +84,7 @@ def test_a_profile_that_is_not_loaded_is_an_error(container: Container) -> None:
     assert container.id not in container.pyrunc("list", "-q").stdout.split()
 
 
-def test_a_user_namespace_with_mapped_mounts(container: Container) -> None:
+def test_mapped_mounts_keep_their_owners(container: Container) -> None:
     """Files of a host directory keep their owners outside and have the container's inside."""
     shared = container.folder / "shared"
     shared.mkdir()

@@ -113,7 +113,7 @@ def ctr(containerd: Program) -> Iterator[Ctr]:
     assert not list(Path("/run/containerd/runc/default").glob("*"))
 
 
-def test_an_exit_code_and_output(ctr: Ctr) -> None:
+def test_containerd_gets_exit_code_and_output(ctr: Ctr) -> None:
     done = ctr.run(
         "short",
         "sh",
@@ -128,7 +128,7 @@ def test_an_exit_code_and_output(ctr: Ctr) -> None:
     assert missing.returncode != 0 and "executable file not found in $PATH" in missing.stderr
 
 
-def test_a_task_from_start_to_end(ctr: Ctr) -> None:
+def test_a_task_of_containerd_runs_from_start_to_end(ctr: Ctr) -> None:
     limit = ("--memory-limit", str(64 * MIB))
     ctr.run("long", "sleep", "1000", options=("-d", "--cgroup", "/ctd-test/long", *limit))
     group = commands.CGROUPS / Path(
@@ -160,7 +160,7 @@ def test_a_task_from_start_to_end(ctr: Ctr) -> None:
     assert not group.exists()
 
 
-def test_a_checkpoint(ctr: Ctr) -> None:
+def test_containerd_checkpoints_a_task(ctr: Ctr) -> None:
     """The shim's checkpoint of a task goes through our runtime and CRIU."""
     ctr.run("dumped", "sleep", "1000", options=("-d",))
     ctr("task", "checkpoint", "--exit", "dumped")
@@ -236,7 +236,7 @@ def cri(containerd: Program, tmp_path: Path) -> Iterator[Cri]:
     assert not list((commands.CGROUPS / "ctdpods.slice").glob("cri-containerd-*"))
 
 
-def test_a_pod_over_cri(cri: Cri) -> None:
+def test_a_pod_runs_over_cri(cri: Cri) -> None:
     pod, config = cri.pod("one")
     resources = api.LinuxContainerResources(
         memory_limit_in_bytes=64 * MIB, cpu_quota=50_000, cpu_period=100_000, cpu_shares=512
@@ -286,7 +286,7 @@ def test_an_oom_kill_is_reported_over_cri(cri: Cri) -> None:
     assert (status.exit_code, status.reason) == (137, "OOMKilled")
 
 
-def test_pods_in_the_same_moment(cri: Cri) -> None:
+def test_containers_of_a_pod_end_separately(cri: Cri) -> None:
     """The shim is shared by a pod's containers: two of them, one ends, the other lives."""
     pod, config = cri.pod("two")
     first = cri.container(pod, config, "sleep", "1000")

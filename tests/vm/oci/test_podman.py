@@ -92,7 +92,7 @@ def test_podman_exec_runs_in_the_container(podman: Podman, long: str) -> None:
     assert "/dev/pts/0" in podman("exec", "-it", long, "tty", terminal=True).stdout
 
 
-def test_statistics_and_processes(podman: Podman, long: str) -> None:
+def test_podman_shows_statistics_and_processes(podman: Podman, long: str) -> None:
     (stats,) = json.loads(podman.output("stats", "--no-stream", "--format", "json", long))
     assert (
         stats["name"] == long
@@ -127,7 +127,7 @@ def test_a_podman_container_can_have_a_terminal(podman: Podman) -> None:
     assert output.split() == ["/dev/pts/0", "console"]
 
 
-def test_read_only_with_a_user_and_without_capabilities(podman: Podman) -> None:
+def test_a_podman_container_can_be_read_only_without_capabilities(podman: Podman) -> None:
     output = podman.run(
         "--read-only",
         "--user",
@@ -143,7 +143,7 @@ def test_read_only_with_a_user_and_without_capabilities(podman: Podman) -> None:
     assert "Read-only file system" in output and output.endswith("made")
 
 
-def test_a_filter(podman: Podman, tmp_path: Path) -> None:
+def test_a_podman_container_can_have_a_seccomp_filter(podman: Podman, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     rules = [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}))
@@ -182,7 +182,7 @@ def test_a_podman_container_can_have_a_user_namespace(podman: Podman) -> None:
     assert output.split() == ["0", "1000000", "3000", "0"]
 
 
-def test_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
+def test_a_podman_container_can_have_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("outside")
     options = (
         "-v",
@@ -206,7 +206,7 @@ def test_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
     )
 
 
-def test_an_init_and_no_cgroup(podman: Podman) -> None:
+def test_a_podman_container_can_have_an_init_and_no_cgroup(podman: Podman) -> None:
     assert podman.run("--init", IMAGE, "cat", "/proc/1/cmdline").startswith("/run/podman-init\0")
     assert podman.run("--cgroups", "disabled", IMAGE, "cat", "/proc/self/cgroup")
 
@@ -215,7 +215,7 @@ def test_a_podman_container_has_a_network(podman: Podman) -> None:
     assert "10.88." in podman.output("run", "--rm", IMAGE, "ip", "-4", "addr")
 
 
-def test_a_name_and_settings(podman: Podman) -> None:
+def test_a_podman_container_can_have_a_hostname_and_sysctls(podman: Podman) -> None:
     output = podman.run(
         "--hostname", "named", "--sysctl", "net.ipv4.ip_forward=1", IMAGE,
         "sh", "-c", "hostname; cat /proc/sys/net/ipv4/ip_forward",
@@ -223,13 +223,13 @@ def test_a_name_and_settings(podman: Podman) -> None:
     assert output.split() == ["named", "1"]
 
 
-def test_programs_that_cannot_be_executed(podman: Podman) -> None:
+def test_podman_reports_programs_that_cannot_be_executed(podman: Podman) -> None:
     missing = podman("run", "--rm", "--network", "none", IMAGE, "no-such-program", check=False)
     assert missing.returncode == 127 and "executable file not found in $PATH" in missing.stderr
     assert podman("run", "--rm", "--network", "none", IMAGE, "/etc", check=False).returncode == 126
 
 
-def test_the_other_cgroup_driver(podman: Podman) -> None:
+def test_podman_can_use_cgroupfs(podman: Podman) -> None:
     other = Podman(podman.user, "--cgroup-manager", "cgroupfs")
     try:
         other(
@@ -254,7 +254,7 @@ def test_the_other_cgroup_driver(podman: Podman) -> None:
         other("rm", "--force", "--time", "0", "plain")
 
 
-def test_out_of_memory(podman: Podman) -> None:
+def test_podman_reports_an_oom_kill(podman: Podman) -> None:
     try:
         ended = podman(
             "run",
@@ -275,7 +275,7 @@ def test_out_of_memory(podman: Podman) -> None:
         podman("rm", "--force", "hungry")
 
 
-def test_six_mebibytes_are_enough(podman: Podman) -> None:
+def test_a_podman_container_runs_with_six_mebibytes(podman: Podman) -> None:
     assert podman.run("--memory", "6m", IMAGE, "echo", "fine") == "fine"
 
 

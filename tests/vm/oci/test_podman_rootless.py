@@ -32,7 +32,7 @@ def podman(alice: User, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
     assert not list(Path(f"{alice.runtime_dir}/pyrunc").glob("[0-9a-f]" * 64))
 
 
-def test_ids(podman: Podman) -> None:
+def test_a_rootless_podman_container_has_mapped_ids(podman: Podman) -> None:
     first, count = commands.granted_ids("alice")
     output = podman.run(
         IMAGE, "sh", "-c", "id -u; cat /proc/self/uid_map; cat /proc/self/cgroup"
@@ -42,7 +42,7 @@ def test_ids(podman: Podman) -> None:
     assert podman.run("--userns", "keep-id", IMAGE, "id", "-u") == "1000"
 
 
-def test_limits_exec_pause_stop(podman: Podman) -> None:
+def test_a_rootless_podman_container_is_limited_paused_and_stopped(podman: Podman) -> None:
     podman(
         "run",
         "-d",

@@ -68,7 +68,7 @@ def scoped(alice: User, tmp_path: Path) -> Iterator[Container]:
     assert made.id not in units
 
 
-def test_a_container_with_only_the_users_own_id(plain: Container) -> None:
+def test_a_container_runs_with_only_the_users_id(plain: Container) -> None:
     plain.make("sleep", "1000", change=rootless([(0, 1000, 1)]))
     plain.run()
     pid = plain.state["pid"]
@@ -81,7 +81,7 @@ def test_a_container_with_only_the_users_own_id(plain: Container) -> None:
     assert refused.returncode == 255 and "setresuid" in refused.stderr
 
 
-def test_a_container_with_granted_ids(
+def test_a_container_runs_with_granted_ids(
     plain: Container, granted: list[tuple[int, int, int]]
 ) -> None:
     plain.make("sleep", "1000", change=rootless(granted))
@@ -158,7 +158,7 @@ def test_an_attached_rootless_container_has_an_exit_code_and_a_terminal(
 
 
 @pytest.mark.parametrize("resource", ["limits", "path"])
-def test_limits_without_a_right_to_cgroups_are_refused(plain: Container, resource: str) -> None:
+def test_limits_without_permission_for_cgroups_are_refused(plain: Container, resource: str) -> None:
     def change(config: dict[str, Any]) -> None:
         rootless([(0, 1000, 1)])(config)
         linux = config["linux"]
