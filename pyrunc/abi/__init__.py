@@ -1,2 +1,1 @@
-"""Numbers of the Linux ABI: flags, request codes and call numbers, by the names of the manual
-pages. Data only."""
+"""The numbers of the Linux ABI (flags, requests, system calls) by the names of the manual pages."""

@@ -1,5 +1,5 @@
-"""What differs between architectures: call tables and a few `O_*` flags. `machine` names are those
-of `uname -m`."""
+"""The tables of system calls and the `O_*` flags that differ between architectures. Architectures
+have the names of `uname -m`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ MACHINES = ("x86_64", "aarch64")
 
 
 class Arch:
-    """One 64-bit architecture: `syscalls` maps names to numbers; the open flags have its values."""
+    """One 64-bit architecture. `syscalls`: the number of each system call; `audit`: its
+    AUDIT_ARCH_*; `o_directory`, `o_nofollow`: its values of these flags of open(2)."""
 
     __slots__ = ("audit", "machine", "o_directory", "o_nofollow", "syscalls")
 
@@ -27,8 +28,8 @@ _HERE = os.uname().machine
 
 
 def arch(machine: str = "") -> Arch:
-    """Return the architecture of that name, or this machine's. Unsupported when there is no table
-    for it."""
+    """Return the architecture `machine`, or this machine's. Raises Unsupported when there is no
+    table for it."""
     name = machine or _HERE
     if name not in _LOADED:
         if name == "x86_64":

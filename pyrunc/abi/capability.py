@@ -1,49 +1,20 @@
-"""capabilities(7): name -> bit, as in linux/capability.h; the header and data of capset(2), version
-3."""
+"""The bits of capabilities(7), as in linux/capability.h, and the version of capset(2)'s header."""
 
-CAPABILITIES: dict[str, int] = {
-    "CAP_CHOWN": 0,
-    "CAP_DAC_OVERRIDE": 1,
-    "CAP_DAC_READ_SEARCH": 2,
-    "CAP_FOWNER": 3,
-    "CAP_FSETID": 4,
-    "CAP_KILL": 5,
-    "CAP_SETGID": 6,
-    "CAP_SETUID": 7,
-    "CAP_SETPCAP": 8,
-    "CAP_LINUX_IMMUTABLE": 9,
-    "CAP_NET_BIND_SERVICE": 10,
-    "CAP_NET_BROADCAST": 11,
-    "CAP_NET_ADMIN": 12,
-    "CAP_NET_RAW": 13,
-    "CAP_IPC_LOCK": 14,
-    "CAP_IPC_OWNER": 15,
-    "CAP_SYS_MODULE": 16,
-    "CAP_SYS_RAWIO": 17,
-    "CAP_SYS_CHROOT": 18,
-    "CAP_SYS_PTRACE": 19,
-    "CAP_SYS_PACCT": 20,
-    "CAP_SYS_ADMIN": 21,
-    "CAP_SYS_BOOT": 22,
-    "CAP_SYS_NICE": 23,
-    "CAP_SYS_RESOURCE": 24,
-    "CAP_SYS_TIME": 25,
-    "CAP_SYS_TTY_CONFIG": 26,
-    "CAP_MKNOD": 27,
-    "CAP_LEASE": 28,
-    "CAP_AUDIT_WRITE": 29,
-    "CAP_AUDIT_CONTROL": 30,
-    "CAP_SETFCAP": 31,
-    "CAP_MAC_OVERRIDE": 32,
-    "CAP_MAC_ADMIN": 33,
-    "CAP_SYSLOG": 34,
-    "CAP_WAKE_ALARM": 35,
-    "CAP_BLOCK_SUSPEND": 36,
-    "CAP_AUDIT_READ": 37,
-    "CAP_PERFMON": 38,
-    "CAP_BPF": 39,
-    "CAP_CHECKPOINT_RESTORE": 40,
-}
+from __future__ import annotations
+
+from pyrunc.abi.numbered import numbered
+
+CAPABILITIES = numbered("""
+      0 CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SETGID
+      7 CAP_SETUID CAP_SETPCAP CAP_LINUX_IMMUTABLE
+     10 CAP_NET_BIND_SERVICE CAP_NET_BROADCAST CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK
+     15 CAP_IPC_OWNER CAP_SYS_MODULE CAP_SYS_RAWIO CAP_SYS_CHROOT CAP_SYS_PTRACE
+     20 CAP_SYS_PACCT CAP_SYS_ADMIN CAP_SYS_BOOT CAP_SYS_NICE CAP_SYS_RESOURCE CAP_SYS_TIME
+     26 CAP_SYS_TTY_CONFIG CAP_MKNOD CAP_LEASE CAP_AUDIT_WRITE
+     30 CAP_AUDIT_CONTROL CAP_SETFCAP CAP_MAC_OVERRIDE CAP_MAC_ADMIN CAP_SYSLOG CAP_WAKE_ALARM
+     36 CAP_BLOCK_SUSPEND CAP_AUDIT_READ CAP_PERFMON CAP_BPF
+     40 CAP_CHECKPOINT_RESTORE
+""")
 CAP_SYS_ADMIN = 21
 
 # struct __user_cap_header_struct {u32 version; int pid}, then two times {u32 effective, permitted,

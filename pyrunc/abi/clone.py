@@ -1,5 +1,5 @@
-"""clone3(2), unshare(2), setns(2): flags, the namespaces' names, the layout of `struct
-clone_args`."""
+"""The flags of clone3(2), unshare(2) and setns(2), the names of namespaces, and the size of
+`struct clone_args`."""
 
 CLONE_NEWTIME = 0x80
 CLONE_PARENT = 0x8000

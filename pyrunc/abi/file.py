@@ -1,7 +1,7 @@
-"""open(2), openat2(2), statx(2), fcntl(2), memfd_create(2), *at flags: those equal on every
-architecture.
+"""The constants of open(2), openat2(2), statx(2), fcntl(2), memfd_create(2) and the *at calls that
+are equal on all architectures.
 
-`O_DIRECTORY` and `O_NOFOLLOW` differ between x86-64 and arm64 and live in `abi.arch`.
+`O_DIRECTORY` and `O_NOFOLLOW` differ between x86-64 and arm64: `abi.arch` has them.
 """
 
 O_RDONLY = 0
@@ -51,9 +51,7 @@ MFD_EXEC = 0x10
 
 CLOSE_RANGE_CLOEXEC = 0x4
 
-# statx(2): the mask of fields, the buffer's size, and where its fields lie (name -> offset, width
-# in
-# bytes)
+# statx(2): the mask of fields, the buffer's size, and each field's offset and width in bytes
 STATX_TYPE = 0x1
 STATX_BASIC_STATS = 0x7FF
 STATX_SIZE = 256

@@ -1,5 +1,5 @@
-"""ioctl(2) request codes: namespaces, terminals, block layer, vsock. The same on x86-64 and arm64
-(asm-generic/ioctl.h)."""
+"""The requests of ioctl(2) for namespaces, terminals, links and files, which are the same on x86-64
+and arm64 (asm-generic/ioctl.h)."""
 
 NS_GET_NSTYPE = 0xB703
 

@@ -1,4 +1,4 @@
-"""mount(2), umount2(2), the fd-based mount calls (fsopen(2) and its family), magic numbers of
+"""The constants of mount(2), umount2(2), fsopen(2) and its family, and the file system types of
 statfs(2)."""
 
 # mount(2)

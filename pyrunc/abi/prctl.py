@@ -1,5 +1,5 @@
-"""prctl(2), seccomp(2), personality(2), keyctl(2) and the secure bits: the requests that a
-container start uses."""
+"""The requests of prctl(2), seccomp(2), set_mempolicy(2) and keyctl(2) that a container's
+start uses."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -22,7 +22,6 @@ PR_SET_MEMORY_MERGE = 67
 SECCOMP_SET_MODE_FILTER = 1
 
 MPOL_DEFAULT = 0
-
 
 KEYCTL_JOIN_SESSION_KEYRING = 1
 KEYCTL_SETPERM = 5

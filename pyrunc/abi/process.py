@@ -1,24 +1,15 @@
-"""prlimit(2), ioprio_set(2), sched_setattr(2): numbers that the standard library lacks or names
-otherwise."""
+"""The numbers of prlimit(2), ioprio_set(2) and sched_setattr(2) that the standard library lacks or
+names otherwise."""
 
-RLIMITS: dict[str, int] = {
-    "RLIMIT_CPU": 0,
-    "RLIMIT_FSIZE": 1,
-    "RLIMIT_DATA": 2,
-    "RLIMIT_STACK": 3,
-    "RLIMIT_CORE": 4,
-    "RLIMIT_RSS": 5,
-    "RLIMIT_NPROC": 6,
-    "RLIMIT_NOFILE": 7,
-    "RLIMIT_MEMLOCK": 8,
-    "RLIMIT_AS": 9,
-    "RLIMIT_LOCKS": 10,
-    "RLIMIT_SIGPENDING": 11,
-    "RLIMIT_MSGQUEUE": 12,
-    "RLIMIT_NICE": 13,
-    "RLIMIT_RTPRIO": 14,
-    "RLIMIT_RTTIME": 15,
-}
+from __future__ import annotations
+
+from pyrunc.abi.numbered import numbered
+
+RLIMITS = numbered("""
+      0 RLIMIT_CPU RLIMIT_FSIZE RLIMIT_DATA RLIMIT_STACK RLIMIT_CORE RLIMIT_RSS RLIMIT_NPROC
+      7 RLIMIT_NOFILE RLIMIT_MEMLOCK RLIMIT_AS
+     10 RLIMIT_LOCKS RLIMIT_SIGPENDING RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME
+""")
 RLIM_INFINITY = (1 << 64) - 1
 
 SCHED_POLICIES: dict[str, int] = {

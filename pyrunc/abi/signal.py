@@ -1,4 +1,5 @@
-"""sigaction(2), sigprocmask(2): sizes of the kernel's structures, the same on x86-64 and arm64."""
+"""The sizes of the kernel's structures for sigaction(2) and sigprocmask(2), which are the same on
+x86-64 and arm64."""
 
 # The kernel's sigset_t is one 64-bit word; its struct sigaction: handler, flags, restorer, mask.
 SIGSET_SIZE = 8
