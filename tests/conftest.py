@@ -1,5 +1,5 @@
-"""What holds for every test: it leaves nothing behind, and a skip that nobody expected is a failure
-in CI."""
+"""Checks after every test that nothing is left behind, and fails the run in CI when a test skips
+for an unexpected reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support import builds, ledger, schedule, session
 
 TESTS = Path(__file__).parent
-# a cluster is counted around its whole life, in tests/kube
+# tests/kube counts a cluster around its whole life
 INTEGRATION = ("kernel", "system", "cri")
 # Reasons that may skip a test in CI; everything else that skips there fails the run.
 EXPECTED_SKIPS: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Long builds come before the first test, outside of its time limit. The guest has nothing to
-    build with."""
+    """Make long builds before the first test, outside of its time limit. The guest cannot build
+    anything."""
     if not session.config.option.collectonly and "PYRUNC_GUEST" not in os.environ:
         builds.make_for({item.path for item in session.items}, lambda line: print(line, flush=True))
 
@@ -50,12 +50,12 @@ def folders_of_the_session(
     base = tmp_path_factory.getbasetemp()
     ledger.FOLDERS.add(f"{base}/")
     if schedule.worker(pytestconfig):
-        ledger.OTHER_FOLDERS.add(f"{base.parent}/")  # each worker has one of its own in it
+        ledger.OTHER_FOLDERS.add(f"{base.parent}/")  # each worker has its folder in it
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails an integration test that leaks descriptors, children, mounts, links, cgroups or
+    """Fail an integration test that leaks descriptors, children, mounts, links, cgroups or
     processes."""
     part = request.path.relative_to(TESTS).parts[0]
     if part not in INTEGRATION:

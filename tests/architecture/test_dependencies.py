@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.architecture.test_imports import MAY_IMPORT, ROOT, imports, modules
 
-# The name on the package index -> what it is imported as, where the two differ.
+# Name on the package index -> name of the import, where the two differ.
 IMPORTED_AS = {
     "backports-zstd": "backports",
     "google-re2": "re2",

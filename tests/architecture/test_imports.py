@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "cri_server": ("cri_server", "pyrunc", "cni_plugins.protocol"),
 }
-FOREIGN_OF_PYRUNC = {"jeepney", "click", "_pyrunc"}  # the last: what cli/front.c brings
+FOREIGN_OF_PYRUNC = {"jeepney", "click", "_pyrunc"}  # the last: cli/front.c brings it
 ONLY_IN_KERNEL = {"ctypes"}
 
 
@@ -49,8 +49,8 @@ def begins(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == p or name.startswith(p + ".") for p in prefixes)
 
 
-# The rooms of a package, lowest first: a room imports from rooms before it, never from its
-# neighbours of the same line. What only the type checker sees does not count.
+# The folders of a package ("rooms"), lowest first: a room imports from rooms before it, never from
+# its neighbours on the same line. Imports for the type checker only do not count.
 PYRUNC_ROOMS = (
     ("errors", "debug", "undo", "timings", "varint"),
     ("abi", "jsontext"),
@@ -69,7 +69,7 @@ PYRUNC_ROOMS = (
     ("cli",),
     ("accelerate",),
 )
-# "room.file" places a file, or a room inside, of its own: the longest name counts.
+# "room.file" gives a file or an inner folder its own place: the longest name counts.
 CRI_SERVER_ROOMS = (
     (
         "explain",

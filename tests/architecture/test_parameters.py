@@ -1,4 +1,4 @@
-"""Checks that functions have few parameters: many are one record, or the function does several
+"""Checks that functions have few parameters: a function with many needs a record, or does several
 things."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAY_HAVE_MORE = {
     "pyrunc.container.state.State.__init__": "is a record itself: state.json",
     "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from "
     "its result",
-    "pyrunc.program.macros.require": "the words of an error, and what is compared",
+    "pyrunc.program.macros.require": "the error's text, and the compared values",
 }
 
 

@@ -11,9 +11,9 @@ from tests.architecture.test_imports import MAY_IMPORT, ROOT, modules
 
 OBJECT_TYPES = {"dict[str, Any]", "dict[str, object]", "Mapping[str, Any]", "Mapping[str, object]"}
 
-# Why, and where: files, or folders with a slash at the end.
+# Reason -> its files, or folders with a slash at the end.
 MAY_HOLD_OBJECTS = {
-    # What others define.
+    # Formats of others.
     "OCI: config.json and its parts": """
         pyrunc/accelerate/command_rehearsal.py pyrunc/cgroups/convert.py
         pyrunc/cgroups/device_filter.py pyrunc/cgroups/group.py pyrunc/cgroups/limits.py
@@ -70,7 +70,7 @@ MAY_HOLD_OBJECTS = {
         "cri_server/images/registry/client.py"
     ),
     "Python: the body of a class": "pyrunc/spec/value.py",
-    # Ours, whatever it holds.
+    # Our containers of any content.
     "options of a command line by the names in its table": """
         pyrunc/accelerate/exec_cache.py pyrunc/cli/fd_passing.py pyrunc/cli/log.py
         pyrunc/cli/migrate.py pyrunc/cli/parse.py pyrunc/cli/process.py

@@ -14,8 +14,8 @@ from cri_server.api import api_pb2 as api
 from tests.architecture.test_imports import ROOT
 
 FOLDER = ROOT / "tests/cri/rpc"
-# Where words that tests speak to a server with are made of calls.
-WORDS = ("server_harness.py", "streaming_session.py", "rpc/images.py")
+# Files below tests/cri whose methods make RPCs for the tests.
+HELPERS = ("server_harness.py", "streaming_session.py", "rpc/images.py")
 
 
 def rpcs() -> list[str]:
@@ -42,24 +42,26 @@ def used(path: Path) -> set[str]:
     }
 
 
-def words() -> dict[str, set[str]]:
-    """Return the RPCs that each word of WORDS calls itself."""
-    words_by_file: dict[str, set[str]] = {}
-    for name in WORDS:
+def rpcs_of_helpers() -> dict[str, set[str]]:
+    """Return, by name, the RPCs that each method of the helper files calls."""
+    rpcs_by_method: dict[str, set[str]] = {}
+    for name in HELPERS:
         for node in ast.walk(ast.parse((ROOT / "tests/cri" / name).read_text())):
             if isinstance(node, ast.FunctionDef):
                 called = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & set(
                     rpcs()
                 )
-                words_by_file.setdefault(node.name, set()).update(called)
-    return words_by_file
+                rpcs_by_method.setdefault(node.name, set()).update(called)
+    return rpcs_by_method
 
 
 @pytest.mark.parametrize("rpc", rpcs())
 def test_each_rpc_has_a_test_file_that_calls_the_rpc(rpc: str) -> None:
     names = used(file_of(rpc))
-    words_by_file = words()
-    assert rpc in names or any(rpc in words_by_file[name] for name in names & words_by_file.keys())
+    rpcs_by_method = rpcs_of_helpers()
+    assert rpc in names or any(
+        rpc in rpcs_by_method[name] for name in names & rpcs_by_method.keys()
+    )
 
 
 def test_each_test_file_belongs_to_an_rpc() -> None:

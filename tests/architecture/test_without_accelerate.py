@@ -27,5 +27,5 @@ def test_the_tests_pass_without_the_folder_accelerate(tests: str, tmp_path: Path
     # A short path, because the name of a socket below it has at most 107 bytes (unix(7)).
     with tempfile.TemporaryDirectory(prefix="t") as temporary:
         result = copy.run_tests(tests, temporary=Path(temporary) / "t")
-        reap(5.0)  # what ended without its own parent there
+        reap(5.0)  # orphans of the copy's tests
     assert result.returncode == 0 and " passed" in result.stdout, result.stdout[-3000:]

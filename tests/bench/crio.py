@@ -23,16 +23,16 @@ CRUNS_DEFAULT = Path("/run/crun")
 
 
 class Crio:
-    """CRI-O under `folder`; `socket` answers CRI after `start`.
+    """Runs CRI-O under `folder`; `socket` answers CRI after `start`.
 
     crun refuses a host that has both cgroup trees, so there all of CRI-O runs in a mount namespace
     without the v2 tree, on cgroup v1. Controllers of the v2 tree are off in its /proc/cgroups,
-    because CRI-O would have crun set kubelet's limits of huge pages. A sleeping process keeps this
-    namespace.
+    because CRI-O would have crun set kubelet's limits of huge pages. A sleeping process holds this
+    namespace open.
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
-        """`mounts` is the file of a mount namespace, of which CRI-O's is a copy."""
+        """Take the names; `mounts` is the file of a mount namespace that CRI-O's copies."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "state/crio.sock"
         self.program = Program("crio", folder)

@@ -46,7 +46,7 @@ UNITS = {
 
 
 class OurNode(Node):
-    """A node with our server, which has the image."""
+    """A node with our server, which has loaded the image."""
 
     title = "pyrunc"
 
@@ -56,7 +56,7 @@ class OurNode(Node):
 
 
 class PeerNode(Node):
-    """A node with another server."""
+    """A node with containerd or CRI-O."""
 
     title: str
     kind: type[Containerd] | type[Crio]
@@ -92,8 +92,8 @@ KINDS: dict[str, type[Node]] = {"containerd": ContainerdNode, "crio": CrioNode, 
 
 
 class Api:
-    """Kubernetes' API with an administrator's rights; `ready` and `gone` have the time when a
-    pod was first seen so."""
+    """Uses Kubernetes' API with an administrator's rights; `ready` and `gone` have the time when
+    each pod was first seen so."""
 
     def __init__(self, pki: Path) -> None:
         self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
@@ -103,7 +103,7 @@ class Api:
         self.gone: dict[str, float] = {}
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Send one request, which must succeed."""
+        """Send one request. Raises an error when it fails."""
         headers = {"Content-Type": "application/json"}
         self._connection.request(method, path, json.dumps(body) if body else None, headers)
         response = self._connection.getresponse()
@@ -177,7 +177,8 @@ class Bench:
         for name in names:
             self._api.call("DELETE", f"{PODS}/{name}")
         self._wait(self._api.gone, names, "gone")
-        cri.remove_pods_beside_others(self.node.socket, TIMEOUT_S)  # kubelet would within minutes
+        # kubelet would take minutes
+        cri.remove_pods_beside_others(self.node.socket, TIMEOUT_S)
         cpu_s = busy_seconds() - cpu - idle * (time.perf_counter() - begin)
         self.samples["CPU of the machine per deleted pod"].append(cpu_s * 1e3 / pods)
         time.sleep(SETTLE_S)

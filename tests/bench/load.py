@@ -36,7 +36,7 @@ SERVICE = (
 )
 QUIET_S = 40.0
 LINES, LINE_BYTES = 400_000, 100
-RELISTS, MEASUREMENTS = 20, 5  # in one round
+RELISTS, MEASUREMENTS = 20, 5  # per round
 
 
 def busy_seconds() -> float:
@@ -55,8 +55,10 @@ def version(client: cri.Client, runtime: str) -> str:
 
 
 class Bench:
-    """A server under measurement. `samples`: the durations of each step in milliseconds; `rates`:
-    the values of each rate."""
+    """Makes and times calls to one server.
+
+    `samples`: the durations of each step in milliseconds; `rates`: the values of each rate.
+    """
 
     def __init__(self, server: Server, folder: Path, image: str = IMAGE) -> None:
         self.name = server.name
@@ -77,7 +79,7 @@ class Bench:
         self.rates.clear()
 
     def round(self, label: str, pods: int, parallel: int) -> None:
-        """Run `pods` pods: up, listed, measured, probed and down again, `parallel` at once."""
+        """Start `pods` pods, `parallel` at once, list, measure and probe them, and remove them."""
         with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
             before_kib = self.private_kib()
             cpu, begin = busy_seconds(), time.perf_counter()
@@ -161,15 +163,17 @@ class Bench:
         return pod, container
 
     def relist(self) -> None:
-        """Make the calls that kubelet makes every second."""
+        """Make the list calls that kubelet makes every second."""
         runtime = self.client.runtime
         self._timed("ListPodSandbox", runtime.ListPodSandbox, api.ListPodSandboxRequest())
         self._timed("ListContainers", runtime.ListContainers, api.ListContainersRequest())
 
     def measure(self) -> None:
-        """Make the calls that kubelet makes every ten seconds. containerd answers an error for a
-        pod without its own cgroup, as on a host without cgroups for pods: then it has no
-        sample."""
+        """Make the statistics calls that kubelet makes every ten seconds.
+
+        containerd answers an error for a pod without a cgroup, as on a host without cgroups for
+        pods: then there is no sample.
+        """
         runtime = self.client.runtime
         self._timed(
             "ListContainerStats", runtime.ListContainerStats, api.ListContainerStatsRequest()
@@ -180,7 +184,7 @@ class Bench:
             )
 
     def private_kib(self) -> int:
-        """Return private memory of the server's helpers; a pod's share is the growth."""
+        """Return the private memory of the server's helpers in KiB; a pod's share is the growth."""
         return memory.private_kib(self.server.helpers())
 
     def ask(self, pair: tuple[str, str]) -> None:

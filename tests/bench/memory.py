@@ -1,4 +1,4 @@
-"""Memory of a server's processes (proc(5), smaps_rollup)."""
+"""Measures the memory of a server's processes (proc(5), smaps_rollup)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def of_a_server(namespace: str) -> list[int]:
         try:
             network = os.stat(f"/proc/{pid}/ns/net")
             name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-        except OSError:  # it has ended, or is the host's own
+        except OSError:  # the process has ended, or belongs to the host
             continue
         parents[pid] = int(rest.split()[1])
         if (network.st_dev, network.st_ino) == (file.st_dev, file.st_ino):

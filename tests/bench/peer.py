@@ -18,13 +18,13 @@ PAUSE = "registry.k8s.io/pause:3.10"
 
 
 class Containerd:
-    """containerd under `folder`; `socket` answers CRI after `start`."""
+    """Runs containerd under `folder`; `socket` answers CRI after `start`."""
 
     def __init__(
         self, folder: Path, namespace: str, plugins: Path | None = None, mounts: str = ""
     ) -> None:
-        """`plugins` is a folder of CNI plugins instead of the reference ones, `mounts` the file
-        of a mount namespace to run in."""
+        """Take the names; `plugins` is a folder of CNI plugins that replaces the reference ones,
+        `mounts` the file of a mount namespace to run in."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "containerd.sock"
         self.program = Program("containerd", folder)
@@ -101,9 +101,11 @@ state = "{self.folder}/state"
 
 
 def enter(namespace: str, mounts: str) -> list[str]:
-    """Return the beginning of a command that runs in the network namespace of this name, and in
-    the mount namespace of this file if there is one; nsenter leaves /sys unchanged, which `ip
-    netns exec` would not."""
+    """Return the words before a command that runs in the network namespace `namespace`, and in the
+    mount namespace of the file `mounts` if there is one.
+
+    nsenter leaves /sys unchanged; `ip netns exec` would replace it.
+    """
     network = [f"--net=/run/netns/{namespace}"] if namespace else []
     words = [*network, *([f"--mount={mounts}"] if mounts else [])]
     return ["nsenter", *words] if words else []

@@ -69,7 +69,7 @@ def _until_listed(bench: Bench, pods: int, begin: float) -> float:
     )
     while True:
         try:
-            # a channel that was refused would wait for a second
+            # a refused channel would wait for a second
             with Client(bench.server.socket) as client:
                 if len(client.runtime.ListPodSandbox(request, timeout=10).items) >= pods:
                     return (time.perf_counter() - begin) * 1e3

@@ -1,13 +1,15 @@
-"""`make bench-images`: images on containerd and on ours in one run: pull, first start, removal,
-disk, and page cache.
+"""`make bench-images`: compares images on containerd and on our server in one run: pull, first
+start, removal, disk, and page cache.
 
-Each pulls, in turns, from a registry on the loopback of its own network namespace. BENCH='--tmpfs'
-has the images on a tmpfs; else they are on the disk of the temporary folder. BENCH='--large' pulls
-1 GB in 60,000 files, and leaves the page cache out; '--tree /usr' takes files of this machine,
-which a decoder finds other work in than in made-up ones. Ratios below 1 mean that ours is faster,
-or smaller. '--collected 60000' has each pull follow the removal of an image with that many files,
-as after kubelet's garbage collection: for minutes ext4 passes over inodes that were deleted (Linux,
-fs/ext4/ialloc.c, recently_deleted()).
+The servers take turns and pull from a registry on the loopback of their network namespace.
+BENCH='--tmpfs' has the images on a tmpfs; otherwise they are on the disk of the temporary folder.
+BENCH='--large' pulls 1 GB in 60,000 files, and leaves the page cache out; '--tree /usr' takes files
+of this machine, which cost a decoder other work than generated ones. Ratios below 1 mean that ours
+is faster, or smaller.
+
+'--collected 60000' removes an image with that many files before each pull, like kubelet's garbage
+collection: for minutes ext4 skips inodes that were deleted (Linux, fs/ext4/ialloc.c,
+recently_deleted()).
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ READ_ALL = "cat /data/*/* >/dev/null"
 
 
 def made_up(files: int, size_bytes: int) -> list[bytes]:
-    """Return the contents of files that compress to about half."""
+    """Return generated contents of files, which compress to about half."""
     chance = random.Random(files)
     return [chance.randbytes(size_bytes // 2).hex().encode() for _ in range(files)]
 
 
 def sampled(tree: Path, files: int) -> list[bytes]:
-    """Return the contents of some files below a folder of this machine: the same ones as long as
+    """Return the contents of some files below a folder of this machine: the same files as long as
     the folder does not change."""
     paths = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
     return [
@@ -68,13 +70,13 @@ def image_of(contents: Sequence[bytes], layers: int) -> BuiltImage:
 
 
 class Side:
-    """A server with a registry that it reaches, and its image folder."""
+    """A server under measurement, with a registry that it reaches, and its image folder."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.bench = Bench(server, folder, image="")
         self.store = server.store
         self.registry = _in_namespace(server.namespace, lambda: Registry(folder / "registry"))
-        # containerd's, else it asks for TLS
+        # containerd needs this file, or it asks for TLS
         hosts = self.store.parent / "certs.d" / self.registry.host / "hosts.toml"
         hosts.parent.mkdir(parents=True)
         hosts.write_text(f'server = "{self.registry.url}"\n')
@@ -206,8 +208,10 @@ def measure(all_sides: list[Side], options: argparse.Namespace, contents: Sequen
 
 
 def share(all_sides: list[Side], containers: int) -> None:
-    """Measure the page cache with many containers of one image that all read all of it. A
-    container shares the pages that are in memory before it has read anything."""
+    """Measure the page cache with many containers of one image that all read the whole image.
+
+    A container shares the pages that are in memory before it has read anything.
+    """
     for side in all_sides:
         side.pull("bench:1", "shared")
         pairs = [side.start(f"many-{number}", "many") for number in range(containers)]

@@ -1,13 +1,14 @@
-"""`python -m tests.bench.runtimes`: the command lines of pyrunc, runc and crun in one run, side by
-side; medians and ratios.
+"""`python -m tests.bench.runtimes`: compares the command lines of pyrunc, runc and crun in one run:
+medians and ratios.
 
 Rounds alternate between the runtimes, so that the machine's noise hits all of them; the figure to
 quote is the ratio to runc, the milliseconds belong to this machine and this hour. Every command is
-a process that starts, works and ends, as its callers have it: nothing of any runtime stays between
-two commands. The second table is processor time, which says more than the clock when the machine
-has other work. runc is built from its module (the peer of `make bench`); crun is the machine's.
-Their state lies on a tmpfs, as /run is on a machine that systemd has booted. Debian's crun refuses
-a host that has both cgroup trees, so there it runs in a mount namespace without the v2 tree.
+a process that starts, works and ends, as its callers have it: no process of a runtime stays between
+two commands. The second table is processor time, which depends less on other work of the machine.
+
+runc is built from its module (the peer of `make bench`); crun is the machine's. Their state is on a
+tmpfs, like /run on a machine that systemd has booted. Debian's crun refuses a host that has both
+cgroup trees, so there it runs in a mount namespace without the v2 tree.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Side:
         config = bundle.configuration(
             *words, cgroupsPath=f"/bench-{self.name}-{name}-{os.getpid()}"
         )
-        config["ociVersion"] = "1.0.0"  # Debian's crun refuses versions that came after it
+        config["ociVersion"] = "1.0.0"  # Debian's crun refuses newer versions of the specification
         config["root"] = {"path": str(self.folder.parent / "root"), "readonly": True}
         folder = self.folder / name
         folder.mkdir(parents=True)
@@ -74,7 +75,7 @@ class Side:
         return folder
 
     def call(self, *words: str) -> Cost:
-        """Run a command, which must succeed; returns its cost."""
+        """Run a command and return its cost. Raises an error when it fails."""
         command = [*self.prefix, str(self.spawn), *self.program, "--root", str(self.state), *words]
         reading, writing = os.pipe()
         with open(self.folder / "output", "wb") as output:
@@ -125,7 +126,7 @@ class Side:
 
     @contextlib.contextmanager
     def container(self) -> Iterator[None]:
-        """Run a container called `long` meanwhile."""
+        """Run a container called `long` during the block."""
         self.call("run", "--detach", "--bundle", str(self._bundles["long"]), "long")
         try:
             yield
@@ -137,7 +138,7 @@ _PROGRAMS = {"true": ("true",), "long": ("sleep", "3600")}
 
 
 def build_spawn(folder: Path) -> None:
-    """Compile the small parent of all commands."""
+    """Compile the small program that is the parent of all commands."""
     subprocess.run(["cc", "-O2", "-static", "-o", str(folder / "spawn"), str(SPAWN)], check=True)
 
 

@@ -1,8 +1,8 @@
-"""The servers that a benchmark compares: containerd + runc, CRI-O + crun, ours, each in a
-network namespace of its own.
+"""Starts the servers that a benchmark compares: containerd + runc, CRI-O + crun, and ours, each in
+a separate network namespace.
 
-All processes in this namespace belong to the server, because containers have namespaces of their
-own: so helpers are recognised without their names.
+All processes in this namespace belong to the server, because containers have other network
+namespaces: so helpers are recognised without their names.
 """
 
 from __future__ import annotations

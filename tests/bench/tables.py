@@ -1,4 +1,4 @@
-"""Results of a benchmark: medians of the servers side by side, as JSON and as a table in
+"""Formats results of a benchmark: medians of the servers side by side, as JSON and as a table in
 Markdown."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """A row of figures: its name, each server's value, ours last, and the unit. A rate is better
-    when it is higher."""
+    """A row of figures: its name, the value of each server (ours last), and the unit. A rate is
+    better when it is higher."""
 
     step: str
     values: Sequence[float]

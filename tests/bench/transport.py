@@ -1,9 +1,9 @@
-"""Our gRPC server and grpcio's two, with the same handler and messages: CPU time of the server
-process for each call.
+"""Compares our gRPC server with grpcio's two, with the same handler and messages: CPU time of the
+server process for each call.
 
-The transport is our own only as long as this pays. Rounds alternate between the servers; each is a
-process of its own, asked by one client on one connection, one call after the other and many at
-once. The figure to quote is the ratio.
+We keep our transport only as long as it is cheaper. Rounds alternate between the servers. Each
+server is a separate process with one client on one connection, which makes one call after the
+other, then many at once. The figure to quote is the ratio.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ LISTED = listed()
 
 
 class RuntimeService:
-    """The one call, for our server."""
+    """Answers ListContainers in our server."""
 
     def ListContainers(self, request: Request) -> Response:
         return LISTED
 
 
 class Servicer(api_pb2_grpc.RuntimeServiceServicer):
-    """The same for grpcio with threads."""
+    """Answers ListContainers in grpcio with threads."""
 
     def ListContainers(self, request: Request, context: grpc.ServicerContext) -> Response:
         return LISTED
 
 
 class AsyncServicer(api_pb2_grpc.RuntimeServiceServicer):
-    """The same for grpcio with asyncio."""
+    """Answers ListContainers in grpcio with asyncio."""
 
     async def ListContainers(self, request: Request, context: object) -> Response:
         return LISTED
@@ -131,11 +131,12 @@ class Side:
     def _measured(self, samples: list[float], calls: int) -> Iterator[None]:
         begin_ns = self._cpu_ns()
         yield
-        time.sleep(0.1)  # what the server does after the last answer belongs to it
+        time.sleep(0.1)  # work after the last answer belongs to the round
         samples.append((self._cpu_ns() - begin_ns) / calls / 1000)
 
     def _cpu_ns(self) -> int:
-        """Return the CPU time of all threads: /proc/PID/task/TID/schedstat begins with it."""
+        """Return the CPU time of all threads in nanoseconds: /proc/PID/task/TID/schedstat begins
+        with it."""
         tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 

@@ -1,4 +1,4 @@
-"""`pyrunc-cri serve` in a machine that is a chroot, started and ended as its unit does."""
+"""Starts and stops `pyrunc-cri serve` in a chroot like its unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.processes import wait_until
 
 
 class Server:
-    """`pyrunc-cri serve` of a machine, as its unit runs it."""
+    """`pyrunc-cri serve` of a machine, started and stopped like its unit."""
 
     def __init__(self, machine: chroot.Machine) -> None:
         self.machine = machine
@@ -30,7 +30,8 @@ class Server:
         return answered or self.process.poll() is not None
 
     def stop(self) -> None:
-        """systemctl stop, with KillMode=process: nsenter waits for the server that it started."""
+        """Stop the server like `systemctl stop` with KillMode=process; nsenter waits for the server
+        that it started."""
         children = (
             Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         )

@@ -1,5 +1,5 @@
-"""The program `pyrunc` of arm64 under an emulator: compiled here against Debian's Python for arm64,
-started from its snapshot."""
+"""Tests the program `pyrunc` of arm64 under an emulator: it is compiled here against Debian's
+Python for arm64, and starts from its snapshot."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ INTERPRETER = f"python{sysconfig.get_python_version()}"
 
 @pytest.fixture(scope="module")
 def root() -> Path:
-    """The unpacked packages of an arm64 Debian with Python's static library; none of its programs
-    is run."""
+    """Unpack the packages of an arm64 Debian with Python's static library; none of its programs is
+    run."""
     release = suite()
     folder = toolchain.cache() / "debian" / f"{release}-arm64-{INTERPRETER}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="module")
 def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the words that start the program, which has its snapshot."""
+    """Return the command line that starts the program, whose snapshot has been taken."""
     folder = tmp_path_factory.mktemp("arm64")
     shutil.copytree(entry.PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("native"))
     (folder / "pyrunc/native").mkdir()

@@ -1,4 +1,4 @@
-"""What the shells' completions ask of the program itself."""
+"""Tests the words that the programs give to the shells' completions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`install-node`, which the package's scripts run as root, on a node where something else is in the
-places of its files: links, pipes, devices, folders, files of another user."""
+"""Tests `install-node`, which the package's scripts run as root, on a node that has links, pipes,
+devices, folders or files of another user at the paths of its files."""
 
 from __future__ import annotations
 

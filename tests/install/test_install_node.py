@@ -1,4 +1,4 @@
-"""`pyrunc-cri install-node` on the root of a machine that is only a folder."""
+"""Tests `pyrunc-cri install-node` on a folder that stands for the root of a machine."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_uninstall_is_refused_while_a_server_runs(root: Path, folder: str) -> No
 
 @pytest.fixture
 def own_mounts() -> Iterator[None]:
-    """This thread in its own mount namespace, whose children inherit it."""
+    """Put this thread into a new mount namespace, which its children inherit."""
     own = namespace.open_own("mnt")
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
     namespace.unshare(CLONE_NEWNS)

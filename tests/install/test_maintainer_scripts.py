@@ -1,5 +1,4 @@
-"""Debian's maintainer scripts, run on their own with programs of the test's in place of the
-package's."""
+"""Tests Debian's maintainer scripts alone, with programs of the test in place of the package's."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Installed:
     def run_with_mounts(
         self, mounts: str, script: str, *arguments: str
     ) -> subprocess.CompletedProcess[str]:
-        """The same in its own mount namespace after the commands `mounts`."""
+        """Run the script in a new mount namespace after the commands `mounts`."""
         command = [
             "unshare",
             "--mount",
@@ -61,7 +60,7 @@ class Installed:
         )
 
     def write(self, path: str, text: str = "") -> Path:
-        """A file below the folder."""
+        """Write a file below the folder."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
@@ -99,7 +98,7 @@ def test_a_program_that_starts_keeps_its_snapshot(installed: Installed) -> None:
     assert installed.program.read_text().endswith(WRITES_SNAPSHOT)
 
 
-# What the program does wrong, and what the script says of it.
+# A fault of the program -> the script's message.
 FAILURES = {
     "a snapshot that kills it": (
         WRITES_SNAPSHOT + "[ ! -e {snapshot} ] || kill -SEGV $$\n",
@@ -141,9 +140,9 @@ def test_a_program_that_the_kernel_cannot_run_is_replaced_by_the_script(
 
 DATA = ("var/lib/pyrunc/server.lock", "var/lib/pyrunc/images/a", "run/pyrunc-cri/server.lock")
 REGISTRIES = ("etc/pyrunc/certs.d/docker.io/hosts.toml", "etc/pyrunc/credential-providers.d/a.yaml")
-# debconf's functions for a shell, with an administrator who answers at once.
+# debconf's shell functions, with an administrator who answers at once.
 CONFMODULE = 'db_input() { echo "asked $2" >&2; }\ndb_go() { :; }\ndb_get() { RET=%s; }\n'
-# What debconf says, and which of the files in /etc/pyrunc remain.
+# debconf's answer -> the files of /etc/pyrunc that remain.
 ANSWERS = {
     "no debconf": (None, ()),
     "yes": ("true", ()),

@@ -1,4 +1,4 @@
-"""A machine's life with the Debian package: installed, upgraded, downgraded, purged.
+"""Tests a machine's life with the Debian package: install, upgrade, downgrade, purge.
 
 The machine is a chroot without systemd, so the server is started and ended by hand where its unit
 would do that.
@@ -53,7 +53,8 @@ def numbers(machine: chroot.Machine) -> list[int]:
 
 
 def start_time(machine: chroot.Machine) -> str:
-    """When the container's process 1 was started, in clock ticks: proc(5), the 22nd field."""
+    """Return the time when the container's process 1 was started, in clock ticks: proc(5), field
+    22."""
     return machine.run("pyrunc-cri exec clock cat /proc/1/stat").stdout.split()[21]
 
 
@@ -64,7 +65,7 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the package for that Debian."""
+    """Build the package for that Debian."""
     return (
         package.build()
         if release == suite()
@@ -74,8 +75,8 @@ def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, release: str, deb: Path) -> Iterator[Path]:
-    """Provide the root of a clean Debian on which apt has installed the package with what it
-    depends on, and taken it away again."""
+    """Provide the root of a clean Debian on which apt has installed the package with its
+    dependencies, and removed the package again."""
     with chroot.machine(tmp_path_factory.mktemp("machine") / "clean", release) as machine:
         shutil.copy(deb, machine.root / "root/pyrunc.deb")
         machine.run("apt-get update && apt-get install -y --no-install-recommends /root/pyrunc.deb")
@@ -151,7 +152,7 @@ def test_pods_run_through_an_upgrade_and_a_downgrade(
             for version in (LATER, EARLIER):
                 count = len(numbers(machine))
                 machine.run(f"apt-get install -y --allow-downgrades /root/{version}.deb")
-                server.stop()  # what the unit's restart does once the new files are there
+                server.stop()  # like the unit's restart after the new files are installed
                 server = Server(machine)
                 assert version in machine.run("pyrunc-cri --version && pyrunc --version").stdout
                 assert wait_until(lambda: len(numbers(machine)) > count + 5, 30)  # noqa: B023

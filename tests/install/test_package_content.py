@@ -1,4 +1,4 @@
-"""The content of the Debian package."""
+"""Tests the content of the Debian package."""
 
 from __future__ import annotations
 

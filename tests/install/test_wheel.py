@@ -1,4 +1,5 @@
-"""The wheel: for this machine's architecture, with all that an installed server needs."""
+"""Tests the wheel: it is for this machine's architecture and has all files that an installed server
+needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Debian that becomes a node without a package: the wheel in a virtual environment,
+"""Tests a Debian that becomes a node without a package: the wheel in a virtual environment,
 `install-node`, and back.
 
 The machine is a chroot without systemd and without a compiler, so `pyrunc` is a script and the

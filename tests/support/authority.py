@@ -1,5 +1,5 @@
-"""A cluster's certificates: one authority in a folder, what it signs beside it, and kubeconfigs
-that point there."""
+"""Makes a cluster's certificates: one authority in a folder, the certificates that it signs beside
+it, and kubeconfigs that point there."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ NAMES = (
 
 
 class Authority:
-    """`folder` gets ca.crt and ca.key, NAME.crt and NAME.key for each certificate, sa.key and
-    sa.pub for tokens."""
+    """Signs a cluster's certificates.
+
+    `folder` gets ca.crt and ca.key, NAME.crt and NAME.key for each certificate, sa.key and sa.pub
+    for tokens.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def make(self) -> None:
-        """The authority itself and the tokens' key."""
+        """Make the authority and the key for tokens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
         self._openssl(
@@ -41,7 +44,7 @@ class Authority:
         )
 
     def sign(self, name: str, subject: str, names: Iterable[str] = ()) -> None:
-        """A certificate for `subject`, valid under NAMES and `names` (`IP:…`, `DNS:…`)."""
+        """Sign a certificate for `subject`, valid under NAMES and `names` (`IP:…`, `DNS:…`)."""
         extensions, request = self.folder / f"{name}.names", f"{self.folder}/{name}.csr"
         extensions.write_text(
             f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"  # noqa: E501
@@ -75,8 +78,8 @@ class Authority:
         )
 
     def sign_for_cluster(self, names: Iterable[str], nodes: Iterable[str]) -> None:
-        """Certificates for the API server, which is also called `names`, for it as a client of API
-        servers that extend it, for the administrator and each of `nodes`.
+        """Sign the certificates of a cluster: of the API server, which is also called `names`, of
+        its client role for API servers that extend it, of the administrator and of each of `nodes`.
         """
         self.sign("apiserver", "/CN=kube-apiserver", names)
         self.sign("front-proxy", "/CN=front-proxy")
@@ -85,7 +88,7 @@ class Authority:
             self.sign(node, f"/O=system:masters/CN=system:node:{node}")
 
     def write_kubeconfig(self, path: Path, user: str, server: str) -> None:
-        """A kubeconfig for the owner of a certificate; `server` is HOST:PORT."""
+        """Write a kubeconfig for the owner of a certificate; `server` is HOST:PORT."""
         own = self.folder
         config = {
             "apiVersion": "v1",

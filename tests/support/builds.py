@@ -17,8 +17,8 @@ from tests.support import toolchain
 TESTS = Path(__file__).parents[1]
 
 
-# Which tests, as the beginning of their path below tests/, need what; the function makes it unless
-# it is there.
+# Beginnings of test paths below tests/, and the functions that build what they need unless it
+# exists.
 NEEDS: tuple[tuple[str, str], ...] = (
     ("kube/", "tests.support.toolchain:kubernetes"),
     ("kube_e2e/", "tests.support.toolchain:kubernetes"),
@@ -70,8 +70,11 @@ NEEDS: tuple[tuple[str, str], ...] = (
 
 
 def make_for(paths: Iterable[Path], say: Callable[[str], None]) -> None:
-    """Build what the test files `paths` need, each once; `say` gets the name of a slow build.
-    Workers of a run that come at the same time wait for the first."""
+    """Make the builds that the test files `paths` need, each once; `say` gets the name of a slow
+    build.
+
+    Workers of a run that come at the same time wait for the first.
+    """
     names = {str(path.relative_to(TESTS)) for path in paths if path.is_relative_to(TESTS)}
     needed = [build for start, build in NEEDS if any(path.startswith(start) for path in names)]
     if not needed:

@@ -42,7 +42,7 @@ OF_THE_HOST = (
     "/etc/pip.conf",
     "/etc/ssl/certs/ca-certificates.crt",
 )
-# $0 is the root. The holder of the namespaces is its process 1 and ends with our end of its stdin.
+# $0 is the root. Process 1 holds the namespaces and ends when we close our end of its stdin.
 ENTER = """
 set -e
 mount --bind "$0" "$0"; cd "$0"
@@ -83,7 +83,7 @@ class Machine:
 def machine(
     folder: Path, suite: str, packages: Sequence[str] = (), *, own_network: bool = False
 ) -> Iterator[Machine]:
-    """Start a fresh system with `packages` below `folder`, which is empty again afterwards."""
+    """Start a fresh system with `packages` below `folder`; afterwards the folder is empty again."""
     root = folder / "root"
     root.mkdir(parents=True)
     try:
@@ -166,7 +166,7 @@ def archive(suite: str, packages: Sequence[str] = ()) -> Path:
 
 
 def build_package(suite: str, out: Path) -> Path:
-    """Build the package of this tree for the Debian `suite`, in a chroot of it."""
+    """Build the package of this tree for the Debian `suite`, in a chroot of this suite."""
     with (
         tempfile.TemporaryDirectory(prefix="pyrunc-deb-") as work,
         machine(Path(work) / "m", suite, BUILD_PACKAGES) as debian,

@@ -76,8 +76,11 @@ class Cluster(Kubectl):
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the cluster; returns when the nodes are Ready, or would be but for an empty
-        `network`. By default pods are on a bridge with the pod CIDRs from kubelet."""
+        """Start the cluster; return when the nodes are Ready, or only lack the network when
+        `network` is empty.
+
+        By default pods are on a bridge with the pod CIDRs from kubelet.
+        """
         self.bin = toolchain.kubernetes()
         self._make_nodes()
         self._start_registries(images, locked_images)

@@ -22,7 +22,7 @@ from tests.support import ledger
 from tests.support.keeper import end_keeper
 from tests.support.processes import Program, installed, wait_until
 
-# of the range for benchmarks (RFC 2544), which no machine has
+# from the range for benchmarks (RFC 2544), which no machine uses
 NODE_IP, OUTSIDE_IP = "198.18.77.1", "198.18.77.254"
 REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5002", "127.0.0.1:5001"
 POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
@@ -124,8 +124,8 @@ class Node:
     # ---- namespaces
 
     def make_network(self, switch: Switch | None = None) -> None:
-        """Make the namespace with loopback, and connect it to `switch`; without one the node gets
-        its own."""
+        """Make the namespace with loopback, and connect it to `switch`; without a switch the node
+        is alone in a network."""
         if switch is None:
             self.switch = switch = Switch(self.name)
             switch.make()
@@ -351,7 +351,7 @@ class Node:
             "imageMinimumGCAge": "1s",
             "syncFrequency": "10s",
             "logging": {"flushFrequency": "1s"},
-            # nobody listens: its calls say what they belong to
+            # no collector listens: its calls carry the trace's id
             "tracing": {"endpoint": "127.0.0.1:9", "samplingRatePerMillion": 1000000},
         }
 
@@ -384,5 +384,5 @@ class Node:
 
 
 def _run(*words: str) -> None:
-    """Run a command; a word may hold several, separated by spaces."""
+    """Run a command; an argument may hold several words, separated by spaces."""
     subprocess.run(" ".join(words).split(), check=True)

@@ -1,6 +1,5 @@
-"""The images that `kubeadm init` wants on its node, made here from the programs that the toolchain
-builds: the names that this kubeadm asks for, none of the originals' bytes.
-"""
+"""Makes the images that `kubeadm init` needs on its node, from the programs that the toolchain
+builds. They have the names that this kubeadm asks for and no bytes of the originals."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from cri_server.images.archives import build
 from cri_server.images.archives.build import BuiltImage, Node
 from tests.support import debian, images, toolchain
 
-# What kube-proxy runs, and the names that Debian gives it when the packages are configured.
+# The programs that kube-proxy runs, and the names that Debian gives them when it configures the
+# packages.
 PROXY_TOOLS = "iptables,nftables,kmod"
 PROXY_LINKS = [
     f"usr/sbin/{family}{command}"
@@ -24,7 +24,7 @@ PROXY_LINKS = [
 
 
 def archive() -> Path:
-    """Return a docker-archive with all of them, made once for each version of what is in them."""
+    """Return a docker-archive with all images, made once for each version of their content."""
     recipe = [
         wanted(),
         debian.suite(),
@@ -48,7 +48,7 @@ def wanted() -> list[str]:
 
 
 def _all_of_them() -> Mapping[str, BuiltImage]:
-    """Name -> image. Raises KeyError for a name that is not known here."""
+    """Return all images by name. Raises KeyError when kubeadm lists a name that is missing here."""
     programs = toolchain.kubernetes()
     made = {
         **{
@@ -63,7 +63,7 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
 
 
 def _of(program: Path, **config: object) -> BuiltImage:
-    """Return the program on the path."""
+    """Return an image with `program` in /usr/local/bin."""
     return images.of_program(program, f"usr/local/bin/{program.name}", **config)
 
 

@@ -1,5 +1,5 @@
-"""What tests take from this machine's Debian: packages unpacked into an image's layers, and sources
-of packages."""
+"""Takes from this machine's Debian: packages unpacked into an image's layers, and sources of
+packages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ MERGED = ("bin", "lib", "lib64", "sbin")
 
 
 def suite() -> str:
-    """This machine's, such as `bookworm`."""
+    """Return this machine's suite, such as `bookworm`."""
     lines = Path("/etc/os-release").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)["VERSION_CODENAME"]
 
 
 def unpacked(packages: str, release: str = "") -> bytes:
-    """Return a layer with the files of `packages` (commas between) and of all that they depend on,
-    unpacked but not configured: their scripts want a whole system. `release` is the Debian that
-    they are of, by default this machine's."""
+    """Return a layer with the files of `packages` (commas between) and of their dependencies,
+    unpacked but not configured: their scripts need a whole system.
+
+    `release` is their Debian, by default this machine's.
+    """
     with tempfile.NamedTemporaryFile(suffix=".tar") as out:
         command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}"]
         subprocess.run([*command, release or suite(), out.name], check=True, capture_output=True)
@@ -32,7 +34,8 @@ def unpacked(packages: str, release: str = "") -> bytes:
 
 
 def links_of_a_system(layer: bytes) -> build.Files:
-    """Return the links that `unpacked` lacks for the loader's path and the like to be there."""
+    """Return the links that `unpacked` lacks: merged folders such as /lib64, through which programs
+    find their loader."""
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         names = archive.getnames()
     tops = {name.removeprefix("./").split("/")[0] for name in names}
@@ -42,9 +45,10 @@ def links_of_a_system(layer: bytes) -> build.Files:
 
 
 def upstream_source(package: str, folder: Path) -> Path:
-    """The tarball in `folder` that Debian's source package was made from, without Debian's changes.
+    """Download the upstream tarball of Debian's source package `package`, without Debian's changes,
+    to `folder`; return its path.
 
-    The machine's own mirrors and keys are used; its package lists stay as they are.
+    It uses the machine's mirrors and keys; the machine's package lists stay as they are.
     """
     release = suite()
     lists = folder / "lists"

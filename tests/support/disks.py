@@ -1,4 +1,4 @@
-"""File systems in a file, for tests that need a full or unusual disk, or a power cut."""
+"""Makes file systems in a file, for tests that need a full or unusual disk, or a power cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_ext4(path: Path, *options: str, size_bytes: int = 64 << 20) -> Path:
-    """An image file at `path` for `mount -o loop`; `options` are mkfs.ext4's."""
+    """Make an image file at `path` for `mount -o loop`; `options` are mkfs.ext4's."""
     with open(path, "wb") as file:
         file.truncate(size_bytes)
     subprocess.run(["mkfs.ext4", "-q", "-F", *options, path], check=True)
@@ -15,7 +15,7 @@ def make_ext4(path: Path, *options: str, size_bytes: int = 64 << 20) -> Path:
 
 
 def snapshot(image: Path, copy: Path) -> Path:
-    """What the disk has received up to now, as a power cut would leave it: what waits in the page
-    cache is not there."""
+    """Copy the data that the disk has received, as a power cut would leave it: data that waits in
+    the page cache is missing."""
     subprocess.run(["cp", "--sparse=always", image, copy], check=True)
     return copy

@@ -1,4 +1,4 @@
-"""Reads commands from docs/, so that tests type the same commands as the pages."""
+"""Reads commands from docs/, so that tests run the same commands as the pages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Real flannel: built from its Go modules into the cache, installed on a cluster's nodes, run
-there.
+"""Builds real flannel from its Go modules into the cache, and installs and runs it on a cluster's
+nodes.
 
-`python -m tests.support.flannel` builds and prints where the result is. Its CNI plugin delegates to
-`bridge` and `host-local`, which are ours. It is the last one that containernetworking shipped:
-flannel's own module of it is not on the module proxy.
+`python -m tests.support.flannel` builds it and prints its folder. Its CNI plugin delegates to
+`bridge` and `host-local`, which are ours. The plugin comes from the last containernetworking
+release that had it, because flannel's own module is not on the module proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.processes import Program
 
 FLANNEL = "v0.28.4"
 PLUGIN = "v0.9.1"
-_TENCENT = "v1.3.103"  # flannel asks for a version of this that the module proxy does not have
+_TENCENT = "v1.3.103"  # the module proxy lacks the version that flannel requires
 
 
 def programs() -> Path:
@@ -40,7 +40,7 @@ def programs() -> Path:
 
 
 def _build_daemon(out: Path) -> None:
-    """Build flanneld; one of its backends is C. The program has the module's name."""
+    """Build flanneld with the module's name as the program's name; one of its backends is C."""
     module = "github.com/flannel-io/flannel"
     requirements = (
         f"{module}@{FLANNEL}"
@@ -53,7 +53,7 @@ def _build_daemon(out: Path) -> None:
 
 
 def daemon_settings(backend: str) -> dict[str, Any]:
-    """flanneld's configuration, for IPv4."""
+    """Return flanneld's configuration, for IPv4."""
     return {
         "Network": POD_RANGE,
         "EnableIPv4": True,

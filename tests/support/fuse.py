@@ -1,8 +1,6 @@
-"""A file system of the test, in a thread: a folder with one file. It can stop answering, like an
-NFS server that is gone, and counts its requests.
-
-Source: Linux, include/uapi/linux/fuse.h.
-"""
+"""Mounts a FUSE file system that a thread of the test serves: a folder with one file. It can stop
+answering, like an NFS server that is gone, and counts its requests. Source: Linux,
+include/uapi/linux/fuse.h."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ MNT_DETACH = 2
 
 
 class Volume:
-    """Mounted at `path` during the block. Nothing is cached, so each lookup is a request."""
+    """A FUSE volume at `path` during the block. It has no cache, so each lookup is a request."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +106,7 @@ class Volume:
         try:
             os.write(self._device, struct.pack("<IiQ", 16 + len(content), error, unique) + content)
         except FileNotFoundError:
-            pass  # its caller was killed
+            pass  # the caller was killed
 
 
 def _answer(operation: int, node: int, body: bytes) -> bytes | int:

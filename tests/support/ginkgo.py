@@ -1,5 +1,5 @@
-"""ginkgo, which runs Kubernetes' own specs several at a time: started, waited for, its report
-read."""
+"""Runs ginkgo, which runs Kubernetes' specs in parallel: start it, wait for its end, read its
+report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def run(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> int | None:
-    """Write `log`, in whose folder ginkgo works; the exit code, None when the time was up.
+    """Run ginkgo and write `log`, in whose folder it works; return the exit code, or None after the
+    timeout.
 
     The programs that ginkgo starts end with it, also when the caller is ended early.
     """
@@ -48,8 +49,8 @@ def run(
 
 
 def specs(report: Path) -> list[Spec]:
-    """Return the specs of a JSON report, and what failed beside them; none where the run ended
-    before it was written."""
+    """Return the specs of a JSON report, and the failures beside them; empty when the run ended
+    before the report was written."""
     if not report.exists():
         return []
     return [
@@ -68,14 +69,14 @@ def name(spec: Mapping[str, Any]) -> str:
 
 
 def selected(reported: Sequence[Spec]) -> list[Spec]:
-    """Return the specs that focus and skip expressions left in; some of them skip themselves, with
+    """Return the specs that focus and skip expressions selected; some of them skip themselves, with
     a message."""
     return [s for s in reported if s["State"] != "skipped" or s.get("Failure", {}).get("Message")]
 
 
 def assert_passed(found: Sequence[Spec], fewest: int, log: Path) -> None:
-    """Fails with the message of each spec that failed, and where fewer than `fewest` passed with
-    the end of the log."""
+    """Fail with the message of each spec that failed, or with the end of the log when fewer than
+    `fewest` passed."""
     bad = [_shown(spec) for spec in found if spec["State"] not in NOT_FAILED]
     assert not bad, f"{len(bad)} specs failed:\n\n" + "\n\n".join(bad)
     passed = sum(spec["State"] == PASSED for spec in found)

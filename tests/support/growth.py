@@ -1,14 +1,14 @@
-"""How the work of a parser grows with its input: the CPU time for one input against that for one of
-twice the size.
+"""Measures how the work of a parser grows with its input: the CPU time for one input against that
+for an input of twice the size.
 
-CPU time of this process does not count what other processes do, and the least of several rounds
-leaves out most of what they disturb (caches, a second thread of the core). Both sizes are measured
-in turns, so that a slow phase of the machine meets both. Linear work doubles, quadratic work
-quadruples; the limit lies between. Where memory no longer fits a cache or an allocator's arena,
-linear work jumps once: what grows too fast between two sizes is measured between the next ones and,
-at the input's limit, between those before. Quadratic work passes at none. A first size that is over
-too quickly to be measured is doubled until it is not, or until the input's own limit is reached:
-what is that cheap at its limit is no attack.
+CPU time of this process leaves out the work of other processes, and the least of several rounds
+leaves out most of their disturbance (caches, a second thread of the core). Both sizes are measured
+in turns, so that a slow phase of the machine affects both. Linear work doubles, quadratic work
+quadruples; the limit lies between. Linear work jumps once where memory no longer fits a cache or an
+allocator's arena. Therefore work that grows too fast between two sizes is measured again between
+the next sizes and, at the input's limit, between smaller ones. Quadratic work fails at every size.
+A first size that is too quick to be measured is doubled until it can be measured, or until the
+input's own limit: work that is this cheap at the limit is no attack.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ DOUBLINGS = 3
 
 
 class GrowsTooFast(AssertionError):
-    """Twice the input is more than `FACTOR_LIMIT` times the work."""
+    """The work on twice the input is more than `FACTOR_LIMIT` times as much."""
 
 
 def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 << 14) -> None:
     """Fail unless the work on an input of twice the size is less than `FACTOR_LIMIT` times as much.
 
-    `prepare(size)` builds an input and returns the work on it, to be done once. `size` is where to
-    begin; `largest` is the size beyond which the parser refuses the input, or beyond which it takes
-    more than 16 MiB: from 32 MiB on glibc gives memory back at once, and each piece of work begins
-    with page faults.
+    `prepare(size)` builds an input and returns the work on it, which is done once. The measurement
+    begins with `size`. `largest` is the size beyond which the parser refuses the input, or beyond
+    which it takes more than 16 MiB: from 32 MiB on glibc gives memory back at once, and each piece
+    of work begins with page faults.
     """
     small = _cpu_s(prepare(size))
     while small < MEASURABLE_S and size * 4 <= largest:
@@ -51,7 +51,7 @@ def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 
         found.append(
             f"{small * 1e3:.1f} ms of CPU for {first}, {large * 1e3:.1f} ms for {2 * first}"
         )
-    if len(sizes) == 1:  # no room above: half of it, where being cheap says nothing
+    if len(sizes) == 1:  # at the limit: compare with half the size, where cheap work proves nothing
         small, large = _least(prepare, size // 2)
         if large < FACTOR_LIMIT * small:
             return
@@ -59,8 +59,8 @@ def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 
 
 
 def _least(prepare: Callable[[int], Work], size: int) -> tuple[float, float]:
-    """CPU seconds for `size` and for twice of it, the least of as many rounds as it takes to tell,
-    or of ROUNDS."""
+    """Return the CPU seconds for `size` and for twice `size`: the least of as many rounds as a
+    decision needs, at most ROUNDS."""
     small, large = _cpu_s(prepare(size)), _cpu_s(prepare(2 * size))
     for _ in range(ROUNDS):
         if large < FACTOR_LIMIT * small:

@@ -1,13 +1,15 @@
-"""A Debian guest with systemd and pure cgroup v2 under QEMU, for what a hybrid host cannot show:
-limits read back from the kernel's own files.
+"""Runs a Debian guest with systemd and pure cgroup v2 under QEMU, for checks that a hybrid host
+cannot make: limits read back from the kernel's files.
 
-`python -m tests.support.guest build|start|ssh COMMAND…|stop` (`make vm`). The disk is built once
-into the cache folder, with the project's dependencies already installed in /opt/venv; every boot
-works on a snapshot of it, so the disk stays as built. The guest sees no network but ports of its
-own that are forwarded from here, ssh's among them, and, with a `Link`, another guest. KVM is used
-only after it has proved that it boots this kernel. GUEST_SUITE (trixie), GUEST_ARCHITECTURE (amd64)
-and GUEST_PORT (2222) are the suite, the architecture and ssh's port of the guest that the commands
-above are about.
+`python -m tests.support.guest build|start|ssh COMMAND…|stop` (`make vm`).
+
+The disk is built once into the cache folder, with the project's dependencies already installed in
+/opt/venv; every boot works on a snapshot of it, so the disk stays as built. The guest's network has
+only forwarded ports, ssh's among them, and, with a `Link`, another guest. KVM is used only after a
+trial boot of this kernel has succeeded.
+
+GUEST_SUITE (trixie), GUEST_ARCHITECTURE (amd64) and GUEST_PORT (2222) choose the guest of the
+commands above: its suite, its architecture and its port for ssh.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ UNWANTED = (
 
 
 def dependencies() -> list[str]:
-    """What pyproject.toml asks for, to run and to test."""
+    """Return the requirements of pyproject.toml, to run and to test."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     return [
         *project["dependencies"],
@@ -112,8 +114,8 @@ def dependencies() -> list[str]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The processors of a guest: Debian's and Python's names of them, elf(5)'s number, QEMU's
-    machine and how it emulates them."""
+    """The processors of a guest: Debian's and Python's names for them, elf(5)'s number, QEMU's
+    machine and its accelerator."""
 
     debian: str
     python: str
@@ -124,7 +126,7 @@ class Architecture:
 
     @property
     def qemu(self) -> str:
-        """Return the program."""
+        """Return the path of QEMU's program."""
         return f"qemu-system-{self.python}"
 
     @property
@@ -151,7 +153,7 @@ ARM64 = Architecture(
 
 @dataclass(frozen=True)
 class Variant:
-    """What a guest has beside the others: packages, words of the kernel's command line, an
+    """Differences of a guest from the default one: packages, words of the kernel's command line, an
     architecture."""
 
     packages: tuple[str, ...] = ()
@@ -229,7 +231,8 @@ def _build(folder: Path, suite: str, variant: Variant) -> None:
 
 
 def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
-    """With this machine's architecture: the packages' scripts run at its speed."""
+    """Make the system with this machine's architecture, so that the packages' scripts run at its
+    speed."""
     packages = ",".join(variant.all_packages(AMD64))
     _run(
         "mmdebstrap",
@@ -245,9 +248,9 @@ def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
 def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Path) -> None:
     """Put the files of another architecture's packages over those of the same packages here.
 
-    What the packages' scripts have made (users, units, alternatives, bytecode) is the same for all;
-    run emulated, they would take half an hour. dpkg's records are those of this machine's
-    architecture: no package is installed in such a guest.
+    The results of the packages' scripts (users, units, alternatives, bytecode) are the same for all
+    architectures; an emulator would need half an hour to run them. dpkg's records are those of this
+    machine's architecture: no package can be installed in such a guest.
     """
     architecture = variant.architecture
     packages = ["?essential", "~prequired", *variant.all_packages(architecture)]
@@ -270,7 +273,7 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
     _run("sh", "-c", copy, str(unpacked), str(root))
     shutil.rmtree(unpacked)
     for path in (root / "usr/bin").iterdir():
-        # one that the other architecture's packages do not have, such as pasta.avx2
+        # a file that the other architecture's packages lack, such as pasta.avx2
         if _is_of(path, AMD64):
             path.unlink()
     if not _is_of(root / "usr/bin/bash", architecture):
@@ -280,7 +283,7 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
 
 
 def _is_of(path: Path, architecture: Architecture) -> bool:
-    """Return whether the file, not a link to it, is a program of that architecture: e_machine of
+    """Return whether the file, not a link to it, is a program for that architecture: e_machine of
     elf(5)."""
     if path.is_symlink() or not path.is_file():
         return False
@@ -290,8 +293,8 @@ def _is_of(path: Path, architecture: Architecture) -> bool:
 
 
 def _install_dependencies(root: Path, architecture: Architecture) -> None:
-    """Fetched and unpacked by this machine's pip for the guest's interpreter: the guest's own would
-    take an emulated one minutes."""
+    """Install the dependencies for the guest's interpreter with this machine's pip: an emulated pip
+    would need minutes."""
     python = next((root / "usr/lib").glob("python3.*"))
     version = python.name.removeprefix("python")
     _run("chroot", str(root), "python3", "-m", "venv", "/opt/venv")
@@ -320,7 +323,7 @@ def _install_dependencies(root: Path, architecture: Architecture) -> None:
 
 
 def _platforms(version: str, architecture: Architecture) -> list[str]:
-    """pip's options for wheels that fit Python `version` there."""
+    """Return pip's options for wheels that fit Python `version` there."""
     names = [f"manylinux_2_{minor}" for minor in (17, 24, 26, 28, 34)] + ["manylinux2014"]
     platforms = [f"--platform={name}_{architecture.python}" for name in names]
     return ["--only-binary=:all:", f"--python-version={version}", *platforms]
@@ -329,8 +332,8 @@ def _platforms(version: str, architecture: Architecture) -> list[str]:
 def download_wheels(
     folder: Path, version: str, names: Sequence[str], architecture: Architecture = AMD64
 ) -> None:
-    """Wheels of `names` and what they depend on, for Python `version` on a machine of that
-    architecture."""
+    """Download wheels of `names` and of their dependencies, for Python `version` on a machine of
+    that architecture."""
     pip = [
         sys.executable,
         "-m",
@@ -414,15 +417,15 @@ def _disk(root: Path, work: Path) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """A cable between the second cards (eth1) of two guests: each sends to the other's socket, so
-    nobody must be there first."""
+    """Connects the second network cards (eth1) of two guests: each sends to the other's socket, so
+    the guests can start in any order."""
 
     own: Path
     other: Path
     hardware_address: str
 
     def options(self) -> list[str]:
-        """QEMU's."""
+        """Return QEMU's options for the card."""
         ends = f"local.type=unix,local.path={self.own},remote.type=unix,remote.path={self.other}"
         return [
             "-netdev",
@@ -447,11 +450,11 @@ class Guest:
         services: Mapping[int, int] | None = None,
         variant: Variant = PLAIN,
     ) -> None:
-        """`port` is ssh's on this side (0: a free one), `disks` are read-only in the guest, as
-        /dev/vdb, /dev/vdc, …
+        """Take the settings of a guest.
 
-        `forward` has more ports of 127.0.0.1 here and the guest's that they lead to, `services` the
-        ports of SERVICES in the guest and those of 127.0.0.1 here.
+        `port` is ssh's on this side (0: a free one); `disks` are read-only in the guest, as
+        /dev/vdb, /dev/vdc, …; `forward` maps ports of 127.0.0.1 here to the guest's ports;
+        `services` maps ports of SERVICES in the guest to ports of 127.0.0.1 here.
         """
         self.disk = build(suite, variant)
         self.port = port or free_port()
@@ -601,9 +604,9 @@ class Guest:
         self.ssh("mkdir -p /root/project && tar xzf - -C /root/project", stdin=buffer.getvalue())
 
     def stop(self) -> None:
-        """Power off; the snapshot is thrown away."""
+        """Power off and discard the snapshot."""
         if self.program.pid:
-            # a busy machine; the end below does not ask it
+            # the machine may be busy; the kill below needs no answer
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.ssh("systemctl poweroff --force --force", check=False, timeout_s=15)
         wait_until(lambda: not self.program.pid, 10)
@@ -629,7 +632,7 @@ def native_programs(architecture: Architecture) -> list[Path]:
 
 
 def kvm_boots(disk: Path, architecture: Architecture = AMD64, within_s: float = 10) -> bool:
-    """Return whether /dev/kvm brings this kernel to its initrd; there are machines whose /dev/kvm
+    """Return whether /dev/kvm boots this kernel into its initrd; some machines have a /dev/kvm that
     boots nothing."""
     if not architecture.is_native or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
@@ -667,8 +670,7 @@ def kvm_boots(disk: Path, architecture: Architecture = AMD64, within_s: float = 
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 without a listener, which is none of those that the kernel gives
-    out."""
+    """Return a port of 127.0.0.1 without a listener, outside of the kernel's range for clients."""
     first, count = 20000, 12000
     while True:
         port = first + secrets.randbelow(count)
@@ -687,7 +689,7 @@ def _run(*command: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The verbs of the module's docstring."""
+    """Carry out the commands of the module's docstring."""
     verb = arguments[0] if arguments else ""
     suite, port = os.environ.get("GUEST_SUITE", "trixie"), int(os.environ.get("GUEST_PORT", "2222"))
     variant = EMULATED_ARM64 if os.environ.get("GUEST_ARCHITECTURE") == "arm64" else PLAIN

@@ -1,9 +1,8 @@
-"""Two guests as one cluster: a cable between them, the control plane on the first, real flannel
+"""Two guests as one cluster: a cable between them, the control plane on the first, and real flannel
 with VXLAN as the pods' network.
 
-It looks from outside like `cluster.Cluster` with `flannel.Flannel`, so that the same checks run
-against it: nodes whose `output` is what a command prints there, kubectl from this side, the nodes'
-ranges.
+It has the interface of `cluster.Cluster` with `flannel.Flannel`, so that the same checks run
+against it: nodes whose `output` runs a command there, kubectl from this side, the nodes' ranges.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Unit:
         self._guest, self._name = guest, name
 
     def tail(self, lines: int = 30) -> str:
-        """The end of its log."""
+        """Return the end of the unit's log."""
         return self._guest.ssh(
             f"journalctl --no-pager -o cat -n {lines} -u {self._name}", check=False
         ).stdout.decode()
@@ -64,15 +63,15 @@ class GuestNode:
         )
 
     def output(self, command: str) -> str:
-        """What a command that is run in the guest prints; it must succeed."""
+        """Run a command in the guest; return its output. Raises an error when it fails."""
         return self.guest.ssh(command).stdout.decode()
 
     def run(self, command: str, text: str) -> None:
-        """A command that reads `text`."""
+        """Run a command that reads `text`."""
         self.guest.ssh(command, stdin=text.encode())
 
     def has(self, name: str) -> bool:
-        """Return whether there is something in a file of the folder."""
+        """Return whether a file of the folder exists and is not empty."""
         return self.guest.ssh(f"test -s {self.folder}/{name}", check=False).returncode == 0
 
     def boot(self) -> None:
@@ -82,7 +81,7 @@ class GuestNode:
         self.output(f"ip addr add {self.address}/24 dev eth1 && ip link set eth1 up")
 
     def provision(self, authority: Path) -> None:
-        """A node without a network for pods."""
+        """Make the guest a node without a network for pods."""
         settings = {"NODE": self.host, "NODE_ADDRESS": self.address, "POD_NETWORK": "none"}
         if self.number > 1:
             settings["API_SERVER"] = ADDRESSES[0]
@@ -106,8 +105,9 @@ class GuestCluster(Kubectl):
         self.node = self.nodes[0]
 
     def up(self) -> None:
-        """Boot both and make them nodes, side by side: each guest fills one processor here."""
-        images.busybox()  # made once, before two ask for it
+        """Boot both guests and make them nodes, in parallel: each guest occupies one processor
+        here."""
+        images.busybox()  # built before both guests need it
         authority = Authority(self.folder)
         authority.make()
         authority.sign("admin", "/O=system:masters/CN=admin")
@@ -146,8 +146,8 @@ class GuestFlannel:
         self.cluster = cluster
 
     def start(self) -> None:
-        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration,
-        which makes them Ready."""
+        """Start the daemons, which need their nodes' pod CIDRs, then write the nodes' CNI
+        configuration, which makes them Ready."""
         for node in self.cluster.nodes:
             has_range = functools.partial(self.cluster.pod_range, node)
             self._wait(f"{node.host}'s range", has_range)

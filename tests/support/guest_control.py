@@ -1,8 +1,6 @@
-"""A control plane on this side for a node in a guest: at this machine's speed and on another
-processor than the guest's.
-
-Its programs are started as `vagrant/units` have them, with paths, addresses and ports of this side.
-"""
+"""Runs a control plane on this side for a node in a guest: at this machine's speed, on another
+processor than the guest's. Its programs are started as in `vagrant/units`, with paths, addresses
+and ports of this side."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from tests.support.guest import PROJECT, SERVICES, free_port
 from tests.support.processes import Program, wait_until
 
 UNITS = PROJECT / "vagrant" / "units"
-# What a cluster needs that nodes join by themselves: roles, tokens, and somebody who signs their
+# Settings with which nodes can join by themselves: roles, tokens, and a signer of their
 # certificates.
 JOINING = {
     "--authorization-mode=AlwaysAllow": (
@@ -34,15 +32,17 @@ STORAGE, CONTROLLERS = ("etcd", "kube-apiserver"), ("kube-controller-manager", "
 
 
 class GuestControlPlane:
-    """etcd, API server, controllers and scheduler. `folder` has their files and the authority that
-    signs for the node too."""
+    """Runs etcd, API server, controllers and scheduler. `folder` has their files and the authority
+    that also signs for the node."""
 
     def __init__(
         self, folder: Path, port: int, *, joining: bool = False, by_name: bool = False
     ) -> None:
-        """`joining`: for nodes that `kubeadm join` brings, not for one whose certificates the test
-        has. `by_name`: kubelets are looked for under their nodes' names, not at addresses that only
-        a guest has.
+        """Take the settings.
+
+        `joining`: nodes are added by `kubeadm join`, so the test has no certificates of them.
+        `by_name`: kubelets are reached under their nodes' names instead of addresses that only a
+        guest has.
         """
         self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}
@@ -63,9 +63,9 @@ class GuestControlPlane:
             self._here |= {there: here.format(folder) for there, here in JOINING.items()}
 
     def start(self) -> None:
-        """Start the guest; return when it answers."""
-        # Chosen now: a guest that boots before this takes minutes, in which others look for free
-        # ports, too.
+        """Start the programs; return when the API server answers."""
+        # Chosen now: a guest boots for minutes before this, and other tests look for free ports
+        # meanwhile.
         self._here |= {":2379": f":{free_port()}", ":2380": f":{free_port()}"}
         authority = Authority(self.folder)
         authority.make()
@@ -76,7 +76,7 @@ class GuestControlPlane:
         if not wait_until(self._answers, 120, 0.5):
             said = "\n".join(self._programs[name].tail(15) for name in STORAGE)
             raise RuntimeError(f"the API server is not there after 120 s\n{said}")
-        for name in CONTROLLERS:  # port 0: they serve nothing
+        for name in CONTROLLERS:  # port 0: no server
             self._programs[name].start([*self._command(name), "--secure-port=0"])
 
     def stop(self) -> None:
@@ -85,7 +85,7 @@ class GuestControlPlane:
             program.stop()
 
     def kubeconfig(self) -> Path:
-        """Return the administrator's, for this side."""
+        """Return the path of the administrator's kubeconfig, for this side."""
         path = self.folder / "admin.conf"
         Authority(self.folder).write_kubeconfig(path, "admin", f"127.0.0.1:{self.port}")
         return path

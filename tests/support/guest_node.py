@@ -1,8 +1,6 @@
-"""A Kubernetes node in the guest: what `vagrant/provision.sh` takes is made here, at this machine's
-speed, and pushed.
-
-Kubernetes comes on a read-only disk, the project as a wheel, images as archives.
-"""
+"""A Kubernetes node in the guest: the input of `vagrant/provision.sh` is made here, at this
+machine's speed, and pushed. Kubernetes comes on a read-only disk, the project as a wheel, images as
+archives."""
 
 from __future__ import annotations
 
@@ -30,11 +28,10 @@ def provision(
     authority: Path | None = None,
     timeout_s: float = 900,
 ) -> str:
-    """Make the guest a node; returns what the script said. The guest has the disk of
-    `guest_disk.kubernetes()`.
+    """Make the guest a node; return the script's output.
 
-    `settings` are the script's variables, `authority` is a folder with ca.crt and ca.key that sign
-    its certificates.
+    The guest has the disk of `guest_disk.kubernetes()`. `settings` are the script's variables,
+    `authority` is a folder with ca.crt and ca.key that sign its certificates.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {"wheels": [wheel(Path(folder))], "images": [images.busybox()]}
@@ -47,7 +44,7 @@ def provision(
 
 
 def push(guest: Guest, files: Mapping[str, list[Path]]) -> None:
-    """Folder under GIVEN -> the files that go there."""
+    """Copy files to the guest; `files` maps a folder under GIVEN to the files that go there."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for target, sources in files.items():

@@ -1,4 +1,4 @@
-"""Images for tests, as archives in the cache folder, and shared parts of them."""
+"""Makes images for tests as archives in the cache folder, and parts that they share."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def pause(**config: object) -> BuiltImage:
 
 
 def of_program(program: Path, place: str, **config: object) -> BuiltImage:
-    """One static program at `place`, and a folder for what it writes meanwhile."""
+    """Return an image with one static program at `place`, and a folder for files that it writes."""
     files = {place: Node(program.read_bytes(), 0o755), "tmp": build.directory(0o1777)}
     return build.image([build.layer(files)], config)
 
 
 def with_files(base: BuiltImage, files: build.Files, **config: object) -> BuiltImage:
-    """`base` with another layer, if there are files, and a shell where `config` says no command."""
+    """Return `base` with another layer, if there are files, and with a shell where `config` has no
+    command."""
     layers = [*base.layers, build.layer(files)] if files else base.layers
     return build.image(layers, {"Cmd": ["sh"], **config})
 

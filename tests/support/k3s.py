@@ -1,5 +1,5 @@
-"""k3s, built from its Go module into the cache: the program inside its release, which is server,
-agent and, by that name, kubectl.
+"""Builds k3s from its Go module into the cache: the program inside its release, which is server,
+agent and, under that name, kubectl.
 
 `python -m tests.support.k3s` builds it and prints its folder. The release's other programs, such as
 its CNI plugins, are not in this module.
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support import toolchain
 
 MODULE = "github.com/k3s-io/k3s"
-# the newest that the module proxy was found to have
+# the newest release on the module proxy
 COMMIT = "v1.25.5-0.20221115215439-0dc63334c0db"
 VERSION = "v1.25.4+k3s1"
 """Kubernetes' version in it, and k3s' way to write its own."""

@@ -1,4 +1,4 @@
-"""Ending the keeper of a folder, which outlives whatever has started it."""
+"""Ends the keeper of a folder, which outlives the server that started it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def end_keeper(folder: Path, number: int = signal.SIGTERM) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether it has ended; the process that inherited it may not have reaped it yet."""
+    """Return whether the process has ended; it may still be a zombie of the process that inherited
+    it."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,5 +1,5 @@
-"""A cluster for `kubeadm join`: what `kubeadm init` leaves in its API server, and what Kubernetes'
-packages install on a machine that becomes a node."""
+"""A cluster for `kubeadm join`: the content of the API server after `kubeadm init`, and the
+packages of a machine that becomes a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.guest import SERVICES, Guest
 from tests.support.guest_control import GuestControlPlane
 
 PORT = 6443
-# As the packages kubelet and kubeadm of pkgs.k8s.io install them.
+# The files of the packages kubelet and kubeadm of pkgs.k8s.io.
 KUBELET_UNIT = """\
 [Unit]
 Description=kubelet: The Kubernetes Node Agent
@@ -101,7 +101,8 @@ class Cluster:
         self._publish_address()
 
     def _publish_address(self) -> None:
-        """Put that address into cluster-info, where kubeadm has put the administrator's."""
+        """Put the address that guests reach into cluster-info, where kubeadm has put the
+        administrator's."""
         kubeconfig = self.run(
             "kubectl -n kube-public get configmap cluster-info -o 'jsonpath={.data.kubeconfig}'"
         )

@@ -1,4 +1,4 @@
-"""Queries of a cluster with kubectl from this side, wherever its nodes are."""
+"""Queries a cluster with kubectl from this side, wherever its nodes are."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Ledger:
     of_machine: bool = True
 
     def leaks(self, earlier: Ledger) -> list[str]:
-        """New objects since `earlier`, a line each."""
+        """Return new objects since `earlier`, a line each."""
         return [
             f"{kind}: {words}"
             for kind, entries in sorted(self.entries.items())
@@ -108,8 +108,8 @@ def nothing_left(by: str, *, of_machine: bool = True) -> Iterator[None]:
 
 
 def descriptors() -> set[str]:
-    """`number -> target` of this process, except those of this listing and the launcher's copy,
-    made once and cached."""
+    """Return `number -> target` of this process, except the descriptors of this listing and the
+    launcher's copy, made once and cached."""
     targets = set()
     for number in _listing("/proc/self/fd"):
         try:
@@ -122,7 +122,7 @@ def descriptors() -> set[str]:
 
 
 def children() -> dict[str, str]:
-    """Living and dead children of this process, zombies included."""
+    """Return living and dead children of this process, zombies included."""
     names: dict[str, str] = {}
     for task in _listing("/proc/self/task"):
         for pid in _children(f"/proc/self/task/{task}"):
@@ -132,8 +132,11 @@ def children() -> dict[str, str]:
 
 
 def own_processes(there: Processes) -> dict[str, str]:
-    """This session's other processes, in any cgroup: those with its mark, and their descendants. A
-    container's process has its image's environment, so its cgroup or its parents identify it."""
+    """Return this session's other processes, in any cgroup: those with its mark, and their
+    descendants.
+
+    A container's process has its image's environment, so its cgroup or its parents identify it.
+    """
     own = {pid for pid in there if _bears_the_mark(pid)}
     names: dict[str, str] = {}
     for pid, process in there.items():
@@ -147,8 +150,8 @@ def own_processes(there: Processes) -> dict[str, str]:
 
 
 def our_processes(there: Processes) -> dict[str, str]:
-    """Processes that run one of the project's programs, by executable or command line, except those
-    of another worker of this run."""
+    """Return processes that run one of the project's programs, by executable or command line,
+    except those of another worker of this run."""
     names: dict[str, str] = {}
     others: set[str] | None = None
     for pid, process in there.items():
@@ -172,8 +175,8 @@ def our_processes(there: Processes) -> dict[str, str]:
 
 
 def _of_other_workers(there: Processes) -> set[str]:
-    """Return the other workers of a parallel run, and processes with their marks. A fork of theirs
-    has the mark of all workers."""
+    """Return the other workers of a parallel run, and processes with their marks. A fork of a
+    worker has the mark of all workers."""
     workers: set[str] = set()
     if "PYTEST_XDIST_WORKER" in os.environ:
         workers = {*_children(f"/proc/{os.getppid()}/task/{os.getppid()}")} - {str(os.getpid())}
@@ -190,7 +193,7 @@ def _of_other_workers(there: Processes) -> set[str]:
 
 
 def _first_above(pid: str, pids: Container[str], there: Processes) -> str:
-    """This process or its nearest ancestor that is in `pids`; empty if there is none."""
+    """Return this process or its nearest ancestor that is in `pids`; empty if there is none."""
     line = [pid]
     while (
         line[-1] not in pids and line[-1] in there and (above := there[line[-1]].parent) not in line
@@ -205,8 +208,8 @@ def _bears_the_mark(pid: str) -> bool:
 
 
 def _cgroup_of(pid: str) -> str:
-    """Return the lines of its cgroups, which also a zombie has; empty for a process that is
-    gone."""
+    """Return the lines of the process's cgroups, which a zombie has too; empty for a process that
+    is gone."""
     try:
         return Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
@@ -224,8 +227,11 @@ def _mark_of(pid: str) -> str:
 
 
 def mounts() -> set[str]:
-    """Mount points of this mount namespace with type and source. Excludes /run/netns itself, which
-    the first `ip netns add` of a machine's life binds onto itself forever."""
+    """Return mount points of this mount namespace with type and source.
+
+    Excludes /run/netns itself, which the first `ip netns add` after the boot binds onto itself for
+    good.
+    """
     lines = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -236,8 +242,8 @@ def mounts() -> set[str]:
 
 
 def cgroups() -> set[str]:
-    """Every cgroup of the v2 tree, except the server's default parent of all pods, which stays once
-    made."""
+    """Return every cgroup of the v2 tree, except the server's default parent of all pods, which
+    stays."""
     root = cgroup_root()
     return {f"{base}/{name}" for base, names, _ in os.walk(root) for name in names} - {
         f"{root}/pyrunc"
@@ -273,7 +279,7 @@ def _is_own(name: str) -> bool:
 
 
 def _is_no_others(name: str) -> bool:
-    """Return whether no other worker of this run counts it."""
+    """Return whether the object belongs to no other worker of this run."""
     in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(
         f in name for f in FOLDERS
     )
@@ -295,8 +301,8 @@ class Process:
     since: str
 
     def labels(self) -> dict[str, str]:
-        """Entries by pid and start time, so that a reused pid is another process."""
-        dead = " zombie" if self.state == "Z" else ""  # R, S and D change all the time
+        """Return entries by pid and start time, so that a reused pid is another process."""
+        dead = " zombie" if self.state == "Z" else ""  # the states R, S and D change all the time
         return {f"{self.pid} since {self.since}{dead}": f"{self.pid} ({self.name}){dead}"}
 
 
@@ -304,15 +310,15 @@ Processes = dict[str, Process]
 
 
 def processes() -> Processes:
-    """Every process by its pid, but for the kernel's threads."""
+    """Return every process by its pid, without the kernel's threads."""
     readable = (_process(pid) for pid in _listing("/proc") if pid.isdigit())
     return {process.pid: process for process in readable if process is not None}
 
 
 def _process(pid: str) -> Process | None:
-    """None for a process that is gone, and for a kernel thread."""
+    """Read a process; None for a process that is gone, and for a kernel thread."""
     try:
-        # a name may be cut within a letter
+        # the kernel may cut a name within a letter
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             text = file.read()
     except OSError:
@@ -334,8 +340,8 @@ def _children(task: str) -> list[str]:
 
 
 def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
-    """Return whether it is a shim of the node, which may have been replaced, or a zygote's child
-    for CNI. Without a zygote above it, it is a leak like any other."""
+    """Return whether the process is a shim of the node, which may have been replaced, or a zygote's
+    child for CNI. Without a zygote above it, it is a leak."""
     process = there[pid]
     above = there.get(process.parent)
     is_supervised = process.name in ("pyrunc-shim", "pyrunc-cni")
@@ -350,7 +356,7 @@ def _listing(path: str) -> list[str]:
 
 
 def _below(folder: Path) -> list[str]:
-    """All paths below the folder; entries that vanish meanwhile are skipped."""
+    """Return all paths below the folder; entries that vanish meanwhile are skipped."""
     return [
         f"{base}/{name}" for base, folders, files in os.walk(folder) for name in (*folders, *files)
     ]

@@ -1,5 +1,5 @@
-"""A node's namespaces for programs that install a cluster: they may write below /etc, /var/lib
-and other folders of this machine, and get a shell there."""
+"""Provides a node's namespaces for programs that install a cluster: they may write below /etc,
+/var/lib and other folders of this machine, and a test gets a shell there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from tests.support.processes import installed
 
 
 class Machine:
-    """A machine. `name` is that of its network namespace and of its pods' cgroup. Files written
-    below the folders `written` are in `folder`; its processes find the programs in `programs`
-    before all others."""
+    """A machine in namespaces.
+
+    `name` is that of its network namespace and of its pods' cgroup. Files written below the folders
+    `written` are in `folder`; its processes find the programs in `programs` before all others.
+    """
 
     def __init__(
         self, folder: Path, name: str, written: Iterable[str], programs: Iterable[str | Path]
@@ -50,15 +52,15 @@ class Machine:
             self.cri("load", str(archive))
 
     def written(self, place: str) -> Path:
-        """Return the place outside of files that are written below `place`, one of its folders."""
+        """Return where on this machine the files are that a program writes below `place`."""
         return self.folder / "written" / place.strip("/")
 
     def inside(self, *command: str) -> list[str]:
-        """Run `command` on it, with its PATH."""
+        """Return the command line that runs `command` on the machine, with its PATH."""
         return self.node.inside("env", f"PATH={self._path}", *command)
 
     def types(self, command: str) -> str:
-        """Run a shell command on the machine; returns its output. Raises AssertionError when it
+        """Run a shell command on the machine; return its output. Raises AssertionError when it
         fails."""
         done = subprocess.run(
             self.inside("sh", "-ec", command), capture_output=True, text=True, check=False
@@ -69,6 +71,6 @@ class Machine:
         return done.stdout
 
     def cri(self, *words: str) -> str:
-        """Run `pyrunc-cri` on it."""
+        """Run `pyrunc-cri` on the machine."""
         command = [*installed("pyrunc-cri"), "--address", f"unix://{self.node.socket}", *words]
         return self.types(shlex.join(command))

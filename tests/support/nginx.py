@@ -1,4 +1,5 @@
-"""A real nginx from Debian's packages as a docker-archive, built once into the cache folder."""
+"""Makes an image of a real nginx from Debian's packages, as a docker-archive that is built once
+into the cache folder."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def _image() -> Mapping[str, BuiltImage]:
 
 
 def _additions(base: bytes) -> bytes:
-    """What configuring the packages would have made."""
+    """Return the files that configuring the packages would have made."""
     folders = {
         "run": build.directory(),
         "var/lib/nginx": build.directory(),

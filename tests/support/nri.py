@@ -1,8 +1,6 @@
-"""An NRI plugin of the tests' own: a thread on a socket, which records what it is told and answers
-what a test has set.
-
-Its framing is its own, so that the server's meets another one.
-"""
+"""An NRI plugin of the tests: a thread on a socket, which records the calls that it gets and gives
+the answers that a test has set. It has a separate implementation of the framing, which checks the
+server's."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ Handler = Callable[[Any], Any]
 
 
 class Refused(Exception):
-    """A handler's answer is an error, by default UNKNOWN."""
+    """Makes a handler's answer an error, by default UNKNOWN."""
 
     def __init__(self, message: str, code: int = 2) -> None:
         super().__init__(message)
@@ -32,7 +30,7 @@ class Refused(Exception):
 class TestPlugin:
     """Connects to `where` (a path, or a socket) and registers as `index`-`name`; a context manager.
 
-    `handlers`: what answers a method: called with its request, returns its response (None: an empty
+    `handlers`: method -> function, called with the request; it returns the response (None: an empty
     one) or raises Refused.
     """
 
@@ -102,13 +100,14 @@ class TestPlugin:
         self._socket.close()
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Until `condition` holds; AssertionError when it does not."""
+        """Wait until `condition` holds. Raises AssertionError when it does not in time."""
         with self._changed:
             found = self._changed.wait_for(condition, self.wait_s)
         assert found, f"not within {self.wait_s} s; told: {self.methods()}"
 
     def methods(self, identifier: str = "") -> list[str]:
-        """The names of what it was told, in order; only of the pod or container with this id."""
+        """Return the names of the calls so far, in order; with `identifier` only those of this pod
+        or container."""
         return [name for name, request in self.told if not identifier or identifier in ids(request)]
 
     def wait_for(self, method: str, identifier: str = "") -> Any:
@@ -121,7 +120,7 @@ class TestPlugin:
     def update(
         self, *updates: api.ContainerUpdate, evict: str = ""
     ) -> api.UpdateContainersResponse:
-        """Ask the runtime for changes that nobody asked this plugin about."""
+        """Ask the runtime for changes outside of any call."""
         request = api.UpdateContainersRequest(update=updates)
         if evict:
             request.evict.add(container_id=evict, reason="test")
@@ -144,7 +143,7 @@ class TestPlugin:
 
     def _send(self, connection: int, stream: int, kind: int, payload: bytes) -> None:
         head = struct.pack(">IIBB", len(payload), stream, kind, 0)
-        with self._lock:  # in two frames, as a message may come in many
+        with self._lock:  # in two frames, because a message may come in many
             self._socket.sendall(struct.pack(">II", connection, len(head)) + head)
             self._socket.sendall(struct.pack(">II", connection, len(payload)) + payload)
 
@@ -224,6 +223,6 @@ class TestPlugin:
 
 
 def ids(request: Any) -> set[str]:
-    """What a request is about: its container, else its pod."""
+    """Return the id that a request is about: its container's, else its pod's."""
     container = request.container.id if "container" in request.DESCRIPTOR.fields_by_name else ""
     return {container or request.pod.id}

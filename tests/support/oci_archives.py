@@ -1,4 +1,4 @@
-"""Built images in the form of a registry or an OCI layout: manifests, compressed blobs, and a
+"""Writes images in the form of a registry or an OCI layout: manifests, compressed blobs, and a
 layout in a tar."""
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ def oci_archive(
     compress: str = "gzip",
     annotations: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return an OCI layout in a tar; name -> image, the name in
-    `org.opencontainers.image.ref.name`. `annotations`: of each manifest."""
+    """Return an OCI layout in a tar.
+
+    `images` maps a name, which becomes `org.opencontainers.image.ref.name`, to an image;
+    `annotations` are those of each manifest.
+    """
     files: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
     entries = []
     for name, built in images.items():
@@ -58,7 +61,7 @@ def manifest_of(
 
 
 def descriptor(data: bytes, media_type: str) -> dict[str, Any]:
-    """What a manifest says about a blob."""
+    """Return a blob's descriptor for a manifest."""
     return {"mediaType": media_type, "digest": _digest(data), "size": len(data)}
 
 

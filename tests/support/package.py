@@ -1,4 +1,4 @@
-"""The Debian package of this tree, and the same as another version."""
+"""Builds the Debian package of this tree, also under another version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROJECT = Path(__file__).parents[2]
 
 @functools.cache
 def build() -> Path:
-    """`make deb` for this machine's Debian; the package's file."""
+    """Run `make deb` for this machine's Debian; return the package's file."""
     for old in (PROJECT / "dist").glob("*.deb"):
         old.unlink()
     done = subprocess.run(
@@ -33,7 +33,7 @@ def field(package: Path, name: str) -> str:
 
 
 def as_version(package: Path, version: str, folder: Path) -> Path:
-    """Return the package with another version, of the code too, in `folder`."""
+    """Return the package under another version, also of the code, in `folder`."""
     tree, out = folder / version, folder / f"pyrunc_{version}.deb"
     subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
     control, code = tree / "DEBIAN/control", tree / "usr/lib/pyrunc/pyrunc/__init__.py"
@@ -45,8 +45,8 @@ def as_version(package: Path, version: str, folder: Path) -> Path:
             for line in lines
         )
     )
-    # Compiled from the other version, and never compared with the file; the interpreter of the
-    # package may be another than ours.
+    # Bytecode of the other version, never compared with its source; the package's interpreter may
+    # differ from ours.
     for compiled in code.parent.glob("__pycache__/__init__.*.pyc"):
         compiled.unlink()
     subprocess.run(

@@ -1,4 +1,4 @@
-"""How much of a file is in the page cache."""
+"""Measures which part of a file is in the page cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cached_pages(path: Path) -> int:
-    """How many pages of the file are in memory (mincore(2))."""
+    """Return the number of pages of the file in memory (mincore(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

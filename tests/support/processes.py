@@ -52,7 +52,7 @@ class Program:
             pid = self.pid
             if not pid:
                 break
-            with contextlib.suppress(ProcessLookupError):  # it may end by itself
+            with contextlib.suppress(ProcessLookupError):  # the program may end by itself
                 os.kill(pid, number)
             if wait_until(lambda: not self.pid, timeout_s, every_s=0.005):
                 break

@@ -1,5 +1,4 @@
-"""A copy of the project's code and tests, in which something is changed or missing, and its tests
-run there."""
+"""Copies the project's code and tests, changes or removes a part, and runs the copy's tests."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class ProjectCopy:
         self.program.chmod(0o755)
 
     def run_tests(self, *tests: str, temporary: Path) -> subprocess.CompletedProcess[str]:
-        """pytest's result for these, which stops at the first failure."""
+        """Run these tests in the copy; return pytest's result, which stops at the first failure."""
         command: Sequence[str] = [
             sys.executable,
             "-m",

@@ -62,7 +62,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked."""
+    """A request that the registry received."""
 
     method: str
     path: str
@@ -70,10 +70,10 @@ class Request:
 
 
 class Registry:
-    """A registry on 127.0.0.1. `auth`: (scheme, user, password), scheme `basic` or `bearer` (tokens
-    from `/token`).
+    """A registry on 127.0.0.1; a context manager.
 
-    `tls`: (certificate, key). Use as a `with`; `requests` has everything that was asked.
+    `auth`: (scheme, user, password), scheme `basic` or `bearer` (tokens from `/token`). `tls`:
+    (certificate, key). `requests` has every request so far.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Registry:
         self.tokens: set[str] = set()
         self.realm = ""
         self.algorithm = "sha256"  # of the digests of manifests
-        self.answers_for = ""  # as a proxy: the start of the URLs that it is asked for
+        self.answers_for = ""  # as a proxy: the prefix of requested URLs
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._server = _Server((address, port), _handler(self))
@@ -135,14 +135,14 @@ class Registry:
     # ---- content
 
     def put_blob(self, data: bytes, algorithm: str = "sha256") -> str:
-        """Store a blob; its digest."""
+        """Store a blob; return its digest."""
         digest = hashlib.new(algorithm, data).hexdigest()
         (self.root / "blobs" / digest).write_bytes(data)
         return f"{algorithm}:{digest}"
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> str:
-        """Store a manifest or an index as `repository:tag` (or only by digest: `repository`); its
-        digest."""
+        """Store a manifest or an index as `repository:tag` (or only by digest: `repository`);
+        return its digest."""
         repository, _, tag = name.partition(":")
         digest = f"{self.algorithm}:{hashlib.new(self.algorithm, data).hexdigest()}"
         for reference in filter(None, (tag, digest)):
@@ -152,7 +152,7 @@ class Registry:
     def push(
         self, name: str, image: BuiltImage, *, compress: str = "gzip", docker: bool = False
     ) -> str:
-        """Store an image as `repository:tag`; the manifest's digest."""
+        """Store an image as `repository:tag`; return the manifest's digest."""
         data, blobs = manifest_of(image, compress, docker)
         for blob in blobs.values():
             self.put_blob(blob)
@@ -163,7 +163,7 @@ class Registry:
     def push_index(
         self, name: str, images: Mapping[tuple[str, str, str], BuiltImage], *, docker: bool = False
     ) -> str:
-        """Store an index; (os, architecture, variant) -> image."""
+        """Store an index of images, keyed by (os, architecture, variant)."""
         entries = []
         for (system, architecture, variant), image in images.items():
             data, _ = manifest_of(image)
@@ -181,14 +181,15 @@ class Registry:
         return self.put_manifest(name, document, kind)
 
     def push_archive(self, path: Path) -> list[str]:
-        """Store all images of a docker-archive under their names without the host; the names."""
+        """Store all images of a docker-archive under their names without the host; return the
+        names."""
         pushed = []
         for name, image in archive_images(path).items():
             pushed.append(without_host(name))
             self.push(pushed[-1], image, docker=True)
         return pushed
 
-    # ---- misbehaviour
+    # ---- faults
 
     def fault(self, match: str, **what: Any) -> Fault:
         """Add a fault."""
@@ -229,8 +230,8 @@ def archive_images(path: Path) -> dict[str, BuiltImage]:
 
 
 def without_host(name: str) -> str:
-    """`docker.io/library/busybox:latest` -> `library/busybox:latest`; a name without a host is
-    docker's."""
+    """Return a name without its host: `docker.io/library/busybox:latest` ->
+    `library/busybox:latest`; a name without a host is docker's."""
     first, slash, rest = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return rest
@@ -243,7 +244,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is none."""
+        """Ignore errors: a client that hangs up is no error."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -262,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The requests are kept instead."""
+        """Do nothing: `requests` has the requests."""
 
     def do_GET(self) -> None:
         self._answer(b"")
@@ -307,7 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
                     break
 
     def _take(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
-        """A push: where a blob goes, the blob, a manifest."""
+        """Answer a push: its upload location, the blob, or the manifest."""
         if path.endswith("/blobs/uploads/"):
             self._send(
                 202,
@@ -467,7 +468,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _stall(self) -> None:
-        """Say nothing more until the client or the test has had enough."""
+        """Send nothing more until the client hangs up or the test ends."""
         self.connection.settimeout(0.05)
         while not self.owner.stopping.is_set():
             try:
@@ -480,7 +481,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Return whether it became true in time."""
+    """Return whether `condition` became true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

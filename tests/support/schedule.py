@@ -1,10 +1,11 @@
-"""Which of two workers of pytest-xdist runs what (`make test`: -n 2).
+"""Decides which of two workers of pytest-xdist runs which tests (`make test`: -n 2).
 
 The ledger counts the machine, so tests whose groups, links, mounts or namespaces may have any name
-run one after the other, in one worker. The other one starts with the guest, an emulator that keeps
-a processor busy for minutes. Then come files whose tests make nothing of the machine, or only what
-bears their worker's mark: each runs where there is room, and the worker that counts the machine
-leaves to the other what has its mark. Without workers all run in the order of their files.
+run one after the other, in one worker. The other worker starts with the guest, an emulator that
+occupies a processor for minutes. Then come files whose tests create no object of the machine, or
+only objects with their worker's mark: each file runs on any free worker, and the worker that counts
+the machine leaves the marked objects to the other. Without workers all run in the order of their
+files.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 GUEST, MACHINE = "guest", "machine"
-# Beginnings of paths below tests/. A server of tests/cri/server_harness.py is in a network
-# namespace of its own, and its folder's name, which bears the mark, is that of its groups.
+# Beginnings of paths below tests/. A server of tests/cri/server_harness.py has a separate network
+# namespace, and its groups are named like its folder, whose name has the mark.
 IN_THE_GUEST = ("vm/",)
 ANYWHERE = ("architecture/", "unit/", "cri/images/", "cri/rpc/", "cri/streaming/", "cri/test_")
 
@@ -29,8 +30,8 @@ def worker(config: Any) -> int:
 
 
 def unit_of(path: str) -> str:
-    """What runs in one piece with the test at this path (`tests/…`, maybe with `::` and a name): a
-    name, or the file's path."""
+    """Return the unit of the test at this path (`tests/…`, maybe with `::` and a name), whose tests
+    run in one piece: a name, or the file's path."""
     file = path.partition("::")[0]
     below = file.removeprefix("tests/")
     if below.startswith(IN_THE_GUEST):
@@ -39,14 +40,15 @@ def unit_of(path: str) -> str:
 
 
 def in_order(items: Sequence[Item], paths: Sequence[str]) -> list[Item]:
-    """The longest units first, so that each begins on its own worker; else as they were."""
+    """Return the items with the longest units first, so that each begins on a separate worker; the
+    rest keep their order."""
     ranks = {GUEST: 0, MACHINE: 1}
     pairs = zip(items, paths, strict=True)
     return [item for item, _ in sorted(pairs, key=lambda pair: ranks.get(unit_of(pair[1]), 2))]
 
 
 def scheduler(config: Any, log: Any) -> Any:
-    """xdist's for scopes, with these units as scopes, in the order of collection."""
+    """Return xdist's scheduler for scopes, with these units as scopes, in collection order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):  # type: ignore[misc]

@@ -1,5 +1,5 @@
-"""What systemd is for a service: a socket for its notifications and a store for its descriptors,
-which the next start gets."""
+"""Stands for systemd: a socket for a service's notifications and a store for its descriptors, which
+the next start gets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 _MESSAGE_LIMIT_BYTES, _FDS_LIMIT = 4096, 8
-_ABOVE = 100  # where descriptors are kept: the next process gets them from 3 up
+_ABOVE = 100  # first number of stored descriptors: the next process gets them from 3 up
 
 
 class ServiceManager:
-    """A context manager. `limit`: FileDescriptorStoreMax=; what is beyond is closed, and nobody
-    told."""
+    """A service manager during the block. `limit` is FileDescriptorStoreMax=: further descriptors
+    are closed without a message."""
 
     def __init__(self, folder: Path, limit: int = 512) -> None:
         self.address = folder / "notify"
@@ -39,7 +39,7 @@ class ServiceManager:
 
     @property
     def store(self) -> dict[str, int]:
-        """What is kept now, by name."""
+        """Return the stored descriptors by name."""
         self._hear()
         return dict(self._store)
 
@@ -56,8 +56,8 @@ class ServiceManager:
         os.close(fd)
 
     def starting(self, command: Sequence[str]) -> tuple[list[str], list[int], dict[str, str]]:
-        """The command line that runs `command` with the descriptors at 3 and up; what it must
-        inherit; its environment."""
+        """Return the command line that runs `command` with the stored descriptors at 3 and up, the
+        descriptors that it must inherit, and its environment."""
         names, fds = [name for name, _ in self._kept()], [fd for _, fd in self._kept()]
         moves = " ".join(f"{number}<&{fd} {fd}<&-" for number, fd in enumerate(fds, 3))
         listen = f"LISTEN_PID=$$ LISTEN_FDS={len(fds)} " if fds else ""

@@ -1,9 +1,10 @@
-"""Which test session this is: a mark that its processes carry in their environment, and names with
-that mark in them.
+"""Identifies the test session: a mark that its processes carry in their environment, and names with
+that mark.
 
-Several sessions and other programs may share a machine. What a session makes outside of its folders
-(cgroups, named network namespaces, links) bears `name(…)`, so that the ledger can tell it from what
-others make meanwhile. The workers of one run have marks that differ in the last letter only.
+Several sessions and other programs may share a machine. Objects that a session makes outside of its
+folders (cgroups, named network namespaces, links) have the mark in `name(…)`, so that the ledger
+can tell them from those that others make meanwhile. The marks of one run's workers differ in the
+last letter only.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ _LENGTH = 6  # of the 15 letters that a link's name has
 
 
 def begin(worker: int = 0) -> None:
-    """Mark this process and all that it will start; an inherited mark stays. `worker` is the number
-    of a worker, from 1 on: it has its own mark, made of the one that it inherits."""
+    """Mark this process and all processes that it will start; an inherited mark stays.
+
+    `worker` is the number of a worker, from 1 on: it has a separate mark, derived from the
+    inherited one.
+    """
     made = mark() or "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH - 1)) + _LETTERS[0]
     os.environ[VARIABLE] = made[:-1] + _LETTERS[worker] if worker else made
 
@@ -36,5 +40,5 @@ def of_another_worker(text: str) -> bool:
 
 
 def name(kind: str) -> str:
-    """`kind` with the session's mark, or with this process's number outside of a session."""
+    """Return `kind` with the session's mark, or with this process's number outside of a session."""
     return f"{kind}-{mark() or os.getpid()}"

@@ -43,7 +43,7 @@ class SocksProxy:
         self._server.server_close()
 
     def answer(self, client: socket.socket) -> None:
-        """One connection: the greeting, a login, the request for a name, then bytes in both
+        """Serve one connection: the greeting, a login, the request for a name, then bytes in both
         directions."""
         file = client.makefile("rb")
         version, count = file.read(2)

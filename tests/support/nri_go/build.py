@@ -32,5 +32,5 @@ def plugin(version: str) -> Path:
 
 
 def both() -> list[Path]:
-    """Return the programs."""
+    """Return the paths of both programs."""
     return [plugin(version) for version in (NEW, OLD)]
