@@ -37,6 +37,7 @@ from cni_plugins.host_local.ranges import Range, RangeSet
 from cni_plugins.protocol.addresses import Address
 from cni_plugins.protocol.errors import IO_FAILURE, NO_ADDRESS_LEFT, TRY_AGAIN_LATER, CniError
 from pyrunc.errors import InvalidArgument
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.records import Record
 
 if TYPE_CHECKING:
@@ -287,13 +288,14 @@ class NetworkLeases:
     def _write(self, name: str, text: str) -> None:
         """Write a file whole or not at all, by a rename. The lock protects the temporary name."""
         temporary = f"{self._folder}/write.tmp"
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
-        try:
+        with closing_fd(
+            os.open(
+                temporary,
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
+                0o600,
+            )
+        ) as descriptor:
             os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
         try:
             os.rename(temporary, f"{self._folder}/{name}")
         except FileNotFoundError:

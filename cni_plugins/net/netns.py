@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from cni_plugins.protocol.errors import UNKNOWN_CONTAINER, CniError
 from pyrunc.kernel.call import syscall
+from pyrunc.kernel.fd import closing_fd
 
 CLONE_NEWNET = 0x40000000
 _NS_GET_NSTYPE = 0xB703
@@ -44,11 +45,8 @@ def open_netns(path: str) -> int:
 @contextlib.contextmanager
 def open_for(path: str) -> Iterator[int]:
     """A block with an open descriptor of the network namespace at `path`."""
-    descriptor = open_netns(path)
-    try:
+    with closing_fd(open_netns(path)) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def exists(path: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cri_server.images.layers.trees import DirectoryWalker, depth_first_key
 from pyrunc.errors import KernelError, Unsupported
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath, open_regular_at
 from pyrunc.kernel.tree import FOLDER
 
@@ -49,8 +50,7 @@ def write(
     mounts. `volumes`: the container's own folders by their absolute paths in it, written as if they
     were in the layer. Raises Unsupported, KernelError, OSError.
     """
-    root = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         with DirectoryWalker(root) as folders, open(target, "xb") as file:
             os.chmod(target, 0o600)
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -62,18 +62,15 @@ def write(
             file.flush()
             os.fsync(file.fileno())
         removed = [*writer.removed, *_hidden(writer.opaque, open_lower, writer.seen)]
-    finally:
-        os.close(root)
     return sorted("/" + os.fsdecode(path) for path in removed)
 
 
 def _write_volume(source: str, place: bytes, tar: tarfile.TarFile) -> None:
-    root = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with DirectoryWalker(root) as folders:
-            _Writer(folders, tar, set(), place + b"/").run()
-    finally:
-        os.close(root)
+    with (
+        closing_fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
+        DirectoryWalker(root) as folders,
+    ):
+        _Writer(folders, tar, set(), place + b"/").run()
 
 
 class _Writer:
@@ -197,8 +194,7 @@ def _hidden(
     """Yield the image's paths that opaque folders hide and do not replace."""
     if not opaque:
         return
-    lower = open_lower()
-    try:
+    with closing_fd(open_lower()) as lower:
         pending = list(opaque)
         while pending:
             path = pending.pop()
@@ -216,5 +212,3 @@ def _hidden(
                     yield child
                 elif child in seen:
                     pending.append(child)
-    finally:
-        os.close(lower)

@@ -24,6 +24,7 @@ from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.store.unpacked_layers import make_devices, refuse_links
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.copy_tree import copy_data, copy_tree
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.path import open_beneath, open_regular_in_root
 from pyrunc.records import Record
@@ -207,15 +208,13 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise InvalidArgument(f"the checkpoint's {name!r} is not a regular file")
     # By a descriptor that follows no link: the file may have been changed since.
-    source = open_regular_in_root(folder, name)
-    try:
-        destination = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            copy_data(source, destination, os.fstat(source).st_size)
-        finally:
-            os.close(destination)
-    finally:
-        os.close(source)
+    with (
+        closing_fd(open_regular_in_root(folder, name)) as source,
+        closing_fd(
+            os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        ) as destination,
+    ):
+        copy_data(source, destination, os.fstat(source).st_size)
 
 
 def fill(arguments: Message, fds: list[int]) -> int:
@@ -235,12 +234,9 @@ def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
     tree = os.path.join(folder, TREE)
     if layer.devices:
         make_devices(tree, layer)
-    root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for path in deleted:
             _white_out(root, path)
-    finally:
-        os.close(root)
     return layer
 
 

@@ -24,6 +24,7 @@ from cri_server.spec.mounts import OWN_PLACES, MountRequest
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import path as paths
 from pyrunc.kernel.copy_tree import copy_tree
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.tree import remove_path, remove_tree
 
 FOLDER = "volumes"
@@ -90,11 +91,8 @@ def fill(
 
 @contextmanager
 def _open_folder(folder: str) -> Iterator[int]:
-    fd = os.open(folder, _DIRECTORY)
-    try:
+    with closing_fd(os.open(folder, _DIRECTORY)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:
@@ -110,11 +108,8 @@ def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None
             raise InvalidArgument(f"the image's volume {volume.destination!r}: {why}") from None
         raise
     try:
-        target = os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)
-        try:
+        with closing_fd(os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)) as target:
             copy_tree(source, target, tick)
-        finally:
-            os.close(target)
     finally:
         os.close(source)
 
@@ -145,11 +140,8 @@ def _move_into(volume: MountRequest, parent: int, name: str) -> None:
     try:
         remove_path(volume.source)
         os.mkdir(volume.source, 0o755)
-        target = os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)
-        try:
+        with closing_fd(os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)) as target:
             copy_tree(source, target, Reserve(target, volume.source).charge)
-        finally:
-            os.close(target)
     finally:
         os.close(source)
     remove_tree(parent, name)

@@ -31,6 +31,7 @@ from cri_server.spec import sources
 from cri_server.spec.mounts import MountRequest
 from pyrunc.checkpoint import file_images
 from pyrunc.errors import InvalidArgument, NotFound, WrongState, kernel_errors
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim.files import RestoreFolders
@@ -55,15 +56,14 @@ async def take(
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):
         timeout_s = services.config.containers.foreign_path_timeout_s
-        archive = await sources.run_with_deadline(
-            timeout_s, reference, _open_archive, reference, discard=os.close
-        )
-        try:
+        with closing_fd(
+            await sources.run_with_deadline(
+                timeout_s, reference, _open_archive, reference, discard=os.close
+            )
+        ) as archive:
             require_criu()
             await asyncio.to_thread(_make_folders, root, root / ARCHIVE)
             await _unpack(services, root / ARCHIVE, archive)
-        finally:
-            os.close(archive)
         await _load(services, root, [root / ARCHIVE / TREE])
         await asyncio.to_thread(remove_path, root / ARCHIVE)
     else:
@@ -194,11 +194,8 @@ async def fill_layer(services: Services, identifier: str, volumes: Sequence[Moun
     await asyncio.to_thread(_make_folders, root / LAYER)
     archive = folder / names.LAYER
     if archive.exists():
-        number = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(archive, os.O_RDONLY | os.O_CLOEXEC)) as number:
             await _unpack(services, root / LAYER, number)
-        finally:
-            os.close(number)
         await asyncio.to_thread(_install, root, deleted, volumes)
     await asyncio.to_thread(_set_root_mode, root / "upper", folder / names.IMAGES)
     await asyncio.to_thread(remove_path, root / LAYER)

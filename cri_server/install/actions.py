@@ -13,6 +13,7 @@ from pathlib import Path
 from pyrunc.atomic_file import write_bytes
 from pyrunc.errors import Error
 from pyrunc.keeper.client import Keeper, end
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.mountinfo import mount_points
 
 
@@ -25,16 +26,13 @@ def read(file: Path) -> bytes:
     """Read a regular file, through links. Raises OSError, and Error for anything else."""
     # O_PATH neither opens a device nor waits for a pipe's writer (open(2)); /proc/self/fd then
     # opens the file that was checked, whatever the name refers to by now.
-    place = os.open(file, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(file, os.O_PATH | os.O_CLOEXEC)) as place:
         # Local users may have put a pipe or a device there, from which read(2) could block for
         # ever.
         if not stat.S_ISREG(os.fstat(place).st_mode):
             raise Error(f"{file} is not a regular file")
         with open(f"/proc/self/fd/{place}", "rb") as opened:
             return opened.read()
-    finally:
-        os.close(place)
 
 
 @dataclass(frozen=True, slots=True)

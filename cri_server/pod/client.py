@@ -20,6 +20,7 @@ from cri_server.zygote.client import Zygote
 from cri_server.zygote.peer import Peer, answered, answered_without_fds, fail
 from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, PeerError, ResourceExhausted, Unavailable
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
 from pyrunc.shim.messages import (
@@ -112,13 +113,12 @@ class ShimClient:
         """
         sock = _open_socket()
         try:
-            folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            with closing_fd(
+                os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            ) as folder:
                 # sun_path has room for 107 bytes only
                 address = f"/proc/self/fd/{folder}/{messages.SOCKET}"
                 await _connect(sock, address, timeout_s)
-            finally:
-                os.close(folder)
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             raise NotFound(f"no shim in {os.fspath(directory)}") from None

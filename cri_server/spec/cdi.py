@@ -22,6 +22,7 @@ import msgspec
 from cri_server import typed
 from cri_server.spec.sources import device_facts
 from pyrunc.errors import InvalidArgument
+from pyrunc.kernel.fd import closing_fd
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +140,7 @@ def _devices(folder: str) -> dict[str, tuple[Specification, CdiDevice]]:
 
 def _read(path: Path) -> Specification:
     # O_NONBLOCK: a FIFO without a writer would hold the thread (fifo(7)).
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
         file_stat = os.fstat(descriptor)
         if (
             not stat.S_ISREG(file_stat.st_mode)
@@ -152,8 +152,6 @@ def _read(path: Path) -> Specification:
         if file_stat.st_size > limit:
             raise ValueError(f"larger than {limit} bytes")
         content = os.read(descriptor, SIZE_LIMIT_BYTES)
-    finally:
-        os.close(descriptor)
     if path.suffix == ".json":
         return typed.decode(content, Specification)
     return typed.convert(_yaml(content), Specification)

@@ -21,6 +21,7 @@ from cri_server.store.paths import Paths
 from pyrunc.compile.sources import open_layers
 from pyrunc.errors import KernelError, ResourceExhausted, Unsupported, WrongState
 from pyrunc.kernel.call import buffer, syscall
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import FULL, disk_error, disk_errors, reason
 from pyrunc.kernel.tree import remove_path
 
@@ -64,14 +65,13 @@ def _check_state(state: Path) -> None:
     with disk_errors("bind a socket in", str(state)):
         remove_path(probe)
         probe.mkdir(mode=0o700)
-        folder = os.open(probe, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                # A socket's path has at most 107 bytes (unix(7)), and the state directory's may be
-                # longer.
-                listener.bind(f"/proc/self/fd/{folder}/sock")
-        finally:
-            os.close(folder)
+        with (
+            closing_fd(os.open(probe, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        ):
+            # A socket's path has at most 107 bytes (unix(7)), and the state directory's may be
+            # longer.
+            listener.bind(f"/proc/self/fd/{folder}/sock")
         remove_path(probe)
 
 
@@ -98,12 +98,9 @@ def _clear(probe: Path) -> None:
 
 
 def _check_types(root: Path, folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         entries = buffer(4096)
         length, offset = syscall("getdents64", str(folder), descriptor, entries, len(entries)), 0
-    finally:
-        os.close(descriptor)
     while offset < length:
         _, _, size, kind = _DIRENT64.unpack_from(entries, offset)
         if kind == DT_UNKNOWN:
@@ -148,12 +145,11 @@ def _check_overlay(root: Path, probe: Path) -> None:
 
 def _check_hidden(mount: int) -> None:
     """Check that whiteouts and an opaque folder hide everything in the layer below."""
-    folder = os.open("folder", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
-    try:
+    with closing_fd(
+        os.open("folder", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
+    ) as folder:
         if os.listdir(folder):
             raise OSError(errno.EIO, "a replaced folder shows its old content")
-    finally:
-        os.close(folder)
 
 
 def file_system_type(path: Path) -> str:

@@ -17,6 +17,7 @@ import time
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, InvalidSpec, KernelError, WrongState
 from pyrunc.kernel import cgroup
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
@@ -263,11 +264,8 @@ class Cgroup:
         from pyrunc.kernel import bpf
 
         program = device_filter.program(rules)
-        group = cgroup.open_group(self.directory)
-        try:
+        with closing_fd(cgroup.open_group(self.directory)) as group:
             bpf.replace_device_program(group, program)
-        finally:
-            os.close(group)
 
     # -- facts
 

@@ -17,6 +17,7 @@ from pyrunc.checkpoint import criu, criu_images
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_in_root
 from pyrunc.plan.devices import DEFAULT
 from pyrunc.plan.mounts import is_bind, normal
@@ -338,8 +339,9 @@ def masked_files(linux: Linux, pid: int) -> list[str]:
     """The masked paths on which /dev/null is mounted: those that exist for the process and are no
     folders. Links are resolved in its root."""
     masked = []
-    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(
+        os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    ) as root:
         for path in dict.fromkeys(map(normal, linux.masked_paths)):
             try:
                 descriptor = open_in_root(root, path)
@@ -348,8 +350,6 @@ def masked_files(linux: Linux, pid: int) -> list[str]:
             if not S_ISDIR(os.fstat(descriptor).st_mode):
                 masked.append(path)
             os.close(descriptor)
-    finally:
-        os.close(root)
     return masked
 
 

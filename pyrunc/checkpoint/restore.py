@@ -20,6 +20,7 @@ from pyrunc.container.create import Created
 from pyrunc.errors import InvalidSpec, PeerError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace, unshare
 from pyrunc.kernel.path import components, open_beneath, resolve
 from pyrunc.launch.run import ChildProcess
@@ -219,8 +220,7 @@ def _mount_root(rootfs: str) -> None:
 def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
     """Create the folders and files on which CRIU mounts; those inside another mount are restored
     with it."""
-    root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         mounted: list[str] = []
         sources = dict(dumps.bind_mounts(spec, bundle))
         for mount in spec.mounts:
@@ -230,8 +230,6 @@ def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
                     root, place, place in sources and not os.path.isdir(sources[place])
                 )
                 mounted.append(place)
-    finally:
-        os.close(root)
 
 
 def _make_mount_point(root: int, place: str, is_file: bool) -> None:

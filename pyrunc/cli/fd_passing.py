@@ -7,6 +7,7 @@ import os
 
 from pyrunc import atomic_file, debug
 from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,11 +60,8 @@ def _write_pid(path: str, pid: int) -> None:
     `>(...)`, a FIFO) is opened and written. Raises OSError."""
     text = str(pid).encode()
     if os.path.exists(path) and (not os.path.isfile(path) or path.startswith("/dev/")):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as descriptor:
             os.write(descriptor, text)
-        finally:
-            os.close(descriptor)
     else:
         atomic_file.write_bytes(path, text, mode=0o644)
 

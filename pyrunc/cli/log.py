@@ -15,6 +15,7 @@ import time
 
 from pyrunc import jsontext
 from pyrunc.errors import VISIBLE, Error, InvalidArgument, KernelError
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,11 +117,8 @@ def _open(path: str) -> int:
 
     # O_APPEND, because an engine may have the same file open; runc opens it with O_SYNC as well.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC
-    opened = os.open(path, flags, 0o644)
-    try:
+    with closing_fd(os.open(path, flags, 0o644)) as opened:
         return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, LOWEST_NUMBER)
-    finally:
-        os.close(opened)
 
 
 def _line(level: str, message: str, json: bool) -> str:

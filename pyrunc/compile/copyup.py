@@ -12,6 +12,7 @@ from stat import S_ISDIR, S_ISLNK, S_ISREG
 
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_in_root, open_regular_at
 from pyrunc.plan.mounts import MountOptions, normal
 
@@ -39,12 +40,9 @@ def open_copy(mount: Mount, root: int) -> int:
             options.insert(0, ("mode", f"{status.st_mode & 0o7777:o}"))
         mount_fd = kernel_mount.open_mount("tmpfs", options, source=mount.source)
         try:
-            target = os.open(".", _FOLDER, dir_fd=mount_fd)
-            try:
+            with closing_fd(os.open(".", _FOLDER, dir_fd=mount_fd)) as target:
                 os.fchown(target, status.st_uid, status.st_gid)
                 _copy(source, target)
-            finally:
-                os.close(target)
         except OSError as error:
             os.close(mount_fd)
             raise KernelError.of(error, "tmpcopyup", f"'{mount.destination}'") from None
@@ -76,23 +74,19 @@ def _copy(source: int, target: int) -> None:
 
 
 def _copy_file(source: int, target: int, name: str) -> None:
-    reading = open_regular_at(source, name)
-    try:
-        writing = os.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target
-        )
-        try:
-            while os.sendfile(writing, reading, None, _CHUNK_BYTES):
-                pass
-            for attribute in os.listxattr(reading):
-                try:
-                    os.setxattr(writing, attribute, os.getxattr(reading, attribute))
-                except OSError:
-                    pass  # a tmpfs does not have the attribute, or we may not set it
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
+    with (
+        closing_fd(open_regular_at(source, name)) as reading,
+        closing_fd(
+            os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+        ) as writing,
+    ):
+        while os.sendfile(writing, reading, None, _CHUNK_BYTES):
+            pass
+        for attribute in os.listxattr(reading):
+            try:
+                os.setxattr(writing, attribute, os.getxattr(reading, attribute))
+            except OSError:
+                pass  # a tmpfs does not have the attribute, or we may not set it
 
 
 def _copy_attributes(status: os.stat_result, target: int, name: str) -> None:

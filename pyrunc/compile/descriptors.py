@@ -12,6 +12,7 @@ from errno import EPERM
 
 from pyrunc.compile import host
 from pyrunc.errors import InvalidSpec, KernelError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.plan.model import LoadFilter
 from pyrunc.plan.namespaces import KERNEL_NAMES
@@ -131,8 +132,7 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
 def open_start_socket(state_dir: str, undo: Undo) -> int:
     """Open the listening socket on which the container waits for `start`; bound by descriptor,
     because paths may be longer than an address."""
-    folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
         listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
         try:
             listening.bind(f"/proc/self/fd/{folder}/{START_SOCKET}")
@@ -143,8 +143,6 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
         except OSError as error:
             listening.close()
             raise KernelError.of(error, "bind", f"'{state_dir}/{START_SOCKET}'") from None
-    finally:
-        os.close(folder)
 
 
 def compiled_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:

@@ -25,6 +25,7 @@ from pyrunc.compile.idmaps import open_user_namespace
 from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.launch import pinned
 from pyrunc.plan import devices
 from pyrunc.plan.mounts import MountOptions, copies_up, is_bind, is_tree
@@ -116,16 +117,13 @@ def _open_overlay_of_image(
 ) -> int:
     """Mount an overlay like `open_overlay`, over the mount of an image."""
     linux = request.spec.linux
-    lower = open_image(image, request.images)
-    try:
+    with closing_fd(open_image(image, request.images)) as lower:
         if linux.namespace("user") is not None:
             owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
             _map(lower, owner, image.index, recursive=False)
             _give_to_root(rootfs, linux)
         options = _options(rootfs, linux)
         return open_overlay_of(lower, image.place, rootfs.upper, rootfs.work, options)
-    finally:
-        os.close(lower)
 
 
 def open_image_volume(
@@ -139,8 +137,7 @@ def open_image_volume(
     container gets an overlay, its own superblock. A container with its own user namespace may
     not remount. Raises KernelError, OSError.
     """
-    tree = open_image(image, images)
-    try:
+    with closing_fd(open_image(image, images)) as tree:
         if linux.namespace("user") is not None:
             owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
             _map(tree, owner, image.index, recursive=False)
@@ -149,8 +146,6 @@ def open_image_volume(
             return os.dup(tree)
         options = _options(Overlay(), linux)
         return kernel_mount.open_overlay([tree, image.place], options=options)
-    finally:
-        os.close(tree)
 
 
 def open_layers(
@@ -354,11 +349,10 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
         if number is None:
             raise InvalidSpec("mounts", f"no descriptor of {mount.source} was passed")
         return clone_bind(mount, number)
-    number = open_source(os.path.join(request.bundle, mount.source), mount.destination, links=True)
-    try:
+    with closing_fd(
+        open_source(os.path.join(request.bundle, mount.source), mount.destination, links=True)
+    ) as number:
         return clone_bind(mount, number)
-    finally:
-        os.close(number)
 
 
 def clone_bind(mount: Mount, source: int) -> int:

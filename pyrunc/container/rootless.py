@@ -15,6 +15,7 @@ from pyrunc.abi.clone import CLONE_NEWNS, CLONE_NEWUSER
 from pyrunc.errors import InvalidSpec, NotFound, PeerError, kernel_errors
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.credential import become_root
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace, setns, unshare
 from pyrunc.launch.idmaps import write_maps
 
@@ -134,11 +135,8 @@ def _is_own(entries: Sequence[IdMap], own: int) -> bool:
 
 
 def _join(path: str) -> None:
-    number = open_namespace(path, "user")
-    try:
+    with closing_fd(open_namespace(path, "user")) as number:
         setns(number, CLONE_NEWUSER)
-    finally:
-        os.close(number)
 
 
 def _make_with_own_ids(linux: Linux) -> None:

@@ -12,6 +12,7 @@ import struct
 
 from pyrunc.errors import KernelError
 from pyrunc.kernel import call
+from pyrunc.kernel.fd import closing_fd
 
 PROG_LOAD, PROG_ATTACH, PROG_DETACH, PROG_GET_FD_BY_ID, PROG_QUERY = 5, 8, 9, 13, 16
 TYPE_CGROUP_DEVICE, ATTACH_CGROUP_DEVICE = 15, 6
@@ -140,12 +141,9 @@ def _attach(group_fd: int, program_fd: int, flags: int, replaced_fd: int) -> Non
 
 
 def _detach(group_fd: int, program_id: int) -> None:
-    program = _open_by_id(program_id)
-    try:
+    with closing_fd(_open_by_id(program_id)) as program:
         attributes = struct.pack("<IIII", group_fd, program, ATTACH_CGROUP_DEVICE, 0)
         _bpf(PROG_DETACH, attributes, "detach of the earlier device filter")
-    finally:
-        os.close(program)
 
 
 def _open_by_id(program_id: int) -> int:

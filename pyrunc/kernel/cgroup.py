@@ -15,6 +15,7 @@ import select
 import time
 
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported, kernel_errors
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,15 +87,12 @@ def read(directory: str | int, file: str) -> str | None:
     opened = directory if isinstance(directory, int) else None
     path = file if isinstance(directory, int) else _file(directory, file)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened)
-        try:
+        with closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened)) as descriptor:
             parts = [os.read(descriptor, 65536)]
             # A read returns whole records, about a page of them. A container can make a list long
             # (cgroup.procs), so it may take many reads.
             while len(parts[-1]) >= SHORT_READ_BYTES:
                 parts.append(os.read(descriptor, 65536))
-        finally:
-            os.close(descriptor)
     except OSError as error:
         if error.errno in GONE:
             return None
@@ -113,11 +111,8 @@ def write(directory: str, file: str, content: str) -> None:
     path = _file(directory, file)
     try:
         # Not by kernel.fd, which the command `state` would then have to load.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as descriptor:
             os.write(descriptor, content.encode("utf-8", "surrogateescape"))
-        finally:
-            os.close(descriptor)
     except OSError as error:
         # systemd removes a scope with its last process: some 20 of 2,000 removals met this moment.
         gone = error.errno == errno.ENODEV and (

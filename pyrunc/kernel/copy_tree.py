@@ -11,6 +11,7 @@ import os
 from errno import ENOTSUP, ENXIO
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath
 from pyrunc.kernel.tree import FOLDER
 
@@ -110,26 +111,21 @@ def _link(target: int, first: str, folder: int, name: str) -> None:
     # By path, because the first copy's folder may be closed by now: a descriptor for each folder
     # with such files would reach the limit of open files.
     place, _, first_name = first.rpartition("/")
-    parent = open_beneath(target, place)
-    try:
+    with closing_fd(open_beneath(target, place)) as parent:
         os.link(first_name, name, src_dir_fd=parent, dst_dir_fd=folder, follow_symlinks=False)
-    finally:
-        os.close(parent)
 
 
 def _copy_file(
     status: os.stat_result, folder: _FolderCopy, name: str, tick: Callable[[int], None]
 ) -> None:
-    reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.source)
-    try:
-        writing = os.open(name, _NEW, 0o600, dir_fd=folder.copy)
-        try:
-            copy_data(reading, writing, status.st_size, tick)
-            _copy_attributes_by_fd(status, reading, writing)
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
+    with (
+        closing_fd(
+            os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.source)
+        ) as reading,
+        closing_fd(os.open(name, _NEW, 0o600, dir_fd=folder.copy)) as writing,
+    ):
+        copy_data(reading, writing, status.st_size, tick)
+        _copy_attributes_by_fd(status, reading, writing)
 
 
 def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None] = _ignore) -> None:

@@ -18,6 +18,7 @@ from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
 from pyrunc.abi.mount import MS_PRIVATE, MS_REC, OPEN_TREE_CLONE
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace, open_own, setns, unshare
 
 TYPE_CHECKING = False
@@ -34,11 +35,8 @@ def _in_mount_namespace(path: str = "") -> Iterator[None]:
     own, folder = open_own("mnt"), os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if path:
-            there = open_namespace(path, "mnt")
-            try:
+            with closing_fd(open_namespace(path, "mnt")) as there:
                 setns(there, CLONE_NEWNS)
-            finally:
-                os.close(there)
         else:
             unshare(CLONE_NEWNS)
         try:

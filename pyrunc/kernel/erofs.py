@@ -11,6 +11,7 @@ from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel import verity
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,11 +36,8 @@ def open_erofs(source: int, devices: Sequence[int]) -> int:
         # ENOTBLK is EROFS's answer for a file without read_folio.
         if error.errno != ENOTBLK:
             raise
-    copy = _open_copy(source)
-    try:
+    with closing_fd(_open_copy(source)) as copy:
         return _open_erofs(copy, devices)
-    finally:
-        os.close(copy)
 
 
 def _open_erofs(source: int, devices: Sequence[int]) -> int:
@@ -53,11 +51,8 @@ def _open_copy(source: int) -> int:
     """Copy the file's content, with its holes, to a file on a ramfs that ends with the last
     descriptor."""
     # Detached, so the copy ends with the mount of the image, which holds the file open.
-    memory = kernel_mount.open_mount("ramfs")
-    try:
+    with closing_fd(kernel_mount.open_mount("ramfs")) as memory:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
-    finally:
-        os.close(memory)
     try:
         copy = os.open(
             "index", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder

@@ -28,6 +28,7 @@ from pyrunc.abi.mount import (
 )
 from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel.call import buffer, path_bytes, quoted, syscall
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,13 +163,10 @@ def open_mount(
 ) -> int:
     """Mount a new file system detached: `open_mount("tmpfs", [("mode", "755"), ("size",
     "64k")])`."""
-    fs_fd = open_fs(fstype)
-    try:
+    with closing_fd(open_fs(fstype)) as fs_fd:
         if source:
             fsconfig_string(fs_fd, "source", source)
         return _open_with(fs_fd, options, attributes)
-    finally:
-        os.close(fs_fd)
 
 
 def _open_with(fs_fd: int, options: Iterable[tuple[str, str | None]], attributes: int) -> int:
@@ -210,16 +208,13 @@ def open_overlay(
     detached mount 6.15; a path of more than 255 bytes is passed as a descriptor, or by its name in
     procfs.
     """
-    fs_fd = open_fs("overlay")
-    try:
+    with closing_fd(open_fs("overlay")) as fs_fd:
         fsconfig_string(fs_fd, "source", source)
         _set_lower(fs_fd, lower)
         for key, place in (("upperdir", upper), ("workdir", work)):
             if place is not None:
                 _set_folder(fs_fd, key, place)
         return _open_with(fs_fd, options, attributes)
-    finally:
-        os.close(fs_fd)
 
 
 def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:

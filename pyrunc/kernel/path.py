@@ -28,6 +28,7 @@ from pyrunc.abi.file import (
 )
 from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.call import path_bytes, quoted, raw
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -171,13 +172,10 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
     """Open the regular file `name` of a folder that others may change; ESTALE for a link and
     anything else, which is never opened (see `open_regular_in_root`). Raises OSError."""
-    place = os.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)
-    try:
+    with closing_fd(os.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)) as place:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise OSError(errno.ESTALE, "not a regular file any more", name)
         return os.open(f"/proc/self/fd/{place}", flags | O_CLOEXEC)
-    finally:
-        os.close(place)
 
 
 def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:

@@ -14,6 +14,7 @@ import os
 
 from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel import call
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,12 +126,9 @@ class Compiler:
     def program(self) -> bytes:
         """Return the classic BPF instructions (struct sock_filter, 8 bytes each)."""
         # seccomp_export_bpf_mem, which needs no file, came with libseccomp 2.6.
-        file = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-        try:
+        with closing_fd(os.memfd_create("seccomp", os.MFD_CLOEXEC)) as file:
             self._check(self._lib.seccomp_export_bpf(self._context, file), "seccomp_export_bpf", "")
             return os.pread(file, os.fstat(file).st_size, 0)
-        finally:
-            os.close(file)
 
     @staticmethod
     def _check(code: int, call: str, subject: str) -> None:

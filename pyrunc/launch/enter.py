@@ -7,6 +7,7 @@ import os
 from errno import EBUSY, ENOENT
 
 from pyrunc.errors import KernelError, WrongState
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.launch.run import launch_steps
 from pyrunc.program.errors import OperationFailed
 
@@ -34,14 +35,11 @@ def entering(
             # systemd as a container's init does so at its start; runc, too, follows init's group.
             if launch.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
                 raise
-        group = os.open(
-            _current_group(launch.container_pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        )
-        try:
+        with closing_fd(
+            os.open(_current_group(launch.container_pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        ) as group:
             moved = launch.replace(descriptors={**launch.descriptors, "cgroup": group})
             return (yield from launch_steps(moved, undo, times=times)), True
-        finally:
-            os.close(group)
     except KernelError as error:
         # setns(2) with a pidfd answers ESRCH for a process that has ended, which a caller should
         # not have to know.

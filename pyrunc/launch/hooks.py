@@ -14,6 +14,7 @@ from _signal import valid_signals  # type: ignore[import-not-found]
 
 from pyrunc import debug, jsontext
 from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError, kernel_errors
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
@@ -97,8 +98,7 @@ def _spawn(hook: Hook, files: list[int]) -> int:
 
 def _wait(pid: int, hook: Hook) -> int:
     # Our own unreaped child, so the number is still its own.
-    descriptor = os.pidfd_open(pid)
-    try:
+    with closing_fd(os.pidfd_open(pid)) as descriptor:
         waiter = select.poll()
         waiter.register(descriptor, select.POLLIN)
         in_time = waiter.poll(
@@ -107,8 +107,6 @@ def _wait(pid: int, hook: Hook) -> int:
         if not in_time:
             send_signal(descriptor, SIGKILL)
         _, wait_status = os.waitpid(pid, 0)
-    finally:
-        os.close(descriptor)
     if not in_time:
         raise DeadlineExceeded(
             f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed"

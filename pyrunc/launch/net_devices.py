@@ -9,11 +9,11 @@ virtual one ends. Source: runtime-spec config-linux.md, "Network Devices".
 
 from __future__ import annotations
 
-import os
 from errno import EEXIST
 
 from pyrunc.abi.clone import NAMESPACES
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.link import IFA_F_PERMANENT, IFF_UP, RT_SCOPE_UNIVERSE, Routing
 from pyrunc.kernel.namespace import open_namespace, open_own, setns
 
@@ -27,13 +27,13 @@ def move(devices: Mapping[str, str], pid: int) -> None:
 
     Raises KernelError.
     """
-    there = open_namespace(f"/proc/{pid}/ns/net", "net")
-    try:
-        with Routing() as outside, _open_routing_in(there) as inside:
-            for name, new_name in devices.items():
-                _move_one(outside, inside, there, name, new_name)
-    finally:
-        os.close(there)
+    with (
+        closing_fd(open_namespace(f"/proc/{pid}/ns/net", "net")) as there,
+        Routing() as outside,
+        _open_routing_in(there) as inside,
+    ):
+        for name, new_name in devices.items():
+            _move_one(outside, inside, there, name, new_name)
 
 
 def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name: str) -> None:
@@ -63,12 +63,9 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
 def _open_routing_in(namespace: int) -> Routing:
     """Open a netlink socket in the namespace: a socket stays in the namespace in which it was
     made."""
-    own = open_own("net")
-    try:
+    with closing_fd(open_own("net")) as own:
         setns(namespace, NAMESPACES["net"])
         try:
             return Routing()
         finally:
             setns(own, NAMESPACES["net"])
-    finally:
-        os.close(own)

@@ -6,13 +6,13 @@ process's clone makes one that the pod's root owns."""
 
 from __future__ import annotations
 
-import os
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_DGRAM, socket
 from fcntl import ioctl
 from struct import Struct
 
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_own, setns, unshare
 
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
@@ -23,8 +23,7 @@ _LO_UP = _IFREQ.pack(b"lo", IFF_UP)
 def open_network() -> int:
     """A descriptor of a new network namespace whose `lo` is up; the caller is in its own again.
     Raises KernelError."""
-    home = open_own("net")
-    try:
+    with closing_fd(open_own("net")) as home:
         # Only the calling thread changes its namespace, and the shim has no other. It takes some
         # 0.4 ms (measured, Linux 6.18).
         unshare(CLONE_NEWNET)
@@ -33,8 +32,6 @@ def open_network() -> int:
             return open_own("net")
         finally:
             setns(home, CLONE_NEWNET)
-    finally:
-        os.close(home)
 
 
 def _set_lo_up() -> None:

@@ -17,6 +17,7 @@ from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec, KernelError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
@@ -297,8 +298,7 @@ class Starter:
             return other_runtime.execute(
                 _runtime_of(container.directory), request, container, stdio
             )
-        pidfd = container.open_pidfd()
-        try:
+        with closing_fd(container.open_pidfd()) as pidfd:
             compiled = compile.execute(
                 container.directory,
                 container.pid,
@@ -308,8 +308,6 @@ class Starter:
                 tty=request.tty,
                 timed=request.timed,
             )
-        finally:
-            os.close(pidfd)
         try:
             assert compiled.launch is not None
             launch = compiled.launch.replace(stdio=stdio)

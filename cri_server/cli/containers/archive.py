@@ -12,6 +12,7 @@ from typing import IO
 
 from cri_server.cli.containers.file_copy import CHUNK_BYTES, FOLDER, Copy
 from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_regular_at
 
 
@@ -38,12 +39,9 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
     elif stat.S_ISDIR(status.st_mode):
         info.type = tarfile.DIRTYPE
         archive.addfile(info)
-        below = os.open(name, FOLDER, dir_fd=folder)
-        try:
+        with closing_fd(os.open(name, FOLDER, dir_fd=folder)) as below:
             for each in sorted(os.listdir(below)):
                 _add(archive, below, each, f"{path}/{each}".lstrip("/"))
-        finally:
-            os.close(below)
     elif stat.S_ISREG(status.st_mode):
         with os.fdopen(open_regular_at(folder, name), "rb") as file:
             # The size is that of the opened file: the container may have replaced the name since
@@ -92,11 +90,8 @@ def _make(
     name: str,
 ) -> None:
     if member.isdir():
-        created = copy.folder(folder, name)
-        try:
+        with closing_fd(copy.folder(folder, name)) as created:
             copy.finish(status, created)
-        finally:
-            os.close(created)
     elif member.isfile():
         content = archive.extractfile(member)
         assert content is not None

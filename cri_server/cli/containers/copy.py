@@ -19,6 +19,7 @@ from cri_server.cli.containers.file_copy import FOLDER, Copy
 from cri_server.cli.output.complaint import complain
 from cri_server.cli.output.progress import Progress
 from pyrunc.errors import InvalidArgument, KernelError, WrongState, kernel_errors
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_in_root, resolve
 
 
@@ -139,13 +140,10 @@ def _folder_at(root: int | None, path: str) -> Iterator[int]:
     """Open a folder. Raises KernelError if there is none at the path."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     # In a container each link is resolved as the container sees it, so that none leads to the host.
-    number = (
+    with closing_fd(
         os.open(path, flags | os.O_CLOEXEC) if root is None else open_in_root(root, path, flags)
-    )
-    try:
+    ) as number:
         yield number
-    finally:
-        os.close(number)
 
 
 def _status(folder: int, name: str, path: str) -> os.stat_result:

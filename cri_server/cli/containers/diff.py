@@ -25,6 +25,7 @@ from cri_server.cli.output import formats, show
 from cri_server.images.layers.trees import open_folder
 from cri_server.images.store.image_paths import ImagePaths
 from pyrunc.errors import KernelError, WrongState
+from pyrunc.kernel.fd import closing_fd
 
 ADDED, CHANGED, DELETED = "A", "C", "D"
 NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # ELOOP: a link is in its place
@@ -49,12 +50,9 @@ def diff(address: str, container: str) -> None:
     except FileNotFoundError:
         raise WrongState(f"container {container} has no writable layer on this machine") from None
     try:
-        image = mount.open_tree(ImagePaths.of(files))
-        try:
+        with closing_fd(mount.open_tree(ImagePaths.of(files))) as image:
             for kind, path in changes(layer, image):
                 formats.say(show.printable(f"{kind} /{os.fsdecode(path)}"))
-        finally:
-            os.close(image)
     finally:
         os.close(layer)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pyrunc.atomic_file import write_all
 from pyrunc.errors import WrongState
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_regular_at
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,16 +46,10 @@ class Copy:
         if not stat.S_ISDIR(status.st_mode):
             self._leaf(status, source, name, target, new)
             return
-        below = self.folder(target, new)
-        try:
-            above = os.open(name, FOLDER, dir_fd=source)
-            try:
+        with closing_fd(self.folder(target, new)) as below:
+            with closing_fd(os.open(name, FOLDER, dir_fd=source)) as above:
                 self.contents(above, below)
-            finally:
-                os.close(above)
             self.finish(status, below)
-        finally:
-            os.close(below)
 
     def contents(self, source: int, target: int) -> None:
         """Copy all contents of a folder into another one, with two descriptors for each level.
@@ -93,11 +88,8 @@ class Copy:
         if stat.S_ISLNK(status.st_mode):
             self.link(status, os.readlink(name, dir_fd=source), target, new)
         elif stat.S_ISREG(status.st_mode):
-            reading = open_regular_at(source, name)
-            try:
+            with closing_fd(open_regular_at(source, name)) as reading:
                 self.file(status, iter(lambda: os.read(reading, CHUNK_BYTES), b""), target, new)
-            finally:
-                os.close(reading)
         else:
             self._warn(f"{name}: skipped, neither a file, a folder nor a link")
 
@@ -155,16 +147,12 @@ class Copy:
             os.close(descriptor)
 
     def _overwrite(self, target: int, partial: str, name: str) -> None:
-        reading = open_regular_at(target, partial)
-        try:
-            writing = open_regular_at(target, name, os.O_WRONLY | os.O_TRUNC)
-            try:
-                while part := os.read(reading, CHUNK_BYTES):
-                    write_all(writing, part)
-            finally:
-                os.close(writing)
-        finally:
-            os.close(reading)
+        with (
+            closing_fd(open_regular_at(target, partial)) as reading,
+            closing_fd(open_regular_at(target, name, os.O_WRONLY | os.O_TRUNC)) as writing,
+        ):
+            while part := os.read(reading, CHUNK_BYTES):
+                write_all(writing, part)
 
     def link(self, status: os.stat_result, to: str, target: int, name: str) -> None:
         """Create a symbolic link; replaces anything but a folder. Raises WrongState, OSError."""

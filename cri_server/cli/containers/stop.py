@@ -21,6 +21,7 @@ from cri_server.cli.output.complaint import for_each
 from cri_server.cli.pods import folders
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
+from pyrunc.kernel.fd import closing_fd
 
 GRACE_S = 10
 SECONDS = click.IntRange(0, (1 << 31) - 1)
@@ -283,13 +284,10 @@ def _send(client: Client, container: api.Container, number: int) -> None:
         if not pid:
             raise ProcessLookupError
         # The kernel may reuse the pid between the server's answer and kill(2), but not a pidfd.
-        descriptor = os.pidfd_open(pid)
-        try:
+        with closing_fd(os.pidfd_open(pid)) as descriptor:
             if not has_process(client, container.id, pid):
                 raise ProcessLookupError
             signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
     except ProcessLookupError:
         raise WrongState(
             f"container {container.metadata.name} is not running on this machine"

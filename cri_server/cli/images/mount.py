@@ -19,6 +19,7 @@ from cri_server.images.store.image_paths import ImagePaths
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.mountinfo import MountPoint, mount_points
 
 # An image of unknown origin must not grant privileges (setuid) or open devices.
@@ -44,12 +45,9 @@ def mount(address: str, image: str, folder: Path) -> None:
         files = inspect.image(client, image, True).get("info", {}).get("files")
     if not isinstance(files, dict):
         raise Unsupported("the server does not report where an image's files are")
-    tree = open_tree(ImagePaths.of(files))
-    try:
+    with closing_fd(open_tree(ImagePaths.of(files))) as tree:
         kernel_mount.mount_setattr(tree, attr_set=ATTRIBUTES)
         kernel_mount.move_mount(tree, os.fspath(folder.absolute()))
-    finally:
-        os.close(tree)
 
 
 def open_tree(places: ImagePaths) -> int:

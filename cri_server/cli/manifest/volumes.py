@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cri_server.cli.manifest import pod_model
 from pyrunc.errors import KernelError, NotFound, WrongState, kernel_errors
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath
 
 # hostPath.type -> test of the file's mode, and its name for people
@@ -50,18 +51,12 @@ def source(volume: pod_model.Volume, sub_path: str, folder: Path) -> str:
     base = Path(volume.host_path.path) if volume.host_path is not None else _empty(volume, folder)
     if not sub_path:
         return str(base)
-    root = _open(base)
-    try:
+    with closing_fd(_open(base)) as root:
         _make_beneath(root, sub_path)
-        target = _open_beneath(root, sub_path)
-        try:
+        with closing_fd(_open_beneath(root, sub_path)) as target:
             # CRI takes a path, which a container could replace by a link meanwhile;
             # `containers.sources` compares it afterwards with what the server has mounted.
             return os.readlink(f"/proc/self/fd/{target}")
-        finally:
-            os.close(target)
-    finally:
-        os.close(root)
 
 
 def _empty(volume: pod_model.Volume, folder: Path) -> Path:
@@ -126,11 +121,8 @@ def _make_beneath(root: int, sub_path: str) -> None:
     mode = stat.S_IMODE(os.fstat(root).st_mode)
     names = [name for name in sub_path.split("/") if name]
     for depth, name in enumerate(names):
-        parent = _open_beneath(root, "/".join((".", *names[:depth])))
-        try:
+        with closing_fd(_open_beneath(root, "/".join((".", *names[:depth])))) as parent:
             _make_folder(parent, name, mode)
-        finally:
-            os.close(parent)
 
 
 def _make_folder(parent: int, name: str, mode: int) -> None:
@@ -140,11 +132,8 @@ def _make_folder(parent: int, name: str, mode: int) -> None:
         return
     except OSError as error:
         raise KernelError.of(error, "mkdir", repr(name)) from None
-    created = open_beneath(parent, name)
-    try:
+    with closing_fd(open_beneath(parent, name)) as created:
         os.chmod(f"/proc/self/fd/{created}", mode)
-    finally:
-        os.close(created)
 
 
 def _open(path: Path) -> int:

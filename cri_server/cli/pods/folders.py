@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.tree import remove_tree
 
 # On a disk, because logs and volumes grow; outside the server's root, which `gc` cleans.
@@ -46,13 +47,10 @@ def make(base: Path, namespace: str, name: str) -> Path:
 @contextlib.contextmanager
 def locked(base: Path) -> Iterator[None]:
     """Hold the lock that lets one `run` at a time use this folder. Raises OSError."""
-    number = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as number:
         # A lock on a file in the folder could be lost with the file, when the folder is cleaned.
         fcntl.flock(number, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(number)
 
 
 def give(folder: Path, pod: str) -> None:
@@ -87,8 +85,5 @@ def remove(base: Path, pod: str) -> None:
 def delete(folder: Path) -> None:
     """Delete a folder of any depth with what containers have put into it, if it exists. Raises
     OSError."""
-    parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
         remove_tree(parent, folder.name)
-    finally:
-        os.close(parent)

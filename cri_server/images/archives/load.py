@@ -34,6 +34,7 @@ from pyrunc.errors import (
     Unavailable,
     kernel_errors,
 )
+from pyrunc.kernel.fd import closing_fd
 
 log = logging.getLogger(__name__)
 
@@ -305,11 +306,8 @@ def _repo_tags(item: dict[str, Any]) -> list[Any]:
 
 
 def _layer(blobs: _ArchiveBlobs, digest: str) -> Descriptor:
-    fd = blobs.open_blob(digest)
-    try:
+    with closing_fd(blobs.open_blob(digest)) as fd:
         magic = os.read(fd, 4)
-    finally:
-        os.close(fd)
     suffix = "+gzip" if magic.startswith(GZIP_MAGIC) else "+zstd" if magic == ZSTD_MAGIC else ""
     return Descriptor(manifests.OCI_LAYER + suffix, digest, blobs.size(digest) or 0)
 

@@ -20,6 +20,7 @@ from cri_server.images.layers.inflate import Limits
 from pyrunc.compile import host
 from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
 from pyrunc.errors import Error, KernelError, ResourceExhausted
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.mount import open_overlay
 
@@ -68,13 +69,10 @@ def _probe(place: Path) -> str:
     _make_image(place)
     try:
         image = Image(str(place / "index"), (str(place / "tar"),), str(place / "empty"))
-        mount = open_image(image, {})
-        try:
+        with closing_fd(open_image(image, {})) as mount:
             overlay = open_overlay_of(
                 mount, image.place, str(place / "upper"), str(place / "work"), ()
             )
-        finally:
-            os.close(mount)
         try:
             if Path(f"/proc/self/fd/{overlay}/file").read_bytes() != _CONTENT:
                 return "a file has the wrong content when read through EROFS"

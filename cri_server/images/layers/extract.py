@@ -26,6 +26,7 @@ from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import BLOCK_BYTES, Reserve
 from pyrunc.errors import KernelError, ResourceExhausted
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
 from pyrunc.kernel.tree import remove_tree
@@ -177,15 +178,14 @@ class _Extractor:
 
     def _file(self, entry: Entry, names: list[bytes]) -> None:
         parent, path = self._parent(names)
-        fd = self._create(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
-        try:
+        with closing_fd(
+            self._create(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
+        ) as fd:
             self._content(entry, fd)
             os.fchown(fd, entry.uid, entry.gid)  # clears setuid and capabilities, so it comes first
             os.fchmod(fd, entry.mode)
             _set_xattrs(fd, entry)
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-        finally:
-            os.close(fd)
         self._result.size_bytes += entry.stored
 
     def _content(self, entry: Entry, fd: int) -> None:
@@ -488,11 +488,8 @@ def _working_directory(folder_fd: int) -> Iterator[None]:
 
 
 def _make_opaque_at(parent_fd: int, name: bytes) -> None:
-    fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
-    try:
+    with closing_fd(os.open(name, _DIRECTORY, dir_fd=parent_fd)) as fd:
         os.setxattr(fd, OPAQUE_XATTR, b"y")
-    finally:
-        os.close(fd)
 
 
 def _set_xattrs(target: int | bytes, entry: Entry) -> None:

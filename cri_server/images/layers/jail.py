@@ -28,6 +28,7 @@ import stat
 from pyrunc.abi.file import F_SETOWN, F_SETOWN_EX
 from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel import limit, restrict
+from pyrunc.kernel.fd import closing_fd
 
 KEPT_CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP", "CAP_SYS_ADMIN",
@@ -83,12 +84,9 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
     os.chroot(folder)
     # chroot(2) leaves the working directory outside, from where `..` leads anywhere.
     os.chdir("/")
-    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         restrict.no_new_privileges()
         restrict.only_beneath([fd])
-    finally:
-        os.close(fd)
     # After chroot(2), which needs CAP_SYS_CHROOT.
     restrict.keep_capabilities(KEPT_CAPABILITIES)
     restrict.set_filter(_FILTER)

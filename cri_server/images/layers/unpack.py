@@ -21,6 +21,7 @@ from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.extract import extract
 from cri_server.images.layers.inflate import Limits, Stream
 from pyrunc import atomic_file
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,12 +75,11 @@ def unpack(
     folder.
     """
     os.mkdir(os.path.join(folder, TREE), 0o755)
-    root_fd = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(
+        os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    ) as root_fd:
         os.chmod(".", 0o755, dir_fd=root_fd)  # independent of the umask
         extracted = extract(stream, root_fd, limits, tick)
-    finally:
-        os.close(root_fd)
     layer = Layer(
         # The stream is read to its end for the digest: a tar may have anything behind its end
         # marker.

@@ -22,6 +22,7 @@ from pyrunc import atomic_file
 from pyrunc.compile.image_mount import Image
 from pyrunc.errors import NotFound
 from pyrunc.kernel import verity
+from pyrunc.kernel.fd import closing_fd
 
 DROPPED_LIMIT = 100  # descriptors of dropped files; beyond it files are freed at once
 _DIGITS = frozenset("0123456789abcdef")
@@ -128,13 +129,10 @@ class LayerFiles:
         status = os.lstat(source)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise DigestMismatch(f"{source} was not made by a job")
-        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
             self._seal(fd, path)
             # Now and not in `sync`, so that the disk writes while other layers are made.
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.rename(source, path)
         self._unsynced.add(path)
         self._sizes[path] = os.lstat(path).st_blocks * 512

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -34,6 +33,7 @@ from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from cri_server.images.store.verified import VerifiedLayers
 from cri_server.images.waiting import Watch, first_error, in_thread
 from cri_server.operations.locks import KeyedLock
+from pyrunc.kernel.fd import closing_fd
 
 log = logging.getLogger(__name__)
 
@@ -323,14 +323,11 @@ class LayerMaker:
         return True
 
     async def _make_tar(self, diff_id: str, descriptor: Descriptor, watch: Watch) -> None:
-        blob_fd = self._blobs.open_blob(descriptor.digest)
-        try:
+        with closing_fd(self._blobs.open_blob(descriptor.digest)) as blob_fd:
             async with self._jobs.folder() as folder:
                 async with self._jobs.core(watch):
                     await self._write_tar(diff_id, blob_fd, folder, watch.touch)
                 await self._commit_tar(folder, descriptor, diff_id, watch)
-        finally:
-            os.close(blob_fd)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
         """Commit the tar in `folder`, made from this blob. A tar that is already stored stays: it
@@ -434,8 +431,7 @@ class LayerMaker:
 
     async def _unpack(self, layer: _LayerToUnpack, watch: Watch, rate: Rate) -> None:
         limits = self._room.limits_of_layer().shared(layer.times)
-        fd = self._open_layer(layer)
-        try:
+        with closing_fd(self._open_layer(layer)) as fd:
             async with self._jobs.folder() as folder:
                 with rate.node_work():
                     async with self._jobs.core(watch):
@@ -456,8 +452,6 @@ class LayerMaker:
                     if self._layers.get(layer.chain[-1]) is None:  # an existing one may be in use
                         await in_thread(lambda: self._layers.commit(folder, layer.chain))
             self._verified.add(layer.descriptor.digest, layer.diff_id)
-        finally:
-            os.close(fd)
 
     def _open_layer(self, layer: _LayerToUnpack) -> int:
         """Open the layer's blob, or the tar that has replaced it."""

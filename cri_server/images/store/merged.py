@@ -11,17 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pyrunc.compile.sources import open_layers
+from pyrunc.kernel.fd import closing_fd
 
 
 @contextmanager
 def merged(layers: Sequence[str | os.PathLike[str]]) -> Iterator[int]:
     """Provide a descriptor of the tree's root for the block; `layers` top first. Blocking. Raises
     KernelError, OSError."""
-    root = _open([os.fspath(layer) for layer in layers])
-    try:
+    with closing_fd(_open([os.fspath(layer) for layer in layers])) as root:
         yield root
-    finally:
-        os.close(root)
 
 
 def _open(layers: list[str]) -> int:

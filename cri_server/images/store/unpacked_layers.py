@@ -24,6 +24,7 @@ from cri_server.images.store.blobs import FOLDER_MODE, node_error
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.tree import remove_tree
 
 RECORD_LIMIT_BYTES = 256 << 20  # a layer may have a million folders
@@ -202,8 +203,7 @@ def make_devices(tree: str, layer: Layer) -> None:
     try:
         for name, is_block, major, minor in layer.devices:
             folder, _, last = os.fsencode(name).rpartition(b"/")
-            parent = open_folder(root, folder)
-            try:
+            with closing_fd(open_folder(root, folder)) as parent:
                 before = os.fstat(parent)
                 _make_device(
                     parent,
@@ -213,8 +213,6 @@ def make_devices(tree: str, layer: Layer) -> None:
                 )
                 # The directory's time is the layer's, and making a name in it has changed it.
                 os.utime(parent, ns=(before.st_mtime_ns, before.st_mtime_ns))
-            finally:
-                os.close(parent)
     except (ValueError, TypeError, OverflowError):
         raise DamagedRecord(f"{tree}: the record of a device is malformed") from None
     finally:

@@ -20,6 +20,7 @@ from struct import pack
 
 from cri_server.observability.logs.fields import fields_of
 from cri_server.observability.logs.formats import message_of
+from pyrunc.kernel.fd import closing_fd
 
 SOCKET = "/run/systemd/journal/socket"
 IDENTIFIER = "pyrunc-cri"
@@ -95,13 +96,12 @@ class Journal(logging.Handler):
             self._send_memory(data)
 
     def _send_memory(self, data: bytes) -> None:
-        memory = os.memfd_create("journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
+        with closing_fd(
+            os.memfd_create("journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        ) as memory:
             os.write(memory, data)
             # journald maps a sealed memfd and need not copy it, because its content cannot change
             # any more.
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
             self._socket.sendmsg([b""], rights, 0, self._path)
-        finally:
-            os.close(memory)

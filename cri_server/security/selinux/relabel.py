@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV
 from pyrunc.errors import InvalidArgument, KernelError, kernel_errors
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import openat2
 from pyrunc.kernel.tree import FOLDER, identity, open_folder
 from pyrunc.records import Record
@@ -77,13 +78,10 @@ def relabel_tree(path: str, label: bytes) -> None:
     with a second name outside the volume is one file with one label; a container cannot make such a
     name with link(2), because a volume is a separate mount (EXDEV). Raises KernelError."""
     # The path has been resolved: a link in it now was placed there since.
-    top = openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)
-    try:
+    with closing_fd(openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)) as top:
         takes_labels = _set(f"/proc/self/fd/{top}", label, path, follow=True)
         if takes_labels and stat.S_ISDIR(os.fstat(top).st_mode):
             _relabel_below(_reopen(top, path), label, path)
-    finally:
-        os.close(top)
 
 
 def _reopen(folder: int, path: str) -> int:
