@@ -28,7 +28,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
-    """kubectl in a namespace of the test, which is deleted afterwards with everything in it."""
+    """Provide kubectl in a namespace of the test, which is deleted afterwards with everything in
+    it."""
     helper = Kube(cluster, request.node.name)
     helper.create_namespace()
     yield helper

@@ -1,5 +1,4 @@
-"""Access of the Kubernetes tests to the cluster: manifests as dicts, kubectl as a person would use
-it."""
+"""Gives the Kubernetes tests access to the cluster: manifests as dicts, and kubectl."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ Manifest = dict[str, Any]
 
 
 def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """A Pod manifest; containers are named `c`, `c2`, … and use busybox unless they set a name or
-    an image."""
+    """Return a Pod manifest; containers are named `c`, `c2`, … and use busybox unless they set a
+    name or an image."""
     named = [
         {
             "name": "c" if i == 0 else f"c{i + 1}",
@@ -42,7 +41,7 @@ def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
     }
 
 
-# nginx, Ready once it answers: a container without a probe is so before its program listens.
+# nginx, with a probe: a container without one is Ready before its program listens.
 SERVING: Manifest = {
     "image": "nginx",
     "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 1},
@@ -55,7 +54,7 @@ def shell(script: str, **more: Any) -> Manifest:
 
 
 class Kube:
-    """kubectl in one namespace."""
+    """Runs kubectl in one namespace."""
 
     def __init__(self, cluster: Cluster, test: str) -> None:
         self.cluster = cluster
@@ -70,7 +69,7 @@ class Kube:
         return self.cluster.kubectl("-n", self.namespace, *arguments, check=check, **options)
 
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """kubectl in the background."""
+        """Start kubectl in the background."""
         return subprocess.Popen(self.command(*arguments), **options)
 
     def command(self, *arguments: str, kubectl: Path | None = None) -> list[str]:
@@ -86,7 +85,7 @@ class Kube:
         ]
 
     def create_namespace(self) -> None:
-        """Create it, with the service account that pods need."""
+        """Create the namespace, with the service account that pods need."""
         self.cluster.kubectl("create", "namespace", self.namespace)
         self.until(
             lambda: self("get", "serviceaccount", "default", check=False).returncode == 0,
@@ -109,7 +108,7 @@ class Kube:
         self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
 
     def apply(self, *manifests: Manifest) -> None:
-        """kubectl apply -f - of JSON manifests."""
+        """Run `kubectl apply -f -` with JSON manifests."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
         self("apply", "-f", "-", input=text)
 
@@ -162,11 +161,11 @@ class Kube:
         return self.exec(name, "sh", "-c", script, container=container).stdout.strip()
 
     def logs(self, name: str, *arguments: str) -> str:
-        """kubectl logs."""
+        """Return the output of `kubectl logs`."""
         return self("logs", name, *arguments).stdout
 
     def events(self) -> Iterable[str]:
-        """`reason: message` of all events of the namespace."""
+        """Return `reason: message` of all events of the namespace."""
         for event in json.loads(self("get", "events", "-o", "json").stdout)["items"]:
             yield f"{event['reason']}: {event.get('message', '')}"
 

@@ -1,4 +1,4 @@
-"""The three things that every newcomer tries first."""
+"""Tests the first three things that newcomers try."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_pod_and_its_node_reach_each_other(kube: Kube) -> None:
     address = kube.ready("nginx")["status"]["podIP"]
     inside = kube.cluster.node.inside("busybox", "wget", "-qO-", f"http://{address}/")
 
-    def answer() -> bool:  # Ready is a container without a probe before its program listens
+    def answer() -> bool:  # a container without a probe is Ready before its program listens
         return "Welcome to nginx" in subprocess.run(inside, capture_output=True, text=True).stdout
 
     kube.until(answer, "nginx's answer")

@@ -1,5 +1,6 @@
-"""The figures that kubelet has of pods: by default, when it takes some from cAdvisor, and with
-`PodAndContainerStatsFromCRI`, when it takes all from the server. docs/operate.md has the table.
+"""Tests the figures that kubelet has of pods: by default, when it takes some from cAdvisor, and
+with `PodAndContainerStatsFromCRI`, when it takes all from the server. docs/operate.md has the
+table.
 
 On a machine with controllers on cgroup v1 cAdvisor sees none of the server's groups.
 """
@@ -22,7 +23,7 @@ SCRIPT = "while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 
 
 
 def query(kube: Kube, path: str) -> str:
-    """kubelet's answer at a path; empty while it starts."""
+    """Return kubelet's answer at a path; empty while it starts."""
     raw = f"/api/v1/nodes/{kube.cluster.node.host}/proxy/{path}"
     done = kube.cluster.kubectl("get", "--raw", raw, check=False)
     return done.stdout if done.returncode == 0 else ""
@@ -49,7 +50,8 @@ def names(entries: list[Sample], container: str) -> set[str]:
 
 
 def check_what_is_always_there(kube: Kube) -> dict[str, Any]:
-    """Check what `kubectl top`, autoscaling and evictions read; returns the pod in the summary."""
+    """Check the figures that `kubectl top`, autoscaling and evictions read; return the pod in the
+    summary."""
     entries: dict[str, Any] = kube.until(lambda: entry(kube), "the pod's figures", PATIENCE_S)
     (container,) = entries["containers"]
     assert {"cpu", "memory", "rootfs", "logs"} <= set(container)

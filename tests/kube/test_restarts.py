@@ -28,7 +28,7 @@ def test_kill_9_of_the_server_loses_nothing(kube: Kube) -> None:
     kube.until(
         (node.folder / "state" / "containers" / ending / "exit.json").exists, "the shim's record"
     )
-    time.sleep(2)  # the other one counts on
+    time.sleep(2)  # the other pod keeps counting
     node.start_server()
     kube.until(
         lambda: kube.get("ender")["status"]["phase"] == "Failed",
@@ -43,7 +43,7 @@ def test_kill_9_of_the_server_loses_nothing(kube: Kube) -> None:
     assert numbers == list(range(len(numbers)))
     assert len(numbers) > before
     assert kube.sh("counter", "echo works") == "works"
-    kube.run(pod("next"))  # kubelet does not say the node's pod addresses again
+    kube.run(pod("next"))  # kubelet does not send the node's pod CIDR again
 
 
 def test_a_restarted_kubelet_finds_its_pods(kube: Kube) -> None:

@@ -33,7 +33,7 @@ def handler(cluster: Cluster) -> Iterator[str]:
     for name in (HANDLER, "unknown"):
         cluster.kubectl("apply", "-f", "-", input=json.dumps(runtime_class(name)))
     os.kill(cluster.node.server.pid, signal.SIGHUP)
-    # kubelet refuses pods of a handler that the server does not tell of.
+    # kubelet refuses pods of a handler that the server does not report.
     assert wait_until(lambda: HANDLER in handlers(cluster), 90), handlers(cluster)
     yield HANDLER
     for name in (HANDLER, "unknown"):
@@ -66,7 +66,7 @@ def test_a_pod_runs_with_the_handler_of_its_class(kube: Kube, handler: str) -> N
     assert kube("logs", "p").stdout == "hello\n"
     (uid,) = {kube.get("p")["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]}
     folders = list(kube.cluster.node.folder.rglob(f"containers/{uid}/runtime"))
-    assert folders and any(folders[0].iterdir())  # it was that program
+    assert folders and any(folders[0].iterdir())  # the external runtime ran it
     assert handlers(kube.cluster)[handler]["recursiveReadOnlyMounts"]
     assert not handlers(kube.cluster)[handler].get("userNamespaces")
 

@@ -224,7 +224,7 @@ def port_forward(kube: Kube, kubectl: Path, target: str) -> Iterator[int]:
 
 
 def request_page(port: int) -> tuple[socket.socket, bytes]:
-    """Request nginx's page; returns the connection, which nginx closes, and the page."""
+    """Request nginx's page; return the connection, which nginx closes, and the page."""
     client = socket.create_connection(("127.0.0.1", port), timeout=30)
     client.sendall(b"GET / HTTP/1.0\r\n\r\n")
     answer = b""
@@ -251,7 +251,7 @@ def test_port_forward_ends_connections_that_the_pod_has_closed(kube: Kube, minor
     kube.run(pod("nginx", SERVING))
     with port_forward(kube, kubectl, "pod/nginx") as port, contextlib.ExitStack() as stack:
         clients = []
-        for _ in range(301):  # more than a session may have at once
+        for _ in range(301):  # more than the session's limit of open connections
             client, answer = request_page(port)
             clients.append(stack.enter_context(client))
             assert b"Welcome to nginx" in answer

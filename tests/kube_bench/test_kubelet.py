@@ -1,4 +1,5 @@
-"""`make bench-kubelet` measures each server, and leaves nothing of them and of the cluster."""
+"""Checks that `make bench-kubelet` measures each server, and leaves nothing of the servers and of
+the cluster."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`make conformance`: `python -m tests.kube_conformance RESULTS [--focus REGEX] [--parallel N]
-[--timeout SECONDS]`.
+"""`make conformance`: runs Kubernetes' conformance suite on a cluster of ours.
 
-Starts the cluster, runs Kubernetes' conformance suite or what `--focus` finds of it, and prints the
-summary. RESULTS gets the suite's own report: `e2e.log` and `junit_01.xml`. Exit code 1 when a spec
-failed or was not run.
+`python -m tests.kube_conformance RESULTS [--focus REGEX] [--parallel N] [--timeout SECONDS]` starts
+the cluster, runs all specs or those that `--focus` matches, and prints the summary. RESULTS gets
+the suite's report: `e2e.log` and `junit_01.xml`. The exit code is 1 when a spec failed or was not
+run.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.support.flannel import Flannel
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Cluster]:
-    """The whole cluster, in `folder`; only files remain at the end."""
+    """Provide the whole cluster, with its files in `folder`; only files remain at the end."""
     toolchain.kubernetes()
     archives = images.archives()
     cluster = Cluster(folder, session.name("conf"), nodes=2)

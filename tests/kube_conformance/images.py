@@ -1,5 +1,5 @@
-"""The images that the conformance suite needs in addition to the node suite's, and the cluster's
-name server, made here."""
+"""Makes the images that the conformance suite needs in addition to the node suite's, and the
+cluster's name server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from tests.support.registry import archive_images
 
 NAME_SERVER = f"registry.k8s.io/coredns/coredns:{toolchain.COREDNS}"
 ETCD = "registry.k8s.io/etcd:3.6.8-0"
-# Specs ask which picture they have, and for a system's name; the pictures themselves are looked at
-# by nobody.
+# Specs read the picture's name and the system's name; they do not need the pictures.
 PICTURES = ("nautilus", "kitten")
 
 
 def archives() -> list[Path]:
-    """docker-archives with all of them and with those of the node's suite, made once for each
-    version of what is in them."""
+    """Return docker-archives with all images and with those of the node suite, made once for each
+    version of their content."""
     base = images.archive()
     recipe = (
         f"{base.name} {toolchain.COREDNS} {toolchain.SAMPLE_APISERVER} {toolchain.ETCD}"

@@ -1,4 +1,4 @@
-"""Specs of the conformance suite that this machine cannot run with any runtime, each with the
+"""Lists specs of the conformance suite that this machine cannot run with any runtime, each with the
 reason. They are not started, and the summary counts them separately."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WITHOUT_CONTROLLERS: Mapping[str, str] = {"Pod InPlace Resize Container": _V1}
 
 
 def of_this_machine() -> Mapping[str, str]:
-    """Part of a spec's name -> the reason why it cannot pass on this machine."""
+    """Return part of a spec's name -> the reason why it cannot pass on this machine."""
     controllers = Path("/sys/fs/cgroup/cgroup.controllers")
     has_them = controllers.exists() and {"cpu", "memory"} <= {*controllers.read_text().split()}
     return {} if has_them else WITHOUT_CONTROLLERS
@@ -29,5 +29,5 @@ def reason(name: str, limits: Mapping[str, str]) -> str:
 
 
 def skip_expression(limits: Mapping[str, str]) -> str:
-    """ginkgo's regular expression for all of them; empty without any."""
+    """Return ginkgo's regular expression for all limits; empty without any."""
     return "|".join(re.escape(part) for part in limits)

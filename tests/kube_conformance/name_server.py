@@ -1,5 +1,5 @@
-"""CoreDNS as the cluster's name server: a deployment in kube-system with the address that kubelet
-gives to pods."""
+"""Runs CoreDNS as the cluster's name server: a deployment in kube-system with the address that
+kubelet gives to pods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.cluster import Cluster
 
 ADDRESS = "10.96.0.10"
 NAME, NAMESPACE = "coredns", "kube-system"
-# The `name` is for the Service: it is what the suite looks for.
+# The suite looks for the Service by this `name`.
 _LABELS = {"k8s-app": "kube-dns"}
 _CONFIGURATION = """\
 .:53 {
@@ -40,7 +40,7 @@ def start(cluster: Cluster, timeout_s: float = 300) -> None:
 
 
 def manifests() -> list[dict[str, Any]]:
-    """Account, its permissions, configuration, deployment and Service."""
+    """Return the manifests: account, permissions, configuration, deployment and Service."""
     own = {"name": NAME, "namespace": NAMESPACE}
     rules = [
         {
@@ -105,7 +105,8 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def _pod() -> dict[str, Any]:
-    """The pod tolerates every taint, because specs taint nodes, and no pod preempts it."""
+    """Return the pod's template; it tolerates every taint, because specs taint nodes, and no pod
+    preempts it."""
     return {
         "serviceAccountName": NAME,
         "dnsPolicy": "Default",

@@ -1,4 +1,4 @@
-"""The results of a run: ginkgo's report, parsed and summed up."""
+"""Parses and sums up the results of a run: ginkgo's report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_RUN = ("skipped", "pending", "")
 @dataclass(frozen=True)
 class Result:
     """The outcome of the selected specs. `failed` has their output, `limited` the reason for not
-    starting one."""
+    starting each one."""
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)

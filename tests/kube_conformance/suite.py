@@ -1,4 +1,4 @@
-"""Kubernetes' conformance suite, run by ginkgo against a cluster; its report goes into a folder."""
+"""Runs Kubernetes' conformance suite by ginkgo against a cluster; its report goes into a folder."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def selected(focus: str, folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster. `limits`: part of a spec's name -> why its nodes cannot run it; `options`: further
-    options of e2e.test."""
+    """A cluster under test. `limits`: part of a spec's name -> why its nodes cannot run it;
+    `options`: further options of e2e.test."""
 
     kubeconfig: Path
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -63,8 +63,10 @@ def on_this_machine(cluster: Cluster) -> Target:
 
 
 def run(target: Target, results: Path, focus: str, processes: int, timeout_s: int) -> Result:
-    """Run what `focus` finds, `processes` specs at a time; serial ones come last, alone. `results`
-    gets `e2e.log` and `junit_01.xml`. What has not ended within `timeout_s` seconds is interrupted.
+    """Run the specs that `focus` matches, `processes` at a time; serial ones come last, alone.
+
+    `results` gets `e2e.log` and `junit_01.xml`. Specs that have not ended within `timeout_s`
+    seconds are interrupted.
     """
     results.mkdir(parents=True, exist_ok=True)
     names = selected(focus, results)
@@ -90,7 +92,7 @@ def run(target: Target, results: Path, focus: str, processes: int, timeout_s: in
         "--report-complete-ginkgo",
         f"--e2e-output-dir={results}",
     ]
-    # what was not reported when it ends was not run
+    # a spec without a report at the end was not run
     ginkgo.run(command, results / LOG, timeout_s + 300)
     result = report.sum_up(
         names, ginkgo.specs(results / _REPORT), lambda name: limits.reason(name, there)

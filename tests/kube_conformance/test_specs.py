@@ -1,4 +1,4 @@
-"""A handful of conformance specs from several parts of Kubernetes pass on two nodes; `make
+"""Runs a handful of conformance specs from several parts of Kubernetes on two nodes; `make
 conformance` runs all of them."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOCUS = "|".join(
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 900)
 def test_specs_of_several_parts_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder: Path = tmp_path_factory.mktemp("specs")  # kubelet's sockets lie below it: a short name
+    folder: Path = tmp_path_factory.mktemp("specs")  # short: kubelet's sockets are below
     with ledger.nothing_left("the cluster"):
         with cluster.running(folder / "cluster") as running:
             result = suite.run(

@@ -1,5 +1,5 @@
-"""The images that Kubernetes' own tests use, made here: the same names and programs, but no bytes
-of the originals."""
+"""Makes the images that Kubernetes' own tests use: the same names and programs, but no bytes of the
+originals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.oci_archives import descriptor, manifest_of
 from tests.support.registry import archive_images
 
 E2E = "registry.k8s.io/e2e-test-images"
-# What specs run in agnhost beside agnhost itself.
-TOOLS = "bash,curl,netcat-openbsd,iproute2,bind9-dnsutils,libc-bin"  # that one has getent
+# Packages with the other programs that specs run in agnhost.
+TOOLS = "bash,curl,netcat-openbsd,iproute2,bind9-dnsutils,libc-bin"  # libc-bin: getent
 AGNHOST_USERS = {
     "etc/passwd": (
         "root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"
@@ -32,7 +32,7 @@ AGNHOST_USERS = {
 
 
 def archive() -> Path:
-    """Return a docker-archive with all of them, made once for each version of what is in them."""
+    """Return a docker-archive with all images, made once for each version of their content."""
     recipe = [
         toolchain.KUBERNETES,
         debian.suite(),
@@ -44,7 +44,7 @@ def archive() -> Path:
 
 
 def _all_of_them() -> Mapping[str, BuiltImage]:
-    """Name -> image, for the versions that `toolchain.KUBERNETES` names in
+    """Return name -> image, for the versions that `toolchain.KUBERNETES` names in
     test/utils/image/manifest.go."""
     shell = build.busybox(busybox.program())
     pause = images.pause(User="65535:65535")
@@ -67,7 +67,7 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
 
 
 def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
-    """agnhost with the tools that its Dockerfile installs, and a registry's folder with one
+    """Return agnhost with the tools that its Dockerfile installs, and a registry's folder with one
     image."""
     system = debian.unpacked(TOOLS)
     source = toolchain.kubernetes_source() / "test/images/agnhost/porter"

@@ -1,7 +1,7 @@
-"""Kubernetes' own tests of a node's guarantees, `[NodeConformance]`, on a one-node cluster: every
-one passes.
+"""Runs Kubernetes' own tests of a node's guarantees, `[NodeConformance]`, on a one-node cluster:
+every one passes.
 
-They are the program that Kubernetes' releases are tested with, built from its module. ginkgo runs
+Kubernetes' releases are tested with the same program; here it is built from its module. ginkgo runs
 several specs at a time, since they mostly wait. Their images are made here and come from the
 cluster's registry.
 """

@@ -1,8 +1,9 @@
 """A credential provider of kubelet (KubeletCredentialProviders) for the node's locked registry.
 
-Kubernetes' own of the node suite asks Google for a password. This one has the registry's, and
-refuses a request as that one does: as `NAMES[1]` without a token of the pod's service account for
-`AUDIENCE` and the annotations that the spec gives it, as `NAMES[0]` with a token.
+Kubernetes' provider of the node suite asks Google for a password. This one has the registry's
+password and the same refusals: as `NAMES[1]` it refuses a request without a token of the pod's
+service account for `AUDIENCE` or without the annotations that the spec sets, as `NAMES[0]` a
+request with a token.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ API = "credentialprovider.kubelet.k8s.io/v1"
 
 
 def configuration() -> dict[str, object]:
-    """kubelet's CredentialProviderConfig."""
+    """Return kubelet's CredentialProviderConfig."""
     common = {"apiVersion": API, "matchImages": [HOST], "defaultCacheDuration": "1m"}
     attributes = {
         "serviceAccountTokenAudience": AUDIENCE,
@@ -39,7 +40,7 @@ def configuration() -> dict[str, object]:
 
 
 def install(folder: Path) -> list[str]:
-    """Writes the programs and the configuration into `folder`; returns kubelet's flags."""
+    """Write the programs and the configuration into `folder`; return kubelet's flags."""
     programs = folder / "programs"
     programs.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
@@ -53,7 +54,7 @@ def install(folder: Path) -> list[str]:
 
 
 def main(name: str) -> int:
-    """Answers the request on stdin."""
+    """Answer the request on stdin."""
     request = json.load(sys.stdin)
     token = request.get("serviceAccountToken", "")
     if name == NAMES[1]:

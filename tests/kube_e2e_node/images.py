@@ -1,5 +1,5 @@
-"""The images that the node suite's specs use in addition to those of `tests.kube_e2e`, made here
-under the same names."""
+"""Makes the images that the node suite's specs use in addition to those of `tests.kube_e2e`, under
+the same names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.registry import archive_images
 
 
 def archives() -> list[Path]:
-    """docker-archives with all of them, made once for each version of what is in them."""
+    """Return docker-archives with all images, made once for each version of their content."""
     base = images.archive()
     recipe = f"{base.name} {Path(__file__).read_text()}"
     return [base, made_once("e2e-node", recipe, lambda: _additional(archive_images(base)))]

@@ -2,7 +2,7 @@
 server and its own kubelet.
 
 That kubelet keeps its files at fixed places below /var/lib and /var/log; the node has a mount
-namespace in which folders of the test lie there.
+namespace in which the test's folders are mounted there.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.support.cluster_node import (
 from tests.support.processes import Program, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-# Where the images of these hosts are; one of them asks for a login.
+# The registries with the images of these hosts; one of them demands a login.
 IMAGE_HOSTS = {
     "docker.io": REGISTRY,
     "registry.k8s.io": REGISTRY,
     credential_provider.HOST: LOCKED_REGISTRY,
 }
 LOGIN = f"{credential_provider.USER}:{credential_provider.PASSWORD}"
-# Folders that kubelet and what its specs mount expect at these places.
+# Folders that kubelet and the mounts of its specs expect at these places.
 FIXED_FOLDERS = (
     "/var/lib/kubelet",
     "/var/lib/cni",
@@ -66,8 +66,8 @@ KUBELET = {
 
 
 class SuiteNode(Node):
-    """A node without a kubelet, with a registry, in a mount namespace that has `FIXED_FOLDERS` of
-    its own."""
+    """A node without a kubelet, with a registry, in a mount namespace that has separate
+    `FIXED_FOLDERS`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder, name)
@@ -78,8 +78,7 @@ class SuiteNode(Node):
         self.log = folder / "ginkgo.log"
 
     def up(self, images: Sequence[Path]) -> None:
-        """Starts the registries with the archives `images`, and the server; all answer on
-        return."""
+        """Start the registries with the archives `images`, and the server; all answer on return."""
         self.make_network()
         self._make_mounts()
         self._serve_images(self.registry, REGISTRY, images)
@@ -89,7 +88,7 @@ class SuiteNode(Node):
         self.start_server()
 
     def down(self) -> None:
-        """Ends kubelet, pods, server and registry; leaves files only."""
+        """End kubelet, pods, server and registry; only files remain."""
         self._systemctl("stop", *self._systemctl("list-units").split())
         self.stop()
         self.registry.stop()
@@ -115,7 +114,7 @@ class SuiteNode(Node):
         ).stdout
 
     def _make_mounts(self) -> None:
-        """Start a process that keeps a mount namespace of the node's open."""
+        """Start a process that holds a mount namespace of the node open."""
         ready = self.folder / "mounted"
         binds = []
         for number, place in enumerate(FIXED_FOLDERS):
@@ -149,7 +148,8 @@ class SuiteNode(Node):
     def run(
         self, focus: str, skip: Sequence[str], timeout_s: int, processes: int = 1, *options: str
     ) -> list[ginkgo.Spec]:
-        """Runs the specs that match `focus` and no pattern of `skip`; ginkgo's reports of them."""
+        """Run the specs that match `focus` and no pattern of `skip`; return ginkgo's reports of
+        them."""
         reports = self.folder / "reports"
         reports.mkdir(exist_ok=True)
         (reports / "report.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Stands in for systemd-run, systemctl and sudo, by the name that it is called with: Kubernetes'
+"""Stands in for systemd-run, systemctl and sudo, by the name under which it is called: Kubernetes'
 node suite starts and restarts its kubelet as a transient unit, and this machine runs no systemd.
 
 A unit is a folder of `UNITS`: `command` (JSON: argv), `log` (a path) and `pid` (pid and start time
@@ -20,7 +20,8 @@ STOP_TIMEOUT_S = 20.0
 
 
 def systemd_run(arguments: list[str]) -> int:
-    """`systemd-run -p StandardError=append:LOG --unit=NAME … COMMAND …`, or `--version`."""
+    """Start a unit: `systemd-run -p StandardError=append:LOG --unit=NAME … COMMAND …`; or print
+    `--version`."""
     if arguments == ["--version"]:
         print("systemd 252 (252)")
         return 0
@@ -86,7 +87,7 @@ def _start(folder: Path) -> None:
 
 
 def _stop(folder: Path) -> None:
-    """Sends SIGTERM, and SIGKILL after `STOP_TIMEOUT_S`; returns when the process has ended."""
+    """Send SIGTERM, and SIGKILL after `STOP_TIMEOUT_S`; return when the process has ended."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + STOP_TIMEOUT_S
         if pid := _pid(folder):
@@ -105,7 +106,7 @@ def _pid(folder: Path) -> int:
 
 
 def _start_time(pid: int) -> int:
-    """Field 22 of proc_pid_stat(5); 0 for a process that has ended."""
+    """Return field 22 of proc_pid_stat(5); 0 for a process that has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Kubernetes' node suite, which starts and restarts its own kubelet: every spec that can run
+"""Runs Kubernetes' node suite, which starts and restarts its own kubelet: every spec that can run
 on this machine passes."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SKIP = (
     "InPlacePod",
     "InPlace Resize",
     # Without a cgroup for each pod (`cgroupsPerQOS`) kubelet 1.36 ends with a nil pointer at the
-    # first pod that has resources of its own: `doPodResizeAction` reads what
-    # `podContainerManagerNoop` does not have. The guest runs some of these.
+    # first pod with pod-level resources: `doPodResizeAction` reads a field that
+    # `podContainerManagerNoop` lacks. The guest runs some of these.
     "PodLevelResources",
     # This kernel has no SCTP sockets.
     "SCTP",
@@ -40,11 +40,11 @@ SKIP = (
     r"\[Feature:ImageID\]",
     # The guest has CRIU.
     "CheckpointContainer",
-    # Summary API, without kubelet's gate PodAndContainerStatsFromCRI, wants network and processes
-    # of a pod from cAdvisor, which knows the containers of containerd and CRI-O only. With the gate
-    # it misses what a hybrid host lacks: the groups of kubelet, of the runtime and of the rest,
-    # limits of memory, and pressure of pods, which have no group each. It passes in the guest, with
-    # the gate (tests/vm/test_node_suite.py).
+    # Without kubelet's gate PodAndContainerStatsFromCRI the specs of the Summary API need network
+    # and processes of a pod from cAdvisor, which knows only the containers of containerd and CRI-O.
+    # With the gate they need figures that a hybrid host lacks: the groups of kubelet, of the
+    # runtime and of other processes, limits of memory, and pressure of pods, which have no groups.
+    # They pass in the guest, with the gate (tests/vm/test_node_suite.py).
     "Summary API",
     # Needs the containers' names from cAdvisor, and skips itself with the gate. In the guest it
     # fails as well: cAdvisor has the containers' groups there, with no name, image or labels

@@ -17,8 +17,8 @@ from tests.support.processes import wait_until
 
 WRITTEN = ("/etc", "/opt", "/usr/libexec", "/var/lib")
 PATIENCE_S = 240.0
-# What a hybrid host wants of kubelet and a network namespace of kube-proxy; what they are elsewhere
-# is kubeadm's own.
+# Settings that a hybrid host needs of kubelet, and a network namespace of kube-proxy; kubeadm sets
+# the rest.
 KUBELET = {
     "kind": "KubeletConfiguration",
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -53,13 +53,14 @@ class KubeadmMachine(Machine, Kubectl):
         toolchain.kubeadm()
         archives = [control_plane_images.archive(), images.busybox()]
         self.begin()
-        # The machine's own may name a resolver on its loopback, which CoreDNS takes for itself.
+        # The machine's file may name a resolver on its loopback, which CoreDNS would take for
+        # itself.
         self.types("rm -f /etc/resolv.conf; echo nameserver 198.18.77.254 >/etc/resolv.conf")
         self.serve(archives)
 
     def kubeadm_file(self) -> Path:
-        """Write kubeadm's configuration with the server's socket, as in docs/install.md; returns
-        its path."""
+        """Write kubeadm's configuration with the server's socket, as in docs/install.md; return its
+        path."""
         registration = {
             "criSocket": f"unix://{self.node.socket}",
             "name": self.node.host,
@@ -85,8 +86,8 @@ class KubeadmMachine(Machine, Kubectl):
         return file
 
     def init(self, command: str) -> str:
-        """Run `kubeadm init`, and start kubelet when kubeadm would start its unit. Returns
-        kubeadm's output."""
+        """Run `kubeadm init`, and start kubelet when kubeadm would start its unit. Return kubeadm's
+        output."""
         words = [*shlex.split(command), "--ignore-preflight-errors=all"]
         with open(self.folder / "kubeadm.log", "w+") as log:
             running = subprocess.Popen(
@@ -144,7 +145,7 @@ class KubeadmMachine(Machine, Kubectl):
             raise AssertionError(f"not ready: {sorted(names)}\n{seen}\n{self.node.kubelet.tail()}")
 
     def down(self) -> None:
-        """End everything and leave only files."""
+        """End everything; only files remain."""
         self.node.kubelet.stop()
         self.node.stop()
 

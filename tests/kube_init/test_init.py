@@ -1,5 +1,5 @@
-"""A whole cluster on one node of ours, made by `kubeadm init`: its control plane, kube-proxy and
-CoreDNS run as our pods."""
+"""Tests a whole cluster on one node of ours, made by `kubeadm init`: its control plane, kube-proxy
+and CoreDNS run as our pods."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine
 
 
 def restarts(pods: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
-    """Pod -> id and restarts of its container."""
+    """Return pod -> id and restarts of its container."""
     return {
         pod["metadata"]["name"]: (status["containerID"], int(status["restartCount"]))
         for pod in pods

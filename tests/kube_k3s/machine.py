@@ -1,6 +1,5 @@
-"""A machine for `k3s server`, with the folder of CNI plugins that k3s' release unpacks: the release
-itself is not to be had from Go modules, so these are the plugins that its own are made of.
-"""
+"""A machine for `k3s server`, with the CNI plugins from which k3s' release makes its own; the
+release itself is not available as a Go module."""
 
 from __future__ import annotations
 
@@ -20,9 +19,10 @@ from tests.support.processes import Program, wait_until
 WRITTEN = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
 PLUGINS = "/var/lib/rancher/k3s/data/current/bin"
 PATIENCE_S = 240.0
-# What asks for images of registries that are not there.
+# Components that pull images from registries outside.
 DISABLED = ("coredns", "local-storage", "metrics-server", "servicelb", "traefik")
-# What a hybrid host wants of kubelet, and what lets it start pods on a disk that is nearly full.
+# Settings that a hybrid host needs of kubelet, and those with which it starts pods on a nearly full
+# disk.
 KUBELET = (
     "cgroups-per-qos=false",
     "enforce-node-allocatable=",
@@ -31,7 +31,7 @@ KUBELET = (
 
 
 class K3sMachine(Machine, Kubectl):
-    """`kubectl` is k3s' own."""
+    """A machine with `k3s server`; its `kubectl` is k3s' own."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, session.name("k3s"), WRITTEN, [PLUGINS, k3s.programs()])
@@ -39,7 +39,8 @@ class K3sMachine(Machine, Kubectl):
         self.k3s = Program("k3s", folder / "log")
 
     def up(self, configuration: str) -> None:
-        """Namespaces, the plugins, and our server after the shell command `configuration`."""
+        """Make the namespaces and the plugins, and start our server after the shell command
+        `configuration`."""
         archive = images.busybox()
         self.begin()
         self._install_plugins()
@@ -51,7 +52,8 @@ class K3sMachine(Machine, Kubectl):
         self.types(f"mkdir -p {PLUGINS}; cp {shlex.join(map(str, plugins))} {PLUGINS}")
 
     def start_k3s(self, command: str) -> None:
-        """`command` is that of docs/install.md; the rest belongs to this machine."""
+        """Start k3s with the options of docs/install.md in `command` and those that this machine
+        needs."""
         words = [
             *shlex.split(command),
             "--node-name",
@@ -69,8 +71,8 @@ class K3sMachine(Machine, Kubectl):
         self.k3s.start(self.inside(*words))
 
     def _network(self) -> Path:
-        """k3s' CNI configuration, in the version that the plugin at hand understands: k3s' own has
-        learned a later one."""
+        """Return k3s' CNI configuration, in a version that this plugin understands: k3s' own is
+        newer."""
         file = self.folder / "flannel.conflist"
         flannel_plugin = {
             "type": "flannel",
@@ -81,11 +83,11 @@ class K3sMachine(Machine, Kubectl):
         return file
 
     def kubectl_command(self) -> list[str]:
-        """k3s' own, which finds its configuration itself."""
+        """Return k3s' own command line for kubectl, which finds its configuration itself."""
         return self.inside("kubectl")
 
     def until(self, what: str, condition: Callable[[], object]) -> None:
-        """Wait; an error shows what the programs said last."""
+        """Wait until `condition` is true; the error has the last output of the programs."""
         if (
             not wait_until(lambda: not self.k3s.pid or condition(), PATIENCE_S, 1)
             or not self.k3s.pid
@@ -93,6 +95,6 @@ class K3sMachine(Machine, Kubectl):
             raise AssertionError(f"{what}: no\n{self.k3s.tail(60)}\n{self.node.server.tail(20)}")
 
     def down(self) -> None:
-        """Leave nothing but files."""
+        """End everything; only files remain."""
         self.k3s.stop(signal.SIGTERM, 30)
         self.node.stop()

@@ -1,5 +1,5 @@
-"""`k3s server` on our server: control plane, kubelet, kube-proxy and flannel in one program, pods
-by ours."""
+"""Tests `k3s server` on our server: k3s is control plane, kubelet, kube-proxy and flannel in one
+program, and our server runs its pods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
             )
             assert reload and PLUGINS in configuration and SOCKET in start
             started.up(configuration.replace(FILES, f"{started.node.folder}/config.toml.d"))
-            # Without systemd, the server's cgroup driver is the other one.
+            # Without systemd, the server's cgroup driver is cgroupfs.
             own = start.replace(SOCKET, f"unix://{started.node.socket}").replace(
                 "driver=systemd", "driver=cgroupfs"
             )
@@ -49,7 +49,7 @@ def pod(machine: K3sMachine, name: str) -> dict[str, Any]:
 
 
 def run(machine: K3sMachine, name: str, script: str) -> dict[str, Any]:
-    """Return a pod of busybox that executes `script`, when it runs."""
+    """Run a pod of busybox that executes `script`; return it when it is running."""
     machine.kubectl(
         "run", name, "--image=busybox", "--image-pull-policy=Never", "--", "sh", "-c", script
     )

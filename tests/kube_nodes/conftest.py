@@ -1,4 +1,5 @@
-"""Two nodes in one cluster with flannel between them; the ledger runs around its whole life."""
+"""Provides two nodes in one cluster with flannel between them; the ledger counts around its whole
+life."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ _WEB = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Any of these tests may be the first, which waits for Kubernetes and flannel to be built."""
+    """Give every test the long timeout, because the first one waits for the builds of Kubernetes
+    and flannel."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
 
 
 def web_server(node: AnyNode) -> Manifest:
-    """The pod `webN` of node N; its web server says who asks."""
+    """Return the pod `webN` of node N; its web server answers with the client's address."""
     return pod(f"web{node.number}", shell(_WEB), nodeName=node.host)
 
 
@@ -58,7 +60,7 @@ def flannel(
 
 @pytest.fixture(scope="package")
 def kube(flannel: Flannel) -> Iterator[Kube]:
-    """kubectl in one namespace for all tests."""
+    """Provide kubectl in one namespace for all tests."""
     helper = Kube(flannel.cluster, f"flannel-{flannel.backend}")
     helper.create_namespace()
     yield helper
@@ -67,7 +69,8 @@ def kube(flannel: Flannel) -> Iterator[Kube]:
 
 @pytest.fixture(scope="package")
 def hosts(flannel: Flannel, kube: Kube) -> Hosts:
-    """On each node a pod, `web1` and `web2`, whose web server says who asks."""
+    """Run a pod on each node, `web1` and `web2`, whose web server answers with the client's
+    address."""
     nodes = flannel.cluster.nodes
     kube.apply(*(web_server(node) for node in nodes))
     return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})

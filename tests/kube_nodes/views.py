@@ -28,7 +28,7 @@ class Hosts:
         return self.flannel.cluster.nodes
 
     def pairs(self) -> list[tuple[AnyNode, AnyNode]]:
-        """Both directions between the two nodes."""
+        """Return both directions between the two nodes."""
         first, second = self.nodes
         return [(first, second), (second, first)]
 
@@ -59,7 +59,7 @@ class Hosts:
 
 
 def links(node: AnyNode, *arguments: str) -> list[dict[str, Any]]:
-    """`ip link show` in the node."""
+    """Return the result of `ip link show` in the node."""
     return _table(node, "ip -d -s -j link show " + " ".join(arguments))
 
 
@@ -86,7 +86,7 @@ def forwarding(node: AnyNode, device: str) -> dict[str, str]:
 
 
 def neighbours(node: AnyNode, device: str) -> dict[str, str]:
-    """Address -> hardware address."""
+    """Return address -> hardware address."""
     return {
         n["dst"]: n["lladdr"]
         for n in _table(node, f"ip -j neigh show dev {device}")

@@ -1,6 +1,5 @@
-"""One guest at a time for all tests of this folder, booted when it is first asked for. What runs
-inside is collected in the guest alone.
-"""
+"""Runs one guest at a time for all tests of this folder, booted at first use. Tests for the guest's
+inside are collected in the guest alone."""
 
 from __future__ import annotations
 
@@ -34,8 +33,9 @@ collect_ignore = (
 
 
 class Boots:
-    """The guest that runs, if any: emulated processors are slow enough for one. `api_port` is one
-    of 127.0.0.1 here, which guests see as SERVICES:6443.
+    """Holds the running guest, if any: the machine has processor time for one emulated guest.
+
+    `api_port` is a port of 127.0.0.1 here, which guests see as SERVICES:6443.
     """
 
     def __init__(self) -> None:
@@ -44,8 +44,8 @@ class Boots:
         self._running: Guest | None = None
 
     def guest(self, suite: str, disks: Sequence[Path] = (), variant: Variant = PLAIN) -> Guest:
-        """A running guest of that suite and variant with the checkout in /root/project and `disks`,
-        by default that of Kubernetes' programs."""
+        """Return a running guest of that suite and variant with the checkout in /root/project and
+        `disks`, by default that of Kubernetes' programs."""
         if self._running is None or self._kind != (suite, variant):
             self.stop()
             attached = disks or [guest_disk.kubernetes()]
@@ -64,7 +64,7 @@ class Boots:
 
 @pytest.fixture(scope="package")
 def boots() -> Iterator[Boots]:
-    """End the guest with the last test of the folder, because an idle guest takes processor time,
+    """End the guest after the last test of the folder, because an idle guest takes processor time,
     too."""
     made = Boots()
     yield made
@@ -73,13 +73,14 @@ def boots() -> Iterator[Boots]:
 
 @pytest.fixture(scope="module")
 def guest(boots: Boots) -> Guest:
-    """Debian 13. Modules share one boot."""
+    """Provide Debian 13. Modules share one boot."""
     return boots.guest("trixie")
 
 
 @pytest.fixture(scope="package")
 def debs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the Debian package of this tree for the guest, and the same as the version LATER."""
+    """Return the Debian package of this tree for the guest, and the same package as version
+    LATER."""
     folder = tmp_path_factory.mktemp("packages")
     own = package.build() if suite() == RELEASE else build_package(RELEASE, folder)
     return own, package.as_version(own, LATER, folder)

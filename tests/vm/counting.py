@@ -1,5 +1,5 @@
-"""A container that counts, its checkpoints by the real CRIU, and a server that restores from
-archives and from images."""
+"""Provides a container that counts, its checkpoints by the real CRIU, and a server that restores
+from archives and from images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of tests/cri/images in a guest."""
+"""Runs the tests of tests/cri/images in a guest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who has nothing but docs/: a guest and its cluster's control plane, where the blocks of a page
-are typed."""
+"""Plays a newcomer who has only docs/: a guest and its cluster's control plane, where the commands
+of a page are run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.kubeadm import Cluster
 from tests.support.processes import wait_until
 from tests.vm.conftest import Boots
 
-PATIENCE_S = 400.0  # emulated processors that others use too
+PATIENCE_S = 400.0  # for emulated, shared processors
 NODE = "guest"
 READY = "kubectl get nodes -o 'jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}'"
-# Packages' records and caches, logs, what the tests bring, and what kubelet makes and `kubeadm
+# Packages' records and caches, logs, files of the tests, and files that kubelet makes and `kubeadm
 # reset` keeps.
 NOT_COUNTED = (
     "/var/lib/dpkg",
@@ -38,15 +38,15 @@ NOT_COUNTED = (
     "/usr/libexec/kubernetes",
 )
 FACTS = "-type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
-# Files of this boot by their names (kubelet's tables, which it leaves, are of ip and ip6), what the
-# kernel has for us, and units that systemd knows.
+# Files of this boot by their names (kubelet leaves tables of the families ip and ip6), objects of
+# the kernel with our name, and units that systemd knows.
 BOOT = (
     "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables | grep -v -E '^table (ip|ip6)"
     " '; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null;"
     " find /sys/fs/cgroup -name '*pyrunc*'; systemctl list-units --all --plain --no-legend"
     " '*pyrunc*' | cut -d' ' -f1"
 )
-# A person would answer apt's question.
+# The answer that a person would give apt.
 ANSWERS = "echo 'APT::Get::Assume-Yes \"true\";' >/etc/apt/apt.conf.d/99yes; mkdir -p /root/later"
 CLOCK = {
     "apiVersion": "apps/v1",
@@ -78,9 +78,8 @@ CLOCK = {
 
 @dataclass(frozen=True)
 class Clock:
-    """A pod of CLOCK: `identity` is its container with the number of restarts and its process'
-    start time, `count` the last line of its log.
-    """
+    """A pod of CLOCK. `identity`: its container with the number of restarts and its process' start
+    time; `count`: the last line of its log."""
 
     pod: str
     identity: tuple[str, int, str]
@@ -88,7 +87,7 @@ class Clock:
 
 
 class Newcomer:
-    """Types what the docs say."""
+    """Runs the commands of the docs."""
 
     def __init__(self, guest: Guest, cluster: Cluster) -> None:
         self.guest, self.cluster = guest, cluster
@@ -114,7 +113,7 @@ class Newcomer:
         return self.types(block, CONTROL_PLANE=SERVICES, TOKEN=token[1], HASH=digest[1])
 
     def until(self, question: str, answer: str, what: str) -> str:
-        """Ask the control plane until its answer has `answer` in it."""
+        """Repeat a command on the control plane until its output contains `answer`."""
         output = [""]
 
         def ask() -> bool:
@@ -140,7 +139,7 @@ class Newcomer:
         self.rolled_out()
 
     def restarts_clock(self) -> None:
-        """Another pod, and the end of the one before on the node too."""
+        """Replace the pod, and wait for the end of the old one on the node, too."""
         self.cluster.run("kubectl rollout restart deployment clock")
         self.rolled_out()
 
@@ -172,8 +171,8 @@ class Newcomer:
         return Clock(name, identity, int(output[1]))
 
     def left(self, *not_counted: str) -> set[str]:
-        """What is on the disk but below these paths, and what of this boot bears our name or that
-        pods leave."""
+        """Return the files on the disk except below these paths, and the objects of this boot that
+        have our name or that pods leave."""
         skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *not_counted))
         disk = f"find / -xdev \\( {skipped} \\) -prune -o {FACTS}"
         return set(

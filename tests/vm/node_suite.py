@@ -1,5 +1,5 @@
-"""Kubernetes' node suite, `e2e_node.test`, in a guest: the suite brings etcd, an API server and a
-kubelet of its own, a unit of the guest's systemd."""
+"""Runs Kubernetes' node suite, `e2e_node.test`, in a guest: the suite brings etcd, an API server
+and a kubelet, which is a unit of the guest's systemd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISK, FOLDER = "/opt/suite", "/root/suite"
 UNIT = "pyrunc-cri.service"
 NODE, NODE_IP = "node1", "10.0.2.15"
 PYTHON = "/opt/venv/bin/python"
-# A name that the specs of MemoryQoS have in their text.
+# A part of the names of MemoryQoS' specs.
 OLDER_BUSYBOX = f"{images.E2E}/busybox:1.36.1-1"
 KUBELET = {
     **kube_e2e_node.KUBELET,
@@ -31,7 +31,7 @@ KUBELET = {
     "enforceNodeAllocatable": ["pods"],
     "cgroupDriver": "systemd",
 }
-# The handler is that of RuntimeClasses which specs make.
+# The handler of the RuntimeClasses that specs make.
 SETTINGS = """[cgroup]
 driver = "systemd"
 missing_controllers = "error"
@@ -61,7 +61,7 @@ COMMAND >ginkgo.log 2>&1
 
 
 def disk() -> Path:
-    """Returns the disk with the suite's programs and images."""
+    """Return the disk with the suite's programs and images."""
     programs = [toolchain.e2e_node(), toolchain.e2e_helpers() / "ginkgo"]
     programs.append(toolchain.kubernetes() / "kubelet")
     files = {program.name: program for program in programs}
@@ -69,14 +69,15 @@ def disk() -> Path:
 
 
 class NodeSuite:
-    """The suite in `guest`, which has the disk of `disk()`. `folder` here gets logs and reports."""
+    """The suite in `guest`, which has the disk of `disk()`. `folder` on this side gets logs and
+    reports."""
 
     def __init__(self, guest: Guest, folder: Path) -> None:
         self.guest = guest
         self.folder = folder
 
     def install(self) -> None:
-        """Installs and starts the server, with a network and the images."""
+        """Install and start the server, with a network and the images."""
         network = json.dumps(bridge_network(Path("/var/lib/cni")))
         with tempfile.TemporaryDirectory() as folder:
             guest_node.push(self.guest, {"wheels": [guest_node.wheel(Path(folder))]})
@@ -90,8 +91,8 @@ class NodeSuite:
         processes: int = 1,
         *options: str,
     ) -> list[ginkgo.Spec]:
-        """Runs the specs that match a pattern of `focus` and none of `skip`; ginkgo's reports of
-        them."""
+        """Run the specs that match a pattern of `focus` and none of `skip`; return ginkgo's reports
+        of them."""
         command = [
             f"{DISK}/ginkgo",
             f"--procs={processes}",

@@ -1,4 +1,4 @@
-"""Pytest in the guest, reported test by test on the host."""
+"""Runs pytest in the guest, and reports test by test on the host."""
 
 from __future__ import annotations
 

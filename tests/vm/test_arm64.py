@@ -1,8 +1,7 @@
-"""A Debian of arm64, emulated as a whole: what qemu-user cannot show, for it has this machine's
-kernel.
+"""Tests a Debian of arm64, emulated as a whole: qemu-user would run it on this machine's kernel.
 
-Emulated processors are fifty times slower than those of this machine: a quarter of an hour for this
-file on an idle one, and ten minutes more to build the disk. Its kubelet is cross-built here.
+Emulated processors are fifty times slower than those of this machine: this file takes a quarter of
+an hour on an idle one, and ten minutes more to build the disk. Its kubelet is cross-built here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What conformance suites need of cgroup v2, in the guest, which has its controllers there:
-Kubernetes' specs of pods that are resized, with the suite and the control plane on this side, and
-containerd's tests that measure memory or choose processors.
-"""
+"""Runs the parts of conformance suites that need cgroup v2's controllers in the guest: Kubernetes'
+specs of pods that are resized, with the suite and the control plane on this side, and containerd's
+tests that measure memory or choose processors."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from tests.vm.conftest import RELEASE, Boots
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
 TIMEOUT_S = 3000
-# The API server's way to kubelet: this name is 127.0.0.1 here, and kubelet's port is forwarded
-# under its own number.
+# The API server reaches kubelet by this name, which is 127.0.0.1 here; kubelet's port is forwarded
+# under the same number.
 NODE = "localhost"
 CACHE = "/root/.cache/pyrunc"
 

@@ -1,6 +1,5 @@
-"""Debian 12 (Linux 6.1, systemd 252), the other machine that the Vagrantfile offers: limits,
-kubelet's classes, and what such a kernel does in its own way.
-"""
+"""Tests Debian 12 (Linux 6.1, systemd 252), the other machine that the Vagrantfile offers: limits,
+kubelet's classes, and features that such a kernel has in another form."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from tests.vm.conftest import Boots
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
-# test_streamed is of mounts.
+# test_streamed needs mounted images.
 STORE = ("unpack", "store", "hostile", "pull", "faults", "crash", "jail", "unused")
 
 

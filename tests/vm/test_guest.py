@@ -1,4 +1,4 @@
-"""Boots the guest once and runs in it what needs pure cgroup v2, systemd and AppArmor."""
+"""Boots the guest once and runs the tests in it that need pure cgroup v2, systemd and AppArmor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.support.capabilities import in_the_guest
 from tests.support.guest import Guest
 from tests.vm import remote
 
-# Folders and files that run in the guest; each is one pytest run there, so that a report names what
-# failed. The tests of containers run there because the guest's kernel is older than 6.15: no layers
-# by descriptor, no clones of detached mounts.
+# Folders and files that run in the guest; each is one pytest run there, so that a report names the
+# failed part. The tests of containers run there because the guest's kernel is older than 6.15: no
+# layers by descriptor, no clones of detached mounts.
 CONTAINERS = " ".join(
     f"tests/kernel/{name}.py"
     for name in (

@@ -1,7 +1,6 @@
-"""Images on Linux 6.12, the first kernel that mounts EROFS from files, and each container its own
-mount: the tests of tests/cri/images in the guest, of containers over such images, of files that are
-sealed with fs-verity, and of mounts that systemd keeps.
-"""
+"""Tests images on Linux 6.12, which can mount EROFS from files, with a separate mount for each
+container: runs in the guest the tests of tests/cri/images, of containers over such images, of files
+that are sealed with fs-verity, and of mounts that systemd keeps."""
 
 from __future__ import annotations
 

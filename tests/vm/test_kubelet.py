@@ -1,6 +1,5 @@
-"""A real kubelet in the guest, under systemd and pure cgroup v2, set up as Vagrant does it but for
-the control plane, which is on this side: emulated it would take most of the time.
-"""
+"""Tests a real kubelet in the guest, under systemd and pure cgroup v2, set up as Vagrant does it,
+except for the control plane, which is on this side: emulated it would take most of the time."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ INSIDE = "tests/vm/kubelet"
 
 @pytest.fixture(scope="module")
 def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
-    """The guest as a Kubernetes node; it stays one until the boot ends, its control plane does
-    not."""
+    """Provide the guest as a Kubernetes node; it stays a node until the boot ends, but its control
+    plane ends before."""
     control = GuestControlPlane(tmp_path_factory.mktemp("control"), boots.api_port)
     try:
         control.start()

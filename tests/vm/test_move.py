@@ -1,7 +1,7 @@
-"""The third task of docs/tasks.md: a node of kubeadm's with containerd and runc becomes one of ours
-without a package, and goes back.
+"""Tests the third task of docs/tasks.md: a node of kubeadm's with containerd and runc becomes one
+of ours without a package, and goes back.
 
-The machine is a guest that has joined its cluster with containerd; every block of the task is typed
+The machine is a guest that has joined its cluster with containerd; every block of the task is run
 here, in the page's order.
 """
 
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(5400)]
 JOIN = "kubeadm join CONTROL_PLANE:6443 --token TOKEN --discovery-token-ca-cert-hash HASH"
 TOKEN = "kubeadm token create --print-join-command"
 IMAGE = "docker.io/library/busybox:latest"
-# What containerd and the plugins that both use write while pods come and go.
+# Files that containerd and the shared plugins write while pods come and go.
 OTHERS = ("/var/lib/containerd", "/var/lib/cni")
 WHEELS = "/root/wheels"
 
 
 @pytest.fixture(scope="module")
 def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
-    """Provide a node with containerd and a pod, and what a person has downloaded."""
+    """Provide a node with containerd and a pod, and the files that a person has downloaded."""
     folder = tmp_path_factory.mktemp("move")
     with newcomer.at_a_new_machine(
         boots, tmp_path_factory.mktemp("control"), [guest_disk.containerd()]
@@ -47,7 +47,8 @@ def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[New
 
 
 def bring_wheels(person: Newcomer, folder: Path) -> None:
-    """Ours in /root, and those that it needs where this machine's pip finds them."""
+    """Put our wheels into /root, and those of their dependencies where this machine's pip finds
+    them."""
     version = person.types(
         "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"
     ).strip()
@@ -100,7 +101,7 @@ def test_a_node_moves_from_containerd_and_back(node: Newcomer) -> None:
 
 
 def is_of_containerds_pods(line: str) -> bool:
-    """Mounts, links and processes of the pods that containerd runs now, which have other names than
-    before."""
+    """Return whether a line is a mount, link or process of containerd's pods, whose names have
+    changed since."""
     words = ("/run/containerd/", "/run/netns/", "/var/lib/kubelet/", "veth", "cni-", "/pause")
     return any(word in line for word in words)

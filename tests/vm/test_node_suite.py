@@ -1,7 +1,7 @@
-"""The specs of Kubernetes' node suite that need cgroup v2, with kubelet's groups of pods: what
-tests/kube_e2e_node skips on a hybrid host.
+"""Runs the specs of Kubernetes' node suite that need cgroup v2, with kubelet's groups of pods:
+tests/kube_e2e_node skips them on a hybrid host.
 
-A processor of the guest is emulated: few specs of each kind, and half an hour for all.
+A processor of the guest is emulated: a few specs of each kind, half an hour for all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.vm.node_suite import NodeSuite
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
 TIMEOUT_S = 3600
-# With kubelet's gate, without which it has network and processes of a pod from cAdvisor, which
-# knows the containers of containerd and CRI-O only (docs/operate.md).
+# With kubelet's gate: without it kubelet takes network and processes of a pod from cAdvisor, which
+# knows only the containers of containerd and CRI-O (docs/operate.md).
 STATS_FROM_CRI = "--feature-gates=PodAndContainerStatsFromCRI=true"
 PARALLEL = (
     "Summary API .* should report resource usage",
@@ -32,8 +32,8 @@ PARALLEL = (
     "decrease pod-level memory limit below usage",
     "Pod InPlace Resize Init Container",
 )
-# Not MemoryQoS of a container: those specs find the container's group by the names that containerd
-# and CRI-O give it.
+# Without MemoryQoS of a container: those specs look for the container's group by the names of
+# containerd and CRI-O.
 SERIAL = (
     "Summary API .* under pressure",
     "OOMKiller",

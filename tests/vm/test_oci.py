@@ -1,5 +1,5 @@
-"""The OCI runtime in the guest: ordinary users, CRIU and AppArmor; and, as that takes long, under
-podman and containerd."""
+"""Tests the OCI runtime in the guest: ordinary users, CRIU and AppArmor; and, because that takes
+long, separately under podman and containerd."""
 
 from __future__ import annotations
 

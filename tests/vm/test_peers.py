@@ -1,5 +1,5 @@
-"""What other engines write, in a guest with CRIU, containerd, podman and runc: their checkpoints,
-restored by ours."""
+"""Tests that our server restores checkpoints of other engines, in a guest with CRIU, containerd,
+podman and runc."""
 
 from __future__ import annotations
 

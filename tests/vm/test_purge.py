@@ -1,8 +1,8 @@
-"""The Debian package under systemd on a machine without Kubernetes: installed, a pod run, purged,
-and everything as before.
+"""Tests the Debian package under systemd on a machine without Kubernetes: installed, a pod run,
+purged, and everything as before.
 
-All of the machine is compared, not what bears our name: files, units, mounts, network devices,
-nftables, cgroups, processes.
+The whole machine is compared, not only objects with our name: files, units, mounts, network
+devices, nftables, cgroups, processes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 PATIENCE_S = 120.0
 POD = Path(__file__).parents[2] / "pod.yaml"
-# Records and caches of apt and the journal, what the test brings, and systemd's own state, whose
-# units are listed by name.
+# Records and caches of apt and the journal, files of the test, and systemd's own state, whose units
+# are listed by name.
 NOT_COUNTED = (
     "/var/lib/dpkg",
     "/var/lib/apt",
@@ -60,7 +60,7 @@ QUESTIONS = {
     ),
     "mounts": "findmnt -rn -o TARGET,FSTYPE",
     "links": "ls /sys/class/net",
-    # what routers advertise comes anew
+    # routes that routers advertise change
     "routes": "(ip route; ip -6 route) | sed -E 's/ (nhid [0-9]+|expires [0-9]+sec)//g'",
     "nftables": "nft list ruleset",
     "iptables": "iptables-save | grep -v '^#'; true",
@@ -68,8 +68,8 @@ QUESTIONS = {
     "network namespaces": "ls /run/netns 2>/dev/null; true",
     "processes": "ps -e -o args= | grep -E 'pyrunc|pause|launcher' | grep -v grep; true",
 }
-# Units and cgroups of logins, of what systemd itself starts on demand, and of podman's DHCP proxy,
-# which ends when nobody asks it.
+# Units and cgroups of logins, of services that systemd starts on demand, and of podman's DHCP
+# proxy, which ends when it is idle.
 COME_AND_GO = (
     "session-",
     "user@",
@@ -92,7 +92,7 @@ COME_AND_GO = (
 
 @pytest.fixture(scope="module")
 def machine(boots: Boots) -> Iterator[Guest]:
-    """Provide a guest just booted, whose tests no other sees."""
+    """Provide a guest just booted, which only these tests use."""
     boots.stop()
     try:
         yield boots.guest(RELEASE)
@@ -108,7 +108,7 @@ def types(machine: Guest, block: str) -> str:
 def everything(machine: Guest) -> set[str]:
     """Return a line for each thing on the machine."""
     skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *NOT_COUNTED_FILES))
-    # Contents count where files are configuration: another's file that we changed has the same
+    # The contents of configuration files count: a changed file of another package has the same
     # name.
     questions = {
         "files": f"find / /run /dev/shm /tmp -xdev \\( {skipped} \\) -prune -o {FACTS}",

@@ -1,4 +1,4 @@
-"""SELinux with Debian's policy, enforced: labels as the kernel has them, and what it refuses."""
+"""Tests SELinux with Debian's policy, enforced: the kernel's labels, and its refusals."""
 
 from __future__ import annotations
 

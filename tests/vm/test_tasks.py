@@ -1,8 +1,8 @@
-"""The first two tasks of docs/tasks.md on a machine that has never seen us, and what the Debian
-package does under systemd and a kubelet meanwhile.
+"""Tests the first two tasks of docs/tasks.md on a machine that has never seen us, and the Debian
+package under systemd and a kubelet meanwhile.
 
-The machine is a guest with what Kubernetes' packages install; its cluster's control plane is on
-this side. Every block of those tasks is typed here, in the page's order.
+The machine is a guest with the files of Kubernetes' packages; its cluster's control plane is on
+this side. Every block of those tasks is run here, in the page's order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.vm.newcomer import NODE, PATIENCE_S, READY, Newcomer
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-# A plugin in the chain that does nothing but take its time.
+# A plugin in the chain that only sleeps.
 SLOW_S = 5
 SLOW_PLUGIN = f"""#!/bin/sh
 [ "$CNI_COMMAND" != ADD ] || sleep {SLOW_S}
@@ -33,7 +33,7 @@ NETWORK = "/etc/cni/net.d/10-pyrunc.conflist"
 
 @pytest.fixture(scope="module")
 def person(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
-    """Boots a fresh guest that no other test uses before or afterwards."""
+    """Boot a fresh guest that no other test uses before or afterwards."""
     with newcomer.at_a_new_machine(
         boots, tmp_path_factory.mktemp("control")
     ) as newcomer_at_machine:
@@ -42,7 +42,7 @@ def person(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def clean(person: Newcomer, debs: tuple[Path, Path]) -> set[str]:
-    """Returns the state of the machine before the task; the packages are in /root, which is not
+    """Return the state of the machine before the task; the packages are in /root, which is not
     compared."""
     newcomer.push(person.guest, debs[0], "/root/pyrunc_own.deb")
     newcomer.push(person.guest, debs[1], "/root/later/pyrunc_later.deb")
@@ -112,11 +112,11 @@ def test_the_documented_commands_show_why_a_pod_is_slow(node: Newcomer) -> None:
     node.restarts_clock()
     pod = node.clock().pod
     node.types(f"cat >{NETWORK} <<'E'\n{json.dumps(chain)}\nE\n")
-    node.restarts_clock()  # the end of a pod needs the plugins of its beginning
+    node.restarts_clock()  # a pod's DEL calls the same plugins as its ADD
     node.types("rm /opt/cni/bin/slow")
     assert f"RunPodSandbox default/{pod}" in node.types(slowest)
     output = node.types(one, NAMESPACE="default", POD=pod)
-    took_ms = [  # when the pod was made, and when it ended
+    took_ms = [  # ADD when the pod was made, DEL when it ended
         float(ms)
         for ms, name in re.findall(r"^ +([\d.]+) ms +[█·]+ +(.*?)(?: !)?$", output, re.MULTILINE)
         if name == "plugin slow"

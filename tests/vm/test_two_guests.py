@@ -1,8 +1,5 @@
-"""Pods on two machines: flannel's VXLAN between two guests with a kernel, a systemd and a control
-plane of their own.
-
-The checks are those for two nodes in namespaces of one machine.
-"""
+"""Tests pods on two machines: flannel's VXLAN between two guests, each with its kernel and systemd,
+and a control plane. The checks are those for two nodes in namespaces of one machine."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ PATIENCE_S = 300
 
 
 class PatientKube(Kube):
-    """kubectl, for pods on emulated processors."""
+    """Runs kubectl, for pods on emulated processors."""
 
     def ready(self, name: str, timeout_s: int = 0) -> Manifest:
         return super().ready(name, max(timeout_s, PATIENCE_S))
@@ -44,7 +41,7 @@ class PatientKube(Kube):
 
 @pytest.fixture(scope="module")
 def flannel(boots: Boots) -> Iterator[GuestFlannel]:
-    """Two Ready nodes. Their sockets' paths must be short."""
+    """Provide two Ready nodes. The paths of their sockets must be short."""
     boots.stop()
     with tempfile.TemporaryDirectory(prefix="guests-") as folder:
         cluster = GuestCluster(Path(folder))
@@ -62,7 +59,7 @@ def flannel(boots: Boots) -> Iterator[GuestFlannel]:
 
 @pytest.fixture(scope="module")
 def kube(flannel: GuestFlannel) -> Kube:
-    """kubectl in one namespace, which goes with the guests."""
+    """Provide kubectl in one namespace, which ends with the guests."""
     helper = PatientKube(flannel.cluster, "two-guests")
     helper.create_namespace()
     return helper

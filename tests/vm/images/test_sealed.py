@@ -1,5 +1,4 @@
-"""Images that are mounted from an ext4 with fs-verity: what was written is what runs, or nothing
-does."""
+"""Tests images that are mounted from an ext4 with fs-verity: a changed file is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""systemd keeps the mounts of images for the next server: our unit's directives on a real manager.
-A mount that had been made anew would have no page of a file that only the server before has read;
-whether containers share it is up to the kernel (Linux 6.15).
+"""Tests that systemd keeps the mounts of images for the next server, with our unit's directives on
+a real manager.
+
+A new mount would have no page of a file that only the previous server has read; whether containers
+share pages depends on the kernel (Linux 6.15).
 """
 
 from __future__ import annotations

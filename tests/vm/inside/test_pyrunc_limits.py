@@ -1,4 +1,5 @@
-"""`pyrunc` writes limits that the kernel's own files confirm, and the kernel enforces them."""
+"""Tests that `pyrunc` writes limits that the kernel's own files confirm, and that the kernel
+enforces them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Container:
         self.folder, self.state = folder, folder / "state"
 
     def pyrunc(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        # a container keeps them
+        # the container keeps these
         with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
             ended = subprocess.run(
                 [*bundle.runtime(), "--root", str(self.state), *arguments],

@@ -1,5 +1,5 @@
-"""A container with very little memory: nothing of the runtime is charged to it, so its program is
-what has to fit."""
+"""Tests a container with very little memory: no memory of the runtime is charged to it, so only its
+program must fit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The systemd driver of `pyrunc`: a delegated scope, limits that systemd knows too, and nothing
-left when it is deleted."""
+"""Tests the systemd driver of `pyrunc`: a delegated scope, limits that systemd knows too, and
+nothing left after delete."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checkpoints of a server's containers by the real CRIU: processes, files and listeners go on where
-they were."""
+"""Tests checkpoints of a server's containers by the real CRIU: processes, files and listeners
+continue where they were."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_a_container_continues_in_another_pod(server: Server, tmp_path: Path) ->
     wait_beyond(server, first, 5)
     archive = checkpoint(server, first, tmp_path / "a.tar")
     at_dump = count(server, first)
-    wait_beyond(server, first, at_dump + 5)  # the first one goes on, too
+    wait_beyond(server, first, at_dump + 5)  # the first container continues, too
     again = restore(server, archive, config(server))
     assert wait_until(lambda: server.log_lines(again), 30)
-    # its output goes on, without a gap, in another log
+    # its output continues, without a gap, in another log
     assert 5 < int(server.log_lines(again)[0]) <= at_dump + 1
     wait_beyond(server, again, at_dump)
     assert server.output(again, "cat", "/data/file") == "kept\n"
@@ -327,7 +327,7 @@ def test_a_pod_is_checkpointed_as_a_whole(server: Server, tmp_path: Path) -> Non
     assert server.pod_status(answer.pod_sandbox_id).network.ip != server.pod_status(pod).network.ip
     server.start_container(again["reader"])
     assert wait_until(lambda: count(server, again["reader"]) > 0, 30)
-    still = server.output(again["reader"], "cat", "/dev/shm/n")  # its writer does not run yet
+    still = server.output(again["reader"], "cat", "/dev/shm/n")  # the writer does not run yet
     assert count(server, again["reader"]) <= int(still)
     server.start_container(again["writer"])
     wait_beyond(server, again["writer"], int(still))

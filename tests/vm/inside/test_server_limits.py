@@ -1,5 +1,5 @@
-"""The server puts pods and containers where both cgroup drivers say, with limits that the kernel's
-own files confirm."""
+"""Tests that the server puts pods and containers into the groups of both cgroup drivers, with
+limits that the kernel's own files confirm."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_limits_are_in_the_kernels_files(server: Server) -> None:
     assert (group / "memory.swap.max").read_text().strip() == "0"
     assert (group / "memory.high").read_text().strip() == str(60 * MIB)
     assert (group / "cpu.max").read_text().strip() == "50000 100000"
-    # systemd does not hand this controller down
+    # systemd does not delegate this controller
     assert (group / "hugetlb.2MB.max").read_text().strip() == str(4 * MIB)
     assert (group / "cpuset.cpus.effective").read_text().strip() == "0"
     assert 1 < int((group / "cpu.weight").read_text()) < 100

@@ -1,5 +1,5 @@
-"""What only a machine with systemd can show: the log in the journal, and `doctor` on a host of pure
-cgroup v2."""
+"""Tests features that need a machine with systemd: the log in the journal, and `doctor` on a host
+of pure cgroup v2."""
 
 from __future__ import annotations
 

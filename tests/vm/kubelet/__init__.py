@@ -1,2 +1,2 @@
-"""A real kubelet under systemd, judged by the kernel's own files. Runs in the guest that
-`vagrant/provision.sh` made a node."""
+"""Tests of a real kubelet under systemd, checked against the kernel's own files. They run in the
+guest that `vagrant/provision.sh` made a node."""

@@ -1,5 +1,5 @@
-"""The API server without kubectl, whose every start costs a second under emulation: JSON over one
-kept connection."""
+"""Talks to the API server without kubectl, whose every start costs a second under emulation: JSON
+over one open connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANNER: Json = {
 
 
 class Refused(Exception):
-    """An answer that is no success."""
+    """The API server answered with an error."""
 
     def __init__(self, method: str, path: str, status: int, text: str) -> None:
         super().__init__(f"{method} {path}: {status} {text}")
@@ -31,7 +31,8 @@ class Refused(Exception):
 
 
 class Api:
-    """Requests as the cluster's administrator, to the API server that the node knows."""
+    """Sends requests as the cluster's administrator to the API server of the node's
+    configuration."""
 
     def __init__(self) -> None:
         server = re.search(r"https://([^:]+):(\d+)", Path("/etc/kubernetes/admin.conf").read_text())
@@ -69,7 +70,7 @@ class Api:
         return summary
 
     def kubelet(self, method: str, path: str) -> bytes:
-        """Return kubelet's reply; kubelet's certificate is not signed."""
+        """Return kubelet's reply; its self-signed certificate is accepted."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
             with urllib3.HTTPSConnectionPool(

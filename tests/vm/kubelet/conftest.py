@@ -16,7 +16,7 @@ def node() -> Node:
 
 @pytest.fixture
 def removing(node: Node) -> Iterator[list[str]]:
-    """Names of pods that are removed after the test."""
+    """Provide a list of names of pods, which are removed after the test."""
     names: list[str] = []
     yield names
     node.remove(*names)

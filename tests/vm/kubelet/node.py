@@ -1,5 +1,5 @@
-"""The node that the tests look at: pods through the API server, their groups and processes through
-the kernel's files."""
+"""The node under test: pods through the API server, their groups and processes through the kernel's
+files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CGROUPS = Path("/sys/fs/cgroup")
 KUBELET_DROP_IN = Path("/etc/kubernetes/kubelet.conf.d/50-test.conf")
 CLASSES = {"Guaranteed": "", "Burstable": "burstable", "BestEffort": "besteffort"}
-PATIENCE_S = 280.0  # emulated processors that others use too
+PATIENCE_S = 280.0  # for emulated, shared processors
 
 
 class Node:
-    """One-node cluster. `driver` is the cgroup driver that server and kubelet use."""
+    """A one-node cluster. `driver` is the cgroup driver that server and kubelet use."""
 
     def __init__(self) -> None:
         self.api, self.driver = Api(), "systemd"
@@ -32,7 +32,7 @@ class Node:
     # ---- pods
 
     def create(self, *manifests: Json) -> None:
-        """Create pods, which start side by side."""
+        """Create pods, which start in parallel."""
         for manifest in manifests:
             self.api.create(PODS, manifest)
 
@@ -142,7 +142,7 @@ class Node:
         return CGROUPS.joinpath(*parents, f"{name}-pod{uid.replace('-', '_')}.slice")
 
     def group(self, pod: Json, container: str = "c") -> Path:
-        """Return the cgroup in which our server puts the container, below the pod's."""
+        """Return the cgroup of the container, below the pod's."""
         identifier = self.container_id(pod, container)
         leaf = f"cri-pyrunc-{identifier}.scope" if self.driver == "systemd" else identifier
         return self.pod_group(pod) / leaf
@@ -155,8 +155,8 @@ class Node:
         return str(identifier)
 
     def main_pid(self, pod: Json, container: str = "c") -> int:
-        """Return the container's first process, by its group, which a scope's placeholder is just
-        leaving."""
+        """Return the container's first process, by its group, without the placeholder process that
+        leaves a new scope."""
         pids = map(int, (self.group(pod, container) / "cgroup.procs").read_text().split())
         return min(filter(_is_of_container, pids))
 

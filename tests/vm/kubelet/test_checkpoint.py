@@ -1,5 +1,5 @@
-"""kubelet's checkpoint API, by the real CRIU: an archive of a running container, and a pod that
-goes on from an image of it."""
+"""Tests kubelet's checkpoint API with the real CRIU: an archive of a running container, and a pod
+that continues from an image of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DROP_IN = Path("/etc/pyrunc/config.toml.d/50-restore.toml")
 
 
 def count(node: Node, name: str) -> int:
-    """Returns the last number that the pod has counted."""
+    """Return the last number that the pod has counted."""
     try:
         return int(Path(f"/proc/{node.main_pid(node.pod(name))}/root/count").read_text())
     except FileNotFoundError:

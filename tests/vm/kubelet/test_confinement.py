@@ -1,5 +1,5 @@
-"""AppArmor and user namespaces: what the kernel says about the processes, and what they cannot
-do."""
+"""Tests AppArmor and user namespaces: the kernel's view of the processes, and the actions that they
+are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICY = f"""profile {LOCAL} flags=(attach_disconnected,mediate_deleted) {{
   deny /forbidden/** wl,
 }}
 """
-# With CAP_SYS_ADMIN and no seccomp, only AppArmor is left to refuse these.
+# With CAP_SYS_ADMIN and no seccomp, only AppArmor can refuse these.
 TRY = (
     "mkdir -p /t /forbidden; mount -t tmpfs t /t && echo mounted >>/made; echo x >/forbidden/x &&"
     " echo wrote >>/made; touch /made; exec sleep 3600"

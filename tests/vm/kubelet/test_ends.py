@@ -1,5 +1,5 @@
-"""Limits that end containers: memory, processes, ephemeral storage. All pods start side by side,
-since each needs patience."""
+"""Tests limits that end containers: memory, processes, ephemeral storage. All pods start in
+parallel, since each takes long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kube.pods import pod, shell
 from tests.vm.kubelet.node import Node
 
 HUNGRY = "dd if=/dev/zero of=/dev/null bs=64M count=1"
-# A shell that cannot fork ends, hence the inner one; what it said is read without another process.
+# A shell that cannot fork ends, hence the inner one; its output is read without another process.
 FORKS = (
     "(for i in $(seq 600); do sleep 900 & done) 2>/said; read said </said; case $said in"
     " *temporarily*) exit 44;; esac"
@@ -20,8 +20,8 @@ SMALL = {"resources": {"limits": {"memory": "16Mi"}}}
 FULL = {"resources": {"limits": {"ephemeral-storage": "2Mi"}}}
 PODS = {
     "oom-main": pod("oom-main", shell(f"exec {HUNGRY}", **SMALL), restartPolicy="Never"),
-    # the group dies as one (memory.oom.group), so the shell, which would have said 3, does not
-    # outlive its child
+    # memory.oom.group kills the whole group, so the shell does not outlive its child and exit with
+    # 3
     "oom-child": pod("oom-child", shell(f"{HUNGRY}; exit 3", **SMALL), restartPolicy="Never"),
     "oom-again": pod("oom-again", shell(f"sleep 2; exec {HUNGRY}", **SMALL)),
     "forks": pod("forks", shell(FORKS), restartPolicy="Never"),

@@ -1,6 +1,6 @@
-"""The numbers that kubelet shows of pods are the kernel's and the disk's, not guesses.
+"""Tests that the numbers that kubelet shows of pods are the kernel's and the disk's.
 
-kubelet measures every ten seconds and serves what it measured last, so counters lie between two
+kubelet measures every ten seconds and serves its last measurement, so counters lie between two
 readings of ours.
 """
 
@@ -19,8 +19,8 @@ from tests.vm.kubelet.api import Json
 from tests.vm.kubelet.node import Node, fact
 
 MIB = 1 << 20
-# 24 MiB of memory that stays (shared memory is charged to who touched it), 6 MiB in the writable
-# layer, 3 MiB in a volume, three processes of its own beside pause; and CPU time that grows.
+# 24 MiB of memory that stays (shared memory is charged to the group that first touches it), 6 MiB
+# in the writable layer, 3 MiB in a volume, three processes beside pause; and CPU time that grows.
 SCRIPT = (
     "dd if=/dev/zero of=/dev/shm/held bs=1M count=24; dd if=/dev/zero of=/written bs=1M count=6; dd"
     " if=/dev/zero of=/v/volume bs=1M count=3; sync; touch /ready; sleep 7200 & sleep 7200 & while"
@@ -46,7 +46,7 @@ def busy(node: Node) -> Iterator[Json]:
 
 @pytest.fixture(scope="module")
 def numbers(node: Node, busy: Json) -> Json:
-    """kubelet's entry of the pod, measured after the script had written its files."""
+    """Return kubelet's entry of the pod, measured after the script had written its files."""
     start = cpu_ns(node.group(busy))
 
     def measured() -> Json | None:
@@ -61,7 +61,8 @@ def numbers(node: Node, busy: Json) -> Json:
 
 
 def _complete(entry: Json) -> bool:
-    """Every part was measured after the files were there; volumes are measured once a minute."""
+    """Return whether every part was measured after the files were written; volumes are measured
+    once a minute."""
     (container,) = entry.get("containers") or [{}]
     volumes = {v["name"]: v.get("usedBytes", 0) for v in entry.get("volume", [])}
     written = container.get("rootfs", {}).get("usedBytes", 0)
@@ -69,13 +70,14 @@ def _complete(entry: Json) -> bool:
 
 
 def _cpu_times(entry: Json) -> list[int]:
-    """Return the pod's and the container's, which are not measured at the same moment."""
+    """Return the CPU times of the pod and of the container, which kubelet measures at different
+    moments."""
     (container,) = entry["containers"]
     return [int(part.get("cpu", {}).get("usageCoreNanoSeconds", 0)) for part in (entry, container)]
 
 
 def cpu_ns(group: Path) -> int:
-    """CPU time of a group."""
+    """Return the CPU time of a group in nanoseconds."""
     lines = dict(line.split() for line in fact(group, "cpu.stat").splitlines())
     return int(lines["usage_usec"]) * 1000
 

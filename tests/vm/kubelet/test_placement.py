@@ -1,8 +1,5 @@
-"""Where kubelet's pods and our containers sit, and what limits their groups hold, in both cgroup
-drivers.
-
-kubelet writes the pods' groups, our server the containers'.
-"""
+"""Tests the cgroups of kubelet's pods and of our containers, and the limits in them, with both
+cgroup drivers. kubelet writes the pods' groups, our server the containers'."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from tests.vm.kubelet.node import CGROUPS, KUBELET_DROP_IN, PODS, Node, fact, sy
 
 MIB = 1 << 20
 CONFIG = Path("/etc/pyrunc/config.toml")
-PIDS_PER_POD = 512  # vagrant/provision.sh
+PIDS_PER_POD = 512  # as set by vagrant/provision.sh
 RESERVED_BYTES = 512 * MIB
 GUARANTEED = {"cpu": "200m", "memory": "64Mi"}
 RESOURCES: dict[str, Json] = {
@@ -74,14 +71,14 @@ def placed(request: pytest.FixtureRequest, node: Node) -> Iterator[Placed]:
 
 
 def weight(shares: int) -> str:
-    """Returns cpu.weight of a container as runc 1.5 and crun convert it; kubelet's own groups have
+    """Return cpu.weight of a container as runc 1.5 and crun convert it; kubelet's own groups have
     the older, linear conversion."""
     logarithm = math.log2(shares)
     return str(math.ceil(10 ** ((logarithm**2 + 125 * logarithm) / 612 - 7 / 34)))
 
 
 def use_driver(node: Node, driver: str) -> None:
-    """Restarts server and kubelet with another driver; no pod may run."""
+    """Restart server and kubelet with another driver; no pod may run."""
     CONFIG.write_text(re.sub(r'driver = "\w+"', f'driver = "{driver}"', CONFIG.read_text()))
     systemctl("restart", "pyrunc-cri")
     node.configure_kubelet(cgroupDriver=driver)
@@ -95,7 +92,7 @@ def test_a_pod_is_in_the_group_of_its_class(placed: Placed, name: str) -> None:
     assert placed.pods[name]["status"]["qosClass"] == CLASS[name]
     group = placed.group(name)
     pid = placed.node.main_pid(placed.pods[name])
-    # execve(2) closes the start's socket before it has set the arguments' place
+    # execve(2) closes the start's socket before it sets the process's arguments
     command = Path(f"/proc/{pid}/cmdline")
     assert wait_until(lambda: command.read_bytes() == b"sleep\x003600\x00", 30), (
         command.read_bytes()
@@ -209,7 +206,7 @@ def test_a_pod_is_resized_in_place(placed: Placed) -> None:
 
 
 def resize(node: Node, name: str, limits: Json) -> None:
-    """Calls the `resize` subresource for a container of class Guaranteed."""
+    """Call the `resize` subresource for a container of class Guaranteed."""
     change = {
         "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]}
     }

@@ -1,5 +1,5 @@
-"""kubelet's optional policies on a node: whole processors and memory nodes for one pod, swap for
-some pods, and eviction.
+"""Tests kubelet's optional policies on a node: whole processors and memory nodes for one pod, swap
+for some pods, and eviction.
 
 Each test restarts kubelet with other settings; for a pod that runs already, kubelet changes the
 cgroup (UpdateContainerResources).
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
 SWAP_FILE, SWAP_BYTES = Path("/swapfile"), 512 * MIB
 WHOLE = {"cpu": "1", "memory": "128Mi"}
-# systemReserved, and what evictionHard keeps by default: the static policy wants their sum
+# the static policy needs the sum of systemReserved and evictionHard's default
 RESERVED_MIB = 512 + 100
 
 
@@ -114,8 +114,8 @@ def test_limited_swap_is_for_burstable_pods(swap: None, kubelet: Node, removing:
 def test_kubelet_evicts_under_memory_pressure(kubelet: Node, removing: list[str]) -> None:
     """The node reports MemoryPressure; the best-effort pod with much memory is evicted, the one
     with little stays."""
-    # What is kept from eviction is not allocatable, so it is much less than what is free: pods
-    # would find no place.
+    # Memory reserved for eviction is not allocatable, so the threshold is much less than the free
+    # memory: otherwise pods would find no place.
     available = kubelet.summary()["node"]["memory"]["availableBytes"]
     kubelet.configure_kubelet(
         evictionHard={"memory.available": str(available - 1200 * MIB)},
@@ -125,8 +125,8 @@ def test_kubelet_evicts_under_memory_pressure(kubelet: Node, removing: list[str]
     modest = kubelet.run(
         limited("modest", {"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}})
     )
-    # Held by a dd that nobody reads from. (A volume in memory is no larger than what kubelet leaves
-    # allocatable.)
+    # A dd whose output is not read holds the memory. (kubelet limits a volume in memory to the
+    # allocatable memory.)
     hungry = pod(
         "hungry", shell("dd if=/dev/zero bs=1500M count=1 | sleep 3600"), restartPolicy="Never"
     )

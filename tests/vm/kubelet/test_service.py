@@ -1,5 +1,5 @@
-"""The server under its systemd unit: it says that it is ready, comes back when it dies or hangs,
-and its pods stay."""
+"""Tests the server under its systemd unit: it reports that it is ready, is restarted when it dies
+or hangs, and its pods stay."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def survivor(node: Node) -> Iterator[Json]:
 
 
 def unit_property(name: str) -> str:
-    """Returns a property of the unit."""
+    """Return a property of the unit."""
     return systemctl("show", "-P", name, UNIT)
 
 
 def back(node: Node, old_pid: int) -> None:
-    """Waits until another process has sent READY."""
+    """Wait until another process has sent READY."""
     node.until(
         lambda: (
             unit_property("ActiveState") == "active"
@@ -43,7 +43,7 @@ def back(node: Node, old_pid: int) -> None:
 
 
 def still_there(node: Node, survivor: Json, pid: int) -> None:
-    """Asserts that the pod's process is the same and that kubelet has not restarted it."""
+    """Assert that the pod's process is the same and that kubelet has not restarted it."""
     assert node.main_pid(survivor) == pid
     (status,) = node.pod("survivor")["status"]["containerStatuses"]
     assert (status["restartCount"], "running" in status["state"]) == (0, True)

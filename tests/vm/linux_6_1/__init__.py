@@ -1,2 +1,2 @@
-"""What Linux 6.1 (Debian 12) does in another way than newer kernels, and the one thing that it
-cannot do."""
+"""Tests of Linux 6.1 (Debian 12): features that it has in another form than newer kernels, and one
+that it lacks."""

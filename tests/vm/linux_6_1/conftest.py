@@ -1,4 +1,4 @@
-"""The node of the kubelet's tests."""
+"""Provides the node of the kubelet's tests."""
 
 from tests.vm.kubelet.conftest import node, removing
 

@@ -1,5 +1,5 @@
-"""Images on Linux 6.1, which mounts no EROFS from files: they are unpacked, and so are those that a
-newer kernel's server has left."""
+"""Tests images on Linux 6.1, which mounts no EROFS from files: they are unpacked, and so are images
+that a server on a newer kernel has left."""
 
 from __future__ import annotations
 

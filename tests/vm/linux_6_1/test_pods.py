@@ -1,4 +1,5 @@
-"""Pods whose layers and volumes need mounts that Linux 6.1 makes in its own way, or not at all."""
+"""Tests pods whose layers and volumes need mounts for which Linux 6.1 has only the old mount API,
+or none."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LAYERS, SOMEBODY = 12, 1234
 
 @pytest.fixture(scope="module")
 def layered(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Loads an image of many layers, whose user is only in the topmost /etc/passwd."""
+    """Load an image of many layers, whose user is only in the topmost /etc/passwd."""
     passwd = f"root:x:0:0::/:/bin/sh\nsomebody:x:{SOMEBODY}:{SOMEBODY}::/:/bin/sh\n"
     layers = [build.layer({f"layer{n}": str(n)}) for n in range(1, LAYERS - 1)]
     image = build.image(

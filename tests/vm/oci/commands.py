@@ -1,4 +1,4 @@
-"""Commands in the guest as root or as an ordinary user, and containers made by them."""
+"""Runs commands in the guest as root or as an ordinary user, and makes containers with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Done = subprocess.CompletedProcess[str]
 
 
 class User:
-    """Who runs commands: `uid` 0 with the guest's own environment, others with that of a login."""
+    """A user who runs commands: `uid` 0 with the guest's own environment, others with that of a
+    login."""
 
     def __init__(self, name: str = "root", uid: int = 0, *, bus: bool = True) -> None:
         self.name, self.uid = name, uid
@@ -39,8 +40,8 @@ class User:
         timeout_s: float = 120,
         terminal: bool = False,
     ) -> Done:
-        """Run to the end. Output goes through files, for a detached container keeps what it was
-        given."""
+        """Run a command to its end. Its output goes through files, because a detached container
+        keeps its streams open."""
         words = [str(word) for word in command]
         if terminal:
             return self._on_a_terminal(words, timeout_s)
@@ -79,7 +80,7 @@ class User:
             while select.select([master], [], [], max(deadline - time.monotonic(), 0))[0]:
                 try:
                     output += os.read(master, 65536)
-                except OSError:  # EIO: nobody has the terminal any more
+                except OSError:  # EIO: no process has the terminal any more
                     break
             os.close(master)
             running.wait(timeout=30)
@@ -118,7 +119,7 @@ class Container:
         change: Callable[[dict[str, Any]], None] = lambda config: None,
         **linux: Any,
     ) -> None:
-        """Write the bundle, which then belongs to the user; `change` works on the configuration in
+        """Write the bundle, which then belongs to the user; `change` changes the configuration in
         place."""
         config = bundle.configuration(*command, **linux)
         change(config)
@@ -160,8 +161,8 @@ class Container:
 
 
 def install() -> None:
-    """Install the compiled runtime where any user and any engine finds it: users may not write
-    beside it."""
+    """Install the compiled runtime where any user and any engine finds it, but users may not
+    write."""
     place, python = Path("/usr/local/lib/pyrunc"), "/opt/venv/bin/python"
     shutil.rmtree(place / "pyrunc", ignore_errors=True)
     shutil.copytree(

@@ -1,4 +1,4 @@
-"""What the tests of this folder find in the guest: the installed runtime, and an ordinary user."""
+"""Provides the tests of this folder with the installed runtime and an ordinary user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def alice() -> User:
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
-    """Root's; deleted at the end."""
+    """Provide a container of root, which is deleted at the end."""
     made = Container(tmp_path, User())
     yield made
     made.remove()

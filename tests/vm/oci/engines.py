@@ -1,5 +1,4 @@
-"""What engines need before they run anything: podman's configuration, and an image from a busybox
-root."""
+"""Prepares engines: podman's configuration, and an image from a busybox root."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ default_rootless_network_cmd = "pasta"
 
 
 class Podman:
-    """podman with our runtime, for one user."""
+    """Runs podman with our runtime, for one user."""
 
     def __init__(self, user: User, *options: str) -> None:
         self.user, self._options = user, options

@@ -1,4 +1,4 @@
-"""Checkpoint and restore by the real CRIU: a counting container goes on where it was."""
+"""Tests checkpoint and restore by the real CRIU: a counting container continues where it was."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COUNT = "i=0; while :; do echo $i > /tmp/next; mv /tmp/next /count; i=$((i+1)); 
 
 @pytest.fixture(params=["cgroupfs", "systemd"])
 def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Container]:
-    """Runs a container that counts in a file, with settings that CRIU must get: a bind mount,
-    masked and read-only paths, a filter, limits."""
+    """Run a container that counts in a file, with settings that CRIU must get: a bind mount, masked
+    and read-only paths, a filter, limits."""
     made = Container(
         tmp_path, User(), *(["--systemd-cgroup"] if request.param == "systemd" else [])
     )
@@ -63,7 +63,7 @@ def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contain
 
 
 def count(container: Container) -> int:
-    """Returns the last number of the container; -1 before its first number."""
+    """Return the last number of the container; -1 before its first number."""
     try:
         return int((container.bundle / "rootfs/count").read_text())
     except FileNotFoundError:
@@ -152,8 +152,8 @@ def test_leave_running_keeps_the_container_running(container: Container) -> None
 
 
 def test_a_pre_dump_makes_the_dump_smaller(container: Container) -> None:
-    # Who has the memory does not fork: a child that is caught before its execve has all of it, and
-    # no earlier dump.
+    # The process with the memory does not fork: a child that is dumped before its execve would have
+    # all of the memory, and no earlier dump.
     container.make(
         "sh", "-c", f"({COUNT}) & a=$(head -c 20000000 /dev/zero | tr '\\0' x); : > /big; wait"
     )

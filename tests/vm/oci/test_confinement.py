@@ -1,4 +1,5 @@
-"""AppArmor around a container and an exec, and mounts with mapped ids, by the command line."""
+"""Tests AppArmor around a container and an exec, and mounts with mapped ids, by the command
+line."""
 
 from __future__ import annotations
 

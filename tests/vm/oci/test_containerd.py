@@ -1,4 +1,4 @@
-"""containerd with our runtime behind its runc shim: by `ctr`, and over CRI with systemd's
+"""Tests containerd with our runtime behind its runc shim: by `ctr`, and over CRI with systemd's
 cgroups."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.vm.oci.commands import User
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20
-PROGRAMS = Path("/opt/containerd")  # put there by the test on the host
+PROGRAMS = Path("/opt/containerd")  # the test on the host puts it there
 SOCKET = "/run/ctd/c.sock"
 STATE = "/run/ctd/state"
 IMAGE = "localhost/box:1"
@@ -63,7 +63,7 @@ class Ctr:
     def run(
         self, name: str, *words: str, options: tuple[str, ...] = (), check: bool = True
     ) -> commands.Done:
-        """`ctr run` with our runtime."""
+        """Run `ctr run` with our runtime."""
         return self(
             "run", "--runc-binary", commands.PYRUNC, *options, IMAGE, name, *words, check=check
         )
@@ -168,7 +168,7 @@ def test_containerd_checkpoints_a_task(ctr: Ctr) -> None:
 
 
 class Cri:
-    """What a kubelet would call."""
+    """Makes the calls of a kubelet."""
 
     def __init__(self, channel: grpc.Channel, folder: Path) -> None:
         self.runtime: Any = api_pb2_grpc.RuntimeServiceStub(channel)
@@ -177,8 +177,8 @@ class Cri:
     def pod(
         self, name: str, handler: str = "", parent: str = "ctdpods.slice"
     ) -> tuple[str, api.PodSandboxConfig]:
-        """A running pod on the host's network; the handler `plain` is that with the cgroupfs
-        driver."""
+        """Run a pod on the host's network; return its id and configuration. The handler `plain`
+        uses cgroupfs."""
         config = api.PodSandboxConfig(
             metadata=api.PodSandboxMetadata(name=name, uid=f"{name}-uid", namespace="default"),
             log_directory=str(self.folder / name),
@@ -193,7 +193,7 @@ class Cri:
     def container(
         self, pod: str, pod_config: api.PodSandboxConfig, *command: str, **linux: Any
     ) -> str:
-        """Return a started container of the pod."""
+        """Start a container of the pod; return its id."""
         config = api.ContainerConfig(
             metadata=api.ContainerMetadata(name="c"),
             image=api.ImageSpec(image=IMAGE),

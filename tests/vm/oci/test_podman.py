@@ -1,5 +1,5 @@
-"""Debian's podman as root with our runtime: what was asked for is read back from the kernel's
-files."""
+"""Tests Debian's podman as root with our runtime: the requested settings are read back from the
+kernel's files."""
 
 from __future__ import annotations
 
@@ -168,7 +168,8 @@ def test_a_podman_container_can_have_a_user_namespace(podman: Podman) -> None:
         "cat /proc/self/uid_map; touch /mine; stat -c %u /mine /bin/busybox",
     )
     assert output.split() == ["0", "200000", "5000", "0", "0"]
-    for name in ("subuid", "subgid"):  # what podman shares out among containers with --userns=auto
+    # podman divides these ids among containers with --userns=auto
+    for name in ("subuid", "subgid"):
         with open(f"/etc/{name}", "a") as file:
             file.write("containers:1000000:200000\n")
     output = podman.run(

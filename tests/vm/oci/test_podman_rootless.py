@@ -1,5 +1,5 @@
-"""podman of an ordinary user with our runtime: the user's systemd makes the cgroups, pasta the
-network."""
+"""Tests podman of an ordinary user with our runtime: the user's systemd makes the cgroups, pasta
+the network."""
 
 from __future__ import annotations
 

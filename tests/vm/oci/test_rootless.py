@@ -1,5 +1,5 @@
-"""Containers of an ordinary user: their own id alone or with granted ones, with a cgroup of their
-systemd or without."""
+"""Tests containers of an ordinary user: with the user's id alone or with granted ids, with a cgroup
+of the user's systemd or without."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def rootless(maps: list[tuple[int, int, int]], *, limits: bool = False) -> Change:
-    """Returns a configuration like that of `spec --rootless`, with (id inside, outside, count) of
+    """Return a configuration like that of `spec --rootless`, with (id inside, outside, count) of
     each mapping."""
 
     def change(config: dict[str, Any]) -> None:
@@ -31,7 +31,7 @@ def rootless(maps: list[tuple[int, int, int]], *, limits: bool = False) -> Chang
         linux["gidMappings"] = linux["uidMappings"]
         if not limits:
             del linux["resources"]
-        if len(maps) == 1:  # group 5 is nobody there
+        if len(maps) == 1:  # group 5 is the overflow group there
             for mount in config["mounts"]:
                 mount["options"] = [o for o in mount.get("options", []) if not o.startswith("gid=")]
 
@@ -46,7 +46,7 @@ def granted(alice: User) -> list[tuple[int, int, int]]:
 
 @pytest.fixture
 def plain(alice: User, tmp_path: Path) -> Iterator[Container]:
-    """Returns a container of Alice without systemd: without the session's bus, without cgroup."""
+    """Return a container of Alice without systemd: without the session's bus, without cgroup."""
     user = User("alice", alice.uid, bus=False)
     Path(user.runtime_dir).mkdir(mode=0o700, exist_ok=True)
     os.chown(user.runtime_dir, user.uid, user.uid)
@@ -58,7 +58,7 @@ def plain(alice: User, tmp_path: Path) -> Iterator[Container]:
 
 @pytest.fixture
 def scoped(alice: User, tmp_path: Path) -> Iterator[Container]:
-    """Returns a container of Alice in a scope of her systemd."""
+    """Return a container of Alice in a scope of her systemd."""
     made = Container(tmp_path, alice, "--systemd-cgroup")
     yield made
     made.remove()

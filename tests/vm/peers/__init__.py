@@ -1,1 +1,1 @@
-"""What other engines write, read by ours, where the real CRIU is at hand."""
+"""Tests that our server restores checkpoints of other engines with the real CRIU."""

@@ -1,4 +1,4 @@
-"""A checkpoint that containerd has written goes on in a pod of ours: from its archive, and from
+"""Tests that a checkpoint of containerd continues in a pod of ours: from its archive, and from
 images that hold it."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKPOINT = "checkpoint/of-containerd:1"
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the image of all containers here, by one name."""
+    """Return the image of all containers here."""
     path = tmp_path_factory.mktemp("image") / "busybox.tar"
     path.write_bytes(build.docker_archive({IMAGE: build.busybox()}))
     return path
@@ -39,10 +39,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Returns the checkpoint of a container that counts and that has written and removed files."""
+    """Return the checkpoint of a container that counts and that has written and removed files."""
     folder = tmp_path_factory.mktemp("containerd")
     subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
-    subprocess.run(["ip", "-n", NAMESPACE, "link", "set", "lo", "up"], check=True)  # CRIU tries it
+    subprocess.run(["ip", "-n", NAMESPACE, "link", "set", "lo", "up"], check=True)  # CRIU uses it
     peer = Containerd(folder / "peer", NAMESPACE)
     try:
         peer.start([image, pause_archive(folder)], timeout_s=180)
@@ -54,7 +54,7 @@ def archive(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 def _checkpoint(client: cri.Client, folder: Path) -> Path:
-    """Made over CRI, of a container that is gone afterwards."""
+    """Checkpoint a container over CRI, and remove it."""
     pod = api.PodSandboxConfig(
         metadata=api.PodSandboxMetadata(name="theirs", uid="theirs", namespace="default"),
         hostname="theirs", log_directory=str(folder), linux=api.LinuxPodSandboxConfig(),
@@ -119,7 +119,7 @@ def test_an_image_with_a_checkpoint_is_pulled_and_restored(
     assert server.status(container).image.image == IMAGE
     goes_on(server, container)
     removed = api.RemoveImageRequest(image=api.ImageSpec(image=pulled))
-    # of the same content as the next test's
+    # with the same content as the next test's image
     server.image.RemoveImage(removed, timeout=RPC_TIMEOUT_S)
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint in CRI-O's form goes on in a pod of ours.
+"""Tests that a checkpoint in CRI-O's form continues in a pod of ours.
 
-CRI-O cannot be built here, so the archive is written as CRI-O does it, out of one of ours: the same
-files by the same names, its JSON, its mounts, and the mode of a root folder that containers/storage
+CRI-O cannot be built here, so the test converts an archive of ours to CRI-O's form: the same files
+by the same names, its JSON, its mounts, and the mode of a root folder that containers/storage
 makes. Source: CRI-O internal/lib/checkpoint.go and server/container_create_linux.go (1.36),
 containers/common pkg/crutils, checkpointctl lib/metadata.go (1.6).
 """
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 
 STORAGE = "/run/containers/storage/overlay-containers/0123/userdata"
 LOG = "io.kubernetes.cri-o.LogPath"
-# What its tar begins with; its own list, not the alphabet's.
+# The first files of its tar, in the order of its own list.
 FILES = (
     "stats-dump",
     "dump.log",
@@ -65,7 +65,7 @@ def archive(server: Server, tmp_path: Path) -> Path:
 
 
 def _convert(folder: Path, image: str, log: Path) -> None:
-    """Our files become CRI-O's."""
+    """Convert the files of our archive to CRI-O's."""
     _write(folder / "config.dump", _config(_read(folder / "config.dump"), image))
     _write(folder / "spec.dump", _spec(_read(folder / "spec.dump")))
     binds = [
@@ -121,7 +121,7 @@ def _spec(ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(ours: bytes) -> bytes:
-    """What is new, and changed files: without the root, and without folders that have only
+    """Return new and changed files: without the root, and without folders that have only
     changed."""
     theirs = io.BytesIO()
     with (

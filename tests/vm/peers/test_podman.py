@@ -1,4 +1,4 @@
-"""Checkpoints that podman with runc has written go on in a pod of ours."""
+"""Tests that checkpoints of podman with runc continue in a pod of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKPOINT = "registry.test/checkpoint/of-podman:1"
 
 
 class Podman:
-    """podman with its own store and the peer's runc: Debian's crun is without CRIU."""
+    """Runs podman with a separate store and the peer's runc: Debian's crun is without CRIU."""
 
     def __init__(self, folder: Path) -> None:
         self._words = (

@@ -1,2 +1,2 @@
 """Tests on a kernel that enforces Debian's policy for SELinux: labels of processes and files, and
-what containers cannot do."""
+actions that containers are refused."""

@@ -1,9 +1,9 @@
-"""The guest's kernel enforces while these tests run, and the server is in the domain of Debian's
-policy for container engines.
+"""Makes the guest's kernel enforce SELinux while these tests run, and puts the server into the
+domain of Debian's policy for container engines.
 
-That domain alone is permissive: the policy has rules for the engines that it knows and for labelled
-disks, and the guest's disk has no labels. What containers may do, and what may be done to them, the
-kernel judges.
+Only that domain is permissive: the policy has rules for the engines that it knows and for labelled
+disks, and the guest's disk has no labels. The kernel enforces the policy on all actions of
+containers and on all actions of other processes on them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Labels as the kernel shows them."""
+"""Reads labels as the kernel shows them."""
 
 from __future__ import annotations
 

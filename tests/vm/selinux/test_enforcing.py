@@ -1,6 +1,7 @@
-"""What the kernel refuses to containers: files that are not theirs, and whatever belongs to another
-pod. All of them are root, with every capability that containers have by default, so that owners and
-modes refuse nothing.
+"""Tests the actions that the kernel refuses to containers: access to files that are not theirs, and
+to objects of another pod.
+
+All containers are root, with every default capability, so that owners and modes refuse nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REFUSED = "Permission denied"
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """Makes a folder of the host with a file; its label is the host's."""
+    """Make a folder of the host with a file; its label is the host's."""
     folder = tmp_path / "volume"
     folder.mkdir()
     (folder / "file").write_text("content")
@@ -40,7 +41,7 @@ def permissive() -> Iterator[None]:
 def launch(
     server: Server, volume: Path, *, relabel: bool, level: str = "", host_pid: bool = False
 ) -> str:
-    """Starts a container in its own pod with the volume at /volume."""
+    """Start a container in its own pod with the volume at /volume."""
     pod = server.pod_config()
     if level:
         pod.linux.security_context.selinux_options.CopyFrom(api.SELinuxOption(level=level))
@@ -53,7 +54,7 @@ def launch(
 
 
 def output_of(server: Server, container: str, *command: str) -> str:
-    """Returns the output of a command, on stdout or stderr."""
+    """Return the output of a command, on stdout or stderr."""
     answer = server.exec(container, *command)
     return (answer.stdout + answer.stderr).decode()
 
@@ -95,7 +96,7 @@ def test_pods_cannot_read_each_others_volumes(server: Server, volume: Path) -> N
     assert reads(server, first) == "content"
     second = launch(server, volume, relabel=False)
     assert REFUSED in reads(server, second) and reads(server, first) == "content"
-    launch(server, volume, relabel=True)  # it is the third one's from now on
+    launch(server, volume, relabel=True)  # from now on the volume belongs to the third container
     assert REFUSED in reads(server, first)
 
 

@@ -1,5 +1,5 @@
-"""Volumes that a container prepares against their relabelling: what is outside of one keeps its
-label."""
+"""Tests volumes that a container has prepared against their relabelling: files outside of the
+volume keep their labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def label_of(path: Path) -> bytes:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Makes a folder and a file on the volume's file system, with labels of the host."""
+    """Make a folder and a file on the volume's file system, with labels of the host."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "file").write_text("content")
@@ -46,8 +46,8 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def volume(tmp_path: Path, outside: Path) -> Iterator[Path]:
-    """Makes links out of the volume, mounts of all kinds, a FIFO, and folders deeper than a path
-    may be."""
+    """Make links out of the volume, mounts of all kinds, a FIFO, and folders deeper than a path may
+    be."""
     volume = tmp_path / "volume"
     for name in ("folder/deep", "bind", "tmpfs"):
         (volume / name).mkdir(parents=True)
@@ -73,7 +73,7 @@ def volume(tmp_path: Path, outside: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def bottom(volume: Path) -> Iterator[int]:
-    """Returns a descriptor of the deepest folder of the volume."""
+    """Return a descriptor of the deepest folder of the volume."""
     folder = os.open(volume, os.O_RDONLY)
     for _ in range(DEPTH):
         os.mkdir("d" * 100, dir_fd=folder)

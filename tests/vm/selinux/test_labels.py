@@ -1,4 +1,4 @@
-"""Labels that the kernel shows of pods, containers and volumes of a server."""
+"""Tests the labels of pods, containers and volumes of a server that the kernel shows."""
 
 from __future__ import annotations
 

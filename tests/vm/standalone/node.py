@@ -1,7 +1,7 @@
 """A node of one machine: the server's own unit and a kubelet in standalone mode, without API
 server, under systemd.
 
-In that mode kubelet runs the pods of its folder `staticPodPath` only; its own HTTPS API shows them,
+In that mode kubelet only runs the pods of its folder `staticPodPath`; its own HTTPS API shows them,
 their logs and streams.
 """
 
@@ -35,7 +35,7 @@ SETTINGS = Path("/etc/pyrunc/config.toml")
 NETWORK = Path(Network().conf_dir) / "10-pods.conflist"
 FOLDER = Path("/var/lib/standalone")
 MANIFESTS = FOLDER / "manifests"
-PATIENCE_S = 300.0  # of emulated processors
+PATIENCE_S = 300.0  # for emulated processors
 CONFLIST: Json = {
     "cniVersion": "1.0.0",
     "name": "pods",
@@ -70,12 +70,11 @@ class Node:
 
     def __init__(self) -> None:
         self._tls = ssl.create_default_context()
-        # kubelet signs its own
+        # kubelet signs its certificate itself
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
 
     def start(self) -> None:
-        """Starts the server, loads busybox and starts kubelet; returns when kubelet serves its
-        API."""
+        """Start the server, load busybox and start kubelet; return when kubelet serves its API."""
         for folder in (SETTINGS.parent, NETWORK.parent, MANIFESTS, PROGRAMS):
             folder.mkdir(parents=True, exist_ok=True)
         SETTINGS.write_text('[cgroup]\ndriver = "systemd"\nmissing_controllers = "error"\n')
@@ -97,7 +96,7 @@ class Node:
         self.until(lambda: self.get("/healthz") == b"ok", "kubelet's healthz")
 
     def stop(self) -> None:
-        """Removes the pods, ends kubelet and the server, and removes their files."""
+        """Remove the pods, end kubelet and the server, and remove their files."""
         run("systemctl", "stop", "kubelet", check=False)
         run(*installed("pyrunc-cri"), "rm", "--all", "--kubelet", "--force", check=False)
         run("systemctl", "stop", UNIT.name, check=False)
@@ -109,8 +108,8 @@ class Node:
         shutil.rmtree(FOLDER, ignore_errors=True)
 
     def until(self, condition: Callable[[], Value | None], what: str) -> Value:
-        """Waits until `condition()` is true, and returns its value. The error has the log of the
-        two units."""
+        """Wait until `condition()` is true, and return its value. The error has the log of the two
+        units."""
         answers: list[Value] = []
 
         def met() -> bool:
@@ -139,15 +138,14 @@ class Node:
         return answers[-1]
 
     def get(self, path: str) -> bytes:
-        """Returns the body of kubelet's reply. Raises urllib.error.HTTPError for a status that is
-        no success."""
+        """Return the body of kubelet's reply. Raises urllib.error.HTTPError for an error status."""
         with urllib.request.urlopen(
             f"https://{API}{path}", timeout=60, context=self._tls
         ) as answer:
             return bytes(answer.read())
 
     def pod(self, name: str) -> Json | None:
-        """Returns the pod of kubelet's list, or None. The name of a static pod has the node's name
+        """Return the pod of kubelet's list, or None. The name of a static pod has the node's name
         in it."""
         for pod in json.loads(self.get("/pods"))["items"] or []:
             if pod["metadata"]["name"] == f"{name}-{NAME}":
@@ -156,8 +154,8 @@ class Node:
         return None
 
     def execute(self, pod: str, container: str, *command: str) -> tuple[str, Json]:
-        """Runs `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io; returns its stdout
-        and the final status."""
+        """Run `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io; return its stdout and
+        the final status."""
         words = "&".join(f"command={quote(word)}" for word in command)
         url = f"wss://{API}/exec/default/{pod}-{NAME}/{container}?output=1&error=1&{words}"
         protocols = [Subprotocol("v5.channel.k8s.io")]
@@ -173,7 +171,7 @@ class Node:
 
 
 def run(*command: str, check: bool = True) -> str:
-    """Returns a command's output; the error of a failed command has both streams."""
+    """Run a command and return its output; the error of a failed command has both streams."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode:
         print(done.stdout, done.stderr, sep="\n")

@@ -1,5 +1,5 @@
-"""A pod of a kubelet in standalone mode, where no control plane is: it runs, its log and exec work,
-and it ends."""
+"""Tests a pod of a kubelet in standalone mode, without control plane: it runs, its log and exec
+work, and it ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def static(node: Node) -> Json:
-    """Returns the running static pod."""
+    """Return the running static pod."""
     (MANIFESTS / "static.json").write_text(json.dumps(MANIFEST))
 
     def running() -> Json | None:

@@ -1,4 +1,4 @@
-"""containerd's CRI integration tests that need cgroup v2's memory and cpuset controllers."""
+"""Runs containerd's CRI integration tests that need cgroup v2's memory and cpuset controllers."""
 
 from __future__ import annotations
 
