@@ -10,8 +10,8 @@ descriptor to descriptor (runc's CVE-2021-30465, CVE-2024-45310, CVE-2025-31133,
 from __future__ import annotations
 
 from pyrunc.plan import lower_mount, lower_process
-from pyrunc.plan.lowering import Lowering
-from pyrunc.plan.lowering_cache import ROOT_NUMBER, LoweringCache, PlanAssembler, PlanLine
+from pyrunc.plan.lowering import ROOT_NUMBER, Lowering
+from pyrunc.plan.lowering_cache import LoweringCache, PlanAssembler, PlanLine
 from pyrunc.plan.model import LoadFilter, Ready, Sync
 from pyrunc.program.model import TIME
 
@@ -55,7 +55,7 @@ def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
     # A timed program has a message after each operation, which a fragment has not.
     if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed:
         fragments = cache.fragments(ops, CALLS)
-    low = cache.start(Lowering, numbers)
+    low = cache.start(numbers)
     low.preserve = preserve
     index, size = 0, len(ops)
     while index < size:

@@ -97,20 +97,22 @@ def _instance(low: Lowering, op: m.MountFs) -> Slot:
 
 def mount_tree(low: Lowering, op: m.MountTree) -> None:
     tree: Operand
-    propagation = list(op.propagation)
     if op.descriptor:
         tree = low.numbers[op.descriptor]
     else:
-        tree = opened = low.a.slot(4)
+        tree = low.tree
         place = _open_source(low, op)
-        low.a.sys(
-            "open_tree",
-            place,
-            "",
-            CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0),
-            store=opened,
-        )
+        flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
+        low.a.sys("open_tree", place, "", flags, store=tree)
         low.close(place)
+    # Sources differ from pod to pod, destinations are mostly the same.
+    low.reuse(_attach_tree, op.replace(source=""), tree)
+
+
+def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
+    """Set the attributes of the detached mount `tree`, attach it at the destination and close
+    it."""
+    propagation = op.propagation
     if op.descriptor and not op.peer and not (propagation and propagation[0] & mnt.MS_REC):
         # A clone is a peer of its source: without this, mounts made in the container would appear
         # on the host.

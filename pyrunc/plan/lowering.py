@@ -18,7 +18,9 @@ from pyrunc.program.macros import IN_ROOT, RETRY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.lowering_cache import PlanAssembler
+    from collections.abc import Callable, Hashable
+
+    from pyrunc.plan.lowering_cache import LoweringCache, PlanAssembler
     from pyrunc.program.model import Address, Label, Operand, Slot
 
 EMPTY = f.AT_EMPTY_PATH
@@ -27,14 +29,17 @@ QUIET = mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NODEV | mnt.MOUNT_ATTR_NOEXEC
 MASK_OPTIONS = (("nr_blocks", "1"), ("nr_inodes", "2"), ("mode", "555"))
 ATTACH = mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
 CLONE = mnt.OPEN_TREE_CLONE | mnt.OPEN_TREE_CLOEXEC
+ROOT_NUMBER = 3
+"""The number of the root's descriptor in all plans whose process inherits no others."""
 
 
 class Lowering:
     """State while one plan is lowered to a program."""
 
     def __init__(
-        self, a: PlanAssembler, numbers: dict[str, int], scratch: Address | None = None
+        self, a: PlanAssembler, numbers: dict[str, int], cache: LoweringCache | None = None
     ) -> None:
+        """`a` is a copy of the data of `cache`, if there is one."""
         self.a = a
         self.numbers = numbers
         self.sync_number = max(numbers.values(), default=2) + 1
@@ -50,7 +55,11 @@ class Lowering:
         self.null: Slot | None = None
         self.entered: Slot | None = None
         self._folders: dict[str, Slot] = {}
-        self._scratch = scratch
+        self._cache = cache
+        self.scratch = a.data(4096) if cache is None else cache.scratch
+        """4 KiB for results that are used at once."""
+        self.tree = a.slot(4, 0) if cache is None else cache.tree
+        """The descriptor of a mount until it is attached."""
 
     def forget(self) -> None:
         """Forget slots of descriptors that earlier operations opened."""
@@ -61,12 +70,14 @@ class Lowering:
         """Return a `struct open_how`, close-on-exec."""
         return self.a.constant(pack("<3Q", flags | f.O_CLOEXEC, mode, resolve))
 
-    @property
-    def scratch(self) -> Address:
-        """4 KiB for results that are used at once."""
-        if self._scratch is None:
-            self._scratch = self.a.data(4096)
-        return self._scratch
+    def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
+        """Call `lower(self, *arguments)`, or append what it appended for an earlier plan. It may
+        depend on nothing else but the root's number."""
+        cache = self._cache if self.root == ROOT_NUMBER else None
+        if cache is None or not cache.append(self.a, lower, arguments):
+            lower(self, *arguments)
+        # As by `attach`, which may be among what was appended.
+        self._folders.clear()
 
     def container_root(self) -> Operand:
         """Return the root's descriptor; an exec, which is inside already, opens its `/`."""

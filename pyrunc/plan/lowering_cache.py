@@ -10,28 +10,39 @@ that it uses. A process that starts containers fills the cache once, and its for
 from __future__ import annotations
 
 from pyrunc.plan import model as m
+from pyrunc.plan.lowering import Lowering
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.model import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from typing import Any
 
-    from pyrunc.plan.lowering import Lowering
     from pyrunc.plan.model import Op
+    from pyrunc.program.model import Address, Slot
 
 # Operations that depend on nothing but themselves and the root's number: each is a fragment by
 # itself or with its neighbours.
 # DropBounding alone is up to 41 calls, one per capability: prctl(2) has none for a set.
-ALONE = frozenset((m.Prepare, m.MountFs, m.DropBounding))
+ALONE = frozenset((m.Prepare, m.SetOomScore, m.MountFs))
 # Neighbours share descriptors of folders and the mask's tmpfs, which a fragment must not take from
-# another.
-TOGETHER = {m.MakeDevice: 1, m.Symlink: 1, m.ReadonlyPath: 2, m.MaskPath: 2}
-ROOT_NUMBER = 3
+# another. Limits and identity are mostly the same for all containers.
+TOGETHER = {
+    m.MakeDevice: 1,
+    m.Symlink: 1,
+    m.ReadonlyPath: 2,
+    m.MaskPath: 2,
+    m.SetLimit: 3,
+    m.DropBounding: 4,
+    m.SetGroups: 4,
+    m.SetIds: 4,
+    m.SetCapabilities: 4,
+}
 # Every program has a copy of the whole block, so a cache that grows with foreign configurations
 # would cost each start.
 FRAGMENTS_AT_MOST, DATA_AT_MOST_BYTES = 200, 1 << 16
+SEEN_AT_MOST = 1000
 
 
 class PlanLine(Line):
@@ -52,9 +63,10 @@ class PlanLine(Line):
 
 
 class Fragment:
-    """The code of consecutive operations; `places` has for each call the index of its operation."""
+    """The code of consecutive operations; `places` has for each call the index of its operation,
+    `data_bytes` is the size of the data when it was made."""
 
-    __slots__ = ("calls", "notes", "packed", "places")
+    __slots__ = ("calls", "data_bytes", "notes", "packed", "places")
 
     def __init__(
         self,
@@ -62,16 +74,21 @@ class Fragment:
         calls: list[str],
         places: list[int],
         notes: dict[int, tuple[str, str]],
+        data_bytes: int,
     ) -> None:
         self.packed = packed
         self.calls = calls
         self.places = places
         self.notes = notes
+        self.data_bytes = data_bytes
 
 
 class PlanAssembler(Assembler):
     """An assembler whose operations can be extracted as a fragment, and appended to a copy of
     it."""
+
+    copied_bytes = 0
+    """The size of the data that was copied."""
 
     def at(self, where: PlanLine) -> None:
         """Set the line of the operations that follow."""
@@ -84,7 +101,7 @@ class PlanAssembler(Assembler):
             # The operation after the fragment is a target, too.
             self._packed[jump.index] = jump.packed(len(self._packed) + 1)
         places = [where.number or 0 for where in self._lines]
-        fragment = Fragment(self._packed, self._calls, places, self._notes)
+        fragment = Fragment(self._packed, self._calls, places, self._notes, len(self._data))
         self._packed = []
         self._calls = []
         self._lines = []
@@ -92,12 +109,16 @@ class PlanAssembler(Assembler):
         self._jumps, self._stored_at = [], {}
         return fragment
 
-    def append_fragment(self, fragment: Fragment, lines: Sequence[PlanLine]) -> None:
-        """Append the operations of a fragment that was extracted from the original of this copy."""
+    def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
+        """Append the operations of a fragment that was extracted from the original of this copy.
+        `lines`: those of its operations, if they are not the present one."""
         start = len(self._packed)
         self._packed += fragment.packed
         self._calls += fragment.calls
-        self._lines += [lines[place] for place in fragment.places]
+        if lines:
+            self._lines += [lines[place] for place in fragment.places]
+        else:
+            self._lines += [self._line] * len(fragment.packed)
         for index, note in fragment.notes.items():
             self._notes[start + index] = note
         self._ended = False
@@ -106,6 +127,7 @@ class PlanAssembler(Assembler):
         """Return an assembler with the same data and no operations."""
         assembler = PlanAssembler(self.arch.machine)
         assembler._data, assembler._slots = self._data[:], self._slots
+        assembler.copied_bytes = len(self._data)
         assembler._relocations = self._relocations[:]
         assembler._strings, assembler._constants = self._strings.copy(), self._constants.copy()
         return assembler
@@ -118,17 +140,49 @@ class PlanAssembler(Assembler):
 class LoweringCache:
     """The fragments of one architecture, and the block of data that they share."""
 
-    __slots__ = ("_fragments", "_low")
+    __slots__ = ("_fragments", "_low", "_seen")
 
     def __init__(self, low: Lowering) -> None:
         self._low = low
         # With the fragments of the default plan, its lowering takes 0.20 ms in place of 0.89.
-        self._fragments: dict[tuple[Op, ...], Fragment] = {}
-        low.scratch  # noqa: B018 (shared by all: it must be in the block before the first copy)
+        self._fragments: dict[Hashable, Fragment] = {}
+        self._seen: set[Hashable] = set()
 
-    def start(self, lowering: type[Lowering], numbers: dict[str, int]) -> Lowering:
+    @property
+    def scratch(self) -> Address:
+        """The scratch space in the block."""
+        return self._low.scratch
+
+    @property
+    def tree(self) -> Slot:
+        """The slot of a mount's descriptor in the block."""
+        return self._low.tree
+
+    def start(self, numbers: dict[str, int]) -> Lowering:
         """Return a lowering that begins with a copy of the block."""
-        return lowering(self._low.a.copy(), numbers, self._low.scratch)
+        return Lowering(self._low.a.copy(), numbers, self)
+
+    def append(
+        self, a: PlanAssembler, lower: Callable[..., None], arguments: tuple[Hashable, ...]
+    ) -> bool:
+        """Append to the copy `a` what `lower(lowering, *arguments)` appends, if it is cached. At
+        the second call for the same arguments it is cached for later copies, as long as there is
+        room. Returns whether it was appended."""
+        key = lower, arguments
+        fragment = self._fragments.get(key)
+        # A fragment that is younger than the copy has data that the copy lacks.
+        if fragment is not None and fragment.data_bytes <= a.copied_bytes:
+            a.append_fragment(fragment)
+            return True
+        # Not at the first call: what comes once would take room, and twice the time.
+        if fragment is None and key in self._seen and not self._is_full():
+            self._low.forget()
+            lower(self._low, *arguments)
+            self._low.forget()
+            self._fragments[key] = self._low.a.extract()
+        elif len(self._seen) < SEEN_AT_MOST:
+            self._seen.add(key)
+        return False
 
     def fragments(
         self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]

@@ -562,6 +562,28 @@ def test_the_cache_of_fragments_is_limited() -> None:
     lowering._caches.clear()
 
 
+@pytest.mark.parametrize("preserve", [0, 2])
+def test_the_cached_part_of_a_mount_has_the_source_and_the_line_of_its_plan(preserve: int) -> None:
+    """From the third plan on the destination's part comes from the cache."""
+    lowering._caches.clear()
+    calls = []
+    for source in ("/pod-a", "/pod-b", "/pod-c", "/pod-d"):
+        mount = model.MountTree("/d", "", source, False, set=1, propagation=(1 << 18,))
+        built = plan(preserve=preserve)
+        built = built.replace(ops=(*built.ops[:-2], mount, *built.ops[-2:]))
+        program = lower(built).program
+        calls.append(program.calls)
+        assert f"{source}\0".encode() in program.encode()
+        (attach,) = [
+            text
+            for index, call in enumerate(program.calls)
+            if call == "move_mount" and "'/d'" in (text := program.explain(index))
+        ]
+        assert attach.startswith(line(mount))
+    assert all(each == calls[0] for each in calls)
+    lowering._caches.clear()
+
+
 def test_preserved_descriptors_move_the_numbers() -> None:
     assert lower(plan()).numbers["root"] == 3
     assert lower(plan(preserve=2)).numbers["root"] == 5
