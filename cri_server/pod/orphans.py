@@ -17,7 +17,7 @@ from cri_server.store.paths import Paths
 from pyrunc import atomic_file
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.container.state import StateFile
+from pyrunc.container.state import State
 from pyrunc.errors import Error, NotFound
 from pyrunc.shim import messages
 
@@ -66,7 +66,7 @@ def read_records(paths: Paths, container: Container) -> None:
         # The exit was written, so the container has ended, even if the record cannot be read.
         container.ended(Exit.unknown(time.time_ns(), error.message))
     try:
-        state = StateFile.read(folder)
+        state = State.read(folder)
     except Error:
         return
     container.process = Process(state.pid, state.start_time) if state.pid else None

@@ -183,7 +183,7 @@ def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | 
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.numbers:
-            group = state.cgroup()
+            group = state.group()
             if group is None:
                 return None
             opened["cgroup"] = group.open_directory()

@@ -260,7 +260,7 @@ def _read(path: str) -> bytes:
 
 def configuration_file(state: State) -> Fields:
     """The file of CRIU options from the container's annotation, or the administrator's."""
-    path = state.annotations.get("org.criu.config", "")
+    path = (state.annotations or {}).get("org.criu.config", "")
     for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
         if os.path.exists(candidate):
             return [(criu.CONFIG_FILE, candidate)]
@@ -268,7 +268,7 @@ def configuration_file(state: State) -> Fields:
 
 
 def _group(state: State) -> Fields:
-    group = state.cgroup()
+    group = state.group()
     # By the freezer no process can fork while CRIU collects them; by ptrace(2) alone it may have to
     # try again and again.
     return [] if group is None else [(criu.FREEZE_CGROUP, group.directory)]

@@ -175,8 +175,7 @@ class _Notifications:
         self.process = process = ChildProcess(pid)
         process.console_fd = self.console_fd
         self._undo.push(f"process {pid}", process.kill)
-        self._state.pid, self._state.start_time = process.pid, process.start_time
-        self._state.save()
+        self._state.save(pid=process.pid, start_time=process.start_time)
         if self._group is not None:
             resources = self._spec.linux.resources or {}
             self.warnings += self._group.apply(resources, self._create_options.missing_controllers)

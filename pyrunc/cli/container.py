@@ -44,8 +44,8 @@ def run(call: CommandLine, log: CommandLog) -> int:
     create_options = _create_options(call, start_immediately=True, attached=attached)
     state, created = _make(call, log, create_options)
     _poststart(state, state.config(), log)
-    if create_options.proxy is not None:
-        _await_ready(create_options.proxy, created, attached, log)
+    if created.proxy is not None:
+        _await_ready(created.proxy, created, attached, log)
     if not attached:
         return 0
     import pyrunc.container.delete  # noqa: F401 (imported while the program runs, not after it)

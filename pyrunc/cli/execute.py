@@ -162,7 +162,7 @@ def _refuse_exec(current: str, ignore_paused: bool) -> None:
 
 
 def _exec_cgroup(state: State, below: str | None) -> Any:
-    group = state.cgroup()
+    group = state.group()
     if group is None or not below:
         return group
     from pyrunc.cgroups.group import Cgroup

@@ -72,7 +72,7 @@ def ps(call: CommandLine, log: CommandLog) -> int:
 def _pids(state: State) -> Sequence[int]:
     """Return the pids in the container's cgroup, also when its init has ended. Raises WrongState
     when it runs without a cgroup."""
-    group = state.cgroup()
+    group = state.group()
     if group is not None:
         return group.processes()
     if status.alive(state.pid, state.start_time):

@@ -15,6 +15,7 @@ from pyrunc.container import status
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidSpec, NotFound
 from pyrunc.kernel.credential import outer_uid
+from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -24,19 +25,17 @@ if TYPE_CHECKING:
 
     from pyrunc.compile.container import CreateRequest
     from pyrunc.container.create import Created
-    from pyrunc.container.notify import NotifyProxy
     from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
 
 
-class Bundle:
+class Bundle(Value):
     """A configuration, read and checked. `folder` is absolute."""
 
-    __slots__ = ("document", "folder", "spec")
-
-    def __init__(self, folder: str, document: dict[str, Any], spec: Spec) -> None:
-        self.folder, self.document, self.spec = folder, document, spec
+    folder: str
+    document: dict[str, Any]
+    spec: Spec
 
 
 def load(folder: str, config: str = "") -> Bundle:
@@ -60,51 +59,22 @@ def load(folder: str, config: str = "") -> Bundle:
     return Bundle(os.path.abspath(folder), document, spec)
 
 
-class CreateOptions:
+class CreateOptions(Value):
     """Options of `create` beyond the bundle: those of the command line, and `notify`, the socket of
     a service manager that waits for the container to be ready. `attached`: we copy the program's
-    terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets. `proxy` is
-    open after `make` when the program runs then."""
+    terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets."""
 
-    __slots__ = (
-        "activated",
-        "attached",
-        "driver",
-        "keyring",
-        "missing_controllers",
-        "notify",
-        "pivot",
-        "preserve_fds",
-        "proxy",
-        "start_immediately",
-        "trace",
-        "with_cgroup",
-    )
-
-    def __init__(
-        self,
-        *,
-        driver: str = "cgroupfs",
-        with_cgroup: bool = True,
-        missing_controllers: str = "error",
-        keyring: bool = True,
-        preserve_fds: tuple[int, ...] = (),
-        start_immediately: bool = False,
-        pivot: bool = True,
-        notify: str = "",
-        trace: Callable[[Plan, int, Sequence[tuple[str, int]]], object] | None = None,
-        attached: bool = False,
-        activated: int = 0,
-    ) -> None:
-        self.driver = driver
-        self.with_cgroup = with_cgroup
-        self.missing_controllers = missing_controllers
-        self.keyring = keyring
-        self.preserve_fds = preserve_fds
-        self.start_immediately = start_immediately
-        self.pivot, self.notify, self.trace = pivot, notify, trace
-        self.attached, self.activated = attached, activated
-        self.proxy: NotifyProxy | None = None
+    driver: str = "cgroupfs"
+    with_cgroup: bool = True
+    missing_controllers: str = "error"
+    keyring: bool = True
+    preserve_fds: tuple[int, ...] = ()
+    start_immediately: bool = False
+    pivot: bool = True
+    notify: str = ""
+    trace: Callable[[Plan, int, Sequence[tuple[str, int]]], object] | None = None
+    attached: bool = False
+    activated: int = 0
 
 
 def make(
@@ -126,17 +96,18 @@ def make(
     if os.geteuid() != 0:
         from pyrunc.container.rootless import enter
 
-        bundle = Bundle(bundle.folder, bundle.document, enter(bundle.spec))
-    create_options.with_cgroup = create_options.with_cgroup and _may_have_cgroup(
+        bundle = bundle.replace(spec=enter(bundle.spec))
+    if create_options.with_cgroup and not _may_have_cgroup(
         container_id, bundle.spec, create_options.driver
-    )
+    ):
+        create_options = create_options.replace(with_cgroup=False)
     # After these checks, whose failure would leave the folder behind: the undo begins below.
     folder = states.claim(root, container_id)
     state = _first_record(folder, container_id, bundle, create_options, owner_uid)
     debug.say("state of container %s is in %s", container_id, folder)
     try:
         with Undo() as undo:
-            undo.push("state folder", states.remove, state)
+            undo.push("state folder", states.remove, folder)
             # A container whose lock is held is "creating"; one that is incomplete without a lock
             # was left by a killed create.
             with states.Lock(state):
@@ -145,11 +116,9 @@ def make(
                 created = (create_process or _create)(state, bundle, create_options)
                 undo.push("container", _unmake, state, created)
                 group = created.cgroup
-                state.cgroup_record = group.record() if group is not None else None
                 # Before `after`, which may start the program: a kill there leaves a container with
                 # a process that every command can find.
-                state.complete = True
-                state.save()
+                state.save(cgroup=group.record() if group is not None else None, complete=True)
                 after(state, created)
             undo.commit()
     except BaseException:
@@ -161,7 +130,16 @@ def make(
 def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
     from pyrunc.container.create import create
 
-    return create(create_request(state, bundle, create_options))
+    bundle = bundle.replace(spec=_with_sockets(bundle.spec, create_options.activated))
+    proxy = None
+    if create_options.notify and bundle.spec.process is not None:
+        from pyrunc.container import notify
+
+        bundle = bundle.replace(spec=notify.with_socket(bundle.spec, state.folder))
+        if create_options.start_immediately:
+            proxy = notify.NotifyProxy(state.folder, create_options.notify)
+    created = create(create_request(state, bundle, create_options))
+    return created.replace(proxy=proxy)
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
@@ -193,8 +171,8 @@ def _first_record(
     spec = bundle.spec
     pids = spec.linux.namespace("pid")
     return State(
-        folder,
         container_id,
+        folder,
         bundle=bundle.folder,
         rootfs=os.path.normpath(os.path.join(bundle.folder, spec.root.path if spec.root else "")),
         oci_version=spec.version,
@@ -229,13 +207,7 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
     from pyrunc.compile.rootfs_probe import keeps_groups
     from pyrunc.compile.sources import Directory
 
-    spec = _with_sockets(bundle.spec, create_options.activated)
-    if create_options.notify and spec.process is not None:
-        from pyrunc.container import notify
-
-        spec = notify.with_socket(spec, state.folder)
-        if create_options.start_immediately:
-            create_options.proxy = notify.NotifyProxy(state.folder, create_options.notify)
+    spec = bundle.spec
     assert spec.root is not None
     return CreateRequest(
         state.id,
@@ -271,8 +243,7 @@ def _recorder(state: State) -> Callable[[ChildProcess], None]:
     """Return a function that stores a process in the state on disk."""
 
     def record_process(process: ChildProcess) -> None:
-        state.pid, state.start_time = process.pid, process.start_time
-        state.save()
+        state.save(pid=process.pid, start_time=process.start_time)
 
     return record_process
 

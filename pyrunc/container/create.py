@@ -18,10 +18,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.compile.container import CompiledLaunch, CreateRequest
+    from pyrunc.container.notify import NotifyProxy
 
 
 class Created(Value):
-    """A container's process. The caller closes the descriptors; `cgroup` is the process's group."""
+    """A container's process. The caller closes the descriptors; `cgroup` is the process's group.
+    `proxy`: the socket by which a running program reports to a service manager."""
 
     pid: int
     pidfd: int
@@ -29,6 +31,7 @@ class Created(Value):
     console_fd: int | None
     cgroup: Cgroup | None
     warnings: tuple[str, ...]
+    proxy: NotifyProxy | None = None
 
 
 def create(request: CreateRequest) -> Created:

@@ -57,14 +57,14 @@ def destroy(state: State) -> list[str]:
     # Before its group, and waited for: the group's directory cannot be removed while a process is
     # in it, and there may be no group.
     _kill(state)
-    group = state.cgroup()
+    group = state.group()
     if group is not None:
         group.kill()
         group.remove()
         debug.say("removed cgroup %s", group.path)
     _leave_rdt(state.id, config)
     # The files come last, so that a delete that is killed can be repeated.
-    states.remove(state)
+    states.remove(state.folder)
     debug.say("removed %s", state.folder)
     if not hooks:
         return []

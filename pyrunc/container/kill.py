@@ -61,7 +61,7 @@ def kill(state: State, signal: int, everything: bool = False) -> None:
 
 
 def _signal_all(state: State, signal: int) -> bool:
-    group = state.cgroup()
+    group = state.group()
     pids = group.processes() if group is not None else []
     if signal == SIGKILL and group is not None:
         # cgroup.kill also reaches processes that are forked meanwhile, which no list of pids does.

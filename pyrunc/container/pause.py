@@ -15,7 +15,7 @@ def pause(state: State) -> None:
     status.require(
         state, (status.RUNNING, status.CREATED), "container not running or created: {status}"
     )
-    group = state.cgroup()
+    group = state.group()
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup: it cannot be paused")
     group.freeze()

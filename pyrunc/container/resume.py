@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def resume(state: State) -> None:
     """Thaw a paused container. Raises WrongState, KernelError."""
     status.require(state, (status.PAUSED,), "container not paused: {status}")
-    group = state.cgroup()
+    group = state.group()
     if group is None:
         raise WrongState("container not paused")
     group.thaw()

@@ -28,10 +28,10 @@ from pyrunc.records import RecordFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
+    from pyrunc.ipc import Message
 
 CONFIG, STATE, START_SOCKET = "config.json", "state.json", "start.sock"
 NAME = "pyrunc"
@@ -86,12 +86,17 @@ def check_id(container_id: str) -> str:
     return container_id
 
 
-class StateFile(RecordFile):
-    """`state.json`: the fields of `State`. A pod's container is recorded by its compiler; the shim
-    adds the process and the time of its start."""
+class State(RecordFile):
+    """One container: the fields of its `state.json`, which is in `folder`.
+
+    `pid` is 0 while create has not come that far, or was killed; `complete` tells that create
+    succeeded. `created` is RFC 3339, UTC; `keyring` is the name of the session keyring that an exec
+    joins, empty for none. `started_at_ns`: of a pod's container, whose shim writes the record.
+    """
 
     name = STATE
     id: str
+    folder: str = ""
     bundle: str = ""
     rootfs: str = ""
     oci_version: str = "1.0.0"
@@ -106,70 +111,29 @@ class StateFile(RecordFile):
     keyring: str = ""
     started_at_ns: int | None = None
 
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> State:
+        return super().read(folder).replace(folder=os.fspath(folder))
 
-class State:
-    """One container. `pid` is 0 while create has not come that far (or was killed); `complete`
-    tells that create succeeded.
+    def to_fields(self) -> Message:
+        """Return the content of state.json, which does not name its own folder."""
+        fields = super().to_fields()
+        del fields["folder"]
+        return fields
 
-    `created` is RFC 3339, UTC; `keyring` is the name of the session keyring that an exec joins,
-    empty for none.
-    """
+    def save(self, **changes: Any) -> None:
+        """Set fields and write state.json whole."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self.write(self.folder)
 
-    __slots__ = (
-        "annotations",
-        "bundle",
-        "cgroup_record",
-        "complete",
-        "created",
-        "folder",
-        "id",
-        "keyring",
-        "oci_version",
-        "owner_uid",
-        "pid",
-        "private_pids",
-        "rootfs",
-        "start_time",
-    )
-
-    def __init__(
-        self,
-        folder: str,
-        container_id: str,
-        *,
-        bundle: str = "",
-        rootfs: str = "",
-        oci_version: str = "1.0.0",
-        annotations: dict[str, str] | None = None,
-        created: str = "",
-        owner_uid: int = 0,
-        pid: int = 0,
-        start_time: int = 0,
-        private_pids: bool = True,
-        cgroup: dict[str, str] | None = None,
-        complete: bool = False,
-        keyring: str = "",
-    ) -> None:
-        self.folder = folder
-        self.id = container_id
-        self.bundle = bundle
-        self.rootfs = rootfs
-        self.oci_version, self.annotations, self.created = oci_version, annotations or {}, created
-        self.owner_uid, self.pid, self.start_time = owner_uid, pid, start_time
-        self.private_pids, self.cgroup_record = private_pids, cgroup
-        self.complete, self.keyring = complete, keyring
-
-    @property
-    def start_socket(self) -> str:
-        return f"{self.folder}/{START_SOCKET}"
-
-    def cgroup(self) -> Cgroup | None:
-        """Return the container's group; None when the create did not come that far."""
-        if self.cgroup_record is None:
+    def group(self) -> Cgroup | None:
+        """Return the container's cgroup; None when the create did not come that far."""
+        if self.cgroup is None:
             return None
         from pyrunc.cgroups.group import Cgroup
 
-        return Cgroup.from_record(self.cgroup_record)
+        return Cgroup.from_record(self.cgroup)
 
     def config(self) -> dict[str, Any]:
         """Return the configuration at create, decoded. Raises NotFound when the create did not come
@@ -181,28 +145,6 @@ class State:
             raise NotFound(f"container {self.id} has no configuration") from None
         assert isinstance(document, dict)
         return document
-
-    def save(self) -> None:
-        """Write state.json whole."""
-        self.record().write(self.folder)
-
-    def record(self) -> StateFile:
-        """Return the record for state.json."""
-        return StateFile(
-            id=self.id,
-            bundle=self.bundle,
-            rootfs=self.rootfs,
-            oci_version=self.oci_version,
-            annotations=self.annotations,
-            created=self.created,
-            owner_uid=self.owner_uid,
-            pid=self.pid,
-            start_time=self.start_time,
-            private_pids=self.private_pids,
-            cgroup=self.cgroup_record,
-            complete=self.complete,
-            keyring=self.keyring,
-        )
 
 
 def claim(root: str, container_id: str) -> str:
@@ -242,7 +184,7 @@ def find(root: str, container_id: str) -> State:
         return _read(folder, container_id)
     except NotFound:
         if _is_claimed(folder):
-            return State(folder, container_id, created=_time_of(folder))
+            return State(container_id, folder, created=_time_of(folder))
         raise NotFound(f"container does not exist: {container_id}") from None
 
 
@@ -274,23 +216,7 @@ def _read(folder: str, container_id: str) -> State:
         raise NotFound(f"{folder} is not a folder") from None
     if document.get("id") != container_id:
         raise NotFound(f"{folder}/{STATE} is not the record of a container {container_id}")
-    record = StateFile.of(document, DamagedRecord)
-    return State(
-        folder,
-        container_id,
-        bundle=record.bundle,
-        rootfs=record.rootfs,
-        oci_version=record.oci_version,
-        annotations=record.annotations,
-        created=record.created,
-        owner_uid=record.owner_uid,
-        pid=record.pid,
-        start_time=record.start_time,
-        private_pids=record.private_pids,
-        cgroup=record.cgroup,
-        complete=record.complete,
-        keyring=record.keyring,
-    )
+    return State.of({**document, "folder": folder}, DamagedRecord)
 
 
 def ids(root: str) -> list[str]:
@@ -305,20 +231,15 @@ def ids(root: str) -> list[str]:
     )
 
 
-def remove(state: State) -> None:
-    """Remove the container's files and its folder. Idempotent."""
-    _remove_folder(state.folder)
-
-
-def _remove_folder(path: str) -> None:
-    """Remove a folder that another process may be removing or filling, too: a second delete, an
-    exec that stores its program."""
+def remove(path: str) -> None:
+    """Remove a container's folder, which another process may be removing or filling, too: a second
+    delete, an exec that stores its program. Does nothing when it is gone."""
     try:
         # In any order: a killed delete leaves a folder that is still claimed (its sticky bit), so
         # it can be repeated.
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):
-                _remove_folder(entry.path)
+                remove(entry.path)
             else:
                 _unlink(entry.path)
         os.rmdir(path)
@@ -370,12 +291,7 @@ class Lock:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
 

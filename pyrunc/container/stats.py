@@ -33,7 +33,7 @@ def group_of(state: State) -> Cgroup:
     """Return the cgroup of a living container. Raises WrongState."""
     if status.status(state) in (status.STOPPED, status.CREATING):
         raise WrongState(f"container with id {state.id} is not running")
-    group = state.cgroup()
+    group = state.group()
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup")
     return group

@@ -34,12 +34,12 @@ def status(state: State, locked: bool = False) -> str:
         return CREATING if not locked and states.Lock.is_held(state) else STOPPED
     if not alive(state.pid, state.start_time):
         return STOPPED
-    group = state.cgroup()
+    group = state.group()
     # Before the socket: a container can be paused before it is started.
     if group is not None and group.frozen():
         return PAUSED
     # `start` removes the socket before it releases the process.
-    return CREATED if os.path.exists(state.start_socket) else RUNNING
+    return CREATED if os.path.exists(f"{state.folder}/{states.START_SOCKET}") else RUNNING
 
 
 def alive(pid: int, started: int) -> bool:

@@ -29,7 +29,7 @@ def update(
     Raises WrongState (not running), InvalidSpec, Unsupported, KernelError.
     """
     status.require(state, (status.CREATED, status.RUNNING, status.PAUSED), "container not running")
-    group = state.cgroup()
+    group = state.group()
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup")
     # runc, too, leaves the device rules alone: a caller that sends only limits would reset them.

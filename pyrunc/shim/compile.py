@@ -20,7 +20,7 @@ from pyrunc.compile.exec import ExecRequest, compile_exec, merged
 from pyrunc.compile.pause import PauseRequest, compile_pause
 from pyrunc.compile.sources import Overlay, clone_bind, open_image_volume, open_overlay, open_root
 from pyrunc.container import state as states
-from pyrunc.container.state import State, StateFile
+from pyrunc.container.state import State
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.mount import open_mount
 from pyrunc.shim import messages
@@ -379,7 +379,7 @@ def execute(
     """Compile the OCI process object `process` for the container in `directory` whose first process
     is `pid`, which `pidfd` stands for. Raises Error, OSError."""
     parts = Timings()
-    spec, state = _with_oom_score(_spec(directory), oom_score_adj), StateFile.read(directory)
+    spec, state = _with_oom_score(_spec(directory), oom_score_adj), State.read(directory)
     if state.pid != pid or state.cgroup is None:
         raise WrongState("the container is not running")
     parts.end("read and parse")
@@ -433,11 +433,11 @@ def _with_oom_score(spec: Spec, score: int) -> Spec:
     return spec.replace(process=process.replace(oom_score_adj=score))
 
 
-def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) -> StateFile:
+def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) -> State:
     pids = spec.linux.namespace("pid")
     return State(
-        directory,
         identifier,
+        directory,
         bundle=directory,
         oci_version=spec.version,
         annotations=dict(spec.annotations),
@@ -445,7 +445,7 @@ def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) ->
         private_pids=pids is not None and not pids.path,
         keyring=f"_ses.{identifier}",
         cgroup=cgroup.record(),
-    ).record()
+    )
 
 
 def _open_shm(size_bytes: int, owner: Sequence[int], label: str) -> int:

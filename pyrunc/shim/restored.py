@@ -15,7 +15,7 @@ from pyrunc import jsontext
 from pyrunc.checkpoint import restore
 from pyrunc.checkpoint.checkpoint import CriuOptions
 from pyrunc.container.bundle import Bundle, CreateOptions
-from pyrunc.container.state import State, StateFile
+from pyrunc.container.state import State
 from pyrunc.shim import messages
 from pyrunc.shim.other_runtime import attach
 from pyrunc.shim.starter import Process
@@ -37,24 +37,14 @@ def start(
     pause: PauseProcess | None,
 ) -> Process:
     """Restore the container; returns its first process. Called in a fork. Raises Error."""
-    request, record = compiled.file.restore, StateFile.of(compiled.state)
+    request, state = compiled.file.restore, State.of(compiled.state)
     assert request is not None
     attach(compiled, directory, pause)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         document = jsontext.loads(file.readall() or b"")
     spec = parse(document)
-    state = State(
-        directory,
-        record.id,
-        bundle=directory,
-        rootfs=f"{directory}/{ROOT}",
-        oci_version=record.oci_version,
-        annotations=record.annotations,
-        created=record.created,
-        private_pids=record.private_pids,
-    )
     created = restore.restore(
-        state,
+        state.replace(folder=directory, rootfs=f"{directory}/{ROOT}"),
         Bundle(directory, document, spec),
         CreateOptions(**compiled.file.cgroup.to_fields()),
         CriuOptions(image_path=request.images, work_path=request.work, **request.options),

@@ -360,8 +360,8 @@ class Starter:
             spec = parse(jsontext.loads(file.readall() or b""))
         _leave_caches(spec, container_id)
         state = State(
-            directory,
             container_id,
+            directory,
             bundle=directory,
             oci_version=spec.version,
             annotations=dict(spec.annotations),

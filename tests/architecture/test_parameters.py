@@ -19,8 +19,6 @@ MAY_HAVE_MORE = {
     "images",
     "pyrunc.cli.table.Verb.__init__": "is a record itself",
     "pyrunc.compile.pause.compile_pause": "the request on the disk, and what only its shim has",
-    "pyrunc.container.bundle.CreateOptions.__init__": "is a record itself",
-    "pyrunc.container.state.State.__init__": "is a record itself: state.json",
     "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from "
     "its result",
     "pyrunc.program.macros.require": "the error's text, and the compared values",

@@ -15,7 +15,7 @@ from pyrunc.container.state import State
 
 
 def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -> None:
-    gone = State(str(tmp_path / "gone"), "gone")
+    gone = State("gone", str(tmp_path / "gone"))
     program = SimpleNamespace(encode=lambda: b"", pid_op=1)
     lowered = SimpleNamespace(numbers={}, program=program)
     again.store(gone, b"key", lowered, 0, ())
@@ -43,5 +43,5 @@ def test_two_processes_may_remove_the_same_container(
 
     monkeypatch.setattr(os, "scandir", old_entries)
     for _ in range(2):
-        state.remove(State(str(folder), "container"))
+        state.remove(str(folder))
     assert not folder.exists()
