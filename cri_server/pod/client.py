@@ -188,7 +188,7 @@ class ShimClient:
             request = messages.StartExec(
                 container, exec_id, process, stdin, stdout, stderr, tty, self.timed
             )
-            answer, fds = await self._call(request, messages.ExecStarted)
+            answer, fds = await self.call(request, messages.ExecStarted)
         except BaseException as error:
             self._execs.pop(exec_id, None)
             if isinstance(error, asyncio.CancelledError):
@@ -229,7 +229,7 @@ class ShimClient:
         """Follow the container's new output and feed its stdin, through pipes of the shim; EOF when
         it has ended."""
         request = messages.Attach(container, stdin, stdout, stderr)
-        _, fds = await self._call(request, messages.Done)
+        _, fds = await self.call(request, messages.Done)
         streams = Streams()
         _distribute(streams, fds, stdin, stdout, stderr)
         return streams
@@ -298,8 +298,8 @@ class ShimClient:
         _, answering = self._peer.ask(request.to_message(), fds)
         return kind.of(await answered_without_fds(answering), PeerError)
 
-    async def _call(self, request: Request, kind: type[Answered]) -> tuple[Answered, list[int]]:
-        """The answer and its descriptors."""
+    async def call(self, request: Request, kind: type[Answered]) -> tuple[Answered, list[int]]:
+        """Send a request; return the answer and its descriptors, the caller's to close."""
         _, answering = self._peer.ask(request.to_message())
         fields, fds = await answered(answering)
         try:

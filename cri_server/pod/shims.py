@@ -18,6 +18,8 @@ from cri_server.network.names import after_take_over
 from cri_server.operations.tasks import shield_until_done
 from cri_server.pod import orphans
 from cri_server.pod.client import ExecSession, ShimClient
+from cri_server.pod.earlier import PROTOCOL as EARLIER_PROTOCOL
+from cri_server.pod.earlier import EarlierShims
 from cri_server.pod.keeper import StoredPods
 from cri_server.pod.processes import ANSWER_S, ShimProcesses
 from cri_server.store.facts import Process
@@ -56,6 +58,7 @@ class Shims:
         self._lost_sessions: dict[str, list[ExecSession]] = {}
         self._timed = False
         self.stored = StoredPods(paths.state)
+        self._earlier = EarlierShims(paths)
         self.on_exit: OnExit = lambda sandbox, container: None
         self.on_moved: OnMoved = _ignore_move
 
@@ -181,6 +184,10 @@ class Shims:
             except BaseException:
                 client.close()
                 raise
+            if state.protocol == EARLIER_PROTOCOL:
+                client.close()
+                await self._end_earlier(sandbox, state)
+                continue
             state = await self._take_over_rest(sandbox, client, state)
             # Before `_take`: a caller that finds the connection must find the shim's states, too.
             self._learn(sandbox, state)
@@ -188,6 +195,24 @@ class Shims:
             self._lost_sessions.pop(sandbox.id, None)  # it has ended them
             await self._finish_take_over(sandbox, state)
             return
+
+    async def _end_earlier(self, sandbox: Sandbox, state: messages.State) -> None:
+        """End the pod's shim of the version before, so that the caller has another one take over.
+        If that fails, the shim stays, and the caller tries again."""
+        self._learn(sandbox, state)
+        self._taking_over.add(sandbox.id)
+        try:
+            with sandbox.gate:
+                await self.processes.ready()
+                await self._earlier.end(sandbox, self._index.sandboxes)
+        except (Error, OSError) as error:
+            log.warning("sandbox %s: its earlier shim stays for now: %s", sandbox.id, error)
+            self._taking_over.discard(sandbox.id)
+            await asyncio.sleep(LOOK_S)
+        finally:
+            self._taking_over.discard(sandbox.id)
+        for container in self._index.containers_of(sandbox):
+            orphans.read_records(self._paths, container)
 
     async def _take_over(self, sandbox: Sandbox) -> bool:
         """Have another shim take over the pod of a dead one, if the keeper has entries of it;
@@ -458,12 +483,14 @@ class Shims:
     def _event(self, sandbox: Sandbox, event: messages.Event) -> None:
         if isinstance(event, messages.PauseExited):
             sandbox.pause_alive = False
+            self._earlier.end_stopped()
             self.on_exit(sandbox, None)
         elif isinstance(event, Exit):
             container = self._index.containers.find(event.container or "")
             # The exit may be known already, read from exit.json while the shim was silent.
             if container is not None and container.exit is None:
                 container.ended(event)
+                self._earlier.end_stopped()
                 self.on_exit(sandbox, container)
 
     def _closed(self, sandbox: Sandbox, client: ShimClient) -> None:

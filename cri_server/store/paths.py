@@ -45,6 +45,11 @@ class Paths:
         return self.state / "shims"
 
     @property
+    def earlier_shims(self) -> Path:
+        """Contains a file for each stopped shim of the version before (`pod.earlier`)."""
+        return self.state / "earlier-shims"
+
+    @property
     def trash(self) -> Path:
         """Contains writable layers of removed containers until they are deleted."""
         return self.root / "trash"

@@ -1,0 +1,72 @@
+"""A server whose pods look like those of the version before: a shim for each pod, which speaks shim
+protocol 2, and no keeper. Started as `python -m tests.cri.earlier_version serve …`.
+
+It was compared with that version itself: the calls, the records on disk, the descriptors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cri_server.pod.earlier import PROTOCOL, Keep, KeptContainer, KeptPause
+from cri_server.pod.processes import ShimProcess, ShimProcesses
+from cri_server.store.facts import Process
+from pyrunc.compile.pause import PauseRequest
+from pyrunc.errors import WrongState
+from pyrunc.shim import messages
+from pyrunc.shim.keeper_link import KeeperLink
+from pyrunc.shim.loop import Loop
+from pyrunc.shim.pod import Pod
+from pyrunc.shim.serve import Call, handler
+
+if TYPE_CHECKING:
+    from pyrunc.shim.serve import Handler
+
+_calls, _connect_keeper = Pod._calls, KeeperLink.__init__
+
+
+def calls_of_protocol_2(pod: Pod) -> list[Handler]:
+    """Return the calls of a pod, with `keep`."""
+
+    def keep(call: Call, request: Keep) -> None:
+        if request.container is not None:
+            record, fds = pod._running(request.container).store()
+            call.answer(KeptContainer(record), fds)
+        elif pod._pause is None or not pod._pause_running:
+            raise WrongState("the pod's pause process is not running")
+        else:
+            stored, fds = pod._pause.store()
+            call.answer(KeptPause(stored), fds)
+
+    return [*_calls(pod), handler(Keep, keep)]
+
+
+def without_keeper(link: KeeperLink, loop: Loop, folder: str | None) -> None:
+    """Make the link of a shim that knows no keeper."""
+    _connect_keeper(link, loop, None)
+
+
+def shim_without_pods(processes: ShimProcesses, pods: Mapping[Process, int]) -> ShimProcess | None:
+    """Return a shim that has no pod yet."""
+    unused = (s for s in processes._shims if s.process not in pods and not s.taking)
+    return next(unused, None)
+
+
+messages.PROTOCOL = PROTOCOL
+messages.LOCK = messages.LOG
+PauseRequest.name = PauseRequest.earlier_name
+Pod._calls = calls_of_protocol_2  # type: ignore[method-assign]
+KeeperLink.__init__ = without_keeper  # type: ignore[method-assign]
+ShimProcesses._emptiest = shim_without_pods  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    from cri_server import app
+    from cri_server.cli.main import main
+    from cri_server.pod.keeper import KeeperWatch
+    from cri_server.zygote.client import Zygote
+
+    app.SHIM_MODULES.append("tests.cri.earlier_version")  # the zygote imports it
+    app.Zygote = lambda modules, keeper=None: Zygote(modules)  # type: ignore[misc,assignment]
+    KeeperWatch.begin = lambda watch: None  # type: ignore[method-assign]
+    main()

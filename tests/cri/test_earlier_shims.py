@@ -1,0 +1,128 @@
+"""A server starts over pods of the version before, which had a shim for each pod and no keeper:
+today's shims take them over while they run, and the earlier shims end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.cri.test_recovery import nothing_left, shim_pid
+from tests.cri.test_upgrade import COUNTS, ENDS, wait_until_moved
+from tests.support.keeper import is_gone, keeper_pid
+from tests.support.processes import wait_until
+
+EARLIER, THIS = "tests.cri.earlier_version", "cri_server.cli.main"
+BEFORE_6_15 = "tests.cri.without_exit_info"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(module=EARLIER) as started:
+        started.load_image()
+        yield started
+
+
+def upgrade(server: Server, module: str = THIS) -> None:
+    """Kill the server of the version before, and start today's over its pods."""
+    server.kill()
+    shutil.rmtree(server.state / "shims")  # the version before has no such folder
+    assert not keeper_pid(server.state)
+    server.module = module
+    server.start()
+
+
+def test_the_stand_in_leaves_what_the_version_before_left(server: Server) -> None:
+    pods = [server.run_pod() for _ in range(2)]
+    container = server.launch(pods[0])
+    assert len({shim_pid(server, pod) for pod in pods}) == 2, "each pod has its shim"
+    assert {file.name for file in (server.state / "sandboxes" / pods[0]).iterdir()} == {
+        *("holder.json", "shim.json", "shim.log", "shim.sock"),
+    }
+    assert {file.name for file in (server.state / "containers" / container).iterdir()} == {
+        *("config.json", "launch.json", "state.json"),
+    }
+
+
+@pytest.mark.parametrize("module", [THIS, BEFORE_6_15])
+def test_pods_of_earlier_shims_move_while_they_run(server: Server, module: str) -> None:
+    pods = [server.run_pod() for _ in range(3)]
+    counting = [server.launch(pod, server.container_config(COUNTS)) for pod in pods]
+    ends = server.launch(pods[0], _named(server, ENDS, "ends"))
+    ended = server.launch(pods[0], _named(server, ["sh", "-c", "exit 3"], "ended"))
+    created = server.create(pods[1], _named(server, ["sleep", "1000"], "created"))
+    terminal = _named(server, ["sh"], "terminal")
+    terminal.tty = terminal.stdin = True
+    shell = server.launch(pods[2], terminal)
+    server.wait_logged(ends, "ready")
+    assert server.wait_exit(ended).exit_code == 3
+    earlier, first = [shim_pid(server, pod) for pod in pods], _starts(server, counting)
+    upgrade(server, module)
+    wait_until_moved(server, pods)
+    assert not {shim_pid(server, pod) for pod in pods} & set(earlier)
+    assert _starts(server, counting) == first, "they are the same processes"
+    assert server.status(ended).exit_code == 3
+    server.start_container(created)
+    for container in (*counting, created, shell):
+        assert server.output(container, "echo", "here") == "here\n"
+    server.stop_container(ends, 10)
+    assert server.status(ends).exit_code == 7
+    server.restart()
+    for container in counting:
+        assert server.output(container, "echo", "here") == "here\n"
+        server.stop_container(container)
+        numbers = [int(line) for line in server.log_lines(container)]
+        assert numbers == list(range(len(numbers)))
+    server.remove_all()
+    assert wait_until(lambda: all(map(is_gone, earlier)), 30)
+    assert not (server.state / "earlier-shims").exists()
+    nothing_left(server)
+
+
+@pytest.mark.parametrize("module", [THIS, BEFORE_6_15])
+def test_exits_around_the_move_are_known(server: Server, module: str) -> None:
+    """Containers end before, while and after their shim is replaced."""
+    pods = [server.run_pod() for _ in range(2)]
+    codes = {}
+    for number in range(30):
+        command = ["sh", "-c", f"sleep 2.{number * 3:02}; echo bye; exit {number + 1}"]
+        container = server.launch(pods[number % 2], _named(server, command, f"c{number}"))
+        codes[container] = number + 1
+    upgrade(server, module)
+    for container, code in codes.items():
+        assert server.wait_exit(container).exit_code == code
+        assert server.log_lines(container) == ["bye"]
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_pods_stay_with_their_shim_while_no_keeper_can_be_started(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod, server.container_config(ENDS))
+    server.wait_logged(container, "ready")
+    earlier = shim_pid(server, pod)
+    lock = Path(server.state / "keeper.lock")
+    lock.mkdir()
+    upgrade(server)
+    line = f"sandbox {pod}: its earlier shim stays for now"
+    assert wait_until(lambda: line in server.tail(1000), 30)
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    assert shim_pid(server, pod) == earlier
+    lock.rmdir()
+    wait_until_moved(server, [pod])
+    server.stop_container(container, 10)
+    assert server.status(container).exit_code == 7
+
+
+def _starts(server: Server, containers: list[str]) -> list[int]:
+    return [server.status(container).started_at for container in containers]
+
+
+def _named(server: Server, command: list[str], name: str) -> api.ContainerConfig:
+    config = server.container_config(command, log_path=f"{name}.log")
+    config.metadata.name = name
+    return config
