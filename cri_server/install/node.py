@@ -40,7 +40,7 @@ from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel.mountinfo import mount_points
 
-PODS = "/var/lib/pyrunc-pods"  # logs and volumes of the pods of `run` (cri_server.cli.pods.folders)
+PODS = "/var/lib/pyrunc-pods"  # of the pods of `run` (cri_server.cli.manifest.folders)
 RECORD = "/var/lib/pyrunc/installed.json"
 PACKAGE = "/usr/lib/pyrunc"  # the modules of the Debian package, which installs the rest itself
 PACKAGED_PLUGINS = f"{PACKAGE}/cni"

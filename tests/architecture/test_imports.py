@@ -105,7 +105,20 @@ CRI_SERVER_ROOMS = (
     ("cli",),
 )
 
-# The folders and files of `cri_server.images`, lowest first, imports for types included.
+# The folders and files of `cri_server.cli` and `cri_server.images`, lowest first, imports for types
+# included.
+CLI_ROOMS = (
+    ("connection", "output"),
+    ("arguments",),
+    ("manifest",),
+    ("containers",),
+    ("streams",),
+    ("observe",),
+    ("images",),
+    ("main",),
+    ("server", "help"),
+    ("pods",),
+)
 IMAGES_ROOMS = (
     ("model", "reserve", "waiting"),
     ("formats",),
@@ -182,15 +195,22 @@ def test_folders_of_a_package_import_only_lower_folders(
     assert seen == set(rank)
 
 
-def test_folders_of_images_import_only_lower_folders() -> None:
-    rank = {room: number for number, level in enumerate(IMAGES_ROOMS) for room in level}
+@pytest.mark.parametrize(
+    "package, rooms",
+    [("cri_server.cli", CLI_ROOMS), ("cri_server.images", IMAGES_ROOMS)],
+    ids=["cli", "images"],
+)
+def test_folders_import_only_lower_folders(
+    package: str, rooms: tuple[tuple[str, ...], ...]
+) -> None:
+    rank = {room: number for number, level in enumerate(rooms) for room in level}
     wrong = []
     for module, path in modules("cri_server"):
-        if not module.startswith("cri_server.images."):
+        if not module.startswith(f"{package}."):
             continue
         room = module.split(".")[2]
         for name, line in imports(path):
-            other = name.split(".")[2] if begins(name, ("cri_server.images",)) else room
+            other = name.split(".")[2] if name.startswith(f"{package}.") else room
             if other != room and rank[other] >= rank[room]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
     assert not wrong, "\n".join(wrong)

@@ -58,7 +58,7 @@ MAY_HOLD_OBJECTS = {
     "CRIU: options of its RPC": "cri_server/checkpoints/options.py",
     "crictl: the info of a verbose status": """
         cri_server/cli/observe/inspect.py cri_server/cli/observe/origins.py
-        cri_server/cli/output/show.py cri_server/status/container.py
+        cri_server/cli/connection/client.py cri_server/status/container.py
         cri_server/status/sandbox.py""",
     "a document as it is printed, whose fields templates name": (
         "cri_server/cli/output/formats.py cri_server/cli/output/template.py"

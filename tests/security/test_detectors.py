@@ -125,7 +125,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "a restart takes what the server finds": (
         [
             (
-                "cri_server/cli/containers/restart.py",
+                "cri_server/cli/pods/restart.py",
                 "sources.check(client, identifier, config, plain)",
                 "pass",
             )

@@ -189,11 +189,8 @@ def _state(text: str, names: Mapping[Any, str]) -> Any:
 
 def _image(client: Client, reference: str) -> set[str]:
     """Return all names that a container may have for this image."""
-    request = api.ImageStatusRequest(image=api.ImageSpec(image=reference))
-    response = client.image("ImageStatus", request)
-    if not response.HasField("image"):
-        return {reference}
-    return {reference, response.image.id, *response.image.repo_tags, *response.image.repo_digests}
+    image = client.image_status(reference).image
+    return {reference, image.id, *image.repo_tags, *image.repo_digests} - {""}
 
 
 # -- options

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import re
 import socket
@@ -111,8 +113,6 @@ class Client:
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
         """Return the configurations that a container was created from, secrets included."""
-        import base64
-
         configs = self.admin(private.ContainerConfig(container), private.ContainerConfigs)
         return (
             api.ContainerConfig.FromString(base64.b64decode(configs.container)),
@@ -121,8 +121,6 @@ class Client:
 
     def pod_config(self, pod: str) -> api.PodSandboxConfig:
         """Return the configuration that a pod was created from, with secrets in its annotations."""
-        import base64
-
         config = self.admin(private.PodConfig(pod), private.SandboxConfig)
         return api.PodSandboxConfig.FromString(base64.b64decode(config.sandbox))
 
@@ -179,15 +177,82 @@ class Client:
             return NotFound(details)
         return ServerError(details)
 
-    # -- lookups that several commands need
+    # -- calls that several commands make; all raise ServerError
 
     def pods(self, **filters: Any) -> list[api.PodSandbox]:
+        """List the pods that the fields of PodSandboxFilter select."""
         request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**filters))
         return list(self.runtime("ListPodSandbox", request).items)
 
     def containers(self, **filters: Any) -> list[api.Container]:
+        """List the containers that the fields of ContainerFilter select."""
         request = api.ListContainersRequest(filter=api.ContainerFilter(**filters))
         return list(self.runtime("ListContainers", request).containers)
+
+    def images(self) -> list[api.Image]:
+        """List all images of the node."""
+        return list(self.image("ListImages", api.ListImagesRequest()).images)
+
+    def pod_status(self, pod: str, *, verbose: bool = False) -> api.PodSandboxStatusResponse:
+        """Return the status of the pod with this id."""
+        request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=verbose)
+        response: api.PodSandboxStatusResponse = self.runtime("PodSandboxStatus", request)
+        return response
+
+    def container_status(
+        self, container: str, *, verbose: bool = False
+    ) -> api.ContainerStatusResponse:
+        """Return the status of the container with this id."""
+        request = api.ContainerStatusRequest(container_id=container, verbose=verbose)
+        response: api.ContainerStatusResponse = self.runtime("ContainerStatus", request)
+        return response
+
+    def image_status(self, name: str, *, verbose: bool = False) -> api.ImageStatusResponse:
+        """Return the status of an image, without a field `image` if the node does not have it."""
+        request = api.ImageStatusRequest(image=api.ImageSpec(image=name), verbose=verbose)
+        response: api.ImageStatusResponse = self.image("ImageStatus", request)
+        return response
+
+    def require_image(self, name: str, *, verbose: bool = False) -> api.ImageStatusResponse:
+        """Return the status of an image. Raises NotFound if the node does not have it."""
+        response = self.image_status(name, verbose=verbose)
+        if not response.HasField("image"):
+            raise NotFound(f"no such image: {name!r}")
+        return response
+
+    def pod_info(self, pod: str) -> dict[str, Any]:
+        """Return the details that this runtime adds to the status of a pod."""
+        return _info(self.pod_status(pod, verbose=True))
+
+    def container_info(self, container: str) -> dict[str, Any]:
+        """Return the details that this runtime adds to the status of a container."""
+        return _info(self.container_status(container, verbose=True))
+
+    def image_info(self, name: str) -> dict[str, Any]:
+        """Return the details that this runtime adds to the status of an image. Raises NotFound."""
+        return _info(self.require_image(name, verbose=True))
+
+    def run_pod(self, config: api.PodSandboxConfig, handler: str) -> str:
+        """Run a pod sandbox and return its id."""
+        request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
+        return str(self.runtime("RunPodSandbox", request).pod_sandbox_id)
+
+    def create_container(
+        self, pod: str, config: api.ContainerConfig, sandbox: api.PodSandboxConfig
+    ) -> str:
+        """Create a container in the pod with this id, and return the container's id."""
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=pod, config=config, sandbox_config=sandbox
+        )
+        return str(self.runtime("CreateContainer", request).container_id)
+
+    def start_container(self, container: str) -> None:
+        """Start a created container."""
+        self.runtime("StartContainer", api.StartContainerRequest(container_id=container))
+
+    def remove_container(self, container: str) -> None:
+        """Remove a container, which the server stops first if it runs."""
+        self.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=container))
 
     def either(self, reference: str) -> api.PodSandbox | api.Container:
         """Return the pod or container with this name or id. A name of either kind takes precedence
@@ -213,59 +278,67 @@ class Client:
 
         Raises NotFound, ServerError.
         """
-        containers = self.containers()
         pods = {p.id: p for p in self.pods()}
 
         def names(container: api.Container) -> tuple[str, ...]:
             return container_names(container, pods.get(container.pod_sandbox_id))
 
-        def pod(container: api.Container) -> tuple[str, ...]:
-            matches = pods.get(container.pod_sandbox_id)
-            return pod_names(matches) if matches else ()
+        def names_of_pod(container: api.Container) -> tuple[str, ...]:
+            pod = pods.get(container.pod_sandbox_id)
+            return pod_names(pod) if pod else ()
 
-        rules: list[Callable[[api.Container], bool]] = [
+        matches = _first_matches(
+            self.containers(),
             # Names precede prefixes, because a name may look like the beginning of another
             # container's id.
             lambda c: c.id == reference,
             lambda c: reference in names(c),
-            lambda c: reference in pod(c),
+            lambda c: reference in names_of_pod(c),
             lambda c: prefix and bool(reference) and c.id.startswith(reference),
-        ]
-        for rule in rules:
-            matches = _latest_attempts([c for c in containers if rule(c)])
-            if len(matches) > 1:
-                matches = [c for c in matches if c.state == api.CONTAINER_RUNNING] or matches
-            if len(matches) > 1:
-                named = ", ".join(sorted({names(c)[-1] for c in matches}))
-                raise ServerError(
-                    f"{reference!r} fits {len(matches)} containers: {named};"
-                    " use NAMESPACE/POD/NAME, POD/NAME or an id"
-                )
-            if matches:
-                return matches[0]
-        raise NotFound(f"no such container: {reference!r}")
+        )
+        matches = _latest_attempts(matches)
+        if len(matches) > 1:
+            matches = [c for c in matches if c.state == api.CONTAINER_RUNNING] or matches
+        titles = {names(c)[-1] for c in matches}
+        return _only(matches, "container", reference, titles, "NAMESPACE/POD/NAME, POD/NAME")
 
     def pod(self, reference: str, *, prefix: bool = True) -> api.PodSandbox:
         """Return a pod by id, NAME, NAMESPACE/NAME, or a prefix of its id. Raises NotFound,
         ServerError."""
-        pods = self.pods()
-        rules: list[Callable[[api.PodSandbox], bool]] = [
+        matches = _first_matches(
+            self.pods(),
             lambda p: p.id == reference,
             lambda p: reference in pod_names(p),
             lambda p: prefix and bool(reference) and p.id.startswith(reference),
-        ]
-        for rule in rules:
-            matches = [p for p in pods if rule(p)]
-            if len(matches) > 1:
-                matches = [p for p in matches if p.state == api.SANDBOX_READY] or matches
-            if len(matches) > 1:
-                named = ", ".join(sorted(f"{pod_names(p)[-1]} ({p.id[:12]})" for p in matches))
-                raise ServerError(
-                    f"{reference!r} fits {len(matches)} pods: {named}; use NAMESPACE/NAME or an id"
-                )
-            if matches:
-                return matches[0]
-        raise NotFound(f"no such pod: {reference!r}")
+        )
+        if len(matches) > 1:
+            matches = [p for p in matches if p.state == api.SANDBOX_READY] or matches
+        titles = {f"{pod_names(p)[-1]} ({p.id[:12]})" for p in matches}
+        return _only(matches, "pod", reference, titles, "NAMESPACE/NAME")
+
+
+def _first_matches(items: list[Item], *rules: Callable[[Item], bool]) -> list[Item]:
+    """Return the items that fit the first rule that any item fits."""
+    for rule in rules:
+        matches = [each for each in items if rule(each)]
+        if matches:
+            return matches
+    return []
+
+
+def _only(
+    matches: list[Item], kind: str, reference: str, titles: Iterable[str], unique_names: str
+) -> Item:
+    """Return the only match of `reference`. Raises NotFound without a match, and ServerError with
+    the titles of several."""
+    if not matches:
+        raise NotFound(f"no such {kind}: {reference!r}")
+    if len(matches) > 1:
+        raise ServerError(
+            f"{reference!r} fits {len(matches)} {kind}s: {', '.join(sorted(titles))};"
+            f" use {unique_names} or an id"
+        )
+    return matches[0]
 
 
 def pod_names(pod: api.PodSandbox) -> tuple[str, str]:
@@ -294,6 +367,12 @@ def _method(service: str, call: str) -> tuple[str, Callable[[bytes], Any]]:
     description = api.DESCRIPTOR.services_by_name[service]
     answer = getattr(api, description.methods_by_name[call].output_type.name)
     return f"/{description.full_name}/{call}", answer.FromString
+
+
+def _info(response: Any) -> dict[str, Any]:
+    """Parse the JSON object `info` in a verbose status; empty if the server does not send it."""
+    document = json.loads(response.info.get("info", "{}"))
+    return document if isinstance(document, dict) else {}
 
 
 def _hint(details: str) -> str:

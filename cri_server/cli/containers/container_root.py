@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output import show
 from pyrunc.errors import WrongState
 from pyrunc.kernel import process
 
@@ -23,7 +22,7 @@ class ContainerRoot:
         """Open the root. Raises WrongState if the container does not run on this machine, or
         without root."""
         self.name = name
-        pid = show.container_info(client, container).get("pid", 0)
+        pid = client.container_info(container).get("pid", 0)
         try:
             if not pid:
                 raise FileNotFoundError
@@ -56,7 +55,7 @@ def has_process(client: Client, container: str, pid: int) -> bool:
     """Return True if `pid` is still the container's main process. Call it after a descriptor of the
     process is opened: before that the kernel may have given the pid to another process."""
     alive = process.stat(pid) is not None
-    return alive and show.container_info(client, container).get("pid", 0) == pid
+    return alive and client.container_info(container).get("pid", 0) == pid
 
 
 def _first_id(pid: int, kind: str) -> int:

@@ -19,11 +19,9 @@ import click
 from cri_server.checkpoints.layer import is_opaque
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
-from cri_server.cli.images import mount
-from cri_server.cli.observe import inspect
+from cri_server.cli.containers.image_tree import open_image_tree
 from cri_server.cli.output import formats, show
 from cri_server.images.layers.trees import open_folder
-from cri_server.images.store.image_paths import ImagePaths
 from pyrunc.errors import KernelError, WrongState
 from pyrunc.kernel.fd import closing_fd
 
@@ -39,22 +37,21 @@ def diff(address: str, container: str) -> None:
 
     Files in volumes and other mounts are not listed; the mount points may be.
     """
-    with Client(address) as client:
+    with Client(address) as client, contextlib.ExitStack() as stack:
         target = client.container(container)
-        upper = show.container_info(client, target.id).get("writableLayer")
-        files = inspect.image(client, target.image_id, True).get("info", {}).get("files")
-    if not isinstance(upper, str) or not isinstance(files, dict):
-        raise Unsupported("the server does not report where a container's files are")
-    try:
-        layer = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise WrongState(f"container {container} has no writable layer on this machine") from None
-    try:
-        with closing_fd(mount.open_tree(ImagePaths.of(files))) as image:
-            for kind, path in changes(layer, image):
-                formats.say(show.printable(f"{kind} /{os.fsdecode(path)}"))
-    finally:
-        os.close(layer)
+        upper = client.container_info(target.id).get("writableLayer")
+        if not isinstance(upper, str):
+            raise Unsupported("the server does not report where a container's files are")
+        try:
+            layer = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise WrongState(
+                f"container {container} has no writable layer on this machine"
+            ) from None
+        stack.enter_context(closing_fd(layer))
+        image = stack.enter_context(closing_fd(open_image_tree(client, target.image_id)))
+        for kind, path in changes(layer, image):
+            formats.say(show.printable(f"{kind} /{os.fsdecode(path)}"))
 
 
 def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:

@@ -12,13 +12,12 @@ from collections.abc import Collection
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.connection.client import Client, ServerError
-from cri_server.cli.output import show
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:
     """Return the source of each mount by its path in the container; nothing if the server does not
     report mounts."""
-    mounts = show.container_info(client, container).get("runtimeSpec", {}).get("mounts", ())
+    mounts = client.container_info(container).get("runtimeSpec", {}).get("mounts", ())
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 
 

@@ -16,9 +16,9 @@ from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers.container_root import has_process
+from cri_server.cli.manifest import folders
 from cri_server.cli.output import show
 from cri_server.cli.output.complaint import for_each
-from cri_server.cli.pods import folders
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.kernel.fd import closing_fd
@@ -203,9 +203,7 @@ def _rm(
             else:
                 for container in target.running:
                     stop_container(client, container, grace_s)
-                client.runtime(
-                    "RemoveContainer", api.RemoveContainerRequest(container_id=target.id)
-                )
+                client.remove_container(target.id)
             click.echo(target.name)
 
         choice.act(client, "remove", act, only_pods=only_pods, kills=True)
@@ -279,7 +277,7 @@ def signal_number(text: str) -> int:
 
 def _send(client: Client, container: api.Container, number: int) -> None:
     """Send a signal to the main process of a container."""
-    pid = show.container_info(client, container.id).get("pid", 0)
+    pid = client.container_info(container.id).get("pid", 0)
     try:
         if not pid:
             raise ProcessLookupError

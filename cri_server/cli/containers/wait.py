@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
+from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.complaint import for_each
-from cri_server.cli.streams import logs
+
+# Servers need not send events of exits, so the status is read again and again.
+EXIT_POLL_S = 0.02
 
 
 @click.command()
@@ -20,5 +25,12 @@ def wait(address: str, names: tuple[str, ...]) -> None:
     with Client(address) as client:
         for_each(
             names,
-            lambda name: click.echo(logs.wait_exit(client, client.container(name).id).exit_code),
+            lambda name: click.echo(wait_exit(client, client.container(name).id).exit_code),
         )
+
+
+def wait_exit(client: Client, container: str) -> api.ContainerStatus:
+    """Wait until the container with this id has exited, and return its status."""
+    while (status := client.container_status(container).status).state != api.CONTAINER_EXITED:
+        time.sleep(EXIT_POLL_S)
+    return status

@@ -12,8 +12,6 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers.stop import remove_pod
-from cri_server.cli.images.transfer import require_image
-from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats
 from cri_server.cli.output.complaint import for_each
 from cri_server.cli.output.formats import Column, Listing, Output
@@ -32,7 +30,7 @@ def unused(client: Client) -> list[api.Image]:
         used |= {container.image_id, container.image_ref, container.image.image}
     return [
         i
-        for i in client.image("ListImages", api.ListImagesRequest()).images
+        for i in client.images()
         if not i.pinned and not used & {i.id, *i.repo_tags, *i.repo_digests}
     ]
 
@@ -57,17 +55,14 @@ def rmi(
     with Client(address) as client:
 
         def act(reference: str) -> None:
-            require_image(client, reference)
+            client.require_image(reference)
             remove(client, reference)
             click.echo(reference)
 
         if references:
             for_each(references, act)
             return
-        selected = (
-            unused(client) if prune else client.image("ListImages", api.ListImagesRequest()).images
-        )
-        selected = [i for i in selected if not i.pinned]
+        selected = unused(client) if prune else [i for i in client.images() if not i.pinned]
         if ownership.confirm("remove", [title(i) for i in selected], force=force):
             for_each([i.id for i in selected], act)
 
@@ -107,7 +102,7 @@ def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> No
         }
         images = [
             i
-            for i in client.image("ListImages", api.ListImagesRequest()).images
+            for i in client.images()
             if not i.pinned
             and (with_names or not i.repo_tags)
             and not used & {i.id, *i.repo_tags, *i.repo_digests}
@@ -120,7 +115,7 @@ def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> No
         for pod in pods:
             remove_pod(client, pod.id, 0)
         for container in containers:
-            client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=container.id))
+            client.remove_container(container.id)
         for image in images:
             remove(client, image.id)
         for line in descriptions:
@@ -149,7 +144,7 @@ def history(address: str, image: str, output: Output) -> None:
     """Show the build steps of IMAGE, the newest first. Needs a server that reports the image's
     configuration."""
     with Client(address) as client:
-        info = inspect.image(client, image, True).get("info", {})
+        info = client.image_info(image)
     steps = list((info.get("imageSpec") or {}).get("history") or [])
     sizes = [layer.get("size") for layer in info.get("layers") or []]
     for step in steps:

@@ -49,7 +49,7 @@ def images(
     for text in filters:
         _parse_filter(text)
     with Client(address) as client:
-        selected = list(client.image("ListImages", api.ListImagesRequest()).images)
+        selected = client.images()
     for text in filters:
         selected = _filtered(selected, text)
     if reference is not None:

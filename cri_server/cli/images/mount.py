@@ -13,9 +13,8 @@ from pathlib import Path
 import click
 
 from cri_server.cli.arguments import completion
-from cri_server.cli.connection.client import Client, Unsupported
-from cri_server.cli.observe import inspect
-from cri_server.images.store.image_paths import ImagePaths
+from cri_server.cli.connection.client import Client
+from cri_server.cli.containers.image_tree import open_image_tree
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import mount as kernel_mount
@@ -42,26 +41,10 @@ def mount(address: str, image: str, folder: Path) -> None:
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is no directory")
     with Client(address) as client:
-        files = inspect.image(client, image, True).get("info", {}).get("files")
-    if not isinstance(files, dict):
-        raise Unsupported("the server does not report where an image's files are")
-    with closing_fd(open_tree(ImagePaths.of(files))) as tree:
+        tree = open_image_tree(client, image)
+    with closing_fd(tree):
         kernel_mount.mount_setattr(tree, attr_set=ATTRIBUTES)
         kernel_mount.move_mount(tree, os.fspath(folder.absolute()))
-
-
-def open_tree(places: ImagePaths) -> int:
-    """Return a detached mount of an image's files. Raises KernelError, OSError, DamagedRecord,
-    Unsupported."""
-    if places.image is not None:
-        from cri_server.images.store.mounts import open_image
-
-        return open_image(places.image)
-    if places.lower is None or places.place is None:
-        raise Unsupported("the server does not report where an image's files are")
-    from pyrunc.compile.sources import open_layers
-
-    return open_layers([*places.lower, places.place])  # `place` is empty: overlayfs needs two
 
 
 @click.command()

@@ -26,7 +26,7 @@ from cri_server.cli.output.complaint import for_each
 from cri_server.cli.output.progress import Progress
 from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
-from pyrunc.errors import Error, InvalidArgument, NotFound
+from pyrunc.errors import Error, InvalidArgument
 
 CHUNK_BYTES = 1 << 16  # the capacity of a pipe: pipe(7)
 WAIT_S = 0.1
@@ -350,18 +350,3 @@ def logout(registry: str | None, all_registries: bool, authfile: Path | None) ->
     """Remove the login at REGISTRY (docker.io)."""
     for name in credentials.forget(None if all_registries else registry or "docker.io", authfile):
         click.echo(f"logged out at {name}")
-
-
-def find_image(client: Client, reference: str) -> api.Image | None:
-    """Return the local image, or None."""
-    request = api.ImageStatusRequest(image=api.ImageSpec(image=reference))
-    response: api.ImageStatusResponse = client.image("ImageStatus", request)
-    return response.image if response.HasField("image") else None
-
-
-def require_image(client: Client, reference: str) -> api.Image:
-    """Return the local image. Raises NotFound."""
-    image = find_image(client, reference)
-    if image is None:
-        raise NotFound(f"no such image: {reference!r}")
-    return image

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats
@@ -24,23 +23,19 @@ Describe = Callable[[Client, str, bool], dict[str, Any]]
 
 def container(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """Return the status of a container. Raises NotFound, ServerError."""
-    request = api.ContainerStatusRequest(container_id=client.container(name).id, verbose=verbose)
-    return _as_crictl(formats.with_info(client.runtime("ContainerStatus", request)))
+    response = client.container_status(client.container(name).id, verbose=verbose)
+    return _as_crictl(formats.with_info(response))
 
 
 def pod(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """Return the status of a pod. Raises NotFound, ServerError."""
-    request = api.PodSandboxStatusRequest(pod_sandbox_id=client.pod(name).id, verbose=verbose)
-    return _as_crictl(formats.with_info(client.runtime("PodSandboxStatus", request)))
+    response = client.pod_status(client.pod(name).id, verbose=verbose)
+    return _as_crictl(formats.with_info(response))
 
 
 def image(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """Return the status of an image. Raises NotFound, ServerError."""
-    request = api.ImageStatusRequest(image=api.ImageSpec(image=name), verbose=verbose)
-    response = client.image("ImageStatus", request)
-    if not response.HasField("image"):
-        raise NotFound(f"no such image: {name!r}")
-    document = formats.with_info(response)
+    document = formats.with_info(client.require_image(name, verbose=verbose))
     return {"status": document.pop("image"), **document}
 
 

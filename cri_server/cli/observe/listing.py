@@ -62,8 +62,7 @@ def _containers(client: Client, output: Output) -> Listing[api.Container]:
         if container.state != api.CONTAINER_EXITED:
             return name
         # CRI's list of containers has no exit codes.
-        request = api.ContainerStatusRequest(container_id=container.id)
-        return f"{name} ({client.runtime('ContainerStatus', request).status.exit_code})"
+        return f"{name} ({client.container_status(container.id).status.exit_code})"
 
     return Listing(
         "containers",
@@ -113,8 +112,7 @@ def _pods(client: Client, output: Output) -> Listing[api.PodSandbox]:
         return f"{sum(c.state == api.CONTAINER_RUNNING for c in own)}/{len(own)}"
 
     def address(pod: api.PodSandbox) -> str:
-        request = api.PodSandboxStatusRequest(pod_sandbox_id=pod.id)
-        return str(client.runtime("PodSandboxStatus", request).status.network.ip) or "-"
+        return client.pod_status(pod.id).status.network.ip or "-"
 
     return Listing(
         "items",

@@ -72,7 +72,7 @@ def top(address: str, names: tuple[str, ...], output: Output, watching: float | 
 def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:
     for name in names:
         for identifier, label in _containers(client, name):
-            pid = show.container_info(client, identifier).get("pid", 0)
+            pid = client.container_info(identifier).get("pid", 0)
             if not pid or not Path(f"/proc/{pid}").exists():
                 raise WrongState(f"container {label} is not running on this machine")
             yield from of_group(label, pid)

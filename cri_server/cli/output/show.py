@@ -3,14 +3,11 @@ namespaces, cgroup."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.connection.client import Client
 from pyrunc.errors import VISIBLE
 
 SHORT = 12  # characters of an id in tables, as in docker
@@ -48,23 +45,6 @@ def size(count: int) -> str:
             return f"{value:.3g}{unit}"
         value /= 1000
     return f"{value:.3g}GB"
-
-
-def pod_info(client: Client, pod: str) -> dict[str, Any]:
-    """Return the `info` object of a pod's verbose status."""
-    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
-    return _info(client.runtime("PodSandboxStatus", request).info)
-
-
-def container_info(client: Client, container: str) -> dict[str, Any]:
-    """Return the `info` object of a container's verbose status."""
-    request = api.ContainerStatusRequest(container_id=container, verbose=True)
-    return _info(client.runtime("ContainerStatus", request).info)
-
-
-def _info(info: Any) -> dict[str, Any]:
-    document = json.loads(info.get("info", "{}"))
-    return document if isinstance(document, dict) else {}
 
 
 def _read(path: str) -> bytes:

@@ -1,1 +1,1 @@
-"""Verbs that make pods: run, runp, create and demo."""
+"""Verbs that make pods, also again: run, runp, create, restart, start and demo."""

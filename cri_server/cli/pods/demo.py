@@ -24,8 +24,7 @@ import click
 from cri_server import config
 from cri_server.api import api_pb2 as api
 from cri_server.cli.connection.client import Client, ServerError
-from cri_server.cli.manifest import pod_model
-from cri_server.cli.pods import folders
+from cri_server.cli.manifest import folders, pod_model
 from cri_server.cli.pods import run as pod_run
 from cri_server.cli.server.serve import require_root
 from cri_server.images.archives import build

@@ -48,8 +48,7 @@ def runp(address: str, file: Path, runtime: str) -> None:
     """
     config = parse(file, api.PodSandboxConfig())
     with Client(address) as client:
-        request = api.RunPodSandboxRequest(config=config, runtime_handler=runtime)
-        click.echo(client.runtime("RunPodSandbox", request).pod_sandbox_id)
+        click.echo(client.run_pod(config, runtime))
 
 
 @click.command()
@@ -70,7 +69,4 @@ def create(address: str, pod: str, container_file: Path, pod_file: Path, with_pu
         if with_pull:
             reference = config.image.image
             transfer.fetch(client, reference, credentials.find(reference))
-        request = api.CreateContainerRequest(
-            pod_sandbox_id=identifier, config=config, sandbox_config=sandbox
-        )
-        click.echo(client.runtime("CreateContainer", request).container_id)
+        click.echo(client.create_container(identifier, config, sandbox))

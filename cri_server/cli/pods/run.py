@@ -16,10 +16,10 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
+from cri_server.cli.containers.wait import wait_exit
 from cri_server.cli.images import credentials, transfer
-from cri_server.cli.manifest import host_names, pod_model, read, translate, volumes
+from cri_server.cli.manifest import folders, host_names, pod_model, read, translate, volumes
 from cri_server.cli.output import show
-from cri_server.cli.pods import folders
 from cri_server.cli.streams import log_lines, logs
 from pyrunc.cli.log import describe_error
 from pyrunc.errors import AlreadyExists, Error
@@ -152,16 +152,14 @@ def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.Pod
     # would both find no twin.
     with running.timed("run sandbox"), folders.locked(running.folder.parent):
         refuse_twin(client, pod)
-        request = api.RunPodSandboxRequest(config=config)
-        running.id = client.runtime("RunPodSandbox", request).pod_sandbox_id
+        running.id = client.run_pod(config, "")
     folders.give(running.folder, running.id)
     return config
 
 
 def addresses(client: Client, pod: str) -> list[str]:
     """Return the pod's addresses; none with host networking."""
-    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod)
-    network = client.runtime("PodSandboxStatus", request).status.network
+    network = client.pod_status(pod).status.network
     return [ip for ip in (network.ip, *(a.ip for a in network.additional_ips)) if ip]
 
 
@@ -176,23 +174,19 @@ def find_images(client: Client, pod: pod_model.Pod, running: Running) -> dict[st
         if reference.startswith("/"):  # a checkpoint, which the server reads
             images_by_name[reference] = api.Image(id=reference)
             continue
-        local = (
-            None
-            if container.image_pull_policy == "Always"
-            else transfer.find_image(client, reference)
-        )
-        if local is None and container.image_pull_policy == "Never":
+        policy = container.image_pull_policy
+        response = client.image_status(reference)
+        if policy == "Never" and not response.HasField("image"):
             raise ServerError(
                 f"image {reference!r} is not on this node, and imagePullPolicy is Never"
             )
-        if local is None:
+        if policy == "Always" or not response.HasField("image"):
             with running.timed(f"pull {reference}"):
-                local = transfer.find_image(
-                    client, transfer.fetch(client, reference, credentials.find(reference))
-                )
-        if local is None:
+                name = transfer.fetch(client, reference, credentials.find(reference))
+                response = client.image_status(name)
+        if not response.HasField("image"):
             raise ServerError(f"image {reference!r} was removed while it was pulled")
-        images_by_name[reference] = local
+        images_by_name[reference] = response.image
     return images_by_name
 
 
@@ -207,17 +201,14 @@ def launch(
     """Create and start one container. Errors name it."""
     with _errors_of(container):
         config = translate.container(pod, container, image, running.folder, running.addresses)
-        request = api.CreateContainerRequest(
-            pod_sandbox_id=running.id, config=config, sandbox_config=sandbox
-        )
         with running.timed(f"create {container.name}"):
-            identifier = client.runtime("CreateContainer", request).container_id
+            identifier = client.create_container(running.id, config, sandbox)
         running.containers[container.name] = identifier
         places = [m.mount_path for m in container.volume_mounts if m.sub_path or m.sub_path_expr]
         # Between create and start the mounts exist, and no process has seen them yet.
         sources.check(client, identifier, config, places)
         with running.timed(f"start {container.name}"):
-            client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
+            client.start_container(identifier)
 
 
 @contextlib.contextmanager
@@ -235,7 +226,7 @@ def _errors_of(container: pod_model.Container) -> Iterator[None]:
 def wait_init(client: Client, identifier: str, name: str) -> None:
     """Wait for the end of an init container. Raises ServerError with its last output if it
     failed."""
-    status = logs.wait_exit(client, identifier)
+    status = wait_exit(client, identifier)
     if status.exit_code:
         output = "".join(f"\n  {line}" for line in list(output_lines(status.log_path))[-LINES:])
         raise ServerError(
@@ -245,13 +236,13 @@ def wait_init(client: Client, identifier: str, name: str) -> None:
 
 def describe(client: Client, running: Running) -> None:
     """Print the pod and its containers."""
-    info = show.pod_info(client, running.id)
+    info = client.pod_info(running.id)
     ips = " ".join(running.addresses)
     click.echo(f"pod {running.name}  {running.id[: show.SHORT]}  {ips or 'host network'}")
     time.sleep(FIRST_OUTPUT_S)
     pids_by_name = [("shim", info.get("shimPid", 0)), ("pause", info.get("pid", 0))]
-    pids = {n: show.container_info(client, i).get("pid", 0) for n, i in running.containers.items()}
-    statuses = {n: logs.status(client, i) for n, i in running.containers.items()}
+    pids = {n: client.container_info(i).get("pid", 0) for n, i in running.containers.items()}
+    statuses = {n: client.container_status(i).status for n, i in running.containers.items()}
     pids_by_name += [
         (n, pid) for n, pid in pids.items() if statuses[n].state == api.CONTAINER_RUNNING
     ]
@@ -304,7 +295,7 @@ def follow(client: Client, running: Running) -> None:
 def exit_code(client: Client, running: Running) -> int:
     """Return the exit code of the first failed container, or 0."""
     own = [each for name, each in running.containers.items() if name not in running.sidecars]
-    codes = [logs.status(client, identifier).exit_code for identifier in own]
+    codes = [client.container_status(container).status.exit_code for container in own]
     return next((code for code in codes if code), 0)
 
 

@@ -201,7 +201,7 @@ def attach(address: str, stdin: bool, tty: bool, detach_keys: str, container: st
     with Client(address) as client:
         identifier = client.container(container).id
         # CRI's ContainerStatus does not say whether the container has a terminal.
-        spec = show.container_info(client, identifier).get("runtimeSpec") or {}
+        spec = client.container_info(identifier).get("runtimeSpec") or {}
         tty = tty or bool((spec.get("process") or {}).get("terminal"))
         request = api.AttachRequest(
             container_id=identifier, stdin=stdin, stdout=True, stderr=not tty, tty=tty
@@ -211,5 +211,5 @@ def attach(address: str, stdin: bool, tty: bool, detach_keys: str, container: st
             code = session.run(url, stdin=stdin, tty=tty, detach_keys=keys)
         except session.Detached:
             return
-        status = logs.status(client, identifier)
+        status = client.container_status(identifier).status
     sys.exit(status.exit_code if status.state == api.CONTAINER_EXITED else code)

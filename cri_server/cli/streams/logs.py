@@ -19,9 +19,8 @@ from cri_server.cli.connection.client import Client
 from cri_server.cli.streams.log_lines import Entry, Filter, Log, moment
 from pyrunc.errors import InvalidArgument, NotFound
 
-# polled, because CRI does not report new log lines, and not every server sends events of exits
+# CRI reports no new log lines, so the files are read again and again.
 POLL_S = 0.1
-EXIT_POLL_S = 0.02
 container_option = click.option(
     *("-c", "--container", "container_of_pod"),
     default="",
@@ -152,21 +151,6 @@ def _previous(client: Client, container: api.Container) -> api.Container:
     return max(earlier, key=lambda c: c.metadata.attempt)
 
 
-def status(client: Client, identifier: str) -> api.ContainerStatus:
-    """Return the status of a container."""
-    result: api.ContainerStatus = client.runtime(
-        "ContainerStatus", api.ContainerStatusRequest(container_id=identifier)
-    ).status
-    return result
-
-
-def wait_exit(client: Client, identifier: str) -> api.ContainerStatus:
-    """Wait until a container has exited and return its status."""
-    while (result := status(client, identifier)).state != api.CONTAINER_EXITED:
-        time.sleep(EXIT_POLL_S)
-    return result
-
-
 def show(
     client: Client,
     names: dict[str, str],
@@ -187,7 +171,8 @@ def show(
                 log.seek_last(tail)
         while pending.keys() - set(sidecars):
             for identifier, log in list(pending.items()):
-                over = not following or status(client, identifier).state == api.CONTAINER_EXITED
+                state = client.container_status(identifier).status.state
+                over = not following or state == api.CONTAINER_EXITED
                 for entry in log.new():
                     writer.write(entry, names[identifier])
                     if writer.full:
@@ -206,7 +191,7 @@ def follow(client: Client, identifiers: Iterable[str], sidecars: Collection[str]
 
 def log_path(client: Client, identifier: str) -> str:
     """Return the path of a container's log. Raises NotFound if it has none."""
-    path = status(client, identifier).log_path
+    path = client.container_status(identifier).status.log_path
     if not path:
         raise NotFound(f"container {identifier} has no log")
     return path

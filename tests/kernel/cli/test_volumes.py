@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli.manifest import pod_model, volumes
+from cri_server.cli.manifest import folders, pod_model, volumes
 from cri_server.cli.manifest.read import parse
-from cri_server.cli.pods import folders
 from pyrunc.errors import Error, NotFound, WrongState
 
 PATHS = {

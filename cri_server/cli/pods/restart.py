@@ -19,9 +19,9 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
-from cri_server.cli.manifest import host_names
+from cri_server.cli.manifest import folders, host_names
 from cri_server.cli.output.complaint import complain, for_each
-from cri_server.cli.pods import folders, run
+from cri_server.cli.pods import run
 from pyrunc.errors import Error, WrongState
 
 
@@ -120,7 +120,7 @@ def _start_container(client: Client, container: api.Container) -> None:
     if container.state == api.CONTAINER_RUNNING:
         raise WrongState(f"container {container.metadata.name} is running already")
     if container.state == api.CONTAINER_CREATED:
-        client.runtime("StartContainer", api.StartContainerRequest(container_id=container.id))
+        client.start_container(container.id)
     else:
         restart_container(client, container, 0)
 
@@ -135,7 +135,7 @@ def restart_container(client: Client, container: api.Container, grace_s: int | N
     identifier = _make(client, container.pod_sandbox_id, sandbox, config, attempt, plain)
     for previous in others:
         if previous.id != container.id and previous.state != api.CONTAINER_RUNNING:
-            client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=previous.id))
+            client.remove_container(previous.id)
     return identifier
 
 
@@ -151,8 +151,7 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
     plain = {c.id: sources.without_links(client, c.id, configs[c.id]) for c in containers}
     config = client.pod_config(pod.id)
     config.metadata.attempt = pod.metadata.attempt + 1
-    request = api.RunPodSandboxRequest(config=config, runtime_handler=pod.runtime_handler)
-    new_pod = str(client.runtime("RunPodSandbox", request).pod_sandbox_id)
+    new_pod = client.run_pod(config, pod.runtime_handler)
     try:
         addresses = run.addresses(client, new_pod)
         for own_folder in folders.owned(folder, pod.id):
@@ -201,14 +200,13 @@ def _make(
     ServerError."""
     config.metadata.attempt = attempt
     config.log_path = next_log(config.log_path, attempt)
-    request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
-    identifier = str(client.runtime("CreateContainer", request).container_id)
+    identifier = client.create_container(pod, config, sandbox)
     try:
         sources.check(client, identifier, config, plain)
     except ServerError:
-        client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=identifier))
+        client.remove_container(identifier)
         raise
-    client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
+    client.start_container(identifier)
     return identifier
 
 
