@@ -1,5 +1,5 @@
-"""Calls of the client's verbs: in the test's process, which is fast, or as a program in the
-server's network namespace."""
+"""Runs the client's verbs: in the test's process, which is fast, or as a program in the server's
+network namespace."""
 
 from __future__ import annotations
 

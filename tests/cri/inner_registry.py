@@ -1,4 +1,4 @@
-"""A registry that only a server of tests/cri/server_harness.py reaches."""
+"""Provides a registry that only a server of tests/cri/server_harness.py reaches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests of every call, made from the API's descriptors: valid ones of which a few fields are
-changed, and bytes that are none.
+"""Generates requests of every call from the API's descriptors: valid ones with a few changed
+fields, and invalid bytes.
 
-All comes from one seeded `random.Random`, so a seed and the things that it may name make the same
+All randomness comes from one seeded `random.Random`, so the same seed and objects make the same
 requests again.
 """
 
@@ -17,8 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from cri_server.api import api_pb2 as api
 
 UNKNOWN_ID = "f" * 64
-# How often a call is asked for, where that is not 4: what it costs, and how much there is to get
-# wrong.
+# How often a call is made, where that is not 4: by its cost, and by the number of its fields.
 WEIGHTS = {
     "RunPodSandbox": 4,
     "CreateContainer": 8,
@@ -31,7 +30,7 @@ WEIGHTS = {
     "StopPodSandbox": 2,
     "RemovePodSandbox": 2,
 }
-# What ends things, which have to be made again.
+# Calls that end objects, which must be made again.
 DESTRUCTIVE = ("StopPodSandbox", "RemovePodSandbox", "StopContainer", "RemoveContainer")
 ODD_TEXTS = [
     "",
@@ -58,7 +57,7 @@ NUMBERS: dict[int, list[Any]] = {
     FieldDescriptor.TYPE_BOOL: [True, False],
     FieldDescriptor.TYPE_BYTES: [b"", b"\0", b"\xff\xfe", b"v", b"x" * 5000],
 }
-# Values that get beyond the first check, by the field's name.
+# Values that pass the first check, by the field's name.
 PLAUSIBLE: dict[str, list[Any]] = {
     "add_capabilities": ["ALL", "NET_ADMIN", "CAP_SYS_TIME", "cap_chown"],
     "drop_capabilities": ["ALL", "NET_RAW", "CAP_KILL"],
@@ -110,10 +109,10 @@ Path = tuple[FieldDescriptor, ...]
 
 @dataclass
 class Things:
-    """The names and ids that requests use. The lists are read for each request, so a removed object
-    is not used again.
+    """The names and ids that requests use.
 
-    Most requests are about the first pod and the first container.
+    The lists are read for each request, so a removed object is not used again. Most requests are
+    about the first pod and the first container.
     """
 
     pods: list[str] = field(default_factory=list)
@@ -132,13 +131,13 @@ class Message:
 
 
 def calls() -> dict[str, MethodDescriptor]:
-    """All calls of both services by name."""
+    """Return all calls of both services by name."""
     services = ("RuntimeService", "ImageService")
     return {m.name: m for s in services for m in api.DESCRIPTOR.services_by_name[s].methods}
 
 
 class Generator:
-    """Messages without end; `base` makes the request of a call that would succeed."""
+    """Generates messages without end; `base` makes the request of a call that would succeed."""
 
     def __init__(self, seed: int, things: Things, base: Callable[[str], Any]) -> None:
         self._chance, self._things, self._base = random.Random(seed), things, base
@@ -166,7 +165,8 @@ class Generator:
         )
 
     def _broken(self, call: str, request: Any, wire: bytes) -> Message:
-        """Some octets lost, changed or put in between. By chance that may still be a message."""
+        """Return the request's bytes with some bytes lost, changed or inserted. By chance they may
+        still be a message."""
         chance, octets = self._chance, bytearray(wire or b"\n\1a")
         for _ in range(chance.randint(1, 3)):
             at = chance.randrange(len(octets) or 1)
@@ -179,7 +179,7 @@ class Generator:
                     octets[at:at] = chance.randbytes(chance.randint(1, 8))
         try:
             return Message(call, bytes(octets), type(request).FromString(bytes(octets)))
-        except Exception:  # DecodeError, or what is no UTF-8
+        except Exception:  # DecodeError, or text that is not UTF-8
             return Message(call, bytes(octets), None)
 
     def _change(self, message: Any) -> None:
@@ -189,7 +189,7 @@ class Generator:
             fields = [f for f in message.DESCRIPTOR.fields if f.name != "windows"]
             if not fields:
                 return
-            # Messages within messages have most of the fields.
+            # Most fields are in inner messages.
             weights = [1 if f.message_type is None or is_map(f) else 4 for f in fields]
             (chosen,) = self._chance.choices(fields, weights)
             if self._chance.random() < 1 / 12:
@@ -203,7 +203,7 @@ class Generator:
                 target.SetInParent()
                 message = target
             elif len(target) and self._chance.random() < 1 / 2:
-                if self._chance.random() < 1 / 8:  # the same again
+                if self._chance.random() < 1 / 8:  # a duplicate
                     target.add().CopyFrom(target[0])
                     return
                 message = self._chance.choice(list(target))
@@ -269,5 +269,5 @@ class Generator:
 
 
 def is_map(of: FieldDescriptor) -> bool:
-    """A map is a repeated message in the descriptors."""
+    """Return whether the field is a map, which the descriptors show as a repeated message."""
     return bool(of.message_type and of.message_type.GetOptions().map_entry)

@@ -1,8 +1,8 @@
-"""A real server in its own network namespace, with folders of its own, and the words that
-tests speak to it with.
+"""Runs a real server in its own network namespace, with its own folders, and has methods for the
+calls of tests.
 
-The server is a child process of the test; `kill` ends it as a crash does, `start` starts it again
-on the same folders.
+The server is a child process of the test; `kill` ends it like a crash, `start` starts it again on
+the same folders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.service_manager import ServiceManager
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.test/busybox:1"
-START_TIMEOUT_S = 300.0  # an emulated machine whose files are read for the first time
+START_TIMEOUT_S = 300.0  # an emulated machine reads its files for the first time
 RPC_TIMEOUT_S = 60.0
 CONFLIST = {
     "cniVersion": "1.0.0",
@@ -75,9 +75,12 @@ class Server:
         manager: ServiceManager | None = None,
         module: str = "cri_server.cli.main",
     ) -> None:
-        """`mount`: what mount(8) is told to mount at the root directory; `disk_bytes`: a tmpfs of
-        this size; `prefix`: a command that runs the server's; `manager`: who hears its
-        notifications and keeps its descriptors; `module`: the server's."""
+        """Make the folders and start the server.
+
+        `mount`: mount(8)'s arguments for the root directory; `disk_bytes`: a tmpfs of this size
+        there; `prefix`: a command that runs the server's; `manager`: the service manager that gets
+        its notifications and stores its descriptors; `module`: the server's module.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
@@ -137,7 +140,7 @@ class Server:
         (self.folder / "config.toml").write_text("\n".join(lines))
 
     def start(self, **environment: str) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         command = [
             *self.in_its_network(*self._prefix, sys.executable, "-m", self.module, "serve"),
             *("--config", str(self.folder / "config.toml")),
@@ -171,7 +174,7 @@ class Server:
                 pass_fds=passed,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
-        # Not the channel's business: after a refused attempt it waits longer and longer.
+        # Not by the channel: after a refused attempt it waits longer and longer.
         while not self._listens():
             self._expect_it_to_live(deadline)
             time.sleep(0.01)
@@ -214,7 +217,7 @@ class Server:
 
     @property
     def channel(self) -> grpc.Channel:
-        """Return a channel for calls that no stub would send."""
+        """Return a channel for calls that stubs would not send."""
         assert self._channel is not None
         return self._channel
 
@@ -225,7 +228,7 @@ class Server:
         return self._process.pid
 
     def processes(self) -> set[int]:
-        """All descendants of the server and of its keeper, which is the parent of the shims'
+        """Return all descendants of the server and of its keeper, which is the parent of the shims'
         zygote."""
         keeper = keeper_pid(self.state)
         return below(self.pid) | (below(keeper) if keeper else set())
@@ -234,13 +237,13 @@ class Server:
         """Return the pids of the living zygotes."""
         pids = []
         for pid in self.processes():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 if comm(pid) == "pyrunc-zygote":
                     pids.append(pid)
         return pids
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Kill the server with SIGKILL, like a crash."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -251,18 +254,18 @@ class Server:
         return self._process.wait(timeout_s)
 
     def stop(self) -> int:
-        """SIGTERM; its exit code."""
+        """End the server with SIGTERM; return its exit code."""
         assert self._process is not None
         self._process.terminate()
         return self._process.wait(START_TIMEOUT_S)
 
     def restart(self, how: Callable[[Server], object] = kill) -> None:
-        """End it in the way of `how` and start it again."""
+        """End the server with `how` and start it again."""
         how(self)
         self.start()
 
     def tail(self, lines: int = 60) -> str:
-        """The end of its log."""
+        """Return the end of the server's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -283,7 +286,7 @@ class Server:
             if self._mount:
                 subprocess.run(["umount", self.root], check=True)
             while self.folder.exists():
-                # what ends with the server may be removing, too
+                # processes that end with the server may be removing files, too
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(self.folder)
 
@@ -294,7 +297,7 @@ class Server:
         self._netns.stdout.close()
 
     def _end_orphans(self) -> None:
-        """Shims and pods that a server which died has left behind: a failed test does not make the
+        """End the shims and pods of a server that died, so that a failed test does not make the
         next ones fail."""
         for folder in self.state.glob("sandboxes/*"):
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -318,7 +321,7 @@ class Server:
 
     def _remove_cgroup(self) -> None:
         for group in Path("/sys/fs/cgroup").glob(f"*/{self.folder.name}"):
-            # of v1, where runc makes groups as well, and leaves our parent of all
+            # of v1: runc makes groups there, too, and leaves our parent group
             if group.parent.name != "unified":
                 _remove(group)
         for group in self._cgroups():
@@ -326,14 +329,14 @@ class Server:
                 group.rmdir()
 
     def end_boot(self) -> None:
-        """Everything of this boot ends at once, as when the power is cut; the root directory is the
-        caller's to deal with."""
+        """End everything of this boot at once, like a power cut; the caller handles the root
+        directory."""
         self.kill()
         self._end_orphans()
         end_keeper(self.state)
         shutil.rmtree(self.state)
 
-    # -- words
+    # -- calls
 
     def load_image(self, content: bytes | None = None) -> str:
         """Load a docker-archive, by default the busybox image, built here from /bin/busybox; return
@@ -365,7 +368,7 @@ class Server:
     def run_pod(
         self, config: api.PodSandboxConfig | None = None, *, host_network: bool = False
     ) -> str:
-        """RunPodSandbox; the id."""
+        """Call RunPodSandbox; return the id."""
         config = config or self.pod_config()
         if host_network:
             config.linux.security_context.namespace_options.network = api.NODE
@@ -388,7 +391,8 @@ class Server:
         return config
 
     def create(self, pod: str, config: api.ContainerConfig | None = None) -> str:
-        """CreateContainer; the id. A container of a pod on the host's network is, too."""
+        """Call CreateContainer; return the id. A container in a pod with host networking gets host
+        networking, too."""
         config = config or self.container_config()
         sandbox = self.pod_status(pod)
         options = config.linux.security_context.namespace_options
@@ -397,7 +401,7 @@ class Server:
         return str(self.runtime.CreateContainer(request, timeout=RPC_TIMEOUT_S).container_id)
 
     def launch(self, pod: str, config: api.ContainerConfig | None = None) -> str:
-        """Create and start; the id."""
+        """Create and start a container; return its id."""
         container = self.create(pod, config)
         self.start_container(container)
         return container
@@ -453,13 +457,13 @@ class Server:
         return self.runtime.ExecSync(request, timeout=RPC_TIMEOUT_S + timeout_s)
 
     def output(self, container: str, *command: str) -> str:
-        """Run a command in the container, which must succeed; return its output."""
+        """Run a command in the container; return its output. Fails when the exit code is not 0."""
         answer = self.exec(container, *command)
         assert answer.exit_code == 0, (answer.exit_code, answer.stdout, answer.stderr)
         return str(answer.stdout.decode())
 
     def wait_exit(self, container: str, timeout_s: float = 60.0) -> api.ContainerStatus:
-        """The status once it has exited."""
+        """Return the status once the container has exited."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status(container)
@@ -469,8 +473,8 @@ class Server:
             time.sleep(0.02)
 
     def log_lines(self, container: str) -> list[str]:
-        """Return the contents of the container's log, without time, stream and tag; a line that is
-        being written is not there."""
+        """Return the content of the container's log lines, without time, stream and tag; an
+        unfinished line is left out."""
         content = Path(self.status(container).log_path).read_text()
         return [line.split(" ", 3)[3] for line in content[: content.rfind("\n") + 1].splitlines()]
 
@@ -480,7 +484,7 @@ class Server:
 
 
 def busybox_archive(reference: str) -> bytes:
-    """Return a docker-archive of busybox with accounts and an environment that tests ask for."""
+    """Return a docker-archive of busybox with the accounts and the environment that tests use."""
     accounts = {
         "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/home/www:/bin/sh\n",
         "etc/group": "root:x:0:\nwww:x:33:\nextra:x:50:www\n",

@@ -1,4 +1,4 @@
-"""Sessions of the streaming server over WebSocket, from the URL of a call to the bytes."""
+"""Opens sessions of the streaming server over WebSocket, from the URL of a call to the bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_session(server: Server, url: str, protocol: str = "v5.channel.k8s.io") 
 
 
 def collect(session: ClientConnection) -> tuple[bytes, bytes, dict[str, Any]]:
-    """stdout, stderr and the final Status."""
+    """Return stdout, stderr and the final Status."""
     content: dict[int, bytearray] = {STDOUT: bytearray(), STDERR: bytearray(), ERROR: bytearray()}
     for message in session:
         data = message if isinstance(message, bytes) else message.encode()

@@ -1,5 +1,5 @@
-"""The VOLUMEs of an image: folders of the container on disk, with the image's content, removed with
-the container."""
+"""Tests the VOLUMEs of an image: folders of the container on disk, with the image's content,
+removed with the container."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECLARED = ["/data", "/data/", "/missing/deep", "/data/nested", "/over", "/sys/f
 
 
 def load(server: Server, name: str, files: build.Files, volumes: list[str]) -> None:
-    """Loads an image of a busybox layer, a layer with these files, and the declared volumes."""
+    """Load an image of a busybox layer, a layer with these files, and the declared volumes."""
     layers = [*build.busybox().layers, build.layer(files)]
     config = {"Env": ["PATH=/bin"], "Cmd": ["sh"], "Volumes": {place: {} for place in volumes}}
     server.load_image(build.docker_archive({name: build.image(layers, config)}))

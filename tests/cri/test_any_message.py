@@ -1,8 +1,8 @@
-"""Twenty thousand messages, most of them wrong somewhere, to one server: each gets a documented
+"""Sends twenty thousand messages, most of them with a fault, to one server: each gets a documented
 code, and nothing stays behind.
 
-`tests/cri/messages.py` makes them from the API's descriptors. They name pods and containers that
-are there, in all states. PYRUNC_MESSAGES_SEED is another seed, PYRUNC_MESSAGES another number of
+`tests/cri/messages.py` makes them from the API's descriptors. They name existing pods and
+containers in all states. PYRUNC_MESSAGES_SEED is another seed, PYRUNC_MESSAGES another number of
 messages.
 """
 
@@ -35,14 +35,14 @@ DOCUMENTED = {
     "UNIMPLEMENTED",
     "RESOURCE_EXHAUSTED",
 }
-# What the CRI client shows only for UNKNOWN: the message begins with a reason that kubelet knows.
+# kubelet's CRI client reads these reasons at the start of a message only for UNKNOWN.
 REASONS = ("RegistryUnavailable", "SignatureValidationFailed")
 EVENTS_S = 0.02  # a stream without end is read for so long
 # Ends at SIGTERM, as init too, so that a StopContainer with a long timeout has its end.
 COMMAND = ("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done")
-KEPT = 3  # pods, or containers, that messages have made and later ones may name
+KEPT = 3  # pods, or containers, of messages, which later messages may name
 GROWTH_LIMIT_KIB = 16 << 10
-# So many more may be there in the end: calls at the same time made them.
+# So many more may exist at the end, from concurrent calls.
 IDLE_WORKERS = Counter(socket=4, pipe=4)
 
 
@@ -78,8 +78,8 @@ class World:
         self.refill()
 
     def refill(self) -> None:
-        """Have again what messages removed: a pod with a container in each state, and a stopped
-        pod."""
+        """Make again the objects that messages removed: a pod with a container in each state, and a
+        stopped pod."""
         there = {
             pod.id
             for pod in self.server.pods(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))
@@ -107,7 +107,7 @@ class World:
         return self.server.container_config(COMMAND, metadata=api.ContainerMetadata(name=name))
 
     def base(self, call: str) -> Any:
-        """A request that succeeds, or for calls that would end things, is about nothing."""
+        """Return a request that succeeds; requests of calls that would end objects name none."""
         request = getattr(api, calls()[call].input_type.name)()
         fields = request.DESCRIPTOR.fields_by_name
         for name, known in (
@@ -141,7 +141,7 @@ class World:
         return request
 
     def send(self, message: Message) -> tuple[str, str, Any]:
-        """The code's name, its message, and the answer, the last one of a stream."""
+        """Return the code's name, its message, and the answer (of a stream the last one)."""
         method = calls()[message.call]
         channel = self.server.channel
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
@@ -161,7 +161,7 @@ class World:
         return "OK", "", answer
 
     def follow(self, message: Message, answer: Any) -> None:
-        """Use what was made, and have no more than `KEPT` of it."""
+        """Use the new object, and remove the oldest ones beyond `KEPT`."""
         things = self.things
         if message.call == "RunPodSandbox":
             self._keep(things.pods, self.made_pods, answer.pod_sandbox_id, self.server.remove_pod)
@@ -193,7 +193,7 @@ class World:
             ids.remove(old)
 
     def left(self) -> dict[str, list[str]]:
-        """What the server keeps on disk for pods and containers."""
+        """Return the names that the server has on disk for pods and containers."""
         below = ("sandboxes", "containers", "pods")
         folders = [f / name for f in (self.server.root, self.server.state) for name in below]
         return {str(f): sorted(os.listdir(f)) for f in folders if f.is_dir()}
@@ -212,7 +212,7 @@ def test_any_message_gets_a_reply(server: Server) -> None:
     memory_kib = 0
     messages = iter(Generator(SEED, world.things, world.base))
     for number in range(MESSAGES):
-        if number == MESSAGES // 4:  # what is loaded once, and tables that have a limit, are there
+        if number == MESSAGES // 4:  # one-time loads and tables with a limit are done
             memory_kib = private_kib(server)
         message = next(messages)
         code, text, answer = world.send(message)
@@ -246,7 +246,7 @@ def fits(message: Message, code: str, text: str) -> bool:
 
 
 def private_kib(server: Server) -> int:
-    """Memory that is the server's alone."""
+    """Return the server's private memory in KiB."""
     lines = Path(f"/proc/{server.pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 

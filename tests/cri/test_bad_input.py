@@ -1,5 +1,4 @@
-"""Requests that cannot be right: each gets a code of the table and a message, and leaves nothing
-behind."""
+"""Tests invalid requests: each gets a documented code and a message, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -227,7 +226,7 @@ def test_a_host_port_of_another_pod_is_refused(server: Server, pod: str) -> None
                 server.remove_pod(leftover.id)
 
 
-# No hexadecimal text: it would be the prefix of an id, and mean it.
+# No hexadecimal text: it would be valid as the prefix of an id.
 TEXTS = [
     "",
     "zz",

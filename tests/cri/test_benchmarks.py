@@ -1,4 +1,5 @@
-"""`make bench` has a figure of each server for each step, and its servers leave nothing."""
+"""Tests that `make bench` has a figure of each server for each step, and that its servers leave
+nothing."""
 
 from __future__ import annotations
 

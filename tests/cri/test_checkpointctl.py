@@ -1,4 +1,4 @@
-"""checkpointctl reads our archives, as far as it needs no images of CRIU."""
+"""Tests that checkpointctl reads our archives, except for CRIU's images."""
 
 from __future__ import annotations
 

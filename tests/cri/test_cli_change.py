@@ -1,5 +1,5 @@
-"""Verbs that change containers or connect to them: stop, kill, rm, restart, update, cp, attach,
-port-forward; and their questions."""
+"""Tests verbs that change containers or connect to them: stop, kill, rm, restart, update, cp,
+attach, port-forward; and their questions."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_cp_copies_into_a_container_and_out(
         == "0 644\n0 755\n"
     )
     assert server.output(container, "readlink", "/copied/link") == "/etc/hostname\n"
-    ok(server, "cp", "-a", str(tree), "c:/copied")  # it is there now: into it
+    ok(server, "cp", "-a", str(tree), "c:/copied")  # the folder exists now, so cp copies into it
     assert (
         server.output(
             container, "stat", "-c", "%u %a", "/copied/tree/file", "/copied/tree/sub/program"
@@ -349,7 +349,7 @@ def test_detaching_leaves_the_container_running(server: Server) -> None:
             timer = threading.Timer(60, process.kill)
             timer.start()
             raw = wait_until(lambda: not termios.tcgetattr(slave)[3] & termios.ECHO, 30)
-            # what is typed before is dropped when the terminal becomes raw
+            # input before the terminal becomes raw is dropped
             os.write(master, b"hello\r")
             output = b""
             while (

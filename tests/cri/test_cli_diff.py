@@ -1,4 +1,5 @@
-"""`pyrunc-cri diff`: compares the writable layer with the image, in both stores of images."""
+"""Tests `pyrunc-cri diff`, which compares the writable layer with the image, in both stores of
+images."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_diff_lists_the_changes_of_a_container(server: Server) -> None:
     assert running == [
         "C /etc",
         "D /etc/group",
-        *("A /etc/hostname", "A /etc/hosts"),  # the places of mounts, which the image does not have
+        *("A /etc/hostname", "A /etc/hosts"),  # mount points that the image lacks
         "C /etc/passwd",
         "A /etc/resolv.conf",
         *("A /made", "A /made/deep", "A /made/deep/file", "A /made/link"),

@@ -1,5 +1,5 @@
-"""`exec` with the features of kubectl, crictl and nerdctl: namespaces and containers, `--`, input
-without a terminal, a timeout."""
+"""Tests `exec` with the features of kubectl, crictl and nerdctl: namespaces and containers, `--`,
+input without a terminal, a timeout."""
 
 from __future__ import annotations
 

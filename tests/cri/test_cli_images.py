@@ -1,5 +1,5 @@
-"""Verbs about images: pull, push, load, save, tag, rmi, prune, history, login; with a registry in
-the server's network namespace."""
+"""Tests verbs about images: pull, push, load, save, tag, rmi, prune, history, login; with a
+registry in the server's network namespace."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.support.registry import Registry
 
 @pytest.fixture(scope="module")
 def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """Only the thread that makes the socket enters the server's network namespace, in which the
-    socket stays."""
+    """Provide a registry whose socket is in the server's network namespace; only the thread that
+    makes the socket enters it."""
     registries: list[Registry] = []
 
     def make() -> None:
@@ -316,7 +316,7 @@ def test_image_prune_removes_images_only(server: Server) -> None:
         archive.write_bytes(small(name, Labels={"for": name}))
         ok(server, "load", str(archive))
     archive.write_bytes(small("registry.test/renamed:1"))
-    ok(server, "load", str(archive))  # the earlier image of this name has none now
+    ok(server, "load", str(archive))  # the earlier image has lost this name
     ended = server.run_pod(server.pod_config("ended"))
     used = server.launch(ended)
     server.stop_pod(ended)

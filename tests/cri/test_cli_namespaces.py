@@ -1,5 +1,5 @@
-"""Pods of one name in two namespaces: every verb can name either of them, and lists distinguish
-them."""
+"""Tests pods of one name in two namespaces: every verb can name either of them, and lists
+distinguish them."""
 
 from __future__ import annotations
 

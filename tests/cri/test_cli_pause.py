@@ -1,5 +1,5 @@
-"""pause and unpause: the freezer stops containers, and other verbs take paused containers into
-account."""
+"""Tests pause and unpause: the freezer stops containers, and other verbs take paused containers
+into account."""
 
 from __future__ import annotations
 

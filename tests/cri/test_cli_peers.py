@@ -1,5 +1,5 @@
-"""The client on containerd's socket: verbs of CRI work, and others report what they need. crictl
-prints the same JSON for both servers."""
+"""Tests the client on containerd's socket: verbs of CRI work, and others report what they need.
+crictl prints the same JSON for both servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(scope="module")
 def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield containerd's address, after `run` has made a pod."""
+    """Provide containerd's address, after `run` has made a pod."""
     folder = tmp_path_factory.mktemp("peer")
     name = session.name("verbs")
     (folder / "busybox.tar").write_bytes(busybox_archive(IMAGE))
@@ -33,7 +33,7 @@ def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         try:
             peer.start([pause_archive(folder), folder / "busybox.tar"])
             address = f"unix://{peer.socket}"
-            # what is imported beside the CRI is in its list of images a moment later, by an event
+            # an image that `ctr` imports is in the CRI's list a moment later, by an event
             assert wait_until(lambda: len(ok(address, "images", "-q").lines) == 2, 30)
             ok(address, "run", "--folder", str(folder / "pods"), str(folder / "pod.yaml"))
             yield address

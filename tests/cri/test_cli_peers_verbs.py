@@ -1,5 +1,5 @@
-"""Verbs and flags of crictl, nerdctl and podman: runp, create, wait, help, logs -c, inspect -f, and
-exit codes for bad values."""
+"""Tests verbs and flags of crictl, nerdctl and podman: runp, create, wait, help, logs -c, inspect
+-f, and exit codes for bad values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`restart` and `start` for running and ended containers and for stopped pods, and their errors."""
+"""Tests `restart` and `start` for running and ended containers and for stopped pods, and their
+errors."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ spec:
 
 @pytest.fixture(autouse=True)
 def no_folders(module_server: Server) -> Iterator[None]:
-    """Starts each test without folders of earlier `run` commands."""
+    """Start each test without folders of earlier `run` commands."""
     yield
     shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
 
@@ -153,7 +154,7 @@ def test_stop_uses_the_manifests_grace_period(server: Server) -> None:
     ok(server, "run", "--folder", folder(server), str(manifest))
     (container,) = server.containers()
     assert container.annotations["io.kubernetes.pod.terminationGracePeriod"] == "0"
-    # ten seconds would be CRI's answer to a container that ignores SIGTERM
+    # the default would be ten seconds for a container that ignores SIGTERM
     ok(server, "stop", "web/c")
     took_ns = server.status(container.id).finished_at - server.status(container.id).started_at
     assert server.status(container.id).exit_code == 137 and took_ns < 9_000_000_000

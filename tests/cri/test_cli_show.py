@@ -1,5 +1,5 @@
-"""Verbs that show: lists with filters and formats, inspect, statistics, processes, events, logs,
-completion."""
+"""Tests verbs that show objects: lists with filters and formats, inspect, statistics, processes,
+events, logs, completion."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Errors of one line: for an ordinary user, without a server, with another program on the socket,
-with a wrong configuration, with closed streams."""
+"""Tests errors of one line: for an ordinary user, without a server, with another program on the
+socket, with a wrong configuration, with closed streams."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support import session
 from tests.support.processes import wait_until
 
 NOBODY = 65534
-# Each command in a fork of one interpreter, for importing takes the most time. All is imported
-# before root's rights go: the repository may lie where only root may read.
+# Each command runs in a fork of one interpreter, because importing takes most of the time. All
+# modules are imported before setuid: the repository may be readable for root only.
 RUNNER = """
 import importlib, json, os, pkgutil, sys
 import cri_server, grpc._channel, grpc._compression, pyrunc

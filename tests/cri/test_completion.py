@@ -1,4 +1,5 @@
-"""Completion of names in bash, zsh and fish on a terminal, with installed and evaluated scripts."""
+"""Tests completion of names in bash, zsh and fish on a terminal, with installed and evaluated
+scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from cri_server.install import shells
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 
 PATIENCE_S = 60
-# Without the machine's and the person's settings. Each prints READY when it has read what is to be
-# read.
+# Shells without settings of the machine and the user. Each prints READY when it has read the
+# script.
 COMMANDS = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "--no-rcs", "-i"],
@@ -92,7 +93,7 @@ def terminal(
 ) -> Iterator[Terminal]:
     """Start a shell with the completion script and the server's address in its environment."""
     shell, way = request.param
-    if not shutil.which(shell):  # one of the packages that tests need: CI does not expect a skip
+    if not shutil.which(shell):  # tests need this package: CI does not expect a skip
         pytest.skip(f"no {shell} on this machine")
     tmp_path = tmp_path_factory.mktemp(shell)
     command = tmp_path / "bin/pyrunc-cri"

@@ -1,5 +1,5 @@
-"""`pyrunc-cri doctor` on this machine and beside a real server: results, exit code, leftovers; it
-leaves nothing behind."""
+"""Tests `pyrunc-cri doctor` on this machine and beside a real server: results, exit code,
+leftovers; it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Every field of every request, malformed one at a time: a documented code or success, and nothing
-stays behind.
+"""Tests every field of every request with one malformed value at a time: the answer is a documented
+code or success, and nothing stays behind.
 
-A request that would succeed is taken, one field of it gets a value that nobody sends, and the
-server is asked. What it makes all the same (many values are merely odd) is started and removed
-again, for a fault must not be found later either.
+Each request would succeed without its changed field. An object that the server makes all the same
+(many values are merely odd) is started and removed again, because a fault must not appear later
+either.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def empty_registry(server: Server) -> Iterator[None]:
-    """What answers 404 to everything at REGISTRY: a registry that is not there would be tried again
-    after a while."""
+    """Provide a registry at REGISTRY that answers 404 to everything: the server would retry a
+    missing registry after a while."""
     folder = server.folder / "nothing"
     folder.mkdir()
     command = server.in_its_network("busybox", "httpd", "-f", "-p", REGISTRY, "-h", str(folder))
@@ -80,7 +80,7 @@ def empty_registry(server: Server) -> Iterator[None]:
 
 
 def ways(descriptor: Any, above: Way = ()) -> Iterator[Way]:
-    """All fields of a message, those of its messages too."""
+    """Return the paths of all fields of a message, those of inner messages too."""
     for field in descriptor.fields:
         if field.message_type is None or is_map(field):
             yield (*above, field)
@@ -93,7 +93,7 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def put(message: Any, way: Way, value: Any) -> None:
-    """Set the field that the way leads to; of a list the last item, or a new one."""
+    """Set the field at this path; of a list the last item, or a new one."""
     for field in way[:-1]:
         target = getattr(message, field.name)
         if field.is_repeated:
@@ -169,7 +169,7 @@ class Target:
         return getattr(stub, call)(request, timeout=CALL_TIMEOUT_S)
 
     def undo(self, call: str, answer: Any) -> None:
-        """Use what was made, and remove it."""
+        """Use the object that the call has made, and remove it."""
         if call == "RunPodSandbox":
             self.server.pod_status(answer.pod_sandbox_id)
             self.server.remove_pod(answer.pod_sandbox_id)
@@ -180,7 +180,7 @@ class Target:
                 self.server.remove_container(answer.container_id)
 
     def left(self) -> dict[str, list[str]]:
-        """What there is on disk and in the lists."""
+        """Return the objects on disk and in the lists."""
         folders = (self.server.root, self.server.state)
         below = ("sandboxes", "containers", "pods", "shims")
         leftovers = {
@@ -200,7 +200,7 @@ REQUESTS = {
     for method in api.DESCRIPTOR.services_by_name[service].methods
     if not method.server_streaming
 }
-# They would end or change the target for the calls that follow.
+# These calls would end or change the target for later calls.
 ENDING = ("StopPodSandbox", "RemovePodSandbox", "StopContainer", "RemoveContainer", "RemoveImage")
 
 
@@ -222,8 +222,8 @@ def test_every_field_of_a_request_is_handled(target: Target, call: str) -> None:
 
 
 def cases(target: Target, call: str) -> Iterator[tuple[Way, Any]]:
-    """Each field with each value; Windows has its own runtimes. What would end the target is left
-    out."""
+    """Return each field with each value, except values that would end the target and fields for
+    Windows."""
     mine = (target.pod[:6], target.running[:6], target.other, target.running)
     for way in ways(getattr(api, REQUESTS[call]).DESCRIPTOR):
         if "windows" not in (field.name for field in way):
@@ -239,7 +239,7 @@ def set_unknown(request: Any) -> None:
 
 
 def attempt(target: Target, call: str, way: Way, value: Any) -> str:
-    """Send the request with this value; return what is wrong with the answer, or an empty text."""
+    """Send the request with this value; return the fault of the answer, or an empty text."""
     request = target.base(call)
     if call in ENDING and not way[-1].name.endswith("_id"):
         set_unknown(request)

@@ -1,5 +1,5 @@
-"""Pods that share a shim: one with a volume that does not answer, one that floods its log and one
-with constant execs do not delay a fourth."""
+"""Tests pods that share a shim: a pod with a volume that does not answer, a pod that floods its log
+and a pod with constant execs do not delay a fourth."""
 
 from __future__ import annotations
 

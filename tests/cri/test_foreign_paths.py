@@ -1,5 +1,5 @@
-"""Host paths on storage that does not answer, from the beginning or later: one call waits for it,
-and no other."""
+"""Tests host paths on storage that does not answer, from the beginning or later: one call waits for
+it, and no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.processes import wait_until
 TIMEOUT_S = 3.0
 SOON_S = 2.0
 MAPPING = [api.IDMapping(host_id=0, container_id=0, length=1)]
-MANY = 300  # more than a message has descriptors
+MANY = 300  # more than the descriptors of one message
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def volume(server: Server, tmp_path: Path) -> Iterator[fuse.Volume]:
 
 @contextlib.contextmanager
 def mounted(server: Server, tmp_path: Path) -> Iterator[fuse.Volume]:
-    """A volume on a shared mount; the server's pods end before it does."""
+    """Mount a volume on a shared mount; the server's pods end before the volume does."""
     shared = tmp_path / "shared"
     shared.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "shared", shared], check=True)

@@ -1,5 +1,5 @@
-"""`pyrunc-cri gc`: rubbish of every kind goes, everything else stays with its reason, and a dry run
-touches nothing."""
+"""Tests `pyrunc-cri gc`: it removes leftovers of every kind, reports why other objects stay, and
+changes nothing in a dry run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""h2spec, a conformance suite for HTTP/2 servers, against the running server, over a bridge from
-TCP to its unix socket."""
+"""Runs h2spec, a conformance suite for HTTP/2 servers, against the running server, over a bridge
+from TCP to its unix socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.cri.server_harness import Server
 from tests.support import toolchain
 
-TIMEOUT_S = 5  # for what a case waits for; one of the explained cases takes all of it
+TIMEOUT_S = 5  # timeout of a case; one of the explained cases needs all of it
 CASES = 145
 DEPRECATED = (
     "RFC 9113, 5.3.2, deprecates the priorities of RFC 7540 with the error for a stream that"
@@ -47,7 +47,7 @@ async def bridge(path: Path) -> AsyncIterator[int]:
 
 
 async def run_h2spec(path: Path, report: Path) -> dict[tuple[str, str], str]:
-    """Each case by section and title, with what was wrong, or nothing."""
+    """Return each case by section and title, with its failure, or nothing."""
     async with bridge(path) as port:
         arguments = ["-p", str(port), "-o", str(TIMEOUT_S), "-j", str(report)]
         process = await asyncio.create_subprocess_exec(

@@ -53,7 +53,7 @@ def shims_below(server: Server) -> set[int]:
 def is_called(pid: int, name: str) -> bool:
     try:
         return comm(pid) == name
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return False
 
 
@@ -196,7 +196,7 @@ def test_pods_survive_when_all_killed_but_the_keeper(server: Server) -> None:
     server.wait_logged(ending, "ready")
     process, lost = pid_of(server, ending), shims(server)
     zygotes = server.zygotes()
-    os.kill(server.pid, signal.SIGSTOP)  # so that nothing is done about the first ones
+    os.kill(server.pid, signal.SIGSTOP)  # so that the server does not replace the first ones
     kill(*lost, *zygotes)
     server.kill()
     os.kill(process, signal.SIGTERM)
@@ -341,5 +341,5 @@ def live_until(done: threading.Event, server: Server, pod: str) -> None:
     number = 0
     while not done.wait(0.1):
         number += 1
-        with contextlib.suppress(grpc.RpcError, ValueError):  # a channel that was closed
+        with contextlib.suppress(grpc.RpcError, ValueError):  # a closed channel
             life_of(server, pod, f"other{number}")

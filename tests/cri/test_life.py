@@ -1,5 +1,5 @@
-"""The life of a pod and its container over the real socket, call by call, with the lists and status
-after each."""
+"""Tests the life of a pod and its container over the real socket, call by call, with the lists and
+status after each."""
 
 from __future__ import annotations
 

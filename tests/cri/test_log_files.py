@@ -1,4 +1,4 @@
-"""Log files of containers: their lines, and what outlives what."""
+"""Tests log files of containers: their lines, and their life beyond containers and shims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server's log says about a pod's life: a line for each verb that changed something,
+"""Tests the server's log about a pod's life: a line for each verb that changed something, its
 fields, and no secrets."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def server() -> Iterator[Server]:
 
 
 class Log:
-    """The records that were written since this was made."""
+    """Reads the records that were written after this object was made."""
 
     def __init__(self, server: Server) -> None:
         self._path, self._at = server.log, server.log.stat().st_size
@@ -42,7 +42,8 @@ class Log:
         return [record for record in records if record["logger"] != "cri_server.doctor.examine"]
 
     def wait(self, message: str) -> dict[str, Any]:
-        """Return the first record with this message: an exit is heard of when it happens."""
+        """Return the first record with this message, which may be written after the call that
+        caused it."""
         deadline = time.monotonic() + 30
         while True:
             for record in self.records():
@@ -63,7 +64,7 @@ def test_each_call_of_a_pods_life_has_one_line(server: Server) -> None:
     log.wait("container ended")
     server.remove_container(container)
     server.stop_pod(pod)
-    server.stop_pod(pod)  # kubelet does
+    server.stop_pod(pod)  # like kubelet
     server.remove_pod(pod)
     server.remove_pod(pod)
     records = log.records()
@@ -154,7 +155,7 @@ def test_a_client_that_fails_in_a_loop_is_rate_limited(server: Server) -> None:
         with pytest.raises(grpc.RpcError):
             server.runtime.RunPodSandbox(bad)
     assert 20 <= len(log.records()) < 200
-    pod = server.run_pod(server.pod_config("other"))  # another kind
+    pod = server.run_pod(server.pod_config("other"))  # a failure of another kind
     assert log.records()[-1]["message"] == "RunPodSandbox"
     server.remove_pod(pod)
 

@@ -1,4 +1,4 @@
-"""`/metrics` and `/healthz` of a real server, the dashboard and the alerts that use them, and
+"""Tests `/metrics` and `/healthz` of a real server, the dashboard and the alerts that use them, and
 `pyrunc-cri debug`."""
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _check_histogram(family: Metric) -> None:
 def test_dashboard_and_alerts_use_existing_metrics(server: Server, address: Path) -> None:
     server.remove_pod(server.run_pod())
     samples = {s.name for family in scrape(address).values() for s in family.samples}
-    # A counter without a sample yet has its name all the same.
+    # A counter without a sample also has its name.
     samples |= {
         f"{name}_total" for name, family in scrape(address).items() if family.type == "counter"
     }

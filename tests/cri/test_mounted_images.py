@@ -1,4 +1,4 @@
-"""Containers of mounted images (`[images] store = "erofs"`)."""
+"""Tests containers of mounted images (`[images] store = "erofs"`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(mounting_server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """Starts a server that the test may restart."""
+    """Start a server that the test may restart."""
     with Server(settings=EROFS) as server:
         server.load_image()
         yield server
@@ -46,13 +46,13 @@ def files(server: Server, folder: str) -> list[Path]:
 
 
 def mounts_of(server: Server) -> list[str]:
-    """Returns the EROFS mounts and the mounts of the server's folder in the server's view."""
+    """Return the EROFS mounts and the mounts of the server's folder in the server's view."""
     lines = Path(f"/proc/{server.pid}/mountinfo").read_text().splitlines()
     return [line for line in lines if " - erofs " in line or str(server.folder) in line]
 
 
 def held_mounts(server: Server) -> int:
-    """Returns the descriptors of image mounts that the server holds."""
+    """Return the descriptors of image mounts that the server has open."""
     folder = Path(f"/proc/{server.pid}/fdinfo")
     count = 0
     for name in os.listdir(folder):

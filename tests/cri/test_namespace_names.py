@@ -1,5 +1,5 @@
-"""The name of a pod's network namespace on the host, for plugins and add-ons, from the pod's start
-to its end."""
+"""Tests the name of a pod's network namespace on the host, for plugins and add-ons, from the pod's
+start to its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.9.9.9/24"}}]}}'
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Starts a server whose only plugin records its environment; the names lie on a shared mount,
+    """Start a server whose only plugin records its environment; the names are on a shared mount,
     like on a node with systemd."""
     server = Server(network=False)
     server.names.mkdir()
@@ -101,8 +101,8 @@ def test_del_gets_the_namespace_after_server_keeper_and_shim_were_killed(server:
     assert called(server) == [f"ADD {name}", f"DEL {name}"] and not os.path.lexists(name)
 
 
-# How add-ons find a pod's namespace from their own pods: where they have mounted the folder, and
-# what they make of CNI_NETNS.
+# How add-ons find a pod's namespace from their own pods: the mount point of the folder, and their
+# change to CNI_NETNS.
 ADD_ONS = {
     "Cilium joins its last part": ("/var/run/cilium/netns", lambda name: os.path.basename(name)),
     "Istio and Antrea put /host before it": (

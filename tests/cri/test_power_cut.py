@@ -1,7 +1,8 @@
-"""Power cuts: what a call has confirmed is on disk, and unconfirmed work leaves nothing permanent.
+"""Tests power cuts: the results of answered calls are on disk, and unanswered calls leave nothing
+permanent.
 
 The root is an ext4 whose journal is not committed by time (commit=300), so that the disk has only
-what was synced.
+synced data.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def test_an_interrupted_removal_is_finished_after_a_power_cut(
 
 
 def nothing_left(server: Server) -> None:
-    """Neither records nor leases, damaged ones or temporary files remain. (`leaving` waits for
-    links to disappear.)"""
+    """Check that neither records nor leases, damaged ones or temporary files remain. (`leaving`
+    waits for links to disappear.)"""
     left = [
         path
         for folder in ("sandboxes", "containers", "network")

@@ -1,5 +1,5 @@
-"""The server dies in every way and is restarted: pods continue, no record is lost, nothing is left
-behind."""
+"""Tests that the server dies in every way and is restarted: pods continue, no record is lost,
+nothing is left behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.processes import wait_until
 
 
 def all_points() -> list[str]:
-    """Every step of every verb, once the server's modules are loaded."""
+    """Return every step of every verb, once the server's modules are loaded."""
     import cri_server.rpc.runtime  # noqa: F401
 
     return Steps.points()
@@ -338,7 +338,7 @@ def test_an_empty_record_is_removed_as_an_unanswered_call(server: Server) -> Non
 
 @contextlib.contextmanager
 def second(server: Server, **folders: Path) -> Iterator[Server]:
-    """Another server, which must be refused, with its own log and socket and these folders."""
+    """Start another server with its own log and socket and these folders, which must be refused."""
     before = {
         name: getattr(server, name) for name in ("_process", "log", "socket", "root", "state")
     }
@@ -387,7 +387,7 @@ def test_folders_that_do_not_belong_together_are_refused(server: Server, change:
     assert server.output(container, "echo", "fine") == "fine\n"
     server.remove_pod(pod)
     server.stop()
-    with second(server, **{change: server.folder / "other"}):  # nothing lives there any more
+    with second(server, **{change: server.folder / "other"}):  # no process uses it any more
         server.start()
         server.stop()
     if change == "state":
@@ -441,7 +441,8 @@ def nothing_left(server: Server) -> None:
 
 
 def nothing_but_networks(server: Server) -> None:
-    """The name of a namespace may stay while a plugin does not release its network, for DEL."""
+    """Check that nothing is left, except the names of namespaces while a plugin does not release
+    their networks, for DEL."""
     assert not server.pods() and not server.containers()
     for folder in (
         server.state / "sandboxes",
@@ -467,7 +468,7 @@ def points_of(verb: str) -> list[str]:
 
 
 @pytest.mark.requirement("11.7")
-@pytest.mark.timeout(600)  # six lives of a server for each step: half a minute on a quiet machine
+@pytest.mark.timeout(600)  # six starts of a server for each step: half a minute on a quiet machine
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_restarted_server_finishes_or_undoes_any_interrupted_step(
     server: Server, verb: str
@@ -553,7 +554,7 @@ def test_callers_may_hang_up_at_any_moment(server: Server) -> None:
         with contextlib.suppress(grpc.RpcError):
             server.runtime.StartContainer(start, timeout=timeout_s)
         with contextlib.suppress(grpc.RpcError):
-            server.start_container(container)  # it may run already
+            server.start_container(container)  # the container may run already
         assert server.status(container).state == api.CONTAINER_RUNNING
         for stop in (server.runtime.StopPodSandbox, server.runtime.RemovePodSandbox):
             request = (
@@ -607,7 +608,7 @@ def shim_pid(server: Server, pod: str) -> int:
 
 
 def kill_group(server: Server) -> None:
-    """Kill what a reboot would have ended."""
+    """Kill the processes that a reboot would have ended."""
     for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")):
         group = root / server.folder.name
         if (group / "cgroup.kill").exists():

@@ -1,5 +1,5 @@
-"""SIGHUP: a running server takes what can change, names what cannot, and stays as it is when a file
-is wrong."""
+"""Tests SIGHUP: a running server applies changed settings, names those that need a restart, and
+changes nothing when a file is wrong."""
 
 from __future__ import annotations
 

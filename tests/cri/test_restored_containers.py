@@ -1,4 +1,4 @@
-"""CreateContainer from a checkpoint's archive, without CRIU: which archives are refused, and
+"""Tests CreateContainer from a checkpoint's archive, without CRIU: which archives are refused, and
 that nothing is left."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_
     (tmp_path / "own").touch()
     config.mounts.add(container_path=places[0], host_path=str(tmp_path / "own"))
     made = server.root / "containers" / server.create(server.run_pod(), config)
-    # the caller's mount is taken
+    # the request's mount replaces the archive's
     assert [p.is_dir() for p in (made / "placeholders").iterdir()] == [True]
 
 
@@ -158,7 +158,7 @@ def test_a_hostile_archive_is_refused(
 ) -> None:
     code, message = refused(server, archive(tmp_path / "a.tar", *members))
     assert code == Code.INVALID_ARGUMENT and "checkpoint" in message, message
-    # os.walk passes over what the emptying of the trash takes away meanwhile.
+    # os.walk skips files that the trash deletes meanwhile.
     assert not [path for path, _, names in os.walk(server.root) if "escaped" in names]
     assert not (tmp_path.parent / "escaped").exists()
 

@@ -1,5 +1,5 @@
-"""Root directories on unusual mounts: usable ones are used, others are refused before any client is
-answered."""
+"""Tests root directories on unusual mounts: usable ones are used, others are refused before any
+client is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The server rotates the logs of `pyrunc-cri run`, which no kubelet does, and loses no line."""
+"""Tests that the server rotates the logs of `pyrunc-cri run`, which kubelet does not know, and
+loses no line."""
 
 from __future__ import annotations
 

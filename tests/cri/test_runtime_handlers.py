@@ -1,4 +1,5 @@
-"""Runtime handlers: external OCI runtimes by their command line, and pyrunc with other settings.
+"""Tests runtime handlers: external OCI runtimes by their command line, and pyrunc with other
+settings.
 
 Containers behave the same under each: output, exit codes, exec, terminals, stop, statistics, a
 restart of the server. The programs are real: runc, and the command `pyrunc`, used as an external
@@ -49,7 +50,7 @@ def settings() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_groups_of_v1() -> Iterator[None]:
-    """The ledger counts only those of v2."""
+    """Check that no groups of cgroup v1 are left: the ledger counts only those of v2."""
     before = groups_of_v1()
     yield
     assert wait_until(lambda: groups_of_v1() <= before, 30), groups_of_v1() - before
@@ -92,7 +93,7 @@ def test_a_container_of_another_runtime_runs_and_is_removed(server: Server, hand
         pod, server.container_config(TRAP, envs=[api.KeyValue(key="K", value=b"v")])
     )
     server.wait_logged(container, "ready")
-    assert any(runtime_folder(server, container).iterdir())  # it was that program
+    assert any(runtime_folder(server, container).iterdir())  # the external runtime ran it
     assert server.output(container, "sh", "-c", "echo $K; cat /etc/hostname") == f"v\n{pod[:12]}\n"
     assert server.exec(container, "sh", "-c", "echo e >&2; exit 3").exit_code == 3
     assert (

@@ -1,5 +1,5 @@
-"""The commands for people with a real server: manifests, lists, logs, exec, images; and errors in
-manifests."""
+"""Tests the commands for people with a real server: manifests, lists, logs, exec, images; and
+errors in manifests."""
 
 from __future__ import annotations
 

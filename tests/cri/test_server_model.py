@@ -1,4 +1,4 @@
-"""Random sequences of calls, crashes included, against a model of what CRI promises: the same
+"""Compares random sequences of calls, crashes included, with a model of CRI's promises: the same
 answers, nothing left."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pod:
 
 
 class Calls(RuleBasedStateMachine):
-    """One server for all sequences; each sequence begins and ends with nothing."""
+    """Uses one server for all sequences; each sequence begins and ends without objects."""
 
     server: Server
     numbers = 0

@@ -1,4 +1,4 @@
-"""What the configuration says of pods and containers, seen in them."""
+"""Tests settings of the configuration as pods and containers show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The node's shims, which many pods share: pods live, end and are found again in them."""
+"""Tests the node's shims, which many pods share: pods live and end in them, and a restarted server
+finds them there."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def server() -> Iterator[Server]:
 
 
 def shims(server: Server) -> set[int]:
-    """Return the pids of the shims that are there."""
+    """Return the pids of the living shims."""
     return {
         json.loads(record.read_text())["pid"]
         for record in (server.state / "shims").glob("*/shim.json")
@@ -73,7 +74,7 @@ def test_a_shim_has_as_many_descriptors_after_many_pods_as_after_one_pod(server:
         server.launch(pod)
         shim = shim_pid(server, pod)
         server.remove_pod(pod)
-        time.sleep(0.3)  # the next network namespace is made
+        time.sleep(0.3)  # the shim has made the next network namespace
         return shim
 
     shim = live()

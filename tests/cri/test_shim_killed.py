@@ -1,8 +1,7 @@
-"""A shim that is killed in the middle of a start: whatever its fork had made by then is gone, and
-the caller may try again.
+"""Tests shims that are killed in the middle of a start: the objects that their forks have made are
+removed, and the caller may try again.
 
-The moment is not left to luck: strace holds the fork at a system call for as long as it takes to
-kill the shim.
+The moment does not depend on luck: strace stops the fork at a system call until the shim is killed.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ def own_server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def holding(pids: set[int], call: str, when: str) -> Iterator[None]:
-    """Until the block's end these processes and what they fork stand still, killed or not, before
-    (`enter`) or after (`exit`) their first such call; of mkdir the second: the first is for the
-    parent of all groups."""
+    """Stop these processes and their forks before (`enter`) or after (`exit`) their first such call
+    until the block's end, killed or not; of mkdir their second call, because the first one makes
+    the parent of all groups."""
     attached = [word for pid in pids for word in ("-p", str(pid))]
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
     inject = ["-e", f"inject={call}:delay_{when}={HELD_US}:when={1 + (call == 'mkdir')}"]
@@ -59,13 +58,13 @@ def holding(pids: set[int], call: str, when: str) -> Iterator[None]:
             assert wait_until(lambda: all(traced(pid) for pid in pids), 30), "strace did not attach"
             yield
         finally:
-            tracer.kill()  # which lets go of all at once
+            tracer.kill()  # the end of strace releases all at once
 
 
 def traced(pid: int) -> bool:
     try:
         return "\nTracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:  # a worker that waited long enough: the shim, which is traced, makes another
+    except OSError:  # a waiting worker may end: the shim, which is traced, makes another
         return True
 
 
@@ -219,7 +218,7 @@ def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Serve
     assert len(zygotes) == 2
     for zygote in zygotes:
         os.kill(zygote, signal.SIGSTOP)
-    pod = server.run_pod(host_network=True)  # needs neither of them
+    pod = server.run_pod(host_network=True)  # needs neither shim nor zygote
     server.launch(pod)
     server.remove_all()
     before = shims(server)

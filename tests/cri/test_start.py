@@ -1,4 +1,4 @@
-"""Starts of a server that fail: it reports the reason and ends no pod."""
+"""Tests starts of a server that fail: it reports the reason and ends no pod."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Containers that are made after a restart of the server share the page cache of their image with
-those that run, where a service manager keeps the server's descriptors; elsewhere they have pages of
-their own.
-"""
+"""Tests that containers made after a restart of the server share the page cache of their image with
+running containers, where a service manager stores the server's descriptors; elsewhere they have
+separate pages."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from tests.support.page_cache import cached_pages
 from tests.support.processes import wait_until
 from tests.support.service_manager import ServiceManager
 
-CONTENT = os.urandom(2_000_000)  # some of its pages may be reclaimed at any time, hardly all
+CONTENT = os.urandom(2_000_000)  # the kernel may reclaim some pages at any time, but hardly all
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def load(server: Server) -> None:
 
 
 def big_file(server: Server, pod: str, name: str) -> Path:
-    """Returns the path of the file with CONTENT in a new container."""
+    """Return the path of the file with CONTENT in a new container."""
     config = server.container_config()
     config.metadata.name = name
     request = api.ContainerStatusRequest(container_id=server.launch(pod, config), verbose=True)
@@ -47,7 +46,7 @@ def big_file(server: Server, pod: str, name: str) -> Path:
 
 
 def superblocks(server: Server) -> set[int]:
-    """Returns the device numbers of the image mounts that the server holds."""
+    """Return the device numbers of the image mounts that the server has open."""
     folder, devices = Path(f"/proc/{server.pid}/fd"), set()
     for fd in folder.iterdir():
         if (fd / "big").exists():

@@ -1,5 +1,5 @@
-"""A pod whose network add-on is gone: nothing unfinished stays, and a pod that cannot be detached
-can be removed by force."""
+"""Tests a pod whose network add-on is gone: nothing unfinished stays, and a pod that cannot be
+detached can be removed by force."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_pod_of_a_missing_plugin_stays_until_its_removal_is_forced(
     run(server, tmp_path)
     (pod,) = [p.id for p in server.pods()]
     plugin.unlink()
-    configure(server, "loopback")  # another add-on: it knows nothing of the pods of the one before
+    configure(server, "loopback")  # another add-on, which does not know earlier pods
     gone = f"CNI plugin 'add-on' is not in {server.folder}/bin"
     assert gone in cli(server, "stop", "-t", "0", "web", code=1).stderr.decode()
     (item,) = [i for i in gc(server) if i["kind"] == "pod"]

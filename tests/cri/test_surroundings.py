@@ -1,9 +1,9 @@
-"""Containers inherit the same from every start of the server: from a unit with settings, or a shell
-with limits.
+"""Tests that containers inherit the same state from every start of the server: from a unit with
+settings, or a shell with limits.
 
 The server is started by a process that has changed everything that fork(2) and execve(2) pass on.
-The values in containers and execs are read from /proc and compared with those here, once per kind
-of process.
+The values in containers and execs are read from /proc and compared with the expected ones, once per
+kind of process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.support.processes import wait_until
 
 INFINITY = resource.RLIM_INFINITY
 MIB = 1 << 20
-# systemd's defaults for services, which containerd runs under, but for processes: pids.max counts
-# those.
+# systemd's defaults for services, with which containerd runs; without the limit of processes, which
+# pids.max counts.
 LIMITS = {
     "CPU": (INFINITY, INFINITY),
     "FSIZE": (INFINITY, INFINITY),
@@ -45,7 +45,7 @@ LIMITS = {
 }
 # Before the server: a unit's Nice=, IOSchedulingClass=, CPUSchedulingPolicy=, CPUAffinity=,
 # TimerSlackNSec=, Personality=, UMask=, IgnoreSIGPIPE=, OOMScoreAdjust=, KeyringMode=,
-# CoredumpFilter=, NUMAPolicy=, Limit…=, and what only prctl(2) sets.
+# CoredumpFilter=, NUMAPolicy=, Limit…=, and settings of prctl(2) only.
 CHANGED = """
 import ctypes, os, resource, signal, sys
 call = ctypes.CDLL(None, use_errno=True).syscall
@@ -100,8 +100,8 @@ def limits_of(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def expected_limits() -> dict[str, tuple[int, int]]:
-    """LIMITS, as far as a server without CAP_SYS_RESOURCE can set them: raising a hard limit needs
-    it."""
+    """Return LIMITS, as far as a server without CAP_SYS_RESOURCE can set them: raising a hard limit
+    needs it."""
     limits = {}
     for name, (soft, hard) in LIMITS.items():
         own = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]

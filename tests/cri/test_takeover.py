@@ -1,5 +1,5 @@
-"""Killed shims: another shim takes over the pod, with what the keeper has stored
-(`pyrunc.shim.messages.StoredContainer`)."""
+"""Tests killed shims: another shim takes over the pod, with the descriptors that the keeper has
+stored (`pyrunc.shim.messages.StoredContainer`)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_output_without_a_shim_is_logged_later(server: Server) -> None:
 
 @contextlib.contextmanager
 def without_shim(server: Server, pod: str) -> Iterator[None]:
-    """The pod's shim is killed, and the server does not notice before the end."""
+    """Kill the pod's shim, and keep the server from noticing until the end of the block."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
         os.kill(shim_pid(server, pod), signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_a_restarted_server_can_replace_a_lost_shim(own_server: Server) -> None:
     container = server.launch(pod, server.container_config(command=COUNTS))
     server.restart()
     lose_shim(server, pod)
-    server.restart()  # it finds the new shim by the new record
+    server.restart()  # the server finds the new shim by the new record
     assert server.status(container).state == api.CONTAINER_RUNNING
     server.stop_container(container)
     assert server.status(container).exit_code == 137
@@ -317,8 +317,8 @@ def test_shims_may_be_killed_while_pods_are_busy(server: Server) -> None:
 
 
 def life_of(server: Server, pod: str, name: str) -> None:
-    """A container that is made, started, asked, stopped and removed; however that ends, it is
-    gone."""
+    """Create a container, start it, run an exec, stop and remove it; it is removed even if a call
+    fails."""
     config = server.container_config(log_path=f"{name}.log")
     config.metadata.name = name
     container = server.create(pod, config)

@@ -1,5 +1,5 @@
-"""`pyrunc-cri timeline`: a pod's life with its steps, also when the pod is gone and the server was
-killed."""
+"""Tests `pyrunc-cri timeline`: a pod's life with its steps, also when the pod is gone and the
+server was killed."""
 
 from __future__ import annotations
 

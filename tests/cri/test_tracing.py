@@ -1,5 +1,5 @@
-"""Calls as OpenTelemetry's spans: at a collector, as parts of what the caller traces, and never in
-the way."""
+"""Tests calls as OpenTelemetry's spans: a collector gets them, as children of the caller's spans,
+and they delay no call."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_sampled_call_sends_its_spans(tmp_path: Path) -> None:
         wrong = server.create(pod, server.container_config(["/no/such/program"]))
         with pytest.raises(grpc.RpcError):
             server.start_container(wrong)
-        server.stop()  # what waits is sent
+        server.stop()  # sends waiting spans
         by_name = spans(tmp_path / "spans")
         by_id = {span["id"]: span for span in by_name}
         roots = {span["name"]: span for span in by_name if span["parent"] not in by_id}

@@ -1,7 +1,8 @@
-"""Clients that attack the running server over its socket, while a client that behaves is served.
+"""Tests clients that attack the running server over its socket, while a well-behaved client is
+served.
 
-What one connection may cost is tested in tests/unit/http2 and tests/unit/rpc; here it is the
-server's processor, memory and descriptors, and the time that others wait.
+tests/unit/http2 and tests/unit/rpc test the cost of one connection; here it is the server's
+processor, memory and descriptors, and the time that others wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FIELDS = [
     (":authority", "localhost"),
     ("content-type", "application/grpc"),
 ]
-# What others wait meanwhile, 19 times of 20 and ever; the client that measures it shares an
+# The wait of others meanwhile, 95th percentile and maximum; the measuring client shares an
 # interpreter with the attackers.
 WAIT_LIMIT_S, LONGEST_WAIT_S = 0.2, 3.0
 GROWTH_LIMIT_KIB = 96 << 10
@@ -52,13 +53,14 @@ def server() -> Iterator[Server]:
 
 
 def keep_launches(server: Server, container: str, *commands: list[str]) -> None:
-    """What comes a second time is kept with its descriptors: here before any are counted."""
+    """Make the server cache the container's exec programs with their descriptors, before any
+    descriptors are counted."""
     for command in commands * 2:
         server.exec(container, *command)
 
 
 class Witness:
-    """A client that asks all the time."""
+    """A client that makes calls all the time."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -87,7 +89,8 @@ class Witness:
 
 @contextlib.contextmanager
 def served(server: Server) -> Iterator[None]:
-    """While inside, another client is served well; at the end the server is as it was before."""
+    """Check that another client is served well during the block, and that the server is as before
+    at its end."""
     server.containers()
     descriptors, memory_kib = count_descriptors(server), resident_kib(server)
     with Witness(server) as witness:
@@ -121,7 +124,8 @@ def open_files(server: Server) -> list[str]:
 
 
 def count_deleted(server: Server) -> int:
-    """Return the server's open files without a name, such as large outputs on their way."""
+    """Return the number of the server's open files without a name, such as large outputs on their
+    way."""
     return sum("(deleted)" in name for name in open_files(server))
 
 
@@ -137,7 +141,7 @@ def reset_peak(server: Server) -> None:
 
 
 class Client:
-    """A connection made of bytes."""
+    """Sends raw bytes over a connection."""
 
     def __init__(self, server: Server, greeting: bytes = HELLO) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -154,7 +158,7 @@ class Client:
         self.socket.close()
 
     def send(self, data: bytes) -> bool:
-        """False when the server has gone."""
+        """Send bytes; return False when the server has closed the connection."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -175,7 +179,7 @@ class Client:
         return bytes(self.encoder.encode([*FIELDS[:3], (":path", PATH + name), FIELDS[3]]))
 
     def parting(self) -> ErrorCode | None:
-        """Read to the end: the code of the GOAWAY."""
+        """Read to the end; return the code of the GOAWAY."""
         with contextlib.suppress(ConnectionResetError):
             while data := self.socket.recv(1 << 20):
                 self.received += data
@@ -385,7 +389,7 @@ def _flood_until_ended(server: Server, flood: Callable[[Client, int], bytes]) ->
                 return
 
 
-# ---- clients that behave
+# ---- well-behaved clients
 
 
 @pytest.mark.requirement("1.3")

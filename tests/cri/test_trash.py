@@ -1,5 +1,5 @@
-"""Writable layers of removed containers: invisible at once and deleted soon, even if the server is
-killed meanwhile."""
+"""Tests writable layers of removed containers: invisible at once and deleted soon, even if the
+server is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_number_of_waiting_layers_is_limited(
     for path in layers(tmp_path, 3):
         trash.take(path)
         assert not path.exists()
-        trash.take(path)  # gone
+        trash.take(path)  # a missing layer is no error
     assert len(os.listdir(tmp_path / "trash")) == 2
 
 

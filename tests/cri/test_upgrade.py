@@ -1,5 +1,5 @@
-"""A server of another version starts over pods that run: shims of its version take over, and
-nothing of the pods ends."""
+"""Tests that a server of another version starts over running pods: shims of its version take them
+over, and no process of them ends."""
 
 from __future__ import annotations
 

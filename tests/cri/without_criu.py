@@ -1,5 +1,5 @@
-"""A server whose PATH has no CRIU, or a program of that name which only fails; archives of
-checkpoints that tests write."""
+"""Provides a server whose PATH has no CRIU, or a program of that name that only fails; and archives
+of checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IMAGES = (
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the server's PATH is: nsenter, with which it is started, and maybe a criu."""
+    """Return the folder that is the server's PATH: nsenter, which starts it, and maybe a criu."""
     folder = tmp_path_factory.mktemp("bin")
     for name in ("nsenter", "sh", "sleep"):
         (folder / name).symlink_to(str(shutil.which(name)))
@@ -92,7 +92,7 @@ def launch_counting(server: Server) -> str:
 
 
 def archive(path: Path, *members: tuple[str, bytes | str | None], **config: Any) -> str:
-    """A tar of files, folders (None) and links (text); with the documents that a checkpoint has,
+    """Write a tar of files, folders (None) and links (text); with the documents of a checkpoint,
     unless they are named."""
     named = {name for name, _ in members}
     documents = {

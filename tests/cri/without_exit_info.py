@@ -1,12 +1,12 @@
-"""A server and shims to which the kernel does not tell how a process has ended that another one has
-reaped, as before Linux 6.15 (PIDFD_INFO_EXIT): started as `python -m tests.cri.without_exit_info
-serve …`."""
+"""A server and shims on a kernel that does not report how a process has ended that another process
+has reaped, as before Linux 6.15 (PIDFD_INFO_EXIT): started as `python -m
+tests.cri.without_exit_info serve …`."""
 
 from __future__ import annotations
 
 from pyrunc.kernel import process
 
-process._PIDFD_GET_INFO = 0xC040FFFF  # no request of a pidfd: ENOTTY
+process._PIDFD_GET_INFO = 0xC040FFFF  # ENOTTY, as for an unknown request
 
 if __name__ == "__main__":
     from cri_server import app

@@ -1,5 +1,5 @@
-"""Real containers from a busybox root: `Box` makes the bundle, starts containers for a test, and
-removes everything."""
+"""Runs real containers from a busybox root: `Box` makes the bundle, starts containers for a test,
+and removes everything."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Box:
 
     @contextmanager
     def running(self, *args: str, **more: Any) -> Iterator[tuple[Created, CreateRequest]]:
-        """Run a container during the `with`."""
+        """Run a container during the block."""
         null = os.open("/dev/null", os.O_RDWR)
         try:
             request = self.request(*(args or ("sleep", "1000")), stdio=(null, null, null), **more)
@@ -195,8 +195,7 @@ class Box:
 
 
 def _with_output(start: Callable[[tuple[int, int, int]], T]) -> tuple[T, str]:
-    """Start a process with /dev/null and a pipe as stdio; returns it and its output, read to the
-    end."""
+    """Start a process with /dev/null and a pipe as stdio; return it and its whole output."""
     reading, writing = os.pipe()
     null = os.open("/dev/null", os.O_RDONLY)
     try:
@@ -213,8 +212,8 @@ def _with_output(start: Callable[[tuple[int, int, int]], T]) -> tuple[T, str]:
 
 @contextmanager
 def started_pause(box: Box) -> Iterator[dict[str, str]]:
-    """Start a pause process for the box's mounts; returns what a container's request needs
-    besides, where detached mounts cannot be cloned."""
+    """Start a pause process for the box's mounts; return the fields that a container's request
+    needs where detached mounts cannot be cloned."""
     pod = hold(
         f"{session.name('h')}-{box.folder.name}",
         PauseRequest({"ipc": "new"}, CgroupChoice(missing_controllers="warn")),
@@ -235,7 +234,7 @@ def release(pod: PauseProcess) -> None:
 
 
 def reap(process: Created | Executed | PauseProcess) -> int:
-    """Wait for the process and close its descriptor; returns the exit code, or 128 + signal."""
+    """Wait for the process and close its descriptor; return the exit code, or 128 + signal."""
     result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
     os.close(process.pidfd)
     assert result is not None

@@ -1,4 +1,4 @@
-"""A fresh bundle for each test that needs one."""
+"""Provides a fresh bundle for each test that needs one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kernel.box import Box
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
     yield Box(tmp_path)
-    # Others may be mounting things of theirs meanwhile; what the box leaves would name its folder.
+    # Others may make mounts meanwhile; a leaked mount of the box names its folder.
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text(), (
         "a mount appeared on the host"
     )
@@ -25,8 +25,8 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 @pytest.fixture(autouse=True, scope="session")
 def what_a_process_keeps() -> None:
-    """Make the sealed programs, which a process makes once and keeps open, so that they are no
-    leak of the first test."""
+    """Make the sealed programs before the first test: a process makes them once and keeps them
+    open, so they would be its leak."""
     launch.executable()
     os.close(pause._open_pause())
     facts.host()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PauseProcess(Value):
-    """The pause process. The caller closes `pidfd`."""
+    """A running pause process. The caller closes `pidfd`."""
 
     pid: int
     pidfd: int
@@ -35,8 +35,8 @@ def hold(
     mounts: Mapping[str, int] | None = None,
     stdio: tuple[int, int, int] | None = None,
 ) -> PauseProcess:
-    """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null
-    device of its own."""
+    """Start the pause process that holds a pod's namespaces. Without `stdio` it gets a new null
+    device."""
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_pause(identifier, request, descriptors, undo, mounts=mounts or {})
         if stdio is None:

@@ -1,4 +1,4 @@
-"""The ledger separates a session's own leaks from changes by others on the machine."""
+"""Tests that the ledger separates a session's own leaks from changes by others on the machine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.processes import wait_until
 
 
 class Things:
-    """Things that a program leaves on a machine: `make(KIND, NAME)` leaves one and returns the
-    word that its report contains."""
+    """Leaves objects on a machine: `make(KIND, NAME)` leaves one and returns the word that its
+    report contains."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.stack, self.folder = stack, folder
@@ -117,7 +117,7 @@ def test_processes_are_known_by_their_mark_their_parents_and_their_cgroup(things
     before = ledger.take()
     (group / "cgroup.procs").write_text(str(stranger))
     try:
-        assert len(ledger.take().leaks(before)) == 2  # its child bears nothing
+        assert len(ledger.take().leaks(before)) == 2  # its child has no mark
     finally:
         Path(ledger.cgroup_root(), "cgroup.procs").write_text(str(stranger))
     own = things.orphan("own", {session.VARIABLE: session.mark()})
@@ -140,7 +140,7 @@ def test_objects_of_another_worker_are_no_leaks(
     monkeypatch.setenv("PYRUNC_LEDGER", "machine")
     monkeypatch.setattr(ledger, "OTHER_FOLDERS", {f"{things.folder}/"})
     own, before = session.mark(), ledger.take()
-    other = own[:-1] + "z"  # no worker of two, nor what started them
+    other = own[:-1] + "z"  # neither one of two workers nor their parent
     theirs = [
         things.kinds[kind](name) for kind, name in (("cgroup", f"oth-{other}"), ("mount", "volume"))
     ]

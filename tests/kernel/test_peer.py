@@ -1,4 +1,4 @@
-"""Our end of a socket whose other side answers with descriptors."""
+"""Tests our end of a socket whose other side answers with descriptors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def _cancel_with_the_answer() -> None:
     with theirs:
         number, answer = peer.ask({"call": "x"})
         asking = asyncio.create_task(_asking(answer))
-        answer.add_done_callback(lambda _: asking.cancel())  # before it is woken
+        answer.add_done_callback(lambda _: asking.cancel())  # before the caller runs
         ipc.send(theirs, {"id": number, "ok": {}}, [write_end])
         os.close(write_end)
         await asyncio.wait([asking])

@@ -1,4 +1,4 @@
-"""Helpers for attacks: processes that swap names, slow system calls, and a host that must stay
+"""Helpers for attacks: processes that swap names, slow system calls, and checks that the host is
 unchanged.
 
 Races do not depend on luck. `slowly` runs the runtime under strace, which pauses it before each of
@@ -54,7 +54,7 @@ class Canary:
         except BlockingIOError:
             events = b""
         assert self._look() == self._expected, sorted(self._look())
-        assert not events, f"{len(events)} bytes of inotify events: somebody was there"
+        assert not events, f"{len(events)} bytes of inotify events: a file was opened"
 
     def close(self) -> None:
         os.close(self._watch)

@@ -55,7 +55,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Path:
 
 @pytest.fixture
 def rootfs(tmp_path: Path, template: Path) -> Path:
-    """A root filesystem of this test, with the hostile program in /bin; programs are links to
+    """Make a root filesystem for this test, with the hostile program in /bin; programs are links to
     common files."""
     image = tmp_path / "image"
     shutil.copytree(template, image, symlinks=True, copy_function=os.link)
@@ -84,7 +84,7 @@ def canary(tmp_path: Path) -> Iterator[Canary]:
 
 @pytest.fixture(autouse=True)
 def outside_is_as_before() -> Iterator[None]:
-    """Sysctls, mounts and device files of the host are unchanged after the test."""
+    """Check that sysctls, mounts and device files of the host are unchanged after the test."""
     before = Outside()
     yield
     assert Outside() == before

@@ -1,13 +1,9 @@
 """Reads attacks.tsv, the table of all attacks with their outcome.
 
-A line has five columns, separated by tabs:
-
-- the attacker, one of ATTACKERS;
-- the attack: a CVE of another runtime with its subject, or a few words;
-- the outcome, one of OUTCOMES;
-- the defence: what of the program makes that outcome;
-- the test, as PATH::FUNCTION from the root of the repository. An `open` attack has the reason
-  here why nothing holds it yet.
+A line has five columns, separated by tabs: the attacker, one of ATTACKERS; the attack: a CVE of
+another runtime with its subject, or a few words; the outcome, one of OUTCOMES; the defence: the
+part of the program that causes the outcome; the test, as PATH::FUNCTION from the root of the
+repository. An `open` attack has a sentence there instead that says why there is no defence yet.
 
 Lines are grouped by attacker, in the order of ATTACKERS. A new line goes to the end of its group.
 """
@@ -54,6 +50,7 @@ class Attack:
 
 
 def attacks() -> list[Attack]:
-    """All lines, in their order. Raises TypeError for a line without exactly five columns."""
+    """Return all lines, in their order. Raises TypeError for a line without exactly five
+    columns."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return [Attack(*line) for line in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]

@@ -1,7 +1,9 @@
-"""System calls that a container must not be able to make, whichever door it knocks at.
+"""Attacks with system calls that a container must not be able to make, by any of the kernel's
+entries.
 
 Classes: seccomp bypass by the x32 and i386 tables, TIOCSTI (CVE-2016-2568 kin), keyrings (shared
-session keys), S-21 (what the server's default profile, capabilities and no-new-privileges leave).
+session keys), S-21 (calls that the server's default profile, capabilities and no-new-privileges
+allow).
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def test_a_container_cannot_type_into_the_callers_terminal(runtime: Runtime) -> 
         assert os.waitstatus_to_exitcode(status) == 0
         try:
             echoed = os.read(master, 100)
-        except OSError:  # EIO: nobody has it open, and nothing is left to read
+        except OSError:  # EIO: no process has it open, and nothing is left to read
             echoed = b""
         os.close(master)
         results[name] = ((runtime.folder / f"{name}.tty").read_text().splitlines(), echoed)
@@ -235,7 +237,7 @@ def test_tables_have_no_escape_sequences_of_a_container(monkeypatch: pytest.Monk
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as process:
         arguments = Path(f"/proc/{process.pid}/cmdline")
-        # it has closed its files, but not yet become the shell
+        # it has closed its files, but not yet executed the shell
         assert wait_until(arguments.read_bytes, 60, 0.01)
         lines = [
             *show.processes([("c", process.pid)]),

@@ -1,4 +1,4 @@
-"""What cgroups and the kernel's namespaces must keep apart.
+"""Attacks on the separation by cgroups and the kernel's namespaces.
 
 Classes: CVE-2023-25809 (a writable cgroup tree), CVE-2022-0492 (release_agent), traversal by
 `unified`, huge page sizes, exec --cgroup and cgroupsPath (runc #4103, crun 1.28), device rules,

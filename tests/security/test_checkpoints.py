@@ -1,9 +1,8 @@
-"""Folders of CRIU's images from somewhere else: what CRIU, which is root, would open by name.
+"""Attacks with folders of CRIU's images from another source: CRIU, which is root, would open their
+files by name.
 
 Classes: CVE-2026-53489 (a link in a checkpoint, by which a file of the host is read), torn and
-foreign images. The CRI server answers CheckpointContainer with UNIMPLEMENTED and restores nothing,
-so it has no archives to attack. That restoring works, and that a real dump is what it was, is in
-tests/vm/oci.
+foreign images. tests/vm/oci tests that real dumps are restored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ IN_TIME_S = 5.0
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Makes a folder that looks like a dump."""
+    """Make a folder that looks like a dump."""
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "descriptors.json").write_text(STREAMS)
@@ -37,7 +36,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ...] = ()) -> None:
-    """Asserts that `restore` fails with this message, in time, and that there is no such
+    """Assert that `restore` fails with this message, in time, and that there is no such
     container."""
     box = runtime.box("sleep", "60")
     begin = time.monotonic()
@@ -52,7 +51,7 @@ def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ..
 
 
 def spoil(images: Path, kind: str, canary: Canary) -> None:
-    """Replaces an image by another kind of file."""
+    """Replace an image by another kind of file."""
     place = images / "pages-1.img"
     place.unlink()
     if kind == "link":

@@ -1,5 +1,5 @@
-"""`pyrunc-cri` run by root: in folders that others may write to, and on files that a container
-changes meanwhile.
+"""Attacks on `pyrunc-cri` run by root: in folders that others may write to, and on files that a
+container changes meanwhile.
 
 Classes: CVE-2021-25741 (subPaths), CVE-2018-15664 and CVE-2019-14271 (cp), predictable temporary
 names.

@@ -1,5 +1,5 @@
-"""Configurations of images with unexpected values: texts with NUL and line ends, invalid digits,
-lone surrogates, a million entries."""
+"""Attacks with configurations of images with unexpected values: texts with NUL and line ends,
+invalid digits, lone surrogates, a million entries."""
 
 from __future__ import annotations
 

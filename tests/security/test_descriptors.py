@@ -1,8 +1,8 @@
-"""No descriptor of the host is in a container, and no working directory either (CVE-2024-21626,
-CVE-2016-9962).
+"""Attacks by descriptors of the host in a container, and by working directories on the host
+(CVE-2024-21626, CVE-2016-9962).
 
-Where the attack needs a leaked folder it does not guess: the caller leaks thirty of its own, on
-`/`.
+An attack that needs a leaked folder does not guess its number: the caller leaks thirty descriptors
+of `/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLIMB = "../../../../../../../../../../.."
 
 @contextmanager
 def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
-    """Opens descriptors of the host's root that a child inherits."""
+    """Open descriptors of the host's root that a child inherits."""
     numbers = tuple(os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(count))
     for number in numbers:
         os.set_inheritable(number, True)
@@ -40,8 +40,8 @@ def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
 
 
 def climbing(canary: Canary) -> tuple[str, ...]:
-    """Returns a command that reads the canary by `..` if the working directory is on the host,
-    where the container's root does not stop `..`."""
+    """Return a command that reads the canary by `..` if the working directory is on the host, where
+    the container's root does not stop `..`."""
     return (
         "sh",
         "-c",
@@ -66,7 +66,7 @@ def test_the_working_directory_of_a_container_is_not_on_the_host(
             )
             result = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers)
             assert "canary" not in result.out, result
-            # which may lead from a folder of the container to its root
+            # `..` may lead from a folder of the container to its root
             assert result.code != 0 or tail == "/../../..", result
 
 
@@ -134,8 +134,8 @@ def test_a_process_has_only_its_three_descriptors(runtime: Runtime, tmp_path: Pa
 
 
 def of_the_host(pid: int) -> list[str]:
-    """Returns the descriptors of a process from 3 on that the kernel shows neither as sockets nor
-    as files within its own root."""
+    """Return the descriptors of a process from 3 on that the kernel shows neither as sockets nor as
+    files within its own root."""
     targets = []
     own = os.stat(f"/proc/{pid}/ns/mnt").st_ino
     for name in os.listdir(f"/proc/{pid}/fd"):

@@ -435,7 +435,7 @@ def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> N
         text = (copy.folder / file).read_text()
         (copy.folder / file).write_text(text.replace(old, new or "pass"))
     result = copy.run_tests(f"tests/security/{test}", temporary=tmp_path / "t")
-    reap(5.0)  # what the copy's server left to us, who are the parent of whoever has none
+    reap(5.0)  # orphans of the copy's server
     # a failure of the test, or of a fixture that looks at the canary and at the host afterwards
     wrong = "1 failed" in result.stdout or "1 error" in result.stdout
     assert result.returncode == 1 and wrong, (

@@ -1,7 +1,7 @@
-"""/dev of an image or a volume is hostile: its nodes, its links, its terminals.
+"""Attacks with a hostile /dev of an image or a volume: its nodes, its links, its terminals.
 
 Classes: CVE-2026-41579 and CVE-2026-47766 (/dev is a link), CVE-2025-31133 and CVE-2025-62161
-(/dev/null is something else, and what it should mask is not masked), CVE-2025-52565 (/dev/console).
+(/dev/null is another file, so that masked paths are not masked), CVE-2025-52565 (/dev/console).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ NAMES = ["link", "file", "zero", "block", "pipe", "folder", "missing"]
 
 
 def dev_folder(tmp_path: Path) -> Path:
-    """Makes a folder that a container mounts as its own /dev, with all default devices except
+    """Make a folder that a container mounts as its own /dev, with all default devices except
     null."""
     folder = tmp_path / "dev"
     folder.mkdir()

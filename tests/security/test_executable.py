@@ -1,8 +1,7 @@
-"""The runtime's own program must not be reachable from a container (CVE-2019-5736, LXC's
-CVE-2019-5736, runc CVE-2016-9962).
+"""Attacks on the runtime's own program from a container (CVE-2019-5736, LXC's CVE-2019-5736, runc
+CVE-2016-9962).
 
-What runs in a container before its own program is the launcher, from a memfd under seals; Python is
-never there.
+Until its own program a container runs only the launcher, from a sealed memfd, and never Python.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PTRACE = ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"]
 
 
 def fingerprint() -> list[tuple[str, int, int, str]]:
-    """Returns inode, time and content of the host's files that run in or next to a container."""
+    """Return inode, time and content of the host's files that run in or next to a container."""
     files = [
         os.path.realpath(sys.executable),
         LAUNCHER,
@@ -52,7 +51,7 @@ def test_proc_self_exe_is_never_a_file_of_the_host(runtime: Runtime, rootfs: Pat
     (rootfs / "bin/evil").chmod(0o755)
     assert runtime.run("/bin/evil").code != 0
     box = runtime.box("sleep", "60").up()
-    assert box.exec("/bin/evil").code not in (0, 1)  # 1 would be a Python that started and failed
+    assert box.exec("/bin/evil").code not in (0, 1)  # 1 would mean that a Python started and failed
     assert fingerprint() == before
 
 
@@ -138,7 +137,7 @@ def test_a_process_in_the_container_opens_no_code_before_execve(
 
 
 def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
-    """Returns the processes that entered the container, and the files that they and their children
+    """Return the processes that entered the container, and the files that they and their children
     opened from there up to execve."""
     inside: set[str] = set()
     everybody: set[str] = set()

@@ -1,4 +1,4 @@
-"""Who a process is: users that are numbers, groups that are listed, capabilities that are exactly
+"""Attacks on the identity of processes: users must be numbers, groups and capabilities exactly
 those of the configuration.
 
 Classes: CVE-2022-24769, 27649, 27650, 27652, 29162, CVE-2025-27612 (inheritable capabilities),

@@ -1,9 +1,9 @@
-"""What a container can do to the folders and files of ours that are mounted into it, on both image
+"""Attacks of a container on the folders and files of ours that are mounted into it, on both image
 stores.
 
 A layer on the node's disk belongs to all images that have it, and to the next pod. The containers
-here have CAP_SYS_ADMIN and no user namespace, so mount flags (`ro`, `nosuid`) hold them back from
-nothing: they clear them. What they cannot change is a superblock that the kernel keeps read-only.
+here have CAP_SYS_ADMIN and no user namespace, so they can clear mount flags (`ro`, `nosuid`). They
+cannot change a superblock that the kernel keeps read-only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ echo done
 
 @pytest.fixture(scope="module", params=["unpacked", "erofs"])
 def server(request: pytest.FixtureRequest, probe: Path) -> Iterator[Server]:
-    """Starts a server that unpacks images, or a server that mounts them."""
+    """Start a server that unpacks images, or a server that mounts them."""
     with Server(network=False, settings={"images": {"store": request.param}}) as server:
         server.load_image()
         files: dict[str, build.Node | bytes | str] = {
@@ -76,7 +76,7 @@ def pod(server: Server) -> Iterator[str]:
 
 
 def launch(server: Server, pod: str, *mounts: api.Mount, admin: bool = False, user: int = 0) -> str:
-    """Starts a container with these mounts."""
+    """Start a container with these mounts."""
     security = api.LinuxContainerSecurityContext(run_as_user=api.Int64Value(value=user))
     if admin:
         security.capabilities.add_capabilities.append("SYS_ADMIN")

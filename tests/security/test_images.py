@@ -1,5 +1,5 @@
-"""Images of one tenant against those of another: manifests, configurations and archives that
-name what is not theirs."""
+"""Attacks with images of one tenant on those of another: manifests, configurations and archives
+that name content of other tenants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECRET = image([layer({"secret": "the other tenant's", "base": "1"})], {"Env": [
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    """Starts the company's registry with a private image."""
+    """Start the company's registry with a private image."""
     with Registry(tmp_path / "registry", auth=("basic", "user", "password")) as running:
         running.push("private/app:v1", SECRET)
         yield running
@@ -36,14 +36,14 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @pytest.fixture
 def attacker(tmp_path: Path) -> Iterator[Registry]:
-    """Starts the attacker's registry, which does not have the content of the private image."""
+    """Start the attacker's registry, which does not have the content of the private image."""
     with Registry(tmp_path / "attacker") as running:
         yield running
 
 
 @pytest.fixture
 async def node(service: ImageService, registry: Registry) -> ImageService:
-    """Returns a node on which another tenant has pulled the private image."""
+    """Return a node on which another tenant has pulled the private image."""
     await service.pull(
         f"{registry.host}/private/app:v1", Auth(username="user", password="password")
     )
@@ -53,7 +53,7 @@ async def node(service: ImageService, registry: Registry) -> ImageService:
 def put_manifest(
     registry: Registry, config: dict[str, Any], layers: Sequence[dict[str, Any]]
 ) -> str:
-    """Pushes a manifest of these descriptors as `mine:v1`; returns the reference."""
+    """Push a manifest of these descriptors as `mine:v1`; return the reference."""
     document = {
         "schemaVersion": 2,
         "mediaType": types.OCI_MANIFEST,
@@ -75,8 +75,8 @@ def push_blob(registry: Registry, data: bytes, media_type: str) -> dict[str, Any
 
 
 async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
-    """Returns the error of the refused pull; asserts that the node has only the private image,
-    under no other name."""
+    """Return the error of the refused pull; assert that the node has only the private image, under
+    no other name."""
     with pytest.raises(kind) as caught:
         await node.pull(reference)
     [image] = await node.list()
@@ -170,7 +170,7 @@ async def test_an_archive_must_have_all_content_that_it_names(
 
 
 def without_blob(built: BuiltImage, digest: str) -> bytes:
-    """Returns the image's archive without one of its blobs."""
+    """Return the image's archive without one of its blobs."""
     import io
     import tarfile
 

@@ -1,8 +1,8 @@
-"""No process of a container holds an inode of the host: what it holds it can give another mode,
-owner or time.
+"""Attacks through inodes of the host that a process of a container has open: it could change their
+mode, owner or times.
 
-fchmod(2) and fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which containers have, and for nothing of
-the mount: the host's /dev/null as somebody's stdin can be made 0600 for the whole machine.
+fchmod(2) and fchown(2) need CAP_FOWNER and CAP_CHOWN, which containers have, and ignore the mount's
+flags: a container whose stdin is the host's /dev/null could make it 0600 for the whole machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NULL = os.makedev(1, 3)
 
 
 def devices_of_the_host() -> set[int]:
-    """Returns st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in
-    none of them."""
+    """Return st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in none
+    of them."""
     devices = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         major, minor = line.split()[2].split(":")
@@ -41,7 +41,7 @@ def links_of(pid: int) -> Iterator[str]:
 
 
 def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
-    """Returns the host's files that the process has open, as `link -> path`, except those below
+    """Return the host's files that the process has open, as `link -> path`, except those below
     `allowed`."""
     host, held = devices_of_the_host(), []
     for link in links_of(pid):
@@ -60,12 +60,12 @@ def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
 
 
 def null_numbers(pid: int) -> set[int]:
-    """Returns the descriptors of a process that are null devices."""
+    """Return the descriptors of a process that are null devices."""
     return {n for n in range(3) if os.stat(f"/proc/{pid}/fd/{n}").st_rdev == NULL}
 
 
 def processes_below(group: Path) -> dict[int, str]:
-    """Returns pids and names of all processes in a cgroup and in groups below it."""
+    """Return pids and names of all processes in a cgroup and in groups below it."""
     pids = [int(pid) for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
     return {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
 

@@ -1,6 +1,7 @@
-"""Layers that are small to send and costly to take: in time, memory and disk, in both stores.
+"""Attacks with layers that are small to send and costly to process: in time, memory and disk, in
+both stores.
 
-Each attack is a small input of a kind that grows. Proof is a count (steps, directories, blocks,
+Each attack is a small input of a kind that grows. The proof is a count (steps, directories, blocks,
 processes), not a time.
 """
 
@@ -47,7 +48,7 @@ Take = Callable[..., None]
 
 @pytest.fixture(params=["unpacked", "mounted"])
 def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
-    """Takes a layer into a store of this kind. Raises the store's error."""
+    """Add a layer to a store of this kind. Raises the store's error."""
     numbers = itertools.count()
 
     def run(tar: bytes, limits: Limits | None = None) -> None:
@@ -147,7 +148,7 @@ def test_a_repeatedly_described_directory_has_a_single_dictionary(
     monkeypatch.setattr(merge.Node, "take_attributes", watched)
     with mounted(tmp_path / "image", [raw_tar(*members)]) as root:
         assert names(root) == {"d"}
-    assert len(seen) <= 2  # the second: the empty one of the root
+    assert len(seen) <= 2  # the second one is the root's empty layer
 
 
 def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,7 @@ def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class _Chain:
-    """Unpacked layers over each other, committed bottom first."""
+    """Unpacks layers over each other, committed bottom first."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir()
@@ -180,7 +181,7 @@ class _Chain:
         self._chain: list[str] = []
 
     def add(self, *members: tuple[str, Node]) -> Path:
-        """Unpacks and commits a layer; returns the folder of its files."""
+        """Unpack and commit a layer; return the folder of its files."""
         folder = self.layers.new_folder()
         unpack_bytes(raw_tar(*members), Path(folder))
         self._chain.append(f"sha256:{len(self._chain)}")
@@ -239,7 +240,7 @@ async def test_all_copies_of_an_unpacked_layer_share_its_limits(
 
 @contextmanager
 def small_disk(size_bytes: int) -> Iterator[Path]:
-    """Makes a file system of this size."""
+    """Make a file system of this size."""
     fd = open_mount("tmpfs", [("size", str(size_bytes))])
     try:
         yield Path(f"/proc/self/fd/{fd}")
@@ -248,7 +249,7 @@ def small_disk(size_bytes: int) -> Iterator[Path]:
 
 
 def has_reserve(disk: Path) -> bool:
-    """Returns whether the node's reserve of disk space is still free."""
+    """Return whether the node's reserve of disk space is still free."""
     statistics = os.statvfs(disk)
     return (
         statistics.f_bavail * statistics.f_frsize > statistics.f_blocks * statistics.f_frsize // 50
@@ -313,7 +314,7 @@ SPARSE_BYTES = 64 << 30
 
 @contextmanager
 def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
-    """Returns the files of an image of 64 GiB in which only five bytes are no hole."""
+    """Return the files of an image of 64 GiB with only five bytes of data."""
     pairs = f"0,1,{SPARSE_BYTES // 2},2,{SPARSE_BYTES - 2},2"
     pax = {"GNU.sparse.map": pairs, "GNU.sparse.size": str(SPARSE_BYTES)}
     tar = raw_tar(("data", directory()), ("data/sparse", Node(b"abcde", pax=pax)))
@@ -397,7 +398,7 @@ def test_processes_that_work_on_layers_have_a_limit_of_processor_time(
 
 @pytest.fixture
 def no_orphans() -> Iterator[None]:
-    """Lets init reap jobs that end after their zygote, as where the server runs, and not this
+    """Let init reap jobs that end after their zygote, as where the server runs, instead of this
     process."""
     set_child_subreaper(False)
     yield

@@ -1,5 +1,4 @@
-"""The table of attacks is complete, names tests that exist, and says who attacks and what came of
-it."""
+"""Tests the table of attacks: it is complete, names tests that exist, and has valid columns."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ NO_ATTACKS = ("test_matrix.py", "test_detectors.py")
 
 @cache
 def named_tests(path: Path) -> dict[str, str]:
-    """Returns the tests of a file with their docstrings; empty if the file does not exist."""
+    """Return the tests of a file with their docstrings; empty if the file does not exist."""
     if not path.exists():
         return {}
     return {

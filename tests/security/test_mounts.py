@@ -1,5 +1,5 @@
-"""Mounts land inside the container's root and nowhere else, whatever the image, a volume or a
-neighbour does to the names.
+"""Attacks on the places of mounts: they must land inside the container's root, whatever the image,
+a volume or a neighbour does to the names.
 
 Classes: CVE-2021-30465 (a swapped component of a destination), CVE-2024-45310 (folders and files
 made on the host), CVE-2024-21626 (through a working directory that is made), CVE-2025-62161 and
@@ -27,7 +27,7 @@ CLIMB = "../../../../../../../../../.."
 
 
 def observed(config: Config, runtime: Runtime) -> Path:
-    """Adds a hook that writes down the container's whole mount table while the host's tree is still
+    """Add a hook that writes down the container's whole mount table while the host's tree is still
     mounted in it."""
     table = runtime.folder / "table"
     hook = runtime.folder / "observe"
@@ -42,7 +42,7 @@ def observed(config: Config, runtime: Runtime) -> Path:
 
 
 def outside_the_root(table: str, root: Path, source: str) -> list[str]:
-    """Returns the mounts of this source that no chain of parents connects with the container's
+    """Return the mounts of this source that no chain of parents connects with the container's
     root."""
     below = str(root.relative_to(next(above for above in root.parents if above.is_mount())))
     wrong = []
@@ -121,7 +121,7 @@ def test_a_destination_swapped_during_the_mount_stays_in_the_root(
         outcomes = [slow.run("true", change=change) for _ in range(6)]
     print(*outcomes)
     assert swaps.count > 1000
-    runtime.run("true", change=change).ok()  # undisturbed it works, and the table has an entry
+    runtime.run("true", change=change).ok()  # without an attack the mount works
     assert outside_the_root((tmp_path / "table").read_text(), rootfs, "marker") == []
 
 
@@ -234,7 +234,7 @@ def test_a_source_by_descriptor_is_not_looked_up_again(
 
 
 def exchanged(chosen: Path, canary: Canary) -> None:
-    """Makes `chosen` a link to the canary."""
+    """Make `chosen` a link to the canary."""
     chosen.rename(chosen.with_name("taken"))
     chosen.symlink_to(canary.path)
 

@@ -1,8 +1,8 @@
-"""A process that enters a container is the runtime's until execve: whoever is inside may not look
-into it (CVE-2016-9962).
+"""Attacks on a process that enters a container, which is the runtime's until execve: processes
+inside must not inspect it (CVE-2016-9962).
 
-The spy (probe.c) tries every way for each process called pyrunc:*, and counts only what it did
-while that was still the name.
+The spy (probe.c) tries every way for each process called pyrunc:*, and counts only attempts that
+ended while the process still had that name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALLOWED = {"fd ENOENT"}
 
 
 class Spy:
-    """A container that spies until its report is wanted."""
+    """Runs a container that spies until the test reads its report."""
 
     def __init__(self, runtime: Runtime, user: int = 0) -> None:
         def change(config: Config) -> None:
@@ -44,12 +44,12 @@ class Spy:
         eventually(lambda: self.out.read_bytes().startswith(b"spying"))
 
     def looked(self) -> bool:
-        """Returns whether the spy has tried everything with at least one process."""
+        """Return whether the spy has tried everything with at least one process."""
         return b"getfd" in self.out.read_bytes()
 
     def report(self) -> Counter[str]:
-        """Returns the spy's successes and failures; the last line is the number of processes that
-        it saw."""
+        """Return the spy's successes and failures; the last line is the number of processes that it
+        saw."""
         self.box.kill("TERM").ok()
         assert self.child.wait(60) == 0
         _, *lines, last = self.out.read_text().splitlines()
@@ -77,7 +77,7 @@ def test_a_process_that_waits_for_start_cannot_be_inspected(runtime: Runtime) ->
     eventually(spy.looked)
     newcomer = waiting.pid
     waiting.kill("KILL").ok()
-    os.waitpid(newcomer, 0)  # the spy's namespace ends when everybody in it was reaped
+    os.waitpid(newcomer, 0)  # the spy's pid namespace ends when all its processes are reaped
     report = spy.report()
     nothing_done(report)
     assert {line.split()[0] for line in report} >= {

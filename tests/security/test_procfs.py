@@ -1,10 +1,12 @@
-"""Writes meant for procfs must reach the real one, and nothing else may pass for /proc.
+"""Attacks on writes to procfs: they must reach the real one, and no other folder may pass for
+/proc.
 
 Classes: CVE-2019-16884 (a volume over /proc), CVE-2019-19921, CVE-2023-27561, CVE-2023-28642,
 CVE-2025-54867 (/proc or /sys as a symbolic link of the image), CVE-2025-52881 and CVE-2025-62596
-(writes redirected to another file), CVE-2022-0811 (smuggled sysctls). The defence: procfs goes on a
-directory that no link leads to, sysctls are written through a procfs that only the runtime has, and
-a mount never lands inside a procfs.
+(writes redirected to another file), CVE-2022-0811 (smuggled sysctls).
+
+The defence: procfs is mounted on a directory that no link leads to, sysctls are written through a
+procfs that only the runtime has, and no mount lands inside a procfs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ SHOW_PROC = "stat -f -c %T /proc; cat /proc/self/mountinfo"
 
 
 def fake_proc(folder: Path) -> Path:
-    """Makes a folder whose files look like a procfs; only statfs(2) shows the difference."""
+    """Make a folder whose files look like a procfs; only statfs(2) shows the difference."""
     for name in ("attr", "attr/apparmor"):
         (folder / "self" / name).mkdir(parents=True, exist_ok=True)
     for name in ("attr/exec", "attr/current", "attr/apparmor/exec", "setgroups", "oom_score_adj"):
@@ -205,7 +207,7 @@ def test_sysctls_are_written_through_a_detached_procfs(runtime: Runtime, tmp_pat
     watched("run", "--bundle", str(box.folder), box.id).ok()
     text = log.read_text()
     (opened,) = re.findall(r'openat2\((\d+)<([^>]*)>, "sys/net/ipv4/ip_forward", \{([^}]*)\}', text)
-    assert opened[1] == "/", opened  # the root of a mount that is attached nowhere
+    assert opened[1] == "/", opened  # the root of a detached mount
     for word in (
         "RESOLVE_BENEATH",
         "RESOLVE_NO_SYMLINKS",

@@ -1,9 +1,9 @@
-"""The parent's half of a start must not obey the process that it starts: section 5, "sync
+"""Attacks on the parent's half of a start by the process that it starts: section 5, "sync
 integrity" (CVE-2021-43784's family).
 
-After pivot_root the process runs in the container, where a neighbour with CAP_SYS_PTRACE could hold
-its hand. Here it is replaced as a whole: by a program that says what the test chooses on the
-launcher's socket.
+After pivot_root the process runs in the container, where a neighbour with CAP_SYS_PTRACE could
+control it. Here a program that sends the test's messages on the launcher's socket replaces the
+launcher.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def lying(liar: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Replaces the launcher by the hostile program."""
+    """Replace the launcher by the hostile program."""
     number = os.open(liar, os.O_RDONLY)
     status = os.fstat(number)
     monkeypatch.setattr(launch, "_executable", (number, status.st_dev, status.st_ino))
@@ -94,7 +94,7 @@ def frame(tag: int, value: int = 0, extra: int = 0, *, op: int = 0, fds: int = 0
 
 
 def answer_to(frames: bytes) -> str:
-    """Returns the parent's reply to these frames; asserts that it never accepts a start."""
+    """Return the parent's reply to these frames; assert that it never accepts a start."""
     reading, writing = os.pipe()
     writer = threading.Thread(target=lambda: (os.write(writing, frames), os.close(writing)))
     plan = model.Plan(
@@ -121,7 +121,7 @@ def descriptors() -> int:
 
 @pytest.fixture
 def stranger() -> Iterator[int]:
-    """Returns a process that is not our child: a grandchild whose parent lives."""
+    """Return a process that is not our child: a grandchild whose parent lives."""
     with subprocess.Popen(
         ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True
     ) as shell:

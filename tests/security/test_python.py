@@ -1,8 +1,8 @@
-"""No code of a container ever runs in the runtime: section 0.5, 10.1, 10.7 of the rules for a
-runtime in Python.
+"""Attacks with code of a container that must never run in the runtime: section 0.5, 10.1, 10.7 of
+the rules for a runtime in Python.
 
 The image is full of modules, libraries and configuration that an interpreter or libc would load,
-each of which would leave a mark; and the folder in which the runtime is called as well.
+each of which would leave a mark; so is the folder in which the runtime is called.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIBRARY = (
 
 
 def trap(folder: Path, mark: Path) -> None:
-    """Fills a folder with modules that leave a mark when they are imported."""
+    """Fill a folder with modules that leave a mark when they are imported."""
     for name in MODULES:
         file = folder / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def trap(folder: Path, mark: Path) -> None:
 
 @pytest.fixture
 def mark(tmp_path: Path, rootfs: Path) -> Path:
-    """Traps the image and a folder; returns the file that must never appear, as the host and as the
+    """Trap the image and a folder; return the file that must never appear, as the host and as the
     container would see it."""
     path = tmp_path / "mark"
     for place in (

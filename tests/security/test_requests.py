@@ -1,5 +1,5 @@
-"""What is asked for, exactly or not at all: huge, malformed and ambiguous configurations, names
-with path tricks, hostile files.
+"""Attacks with requests that must be carried out exactly or refused: huge, malformed and ambiguous
+configurations, names with path tricks, hostile files.
 
 Classes: CVE-2021-43784 (a length that overflows), section 10.2 (Python's leniency with numbers),
 10.10 (sizes), S-19 (files that are pipes and devices), container ids, annotations (CVE-2024-3154 is
@@ -24,7 +24,7 @@ Config = dict[str, Any]
 
 
 def clean(result: Any) -> None:
-    """Asserts that a command is refused in one line, by a check and not by an accident."""
+    """Assert that a command is refused in one line, by a check and not by an accident."""
     refused(result)
     assert "Traceback" not in result.err and "internal error" not in result.err, result
     assert len(result.err.strip().splitlines()) == 1, result
@@ -231,7 +231,8 @@ def test_a_tampered_state_does_not_signal_another_process(runtime: Runtime) -> N
     """Section 10.8: a state.json names another process (a pid that was used again). kill and delete
     do not signal it, because its start time differs."""
     victim = subprocess.Popen(["sleep", "60"])
-    # The unit of start times. A container is up within one; a pid is not used again within one.
+    # The unit of start times. A container starts within one unit; a pid is not used again within
+    # one unit.
     time.sleep(2 / os.sysconf("SC_CLK_TCK"))
     try:
         box = runtime.box("sleep", "60").up()

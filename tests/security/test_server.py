@@ -1,12 +1,14 @@
-"""The CRI server against hostile images, callers' texts and neighbours on the node.
+"""Attacks on the CRI server by hostile images, callers' texts and neighbours on the node.
 
 Classes: CVE-2020-15257 (sockets), CVE-2021-41103 and CVE-2024-25621 (modes), CVE-2024-40635,
 CVE-2026-46680, CVE-2026-47262 and CVE-2025-4437 (users), CVE-2022-0811 (sysctls), CVE-2022-1708 and
 CVE-2022-31030 (output), CVE-2022-4318 (HOME), CVE-2024-3154 (annotations), CVE-2024-5154 and
 CVE-2025-0750 (paths of logs and of /etc), CVE-2022-23648 (volumes), CVE-2024-21626 (WORKDIR),
-CVE-2026-53488 (labels). Unpacking layers is attacked in tests/cri/images/test_hostile.py, the
-streaming server in tests/cri/streaming/test_hostile.py, plugins in tests/unit/cni and
-tests/cri/network.
+CVE-2026-53488 (labels).
+
+tests/cri/images/test_hostile.py attacks the unpacking of layers,
+tests/cri/streaming/test_hostile.py the streaming server, tests/unit/cni and tests/cri/network have
+hostile plugins.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def containers_are_removed(server: Server) -> Iterator[None]:
 
 
 def image(server: Server, files: dict[str, Any] | None = None, **config: Any) -> api.ImageSpec:
-    """Loads a busybox image with these files on top and this configuration."""
+    """Load a busybox image with these files on top and this configuration."""
     name = f"registry.test/hostile:{next(_numbers)}"
     layers = [*build.busybox().layers, *([build.layer(files)] if files else [])]
     server.load_image(
@@ -66,7 +68,7 @@ def image(server: Server, files: dict[str, Any] | None = None, **config: Any) ->
 
 
 def container_config(server: Server, *command: str, **changes: Any) -> api.ContainerConfig:
-    """Returns the configuration of a container with its own name and log."""
+    """Return the configuration of a container with its own name and log."""
     number = next(_numbers)
     changes.setdefault("log_path", f"c{number}.log")
     config = server.container_config(command or ("sleep", "3600"), **changes)
@@ -75,7 +77,7 @@ def container_config(server: Server, *command: str, **changes: Any) -> api.Conta
 
 
 def outcome(server: Server, pod: str, *command: str, **changes: Any) -> tuple[int, list[str]]:
-    """Returns the exit code and log of a container, or -1 and the error if it cannot be created or
+    """Return the exit code and log of a container, or -1 and the error if it cannot be created or
     started."""
     try:
         container = server.launch(pod, container_config(server, *command, **changes))
@@ -179,7 +181,7 @@ def test_the_log_has_no_secrets_and_no_control_characters(server: Server, pod: s
     assert not [line for line in text.splitlines() if any(ord(c) < 32 and c != "\t" for c in line)]
 
 
-# ---- who
+# ---- users, groups and capabilities
 
 
 NUMBERS = ["1000", "4294967296", "2147483648", "99999999999999999999", "9" * 60, "01000"]
@@ -271,7 +273,7 @@ def test_capabilities_and_groups_are_the_requested_ones(server: Server, pod: str
         )
 
 
-# ---- what is asked for
+# ---- values of requests
 
 
 def test_annotations_do_not_change_the_specification(server: Server, pod: str) -> None:
@@ -443,7 +445,7 @@ def test_a_pod_cannot_set_sysctls_of_the_machine(server: Server) -> None:
             server.run_pod(config, host_network=True)
 
 
-# ---- what an image says
+# ---- values of images
 
 
 @pytest.mark.parametrize(
@@ -579,7 +581,7 @@ def test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted(
 
 
 def looked_up(server: Server) -> list[Path]:
-    """Returns the launch.json of each created container."""
+    """Return the launch.json of each created container."""
     return list(server.state.glob("containers/*/launch.json"))
 
 

@@ -1,5 +1,5 @@
-"""Other spellings of a registry's name, by which a tenant would evade the administrator's rules for
-it."""
+"""Attacks with other spellings of a registry's name, by which a tenant would evade the
+administrator's rules for it."""
 
 from __future__ import annotations
 

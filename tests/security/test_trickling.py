@@ -1,4 +1,4 @@
-"""Registries that send a few bytes per second of layers that other pulls need."""
+"""Attacks by registries that send layers, which other pulls need, at a few bytes per second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON_S = 20.0  # at 64 bytes a second a layer takes longer than a test may
 
 
 def noise(seed: int) -> bytes:
-    """Returns a layer of 20 KiB that does not compress."""
+    """Return a layer of 20 KiB that does not compress."""
     return layer({f"file-{seed}": "".join(f"{seed * 7919 + n * 104729:x}" for n in range(3000))})
 
 
@@ -33,7 +33,7 @@ BASE = image([noise(1), noise(2)])
 
 @pytest.fixture
 def trickling(tmp_path: Path) -> Iterator[Registry]:
-    """Starts the attacker's registry."""
+    """Start the attacker's registry."""
     with Registry(tmp_path / "trickling") as running:
         yield running
 
@@ -49,7 +49,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 async def trickled(
     service: ImageService, registry: Registry, *images: BuiltImage
 ) -> AsyncIterator[None]:
-    """Pulls these images, whose layers `registry` sends slowly; the pulls run until the end of the
+    """Pull these images, whose layers `registry` sends slowly; the pulls run until the end of the
     block."""
     configurations = "|".join(image.id for image in images)
     registry.fault(rf"/blobs/(?!{configurations})", byte_delay_s=1 / BYTES_PER_SECOND)
@@ -68,7 +68,7 @@ async def trickled(
         yield
         assert not any(pull.done() for pull in pulls)
     finally:
-        registry.stopping.set()  # so that no thread of it goes on
+        registry.stopping.set()  # so that no thread continues
         for pull in pulls:
             pull.cancel()
         await asyncio.wait(pulls)
@@ -79,7 +79,7 @@ async def test_a_slow_registry_does_not_delay_pulls_from_another_registry(
 ) -> None:
     """The attacker's registry serves a copy of a public image at 64 bytes per second, to a pull
     that never ends. Other pulls of that image from its own registry are not delayed."""
-    monkeypatch.setattr(sharing, "SLOW_S", 3600.0)  # so that its being slow is not the reason
+    monkeypatch.setattr(sharing, "SLOW_S", 3600.0)  # so that slowness is not the reason
     async with trickled(service, trickling, BASE):
         async with asyncio.timeout(SOON_S):
             assert await service.pull(f"{registry.host}/base:v1") == BASE.id

@@ -1,5 +1,5 @@
-"""A runtime per test; at its end every container is deleted, the state folder is empty, and no
-child is left."""
+"""Provides a runtime per test; at its end every container is deleted, the state folder is empty,
+and no child is left."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package", autouse=True)
 def parent_of_containers() -> Iterator[None]:
-    """Become a subreaper: containers become our children when their runtime has ended, as they
-    become a shim's; not so in other folders' tests."""
+    """Make this process a subreaper, so that containers become its children when their runtime has
+    ended, as they become a shim's; other folders' tests run without it."""
     set_child_subreaper(True)
     yield
     set_child_subreaper(False)

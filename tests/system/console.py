@@ -1,4 +1,4 @@
-"""The other end of --console-socket: receives the terminal's master and uses it."""
+"""Plays the other end of --console-socket: receives the terminal's master and uses it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Console:
         return received
 
     def close(self) -> None:
-        # it waits for a connection, whose end a close of the socket would not be
+        # the thread waits in accept(2), which close(2) would not end
         if self._thread.is_alive():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
                 last.connect(str(self.path))

@@ -1,5 +1,5 @@
-"""A runtime as its callers see it: a program with arguments, exit codes and files. Imports
-nothing of ours.
+"""Runs a runtime as its callers do: a program with arguments, exit codes and files. Imports nothing
+of ours.
 
 `PYRUNC_RUNTIME` points the same tests at another runtime, for which they must hold too (tests of
 our own verbs check `is_pyrunc`). Output goes to files: a container keeps its descriptors, and a
@@ -38,7 +38,8 @@ class Result:
         return self
 
     def fails(self, words: str = "", code: int = 1) -> Result:
-        """Return the same result, when it failed with this exit code and these words (any case)."""
+        """Return the same result, when the command failed with this exit code and this text (in any
+        case)."""
         assert self.code == code, self
         assert words.lower() in self.err.lower(), self
         return self
@@ -52,7 +53,7 @@ class Result:
 
 
 class Runtime:
-    """The program, with its own state folder."""
+    """Runs the program with a separate state folder."""
 
     def __init__(self, folder: Path, rootfs: Path) -> None:
         self.program, self.folder, self.rootfs = bundle.runtime(), folder, rootfs
@@ -102,7 +103,8 @@ class Runtime:
     def box(
         self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
     ) -> Box:
-        """Write a container's bundle, and do nothing else. `change` edits the configuration."""
+        """Write a container's bundle without calling the runtime. `change` edits the
+        configuration."""
         name = f"{session.name('sys')}-{next(_numbers)}"
         config = bundle.configuration(*args, cgroupsPath=f"/{name}", **linux)
         config["root"] = {"path": str(self.rootfs), "readonly": True}
@@ -151,7 +153,7 @@ class Box:
         return self.runtime("start", self.id)
 
     def up(self) -> Box:
-        """Create and start it."""
+        """Create and start the container."""
         self.create().ok()
         self.start().ok()
         return self

@@ -1,8 +1,7 @@
-"""The validation programs of opencontainers/runtime-tools: builds them once, and judges their
-output.
+"""Builds the validation programs of opencontainers/runtime-tools once, and judges their output.
 
 Exit codes alone tell little: many programs exit 0 with `not ok`. Known failures, with reasons, are
-data here; a line that begins to pass is as much of a surprise as one that begins to fail.
+data here; a line that begins to pass fails the test like a line that begins to fail.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ KNOWN: dict[str, tuple[set[int], str]] = {
         "its last case is the wrong way round: start without a process has to succeed, and to end",
     ),
 }
-# Programs that only say whether they went through (`1..0`): pass is no "error" in the output.
+# Programs without test lines (`1..0`): they pass when their output has no "error".
 SILENT = ("poststart", "poststop", "poststop_fail")
-# The same, and what they report against a runtime that follows the specification as it is now.
+# The same, with the failures that they report for a runtime that follows the current specification.
 OUTDATED = {
     "hooks": "expects prestart at start, as specification 1.0 had it",
     "prestart": "expects prestart at start, as specification 1.0 had it",
@@ -90,9 +89,11 @@ def names(folder: Path) -> list[str]:
 
 
 def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> tuple[int, str]:
-    """Return exit code and output of one program, in its own pid and mount namespaces:
-    what it leaves ends with them, and containers that it forgets leave their cgroups beside
-    `group`, in which it runs."""
+    """Return exit code and output of one program.
+
+    It has its own pid and mount namespaces, which end with it; containers that it leaves have their
+    cgroups beside `group`, in which it runs.
+    """
     command = ["sh", "-c", groups.ENTER, str(group)]
     command += ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
     command += [

@@ -1,4 +1,4 @@
-"""The command line itself: help, unknown words, options of peers, and verbs on several
+"""Tests the command line itself: help, unknown options, options of peers, and verbs on several
 containers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that are killed, and many at once: `delete --force` can remove all that is left."""
+"""Tests commands that are killed, and many at once: `delete --force` can remove all leftovers."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_store_of_filters_survives_rubbish(runtime: Runtime) -> None:
         pytest.skip("our store")
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
-        # a profile that no earlier run has left in the store
+        # a new profile, which no earlier run has stored
         "syscalls": [
             {
                 "names": ["swapoff"],

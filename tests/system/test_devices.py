@@ -1,4 +1,4 @@
-"""Device rules decide what can be opened."""
+"""Tests that device rules decide which devices can be opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents of a runtime: features, version, and the configuration that `spec` writes."""
+"""Tests the documents of a runtime: features, version, and the configuration that `spec` writes."""
 
 from __future__ import annotations
 

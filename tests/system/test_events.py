@@ -1,4 +1,4 @@
-"""Usage and OOM kills, a JSON object per line."""
+"""Tests `events`: usage and OOM kills, a JSON object per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another program in a running container."""
+"""Tests `exec`: another program in a running container."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_the_inits_move_to_a_subgroup_does_not_stop_exec(runtime: Runtime, box: 
     eventually(lambda: box.status == "running")
 
 
-# -- the same again: the second time a program that was kept runs, which must not be seen
+# -- repeated execs: from the second on a stored program runs, without a visible difference
 
 
 def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:

@@ -1,5 +1,5 @@
-"""Programs of `exec` that pyrunc.accelerate stores with their container; test_exec.py tests what
-they do."""
+"""Tests the programs of `exec` that pyrunc.accelerate stores with their container; test_exec.py
+tests their effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every process of a container gets a signal, also where it shares its pid namespace."""
+"""Tests that every process of a container gets a signal, also where it shares its pid namespace."""
 
 from __future__ import annotations
 

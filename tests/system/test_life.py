@@ -1,4 +1,5 @@
-"""From create to delete: states, exit codes, and the texts that callers match."""
+"""Tests the life of a container from create to delete: states, exit codes, and the texts that
+callers match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers and their processes, as tables and as JSON."""
+"""Tests `list` and `ps`: containers and their processes, as tables and as JSON."""
 
 from __future__ import annotations
 

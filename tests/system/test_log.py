@@ -1,4 +1,4 @@
-"""The log of a command: its place, its format, and the messages of --debug."""
+"""Tests the log of a command: its place, its format, and the messages of --debug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mounts of a configuration as the container's mountinfo shows them: options, propagation,
+"""Tests mounts of a configuration as the container's mountinfo shows them: options, propagation,
 places, and refusals."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.harness import Result, Runtime
 
-# option -> what mountinfo has more, and less, than it has of a plain bind
+# option -> options that mountinfo adds to, and drops from, those of a plain bind
 OPTIONS: dict[str, tuple[set[str], set[str]]] = {
     "ro": ({"ro"}, {"rw"}), "nosuid": ({"nosuid"}, set()), "nodev": ({"nodev"}, set()),
     "noexec": ({"noexec"}, set()),

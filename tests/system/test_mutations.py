@@ -1,9 +1,9 @@
-"""For any configuration a runtime answers with a container or with one clear error, and leaves
-nothing.
+"""Tests that a runtime answers any configuration with a container or with one clear error, and
+leaves nothing.
 
 Hypothesis breaks a full configuration at one to three places: a property missing, null, of another
 type, of absurd size, with NUL bytes, with paths that lead elsewhere. Each is created, started and
-deleted in pid, mount and cgroup namespaces of its own under a read-only root, because some of them
+deleted in separate pid, mount and cgroup namespaces under a read-only root, because some of them
 name the host's.
 """
 
@@ -27,8 +27,8 @@ from tests.support import bundle, groups
 Path_ = tuple[str | int, ...]
 TIMEOUT_S = 60
 
-# What happens to one configuration. Prints a line per fact; the state folder is on a tmpfs of its
-# own.
+# Creates, starts and deletes one configuration. Prints a line per fact; the state folder is on a
+# separate tmpfs.
 SCRIPT = r"""
 set -eu
 mount -t tmpfs tmpfs /run && mkdir /run/state
@@ -203,7 +203,7 @@ def mutated(
     mutations: list[tuple[Path_, Any]],
 ) -> tuple[dict[str, Any], list[tuple[Path_, Any, Any]]]:
     """Return the configuration with these changes, and the values that each has replaced (for
-    those that were still possible)."""
+    changes that were still possible)."""
     config, done = full(), []
     for place, value in mutations:
         target: Any = config
@@ -234,8 +234,8 @@ def kind(value: Any) -> str:
 
 
 class Judge:
-    """Runs one configuration after the other in a folder, and describes what the runtime did
-    wrong."""
+    """Runs one configuration after the other in a folder, and describes the faults of the
+    runtime."""
 
     def __init__(self, folder: Path, group: Path) -> None:
         self.bundle, self.rootfs = folder / "bundle", folder / "rootfs"
@@ -279,7 +279,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
 
 
 def check(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
-    """Check the promises of this file's first lines."""
+    """Check the promises of the module's docstring."""
     config, changes = mutated(mutations)
     report = judge.run(config)
     what = f"{[(json_path(place), value) for place, _, value in changes]}\n{report}"
@@ -317,8 +317,7 @@ def test_the_full_configuration_works(judge: Judge) -> None:
     assert report.startswith("create 0\nstart 0\ndelete 0\nerrors:"), report
 
 
-# Mounts and removes folders, as another container runtime does with those of its containers; ends
-# with its stdin.
+# Mounts and removes folders, like another container runtime on the machine; ends with its stdin.
 OTHER_RUNTIME = """
 cd "$0"; n=0
 while [ -z "$(timeout 0.02 cat)" ]; do

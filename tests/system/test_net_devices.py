@@ -1,5 +1,5 @@
-"""Links that move into the container, in a network namespace of the test's own so that none of the
-machine is touched."""
+"""Tests links that move into the container, in a network namespace of the test, so that no link of
+the machine is touched."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_link_moves_and_keeps_its_addresses(runtime: Runtime, network: list[st
         ip(network, "address", "add", address, "dev", "d0", *(["nodad"] if ":" in address else []))
     box = runtime.box("sleep", "1000", netDevices={"d0": {"name": "eth0"}, "d1": {}}).up()
     text = box.exec("ip", "address").ok().out
-    if runtime.is_pyrunc:  # runc 1.5.2 brings none along
+    if runtime.is_pyrunc:  # runc 1.5.2 moves no addresses
         assert " 192.0.2.5/24 " in text and " 2001:db8::5/64 " in text
     assert "eth0" in text and "d1" in text and "mtu 1300" in text
     assert "UP" in next(line for line in text.splitlines() if ": eth0" in line)

@@ -1,5 +1,5 @@
-"""Filters whose calls a listener in user space answers: the recipient of the listener, and the
-message."""
+"""Tests filters whose calls a listener in user space answers: the recipient of the listener, and
+the message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Listener:
                 self.told.append(json.loads(text))
 
     def close(self) -> None:
-        """Wait until all earlier connections are handled: this last one comes after them in the
+        """Wait until all earlier connections are handled: this connection comes after them in the
         queue and sends nothing."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
             last.connect(str(self.path))

@@ -1,4 +1,4 @@
-"""A container is paused and resumed."""
+"""Tests `pause` and `resume`."""
 
 from __future__ import annotations
 

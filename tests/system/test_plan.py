@@ -1,4 +1,4 @@
-"""Verbs of our own: the plan of a bundle, and the time of each of its operations."""
+"""Tests our own verbs: the plan of a bundle, and the time of each of its operations."""
 
 from __future__ import annotations
 

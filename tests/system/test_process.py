@@ -1,4 +1,4 @@
-"""The program's surroundings: user, rights, limits, environment, descriptors."""
+"""Tests the program's surroundings: user, rights, limits, environment, descriptors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_process_has_exactly_the_listed_capabilities(runtime: Runtime) -> None
     fields = status(runtime, process(capabilities=capabilities, user={"uid": 1000, "gid": 1000}))
     assert int(fields["CapBnd"], 16) == 1 << 0 | 1 << 5 | 1 << 18
     assert int(fields["CapInh"], 16) == int(fields["CapAmb"], 16) == 1 << 5
-    # what an ambient capability leaves after execve by a user
+    # capabilities that a user keeps after execve by the ambient set
     assert int(fields["CapPrm"], 16) == 1 << 5
 
 

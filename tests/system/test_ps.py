@@ -1,4 +1,4 @@
-"""The processes of a container, by ps(1) of the host."""
+"""Tests the processes of a container, by ps(1) of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What cannot be created is refused with one error of the right text, and leaves nothing."""
+"""Tests that an impossible configuration is refused with one error of the right text, and leaves
+nothing."""
 
 from __future__ import annotations
 

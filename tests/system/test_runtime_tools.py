@@ -1,5 +1,5 @@
-"""runtime-tools' validation, each program as a test. The programs run two at a time; they need Go
-and the module proxy once."""
+"""Runs runtime-tools' validation, each program as a test. The programs run two at a time; they need
+Go and the module proxy once."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PROGRAMS = (
     "state",
 )  # fmt: skip
 # killsig sends its signal as soon as the shell runs, which sets its trap only later: a race in that
-# program. Where a shell is to set one, it has a handler afterwards, besides the one for SIGCHLD
-# that busybox's always has.
+# program. A shell that has set its trap shows a handler besides the one for SIGCHLD that busybox's
+# always has.
 START = """#!/bin/sh
 if [ "$1" = kill ]; then
     sleep 0.5
@@ -44,7 +44,7 @@ if [ "$1" = kill ]; then
 fi
 exec {runtime} "$@"
 """
-# Building them takes a minute, once in the life of a cache; running them half of that.
+# Building the programs takes a minute, once per cache; running them half of that.
 pytestmark = pytest.mark.timeout(600)
 
 

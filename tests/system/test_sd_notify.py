@@ -1,5 +1,5 @@
-"""A service manager that waits for its container: READY comes from inside, MAINPID and a barrier
-from the runtime."""
+"""Tests a service manager that waits for its container: READY comes from inside, MAINPID and a
+barrier from the runtime."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 
 from tests.system.harness import Runtime
 
-# busybox has no sd_notify; nc speaks to unix sockets nowhere, so the word is sent by a program of
-# our own.
+# busybox has no sd_notify, and its nc no unix sockets: a program of ours sends the message.
 SENDER = """
 #include <string.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""Calls that a seccomp profile refuses, and the point at which it is loaded."""
+"""Tests calls that a seccomp profile refuses, and the point at which it is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors of a service manager, and others, in a container: at the same numbers, with the
+"""Tests descriptors of a service manager, and others, in a container: at the same numbers, with the
 variables of sd_listen_fds(3)."""
 
 from __future__ import annotations

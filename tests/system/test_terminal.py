@@ -1,4 +1,4 @@
-"""Containers with a terminal: the recipient of the master, and the program's view."""
+"""Tests containers with a terminal: the recipient of the master, and the program's view."""
 
 from __future__ import annotations
 

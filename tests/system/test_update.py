@@ -1,4 +1,4 @@
-"""New limits for a running container, by flags and by a file, and refusals."""
+"""Tests new limits for a running container, by flags and by a file, and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def box(runtime: Runtime) -> Box:
 
 
 def update(runtime: Runtime, *words: str, **more: Any) -> Result:
-    """Run update; where a controller is on cgroup v1, our runtime is to warn and go on."""
+    """Run update; where a controller is on cgroup v1, our runtime gets the option to warn instead
+    of failing."""
     options = ["--missing-controllers", "warn"] if runtime.is_pyrunc else []
     return runtime("update", *words, options=options, **more)
 
@@ -43,7 +44,7 @@ def test_a_flag_changes_its_limit(runtime: Runtime, box: Box) -> None:
 
 @pytest.mark.parametrize("where", ["-", "file"])
 def test_a_file_overrides_the_flags(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
-    absent = {"memory": None} if runtime.is_pyrunc else {}  # on a null runc ends by SIGSEGV
+    absent = {"memory": None} if runtime.is_pyrunc else {}  # null makes runc end by SIGSEGV
     text = json.dumps({"pids": {"limit": 33}, "unknown": {"x": 1}} | absent)
     (tmp_path / "resources").write_text(text)
     name = "-" if where == "-" else str(tmp_path / "resources")

@@ -1,5 +1,5 @@
-"""Containers whose root is mounted over the host's root, without pivot_root, as on a ramdisk; and a
-container without a program."""
+"""Tests containers whose root is mounted over the host's root, without pivot_root, as on a ramdisk;
+and a container without a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated examples have no time limit each: the machine may be busy with something else."""
+"""Lets generated examples run without a time limit: the machine may be busy."""
 
 from __future__ import annotations
 

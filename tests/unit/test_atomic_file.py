@@ -1,4 +1,4 @@
-"""Records are whole, whatever happens during the writing, and synced on request."""
+"""Tests that records are complete, whatever happens during the writing, and synced on request."""
 
 from __future__ import annotations
 

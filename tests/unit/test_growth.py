@@ -1,9 +1,9 @@
-"""Input of twice the size makes twice the work, not four times: every parser of foreign bytes
-gets its worst case.
+"""Tests that input of twice the size makes twice the work, not four times: every parser of foreign
+bytes gets its worst case.
 
 Hostile inputs come as many small pieces, as one huge piece, a byte at a time, nested deeply, and
 with many duplicates. Refusing must be as cheap. `tests/cri/images/test_growth.py` has layers,
-archives and what needs files.
+archives and parsers that need files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REFUSED = (Error, CniError, Refused, ValueError, grpc_wire.CallFailed)
 
 
 def refusable(work: Work, *also: type[Exception]) -> Work:
-    """Run the work, which may end in the parser's refusal; `also`: other errors that count as
+    """Return the work without the parser's refusal as an error; `also`: other errors that count as
     refusal."""
 
     def run() -> None:
@@ -67,7 +67,8 @@ def refusable(work: Work, *also: type[Exception]) -> Work:
 
 
 def each_byte(feed: Callable[[bytes], object], data: bytes) -> Work:
-    """Return `data` as a client sends it that writes one byte at a time."""
+    """Return the work of feeding `data` one byte at a time, like a client that writes single
+    bytes."""
     return lambda: [feed(data[at : at + 1]) for at in range(len(data))]
 
 
@@ -472,7 +473,7 @@ def test_image_documents_are_read_in_linear_time(name: str) -> None:
     check_growth(prepare, 2000, largest=1 << 14)
 
 
-# ---- what registries say besides
+# ---- other answers of registries
 
 
 @pytest.mark.parametrize(
@@ -626,7 +627,7 @@ def test_sysctls_are_checked_in_linear_time() -> None:
     check_growth(prepare, 2000, largest=1 << 14)
 
 
-# ---- what images and requests bring to a container
+# ---- values of images and requests for a container
 
 
 @pytest.mark.parametrize(
@@ -769,7 +770,7 @@ def test_cdi_files_in_yaml_are_read_in_linear_time(name: str, tmp_path: Path) ->
 
         return run
 
-    # Of a line the scanner looks 1024 characters ahead: depth costs up to there.
+    # The scanner looks 1024 characters ahead: depth costs up to there.
     check_growth(prepare, 2000 if name == "depth" else 200, largest=1 << 14)
 
 
@@ -866,7 +867,7 @@ def test_seccomp_profiles_are_compiled_in_linear_time(name: str) -> None:
     check_growth(prepare, 500, largest=1 << 14)
 
 
-# ---- what a container writes
+# ---- output of a container
 
 
 @pytest.mark.parametrize(
@@ -901,7 +902,7 @@ def test_lines_of_a_full_disk_wait_in_linear_time() -> None:
     check_growth(prepare, 2000, largest=HELD_LIMIT_BYTES // 20)
 
 
-# ---- what the kernel says about a container
+# ---- the kernel's figures of a container
 
 
 @pytest.mark.parametrize(

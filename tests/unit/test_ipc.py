@@ -1,4 +1,5 @@
-"""Messages with descriptors over a socket pair: all sizes, and what is not one of our messages."""
+"""Tests messages with descriptors over a socket pair: all sizes, and packets that are not our
+messages."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def test_an_invalid_message_is_a_peers_error_and_leaks_no_descriptor(
 ) -> None:
     before = set(os.listdir("/proc/self/fd"))
     socket.send_fds(pair[0], [packet], [0, 1])
-    if packet == b"M":  # the first descriptor should be a memfd with the text
+    if packet == b"M":  # expected: a memfd with the text
         with pytest.raises((PeerError, OSError)):
             ipc.receive(pair[1])
     else:

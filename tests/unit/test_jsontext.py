@@ -1,4 +1,4 @@
-"""Our JSON is the standard library's, without its imports."""
+"""Tests that our JSON equals the standard library's, without its imports."""
 
 from __future__ import annotations
 

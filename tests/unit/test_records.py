@@ -1,5 +1,5 @@
-"""Records that our processes exchange: what travels, what is ignored, and what is refused by the
-field's name."""
+"""Tests records that our processes exchange: which fields are sent, which are ignored, and which
+are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may run beside what: the units that two workers of a run share out."""
+"""Tests which tests may run in parallel: the units that two workers of a run divide."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Two threads that meet a type at the same time."""
+"""Tests two threads that use a new type at the same time."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# While one thread has come to the type of Outer's field, the other one wants an Outer: it has to
-# wait, and half a second later the first one stops waiting for it. Without that the process ends by
-# SIGSEGV.
+# One thread reads the type of Outer's field while the other one asks for an Outer, which must wait;
+# the first continues after half a second. Without the wait the process ends by SIGSEGV.
 PROGRAM = """
 from __future__ import annotations
 import threading
