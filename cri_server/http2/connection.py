@@ -205,7 +205,7 @@ class Connection:
         if flags & frames.END_HEADERS:
             self._request(stream_id, ended, body)
         else:
-            self._block = Block(stream_id, ended, body)
+            self._block = Block(stream_id, ended, bytearray(body))
 
     def _continuation(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         block = self._block

@@ -8,6 +8,7 @@ update of that window costs work for ready streams alone.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from cri_server.http2 import frames
 from cri_server.http2.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS
@@ -19,16 +20,15 @@ class Overflow(Exception):
     """A flow-control window exceeds 2^31-1."""
 
 
+@dataclass(eq=False, slots=True)
 class Outgoing:
     """A stream's sending half."""
 
-    __slots__ = ("queued", "ready", "stream_id", "trailers", "window_bytes")
-
-    def __init__(self, stream_id: int, window_bytes: int) -> None:
-        self.stream_id, self.window_bytes = stream_id, window_bytes
-        self.queued: deque[memoryview] | None = None
-        self.trailers: bytes | None = None  # sent after the queued data; they end the stream
-        self.ready = False  # whether it is in the ready queue
+    stream_id: int
+    window_bytes: int
+    queued: deque[memoryview] | None = None
+    trailers: bytes | None = None  # sent after the queued data; they end the stream
+    ready: bool = False  # whether it is in the ready queue
 
 
 class Sender:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from cri_server.nri import adjust, convert, launch
 from cri_server.nri.merge import Merge
 from cri_server.nri.plugin import Plugin, Timeouts
 from cri_server.observability.lifecycle import LifecycleObserver
-from cri_server.rpc.server import unlink_stale
+from cri_server.rpc import unix_socket
 from cri_server.services import Services
 from cri_server.spec import block_io, cdi, groups, rdt, resources, sources
 from cri_server.store.model import Container, Sandbox
@@ -109,20 +107,13 @@ class Nri(LifecycleObserver):
     async def _listen(self) -> None:
         path = Path(self._settings.socket)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unlink_stale(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # A plugin acts with root's rights, so the socket has its mode from bind(2) on.
-            before = os.umask(0o777 & ~SOCKET_MODE)
-            try:
-                sock.bind(str(path))
-            finally:
-                os.umask(before)
+            # A plugin acts with root's rights, so other users must not connect.
+            sock = unix_socket.bind(path, SOCKET_MODE)
             self._listener = await asyncio.get_running_loop().create_unix_server(
                 self._accepted, sock=sock
             )
         except OSError as error:
-            sock.close()
             raise WrongState(f"nri.socket {path}: {error.strerror or error}") from None
         log.info("NRI plugins connect to %s", path)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from dataclasses import dataclass, field
 
 # Seconds. A status takes a tenth of a millisecond, a pull minutes.
 BOUNDS_S = (
@@ -16,15 +17,13 @@ BOUNDS_S = (
 )  # fmt: skip
 
 
+@dataclass(slots=True)
 class Durations:
     """A histogram: `counts[i]` measurements up to `BOUNDS_S[i]`; the last count is of longer
     ones."""
 
-    __slots__ = ("counts", "sum_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        self.sum_s = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    sum_s: float = 0.0
 
     def add(self, seconds: float) -> None:
         """Count a measurement."""

@@ -5,23 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import pause, sessions
 from cri_server.observability import debug
 from cri_server.observability.timeline.choose import choose
 from cri_server.observability.timeline.ring import Entry
-from cri_server.rpc import private
-from cri_server.rpc.methods import Method, Table
+from cri_server.rpc import methods, private
 from cri_server.sandboxes import stop
 from cri_server.services import Services
 from cri_server.status.paused import is_paused
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import InvalidArgument, WrongState
-from pyrunc.records import Request
 
 
 class Admin:
@@ -64,15 +61,13 @@ class Admin:
         options = sessions.check_exec(self._services, exec_request, changes)
         return private.Session(self._streaming.url_for_exec(options))
 
-    async def pause_container(self, request: private.PauseContainer) -> private.Empty:
+    async def pause_container(self, request: private.PauseContainer) -> None:
         """Freeze the container. Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
         await pause.pause(self._services, request.id)
-        return private.Empty()
 
-    async def unpause_container(self, request: private.UnpauseContainer) -> private.Empty:
+    async def unpause_container(self, request: private.UnpauseContainer) -> None:
         """Thaw the container. Raises NotFound, WrongState, KernelError."""
         await pause.unpause(self._services, request.id)
-        return private.Empty()
 
     def paused_containers(self, request: private.PausedContainers) -> private.ContainerIds:
         return private.ContainerIds(
@@ -124,26 +119,22 @@ class Admin:
         finally:
             self._profiling = False
 
-    def table(self) -> Table:
+    def table(self) -> methods.Table:
         """The methods for the gRPC server."""
-        calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
-            (private.LoadImage, self.load_image, private.encode_record),
-            (private.ContainerConfig, self.container_config, private.encode_record),
-            (private.PodConfig, self.pod_config, private.encode_record),
-            (private.ExecAs, self.exec_as, private.encode_record),
-            (private.PauseContainer, self.pause_container, private.encode_record),
-            (private.UnpauseContainer, self.unpause_container, private.encode_record),
-            (private.PausedContainers, self.paused_containers, private.encode_record),
-            (private.Timeline, self.timeline, private.encode_record),
-            (private.FollowTimeline, self.follow_timeline, private.encode),
-            (private.ReleaseNetwork, self.release_network, private.encode_record),
-            (private.CollectGarbage, self.collect_garbage, private.encode_record),
-            (private.DebugStacks, self.debug_stacks, private.encode_record),
-            (private.DebugProfile, self.debug_profile, private.encode_record),
-        ]
-        return {
-            private.path(kind.call).encode(): Method(
-                kind.call, private.decoder(kind), answer, encode
-            )
-            for kind, answer, encode in calls
-        }
+        return methods.private_table(
+            {
+                private.LoadImage: self.load_image,
+                private.ContainerConfig: self.container_config,
+                private.PodConfig: self.pod_config,
+                private.ExecAs: self.exec_as,
+                private.PauseContainer: self.pause_container,
+                private.UnpauseContainer: self.unpause_container,
+                private.PausedContainers: self.paused_containers,
+                private.Timeline: self.timeline,
+                private.FollowTimeline: self.follow_timeline,
+                private.ReleaseNetwork: self.release_network,
+                private.CollectGarbage: self.collect_garbage,
+                private.DebugStacks: self.debug_stacks,
+                private.DebugProfile: self.debug_profile,
+            }
+        )

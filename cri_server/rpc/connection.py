@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from types import AsyncGeneratorType, CoroutineType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from cri_server.http2.connection import Connection
 from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
@@ -25,10 +26,8 @@ from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
 from cri_server.rpc.grpc_framing import Incoming, NotGrpc
 from cri_server.rpc.methods import Method, StreamedReply
+from cri_server.rpc.shared import Shared
 from pyrunc.errors import Error
-
-if TYPE_CHECKING:
-    from cri_server.rpc.server import Server
 
 # A client that opens its windows wide and does not read would make the server buffer every reply
 # (CVE-2019-9517).
@@ -37,45 +36,39 @@ FLUSH_S = 5.0  # for a client to read the last replies of a connection that is b
 SKIPPED_BYTES = 16 << 10  # of a request that is not gRPC; a longer one is answered unread
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """The state of one call until it is answered."""
 
-    __slots__ = (
-        "admitted", "deadline_s", "holds_stream", "incoming", "method", "origin", "queued",
-        "reserved_bytes", "started", "stream_id", "streaming", "task", "timer", "waiter",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        stream_id: int,
-        method: Method,
-        incoming: Incoming,
-        deadline_s: float | None,
-        origin: str,
-    ) -> None:
-        self.stream_id = stream_id
-        self.method = method
-        self.incoming = incoming
-        self.deadline_s = deadline_s
-        self.origin = origin
-        self.timer: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.streaming = False
-        self.started = False  # whether the reply's headers were sent
-        self.holds_stream = False  # whether its task counts as an open stream after a reset
-        self.queued = False  # whether a message waits for the client's window
-        self.waiter: asyncio.Future[None] | None = None
-        self.admitted: asyncio.Future[None] | None = None  # set while its reply waits for room
-        self.reserved_bytes = 0
+    stream_id: int
+    method: Method
+    incoming: Incoming
+    deadline_s: float | None
+    origin: str  # the client's traceparent
+    timer: asyncio.TimerHandle | None = None
+    task: asyncio.Task[None] | None = None
+    streaming: bool = False
+    started: bool = False  # whether the reply's headers were sent
+    holds_stream: bool = False  # whether its task counts as an open stream after a reset
+    queued: bool = False  # whether a message waits for the client's window
+    waiter: asyncio.Future[None] | None = None
+    admitted: asyncio.Future[None] | None = None  # set while its reply waits for room
+    reserved_bytes: int = 0
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """The protocol of one connection of `server`."""
+    """The asyncio protocol of one connection. `shared`: the part of the server that all its
+    connections use; `on_open` and `on_close` are called once each."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(
+        self,
+        shared: Shared,
+        on_open: Callable[[GrpcConnection], None],
+        on_close: Callable[[GrpcConnection], None],
+    ) -> None:
+        self._shared, self._on_open, self._on_close = shared, on_open, on_close
         self._loop = asyncio.get_running_loop()
-        self._http = Connection(server.limits)
+        self._http = Connection(shared.limits)
         self._calls: dict[int, Call] = {}
         # Requests that are not gRPC, by stream: the HTTP status to answer, the bytes skipped.
         self._non_grpc: dict[int, list[int]] = {}
@@ -88,7 +81,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         # Aborts a connection whose client sends no preface, or later does not read the last
         # replies.
         self._close_timer: asyncio.TimerHandle | None = None
-        self.active_s, self._called = self._loop.time(), False
+        self.active_s = self._loop.time()  # when it last received data
+        self.has_called = False  # whether it has ever made a call
 
     @property
     def idle(self) -> bool:
@@ -105,9 +99,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._close_timer = self._loop.call_later(self._server.greeting_s, self._transport.abort)
+        self._close_timer = self._loop.call_later(self._shared.greeting_s, self._transport.abort)
         self._flush()
-        self._server.on_connect(self)
+        self._on_open(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -115,15 +109,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._http.lose()
         self._discard_calls()
         self._waiting.clear()
-        self._server.on_close(self)
+        self._on_close(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._server.buffer
+        return self._shared.buffer
 
     def buffer_updated(self, size: int) -> None:
         self.active_s = self._loop.time()
         # The bytes are copied, because all connections of the server share the buffer.
-        for event in self._http.receive(bytes(self._server.buffer[:size])):
+        for event in self._http.receive(bytes(self._shared.buffer[:size])):
             self._handle_event(event)
         if self._new_calls:
             self._start_deadlines()
@@ -213,7 +207,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._cancel_timeout()
         elif type(event) is Failed:
             code = ErrorCode(event.code).name
-            self._server.warn(code, f"closing a client's connection: {code}: {event.reason}")
+            self._shared.warn(code, f"closing a client's connection: {code}: {event.reason}")
             self._flush()
             self._discard_calls()
             self._close_when_flushed()
@@ -231,7 +225,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if event.fields is None:
             # gRPC clients map HTTP's 431 to UNKNOWN (http-grpc-status-mapping.md), but show a
             # status.
-            limit = self._server.limits.header_list_bytes
+            limit = self._shared.limits.header_list_bytes
             self._send_status(
                 event.stream_id,
                 False,
@@ -241,7 +235,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             return
         try:
             head = grpc_framing.parse_head(event.fields)
-            method = self._server.methods.get(head.path)
+            method = self._shared.methods.get(head.path)
             if method is None:
                 path = head.path[:200].decode("utf-8", "replace")
                 raise CallFailed(Code.UNIMPLEMENTED, f"unknown method {path}")
@@ -255,9 +249,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         deadline_s = None if head.timeout_s is None else self._loop.time() + head.timeout_s
         call = Call(event.stream_id, method, Incoming(head.encoding), deadline_s, head.origin)
         self._calls[event.stream_id] = call
-        if not self._called:
-            self._called = True
-            self._server.on_first_call(self)
+        self.has_called = True
         self._new_calls.append(call)
         if event.ended:
             self._on_data(call, b"", True)
@@ -305,7 +297,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         Raises CallFailed.
         """
         more = max(0, size - call.reserved_bytes)
-        if not self._server.reserve(more):
+        if not self._shared.reserve(more):
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many large requests at once")
         call.reserved_bytes += more
 
@@ -346,7 +338,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _start_task(self, call: Call, work: Any) -> None:
         """Start the task of a coroutine or an async generator. Raises CallFailed for too many."""
         call.streaming = type(work) is AsyncGeneratorType
-        if not self._server.admit_task():
+        if not self._shared.admit_task():
             # A coroutine that is dropped unawaited logs a RuntimeWarning; an async generator does
             # not.
             if not call.streaming:
@@ -402,7 +394,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         in the same pass."""
         # A cancelled task keeps its frames, which refer to the call and this connection.
         call.task = None
-        self._server.on_task_done()
+        self._shared.on_task_done()
         if call.holds_stream:
             self._http.held_streams -= 1
         if not call.streaming:
@@ -517,7 +509,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if call.timer is not None:
             call.timer.cancel()
         if call.reserved_bytes:
-            self._server.release(call.reserved_bytes)
+            self._shared.release(call.reserved_bytes)
             call.reserved_bytes = 0
 
     # -- the server's side

@@ -79,9 +79,8 @@ class ImageService:
         identifier = await self._services.images.pull(reference, None if auth.empty else auth)
         return api.PullImageResponse(image_ref=identifier)
 
-    async def RemoveImage(self, request: api.RemoveImageRequest) -> api.RemoveImageResponse:
+    async def RemoveImage(self, request: api.RemoveImageRequest) -> None:
         await self._services.images.remove(_reference(request.image))
-        return api.RemoveImageResponse()
 
     async def ImageFsInfo(self, request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
         usage = await self._services.images.fs_info()

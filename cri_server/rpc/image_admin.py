@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from cri_server.images.formats import platforms
 from cri_server.images.model import Auth, Progress
-from cri_server.rpc import private
-from cri_server.rpc.methods import Method, Table
+from cri_server.rpc import methods, private
 from cri_server.services import Services
 from pyrunc.errors import InvalidArgument
-from pyrunc.records import Request
 
 if TYPE_CHECKING:
     from pyrunc.ipc import Message
@@ -55,9 +53,8 @@ class ImageAdmin:
         ):
             yield message
 
-    async def tag(self, request: private.TagImage) -> private.Empty:
+    async def tag(self, request: private.TagImage) -> None:
         await self._images.tag(_text(request.source, "source"), _text(request.target, "target"))
-        return private.Empty()
 
     async def save(self, request: private.SaveImages) -> AsyncGenerator[bytes, None]:
         if not request.images:
@@ -65,28 +62,23 @@ class ImageAdmin:
         async for part in self._images.save(request.images):
             yield part
 
-    async def check_login(self, request: private.CheckLogin) -> private.Empty:
+    async def check_login(self, request: private.CheckLogin) -> None:
         await self._images.check_login(
             _text(request.registry, "registry"), _auth(request.auth) or Auth()
         )
-        return private.Empty()
 
-    def table(self) -> Table:
+    def table(self) -> methods.Table:
         """The methods for the gRPC server."""
-        calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
-            (private.PullImage, self.pull, private.encode_record),
-            (private.PullPlatform, self.pull_platform, private.encode_record),
-            (private.PushImage, self.push, private.encode_record),
-            (private.TagImage, self.tag, private.encode_record),
-            (private.SaveImages, self.save, bytes),
-            (private.CheckLogin, self.check_login, private.encode_record),
-        ]
-        return {
-            private.path(kind.call).encode(): Method(
-                kind.call, private.decoder(kind), answer, encode
-            )
-            for kind, answer, encode in calls
-        }
+        return methods.private_table(
+            {
+                private.PullImage: self.pull,
+                private.PullPlatform: self.pull_platform,
+                private.PushImage: self.push,
+                private.TagImage: self.tag,
+                private.SaveImages: self.save,
+                private.CheckLogin: self.check_login,
+            }
+        )
 
 
 async def _stream_progress(

@@ -1,20 +1,25 @@
 """The table of gRPC methods: path -> decoder, handler and encoder.
 
 A handler is a method of the service's object with the call's name. It takes the request and returns
-the reply (a message, or its wire form as bytes), a coroutine of it, or an async generator of
-replies for a call that streams. A handler that need not wait returns the reply itself, because a
-coroutine costs a task. A coroutine may return `StreamedReply` for a reply too large for memory.
+the reply (a message, its encoded form as bytes, or None for an empty message), a coroutine of it,
+or an async generator of replies for a call that streams. A handler that need not wait returns the
+reply itself, because a coroutine costs a task. A coroutine may return `StreamedReply` for a reply
+too large for memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.rpc import private
 from cri_server.rpc.codes import UnknownCall
+from pyrunc.records import Request
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class StreamedReply:
-    """A reply of `size` bytes in wire form, produced part by part as the client reads.
+    """An encoded reply of `size` bytes, produced part by part as the client reads.
 
     `close` is called once, also when no part was read.
     """
@@ -41,14 +46,16 @@ class StreamedReply:
 
 Table = dict[bytes, Method]
 
-_encode: Callable[[Any], bytes] = methodcaller("SerializeToString")
+
+def _encode(reply: Message | None) -> bytes:
+    return b"" if reply is None else reply.SerializeToString()
 
 
 def table(**services: object) -> Table:
-    """Return the methods of CRI's services. `services`: objects with handlers, by service name; a
-    call without a handler answers UNIMPLEMENTED.
+    """Return the methods of CRI's services. `services`: objects with handlers, by service name. A
+    call without a handler is answered with UNIMPLEMENTED.
 
-    Raises ValueError for a public method of an object that is not a call of its service.
+    Raises ValueError when a public method of an object is not a call of its service.
     """
     calls_by_path: Table = {}
     for name, service in services.items():
@@ -64,6 +71,17 @@ def table(**services: object) -> Table:
             path = f"/{description.full_name}/{method.name}".encode()
             calls_by_path[path] = Method(method.name, request.FromString, answer, _encode)
     return calls_by_path
+
+
+def private_table(handlers: Mapping[type[Request], Callable[[Any], Any]]) -> Table:
+    """Return the methods of `pyrunc.v1.Admin`. `handlers`: by the record that each takes; they
+    return records, JSON objects, bytes or None, as above."""
+    return {
+        private.path(kind.call).encode(): Method(
+            kind.call, private.decoder(kind), answer, private.encode
+        )
+        for kind, answer in handlers.items()
+    }
 
 
 def _refusal(name: str) -> Callable[[Any], Any]:

@@ -25,9 +25,10 @@ def path(call: str) -> str:
     return f"/{SERVICE}/{call}"
 
 
-def encode(value: dict[str, Any]) -> bytes:
-    """Encode an object as a message."""
-    return json.dumps(value).encode()
+def encode(message: Record | dict[str, Any] | None) -> bytes:
+    """Encode a request or a reply; None is an empty reply."""
+    fields = message.to_fields() if isinstance(message, Record) else message or {}
+    return json.dumps(fields).encode()
 
 
 def decode(data: bytes) -> dict[str, Any]:
@@ -38,14 +39,17 @@ def decode(data: bytes) -> dict[str, Any]:
     return value
 
 
-def encode_record(record: Record) -> bytes:
-    """Encode a record as a message."""
-    return encode(record.to_fields())
-
-
 def decoder(kind: type[RecordType]) -> Callable[[bytes], RecordType]:
     """Return a decoder of messages to `kind`, which raises ValueError, InvalidArgument."""
     return lambda data: kind.of(decode(data))
+
+
+class AdminRequest(Request):
+    """A request to `pyrunc.v1.Admin`. The name of its class is the name of the call."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.call = cls.__name__
 
 
 class Empty(Record):
@@ -55,11 +59,10 @@ class Empty(Record):
 # ---- images
 
 
-class LoadImage(Request):
+class LoadImage(AdminRequest):
     """Load an archive at a path on the server; `name`: of an image that has none in the archive.
     Reply: `LoadedImages`."""
 
-    call = "LoadImage"
     path: AbsolutePath
     name: str | None = None
 
@@ -77,31 +80,28 @@ class LoadedImages(Record):
     images: Sequence[LoadedImage]
 
 
-class PullImage(Request):
+class PullImage(AdminRequest):
     """Pull an image. Reply: a stream of `TransferUpdate`. `auth`, here and below: the fields of
     CRI's AuthConfig."""
 
-    call = "PullImage"
     image: str
     auth: Message | None = None
 
 
-class PullPlatform(Request):
+class PullPlatform(AdminRequest):
     """Pull the image of `platform`: OS/ARCH or OS/ARCH/VARIANT.
 
     Not a field of `PullImage`: an older server would ignore it and pull for its own processor.
     """
 
-    call = "PullPlatform"
     image: str
     platform: str
     auth: Message | None = None
 
 
-class PushImage(Request):
+class PushImage(AdminRequest):
     """Push an image to the registry of `target`. Reply: a stream of `TransferUpdate`."""
 
-    call = "PushImage"
     image: str
     target: str
     auth: Message | None = None
@@ -122,25 +122,22 @@ class TransferUpdate(Record):
     id: str | None = None
 
 
-class TagImage(Request):
+class TagImage(AdminRequest):
     """Add a name to an image. Reply: `Empty`."""
 
-    call = "TagImage"
     source: str
     target: str
 
 
-class SaveImages(Request):
+class SaveImages(AdminRequest):
     """Save images to an archive. Reply: a stream of its bytes."""
 
-    call = "SaveImages"
     images: Sequence[str]
 
 
-class CheckLogin(Request):
+class CheckLogin(AdminRequest):
     """Try a login at a registry. Reply: `Empty` when it is accepted."""
 
-    call = "CheckLogin"
     registry: str
     auth: Message | None = None
 
@@ -148,10 +145,9 @@ class CheckLogin(Request):
 # ---- containers
 
 
-class ContainerConfig(Request):
+class ContainerConfig(AdminRequest):
     """Get a container's configuration. Reply: `ContainerConfigs`."""
 
-    call = "ContainerConfig"
     id: str
 
 
@@ -162,10 +158,9 @@ class ContainerConfigs(Record):
     sandbox: str
 
 
-class PodConfig(Request):
+class PodConfig(AdminRequest):
     """Get a pod's configuration. Reply: `SandboxConfig`."""
 
-    call = "PodConfig"
     id: str
 
 
@@ -175,14 +170,13 @@ class SandboxConfig(Record):
     sandbox: str
 
 
-class ExecAs(Request):
+class ExecAs(AdminRequest):
     """Exec with settings that CRI's ExecRequest lacks. Reply: `Session`.
 
     `user`: as in an OCI process; `env`: NAME=VALUE, added to the container's; `cwd`: empty for the
     container's.
     """
 
-    call = "ExecAs"
     id: str
     command: Sequence[str]
     stdin: bool
@@ -198,24 +192,20 @@ class Session(Record):
     url: str
 
 
-class PauseContainer(Request):
+class PauseContainer(AdminRequest):
     """Freeze a container's processes. Reply: `Empty`."""
 
-    call = "PauseContainer"
     id: str
 
 
-class UnpauseContainer(Request):
+class UnpauseContainer(AdminRequest):
     """Thaw a container's processes. Reply: `Empty`."""
 
-    call = "UnpauseContainer"
     id: str
 
 
-class PausedContainers(Request):
+class PausedContainers(AdminRequest):
     """List paused containers. Reply: `ContainerIds`."""
-
-    call = "PausedContainers"
 
 
 class ContainerIds(Record):
@@ -227,13 +217,12 @@ class ContainerIds(Record):
 # ---- the server
 
 
-class Timeline(Request):
+class Timeline(AdminRequest):
     """List past calls. Reply: `Calls`.
 
     `pod`: a reference, empty for all pods; `last`, `slowest`: how many calls, 0 for all.
     """
 
-    call = "Timeline"
     pod: str = ""
     last: int = 0
     slowest: int = 0
@@ -245,20 +234,18 @@ class Calls(Record):
     calls: Sequence[Message]
 
 
-class FollowTimeline(Request):
+class FollowTimeline(AdminRequest):
     """Follow the timeline. Reply: a stream of entries, from the first call that ended after
     `after_ns`."""
 
-    call = "FollowTimeline"
     pod: str = ""
     after_ns: int = 0
 
 
-class ReleaseNetwork(Request):
+class ReleaseNetwork(AdminRequest):
     """Give up the network of a stopped pod although its CNI plugins fail in DEL. Reply:
     `Refusals`."""
 
-    call = "ReleaseNetwork"
     id: str
 
 
@@ -268,14 +255,13 @@ class Refusals(Record):
     lines: Sequence[str]
 
 
-class CollectGarbage(Request):
+class CollectGarbage(AdminRequest):
     """Collect garbage. Reply: `GarbageItems`.
 
     `dry_run`: only report; `images`: also unused images; `force`: also addresses whose CNI plugins
     fail in DEL.
     """
 
-    call = "CollectGarbage"
     dry_run: bool
     images: bool
     force: bool = False
@@ -297,10 +283,8 @@ class GarbageItems(Record):
     items: Sequence[GarbageItem]
 
 
-class DebugStacks(Request):
+class DebugStacks(AdminRequest):
     """Get the stacks of all threads and tasks. Reply: `Text`."""
-
-    call = "DebugStacks"
 
 
 class Text(Record):
@@ -309,10 +293,9 @@ class Text(Record):
     text: str
 
 
-class DebugProfile(Request):
+class DebugProfile(AdminRequest):
     """Profile the server for `seconds`. Reply: `Stacks`."""
 
-    call = "DebugProfile"
     seconds: float
 
 

@@ -101,15 +101,12 @@ class RuntimeService:
         driver = api.SYSTEMD if self._services.node.cgroup_driver == "systemd" else api.CGROUPFS
         return api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=driver))
 
-    async def UpdateRuntimeConfig(
-        self, request: api.UpdateRuntimeConfigRequest
-    ) -> api.UpdateRuntimeConfigResponse:
+    async def UpdateRuntimeConfig(self, request: api.UpdateRuntimeConfigRequest) -> None:
         """Pass the node's pod CIDRs to the CNI plugins that take ranges; the configuration itself
         is the administrator's."""
         await self._services.network.set_pod_ranges(
             request.runtime_config.network_config.pod_cidr.split(",")
         )
-        return api.UpdateRuntimeConfigResponse()
 
     # -- sandboxes
 
@@ -117,17 +114,11 @@ class RuntimeService:
         identifier = await sandbox_run.run(self._services, request.config, request.runtime_handler)
         return api.RunPodSandboxResponse(pod_sandbox_id=identifier)
 
-    async def StopPodSandbox(
-        self, request: api.StopPodSandboxRequest
-    ) -> api.StopPodSandboxResponse:
+    async def StopPodSandbox(self, request: api.StopPodSandboxRequest) -> None:
         await sandbox_stop.stop(self._services, request.pod_sandbox_id)
-        return api.StopPodSandboxResponse()
 
-    async def RemovePodSandbox(
-        self, request: api.RemovePodSandboxRequest
-    ) -> api.RemovePodSandboxResponse:
+    async def RemovePodSandbox(self, request: api.RemovePodSandboxRequest) -> None:
         await sandbox_remove.remove(self._services, request.pod_sandbox_id)
-        return api.RemovePodSandboxResponse()
 
     def PodSandboxStatus(
         self, request: api.PodSandboxStatusRequest
@@ -146,15 +137,13 @@ class RuntimeService:
 
     async def UpdatePodSandboxResources(
         self, request: api.UpdatePodSandboxResourcesRequest
-    ) -> api.UpdatePodSandboxResourcesResponse:
+    ) -> None:
         await sandbox_update.update(
             self._services, request.pod_sandbox_id, request.overhead, request.resources
         )
-        return api.UpdatePodSandboxResourcesResponse()
 
-    async def CheckpointPod(self, request: api.CheckpointPodRequest) -> api.CheckpointPodResponse:
+    async def CheckpointPod(self, request: api.CheckpointPodRequest) -> None:
         await sandbox_checkpoint.checkpoint(self._services, request)
-        return api.CheckpointPodResponse()
 
     async def RestorePod(self, request: api.RestorePodRequest) -> api.RestorePodResponse:
         return await sandbox_restore.restore(self._services, request)
@@ -169,21 +158,14 @@ class RuntimeService:
         )
         return api.CreateContainerResponse(container_id=identifier)
 
-    async def StartContainer(
-        self, request: api.StartContainerRequest
-    ) -> api.StartContainerResponse:
+    async def StartContainer(self, request: api.StartContainerRequest) -> None:
         await start.start(self._services, request.container_id)
-        return api.StartContainerResponse()
 
-    async def StopContainer(self, request: api.StopContainerRequest) -> api.StopContainerResponse:
+    async def StopContainer(self, request: api.StopContainerRequest) -> None:
         await stop.stop(self._services, request.container_id, request.timeout)
-        return api.StopContainerResponse()
 
-    async def RemoveContainer(
-        self, request: api.RemoveContainerRequest
-    ) -> api.RemoveContainerResponse:
+    async def RemoveContainer(self, request: api.RemoveContainerRequest) -> None:
         await remove.remove(self._services, request.container_id)
-        return api.RemoveContainerResponse()
 
     def ContainerStatus(
         self, request: api.ContainerStatusRequest
@@ -198,25 +180,16 @@ class RuntimeService:
         for batch in batches(self._containers(request.filter)):
             yield b"".join([container_status.listed_wire(c) for c in batch])
 
-    async def UpdateContainerResources(
-        self, request: api.UpdateContainerResourcesRequest
-    ) -> api.UpdateContainerResourcesResponse:
+    async def UpdateContainerResources(self, request: api.UpdateContainerResourcesRequest) -> None:
         await update.update(self._services, request.container_id, request.linux)
-        return api.UpdateContainerResourcesResponse()
 
-    async def ReopenContainerLog(
-        self, request: api.ReopenContainerLogRequest
-    ) -> api.ReopenContainerLogResponse:
+    async def ReopenContainerLog(self, request: api.ReopenContainerLogRequest) -> None:
         await reopen_log.reopen(self._services, request.container_id)
-        return api.ReopenContainerLogResponse()
 
-    async def CheckpointContainer(
-        self, request: api.CheckpointContainerRequest
-    ) -> api.CheckpointContainerResponse:
+    async def CheckpointContainer(self, request: api.CheckpointContainerRequest) -> None:
         await checkpoint.checkpoint(
             self._services, request.container_id, request.location, request.timeout
         )
-        return api.CheckpointContainerResponse()
 
     # -- commands and streams
 

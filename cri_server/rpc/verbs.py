@@ -27,6 +27,7 @@ from cri_server.observability.timeline.trace import CURRENT, ORIGIN, Trace
 from cri_server.rpc import codes, private
 from cri_server.rpc.codes import Code
 from cri_server.rpc.methods import Method, Table
+from cri_server.rpc.private import AdminRequest
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox, sandbox_name
 
@@ -80,14 +81,14 @@ def _verb(services: Services, method: Method, describe: Describe) -> Callable[[A
 
 def _query(method: Method) -> Callable[[Any], Any]:
     async def answer(request: Any) -> Any:
-        began_s = time.perf_counter()
+        began_s, outcome = time.perf_counter(), "OK"
         try:
-            reply = await method.answer(request)
+            return await method.answer(request)
         except BaseException as error:
-            VERBS.add(method.name, _code(error).name, time.perf_counter() - began_s)
+            outcome = _code(error).name
             raise
-        VERBS.add(method.name, "OK", time.perf_counter() - began_s)
-        return reply
+        finally:
+            VERBS.add(method.name, outcome, time.perf_counter() - began_s)
 
     return answer
 
@@ -199,16 +200,15 @@ def _run_pod(services: Services, request: Any) -> Description:
 
 
 def _pod(services: Services, request: Any) -> Description:
-    sandbox = services.index.sandboxes.find(request.pod_sandbox_id)
-    if sandbox is None:
-        return {"pod_id": request.pod_sandbox_id[:64]}, False
-    return of_sandbox(sandbox), True
+    reference = _reference(request, "pod_sandbox_id")
+    sandbox = services.index.sandboxes.find(reference)
+    return ({"pod_id": reference[:64]}, False) if sandbox is None else (of_sandbox(sandbox), True)
 
 
-def _pod_by_id(services: Services, request: Any) -> Description:
-    """The fields of a request of `pyrunc.v1.Admin` about a pod."""
-    sandbox = services.index.sandboxes.find(request.id)
-    return ({"pod_id": request.id[:64]}, False) if sandbox is None else (of_sandbox(sandbox), True)
+def _reference(request: Any, field: str) -> str:
+    """The reference in a request: `field` of CRI's, `id` of those to `pyrunc.v1.Admin`."""
+    reference: str = getattr(request, "id" if isinstance(request, AdminRequest) else field)
+    return reference
 
 
 def _stop_pod(services: Services, request: Any) -> Description:
@@ -228,9 +228,10 @@ def _create(services: Services, request: Any) -> Description:
 
 
 def _container(services: Services, request: Any) -> Description:
-    container = services.index.containers.find(request.container_id)
+    reference = _reference(request, "container_id")
+    container = services.index.containers.find(reference)
     if container is None:
-        return {"container_id": request.container_id[:64]}, False
+        return {"container_id": reference[:64]}, False
     return of_container(services, container), True
 
 
@@ -238,17 +239,6 @@ def _stop(services: Services, request: Any) -> Description:
     container = services.index.containers.find(request.container_id)
     runs = container is not None and (container.state in STOPPABLE or container.starting)
     return {**_container(services, request)[0], "timeout_s": request.timeout}, runs
-
-
-def _by_id(services: Services, request: Any) -> Description:
-    """The fields of a request of `pyrunc.v1.Admin` about a container."""
-    identifier = request.id
-    container = services.index.containers.find(identifier)
-    return (
-        ({"container_id": identifier[:64]}, False)
-        if container is None
-        else (of_container(services, container), True)
-    )
 
 
 def _image(services: Services, request: Any) -> Description:
@@ -288,10 +278,10 @@ DESCRIBE: dict[str, Describe] = {
     "PullImage": _image,
     "RemoveImage": _image,
     "UpdateRuntimeConfig": _ranges,
-    private.ExecAs.call: _by_id,
-    private.PauseContainer.call: _by_id,
-    private.UnpauseContainer.call: _by_id,
-    private.ReleaseNetwork.call: _pod_by_id,
+    private.ExecAs.call: _container,
+    private.PauseContainer.call: _container,
+    private.UnpauseContainer.call: _container,
+    private.ReleaseNetwork.call: _pod,
     private.LoadImage.call: _archive,
     private.CollectGarbage.call: _garbage,
 }

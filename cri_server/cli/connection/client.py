@@ -104,12 +104,12 @@ class Client:
     ) -> Answer:
         """Make a private call of pyrunc-cri. Raises ServerError, also for a reply with missing
         fields."""
-        reply = self._unary(private.path(request.call), private.encode_record(request), timeout_s)
+        reply = self._unary(private.path(request.call), private.encode(request), timeout_s)
         return answer.of(private.decode(reply), ServerError)
 
     def admin_stream(self, request: Request, decode: Callable[[bytes], Item]) -> Iterator[Item]:
         """Make a private streaming call and yield its messages. Raises ServerError."""
-        yield from self._stream(private.path(request.call), private.encode_record(request), decode)
+        yield from self._stream(private.path(request.call), private.encode(request), decode)
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
         """Return the configurations that a container was created from, secrets included."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import h11
 
-from cri_server.rpc.server import unlink_stale
+from cri_server.rpc import unix_socket
 from pyrunc.errors import Error, WrongState
 
 log = logging.getLogger(__name__)
@@ -64,13 +63,8 @@ class Endpoint:
         if not self._address.startswith("unix://"):
             host, _, port = self._address.rpartition(":")
             return await asyncio.start_server(self._accepted, host.strip("[]"), int(port))
-        path = Path(self._address.removeprefix("unix://"))
-        unlink_stale(path)
-        before = os.umask(0o777 & ~SOCKET_MODE)
-        try:
-            return await asyncio.start_unix_server(self._accepted, path)
-        finally:
-            os.umask(before)
+        sock = unix_socket.bind(Path(self._address.removeprefix("unix://")), SOCKET_MODE)
+        return await asyncio.start_unix_server(self._accepted, sock=sock)
 
     @property
     def port(self) -> int:

@@ -18,21 +18,19 @@ def test_a_sent_request_is_read_unchanged() -> None:
         private.CollectGarbage(True, False),
     ):
         kind = type(request)
-        assert private.decoder(kind)(private.encode_record(request)) == request
+        assert private.decoder(kind)(private.encode(request)) == request
 
 
 def test_replies_have_the_form_that_older_clients_read() -> None:
     assert json.loads(
-        private.encode_record(private.TransferUpdate(private.Progress("fetching", 1, 2)))
+        private.encode(private.TransferUpdate(private.Progress("fetching", 1, 2)))
     ) == {"progress": {"stage": "fetching", "fetched_bytes": 1, "total_bytes": 2}}
-    assert json.loads(private.encode_record(private.TransferUpdate(id="sha256:x"))) == {
-        "id": "sha256:x"
-    }
+    assert json.loads(private.encode(private.TransferUpdate(id="sha256:x"))) == {"id": "sha256:x"}
     images = private.LoadedImages([private.LoadedImage("sha256:x", ["a:b"])])
-    assert json.loads(private.encode_record(images)) == {
+    assert json.loads(private.encode(images)) == {
         "images": [{"id": "sha256:x", "repo_tags": ["a:b"]}]
     }
-    assert json.loads(private.encode_record(private.Empty())) == {}
+    assert json.loads(private.encode(private.Empty())) == {}
 
 
 def test_an_older_client_names_no_image_with_null() -> None:

@@ -28,7 +28,7 @@ import pytest
 from cri_server.http2 import frames
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
 from cri_server.http2.limits import Limits
-from cri_server.rpc import codes, grpc_framing
+from cri_server.rpc import codes, grpc_framing, shared
 from cri_server.rpc import server as server_module
 from cri_server.rpc.codes import UnknownCall
 from cri_server.rpc.connection import BACKLOG_BYTES
@@ -293,7 +293,7 @@ async def test_cancelled_calls_end_their_work(world: World) -> None:
     stream.cancel()
     await until(lambda: world.calls.ended == 51)
     assert await world.call("echo", b"still") == b"still"
-    await until(lambda: world.server._calls == 0)
+    await until(lambda: world.server.calls == 0)
 
 
 async def test_a_slow_reader_stops_its_stream_only(world: World) -> None:
@@ -541,7 +541,7 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
                 await free.wait()
             return b""
 
-        world.server.methods[b"/t.T/stubborn"] = Method("stubborn", bytes, stubborn, bytes)
+        world.server._shared.methods[b"/t.T/stubborn"] = Method("stubborn", bytes, stubborn, bytes)
         async with Raw(world) as raw:
             await raw.send(HELLO)
             for number in range(1, 41, 2):
@@ -550,7 +550,7 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
                 await raw.send(frames.rst_stream(number, ErrorCode.CANCEL))
             assert world.calls.started == 5
             free.set()
-            await until(lambda: world.server._calls == 0)
+            await until(lambda: world.server.calls == 0)
             await raw.send(raw.call(101, "echo", b"again"))
             assert await raw.statuses() == {101: "0"}
 
@@ -594,7 +594,7 @@ async def test_calls_that_end_while_their_reply_waits(world: World, raw: Raw) ->
     raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
     raw.transport.write(frames.window_update(0, 1 << 30))
     await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == 2)
-    await until(lambda: not connection._calls and not world.server._calls)
+    await until(lambda: not connection._calls and not world.server.calls)
     assert (
         b"x" * 7 + head(len(grpc_framing.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99)
         in raw.heard
@@ -634,7 +634,7 @@ async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: s
                 await until(lambda: raw.lost.is_set())
             elif end == "stop":
                 next(iter(world.server._connections)).stop()
-        await until(lambda: not world.server._connections and not world.server._calls)
+        await until(lambda: not world.server._connections and not world.server.calls)
         await asyncio.sleep(0)
         assert [ref() for ref in references] == [None, None]
     finally:
@@ -672,7 +672,7 @@ async def test_calls_of_a_connection_that_breaks_in_the_same_pass(world: World) 
             await raw.send(HELLO + calls + head(3, frames.PING, 0, 0) + b"bad")
             assert await raw.parting() == ErrorCode.FRAME_SIZE_ERROR
     await until(lambda: not world.server._connections)
-    assert world.calls.started == 0 == world.server._calls
+    assert world.calls.started == 0 == world.server.calls
 
 
 @pytest.mark.filterwarnings("error")
@@ -685,23 +685,23 @@ async def test_calls_that_end_before_their_task_has_begun(world: World, raw: Raw
             connection.stop()
         return b""
 
-    world.server.methods[b"/t.T/stop"] = Method("stop", bytes, stop, bytes)
+    world.server._shared.methods[b"/t.T/stop"] = Method("stop", bytes, stop, bytes)
     calls = raw.call(1, "wait") + raw.call(3, "flood", b"10")
     await raw.send(HELLO + calls + raw.call(5, "stop"))
     await raw.frames()
-    assert world.calls.started == 0 == world.server._calls
+    assert world.calls.started == 0 == world.server.calls
 
 
 async def test_a_handler_that_cancels_itself(world: World) -> None:
     async def cancelled(request: bytes) -> bytes:
         raise asyncio.CancelledError
 
-    world.server.methods[b"/t.T/cancelled"] = Method("cancelled", bytes, cancelled, bytes)
+    world.server._shared.methods[b"/t.T/cancelled"] = Method("cancelled", bytes, cancelled, bytes)
     assert (await code_of(world.call("cancelled", timeout=5)))[0] == grpc.StatusCode.CANCELLED
 
 
 async def test_too_many_calls_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "CALLS_LIMIT", 3)
+    monkeypatch.setattr(shared, "CALLS_LIMIT", 3)
     waiting = [asyncio.ensure_future(world.call("wait", b"%d" % n)) for n in range(3)]
     await until(lambda: world.calls.started == 3)
     assert (await code_of(world.call("wait")))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -763,7 +763,7 @@ async def test_requests_that_never_end_are_bounded_in_all(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fits into the window that every stream begins with."""
-    monkeypatch.setattr(server_module, "LARGE_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(shared, "LARGE_LIMIT_BYTES", 1 << 20)
     part = grpc_framing.prefix(60_000) + bytes(16_000)
     async with Raw(world) as raw:
         await raw.send(HELLO)
@@ -776,9 +776,9 @@ async def test_requests_that_never_end_are_bounded_in_all(
                 raw.heard.count(b"too many large requests at once") == 100 - (1 << 20) // len(part)
             )
         )
-        assert world.server._large_bytes <= 1 << 20
+        assert world.server._shared._large_bytes <= 1 << 20
         assert await world.call("echo", b"small") == b"small"
-    await until(lambda: world.server._large_bytes == 0)
+    await until(lambda: world.server._shared._large_bytes == 0)
 
 
 async def test_a_gzip_bomb_is_refused(world: World, raw: Raw) -> None:
@@ -800,7 +800,7 @@ async def test_large_requests_of_all_clients_together_are_bounded(world: World, 
             raw.head(number, "echo") + head(len(prefix), frames.DATA, 0, number) + prefix
         )
     await until(lambda: raw.heard.count(b"grpc-status") == 12)
-    assert world.server._large_bytes == 8 * (30 << 20)
+    assert world.server._shared._large_bytes == 8 * (30 << 20)
     statuses = await raw.statuses()
     assert set(statuses.values()) == {"8"} and len(statuses) == 12
-    await until(lambda: world.server._large_bytes == 0)
+    await until(lambda: world.server._shared._large_bytes == 0)

@@ -1,0 +1,68 @@
+"""What the connections of a gRPC server share: its methods and limits, the read buffer, and the
+counts of tasks and of the bytes of large requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from cri_server.http2.limits import Limits
+from cri_server.rpc.methods import Table
+
+log = logging.getLogger(__name__)
+
+CALLS_LIMIT = 8192  # tasks of all connections
+LARGE_LIMIT_BYTES = 256 << 20  # requests of all connections that come in parts
+READ_BYTES = 16 << 10  # of one connection in one turn of the event loop
+WARNING_INTERVAL_S = 10.0
+
+
+class Shared:
+    """The part of a server that its connections use.
+
+    `greeting_s`: the time in which a client must send the HTTP/2 preface.
+    """
+
+    def __init__(self, methods: Table, limits: Limits, greeting_s: float) -> None:
+        self.methods, self.limits, self.greeting_s = methods, limits, greeting_s
+        # One buffer is enough: a connection has taken its bytes before the loop reads for another
+        # one.
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self.calls = 0  # tasks that answer a call
+        self._large_bytes = 0
+        # By kind: when the last warning was logged, and how many were suppressed since.
+        self._warnings: dict[str, tuple[float, int]] = {}
+
+    def admit_task(self) -> bool:
+        """Count a task; return False at the limit of `CALLS_LIMIT`."""
+        if self.calls >= CALLS_LIMIT:
+            return False
+        self.calls += 1
+        return True
+
+    def on_task_done(self) -> None:
+        """Uncount a task of `admit_task`."""
+        self.calls -= 1
+
+    def reserve(self, size: int) -> bool:
+        """Count `size` bytes of a large request; return False at the limit of
+        `LARGE_LIMIT_BYTES`."""
+        if self._large_bytes + size > LARGE_LIMIT_BYTES:
+            return False
+        self._large_bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Uncount the bytes of a large request that was answered or dropped."""
+        self._large_bytes -= size
+
+    def warn(self, kind: str, text: str) -> None:
+        """Log a client's fault, at most one of a kind every 10 s: a flood must not fill the log."""
+        now_s = time.monotonic()
+        last_s, suppressed = self._warnings.get(kind, (-WARNING_INTERVAL_S, 0))
+        if now_s - last_s < WARNING_INTERVAL_S:
+            self._warnings[kind] = last_s, suppressed + 1
+            return
+        earlier = f" (and {suppressed} similar ones before)" if suppressed else ""
+        log.warning("%s%s", text, earlier)
+        self._warnings[kind] = now_s, 0
