@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 from cni_plugins.host_local import plugin as host_local
@@ -55,37 +56,17 @@ def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
     return host_local.allocate(call, config, link=link)
 
 
-def release(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL of the address plugin."""
-    _delegate("DEL", call, config)
-
-
-def check(call: CniCall, config: PluginConfig) -> None:
-    _delegate("CHECK", call, config)
-
-
-def status(call: CniCall, config: PluginConfig) -> None:
-    _delegate("STATUS", call, config)
-
-
-def collect(call: CniCall, config: PluginConfig) -> None:
-    _delegate("GC", call, config)
-
-
-def _delegate(command: str, call: CniCall, config: PluginConfig) -> None:
+def run(command: str, call: CniCall, config: PluginConfig) -> None:
+    """Run a command other than ADD of the address plugin, if there is one."""
     kind = plugin_of(config)
     if not kind:
         return
+    # The bridge plugin undoes a failed ADD: its call has another command.
+    call = replace(call, command=command)
     if program := _program(kind, call):
         _run(program, call, config)
-        return
-    verbs = {
-        "DEL": host_local.release,
-        "CHECK": host_local.check,
-        "STATUS": host_local.status,
-        "GC": host_local.collect,
-    }
-    verbs[command](call, config)
+    else:
+        host_local.PLUGIN.verb(command)(call, config)
 
 
 def _program(kind: str, call: CniCall) -> str:

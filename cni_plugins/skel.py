@@ -43,6 +43,15 @@ class CniPlugin:
     status: Verb
     gc: Verb
 
+    def verb(self, command: str) -> Verb:
+        """The function of a command other than ADD and VERSION."""
+        return {
+            "DEL": self.delete,
+            "CHECK": self.check,
+            "STATUS": self.status,
+            "GC": self.gc,
+        }[command]
+
 
 def answer(plugin: CniPlugin, environment: Mapping[str, str], content: bytes) -> tuple[int, bytes]:
     """Run a request; returns exit code and stdout."""
@@ -68,8 +77,7 @@ def perform(plugin: CniPlugin, call: CniCall, config: PluginConfig) -> Result | 
     _check_command_version(call.command, config.cni_version)
     if call.command == "ADD":
         return plugin.add(call, config)
-    verbs = {"DEL": plugin.delete, "CHECK": plugin.check, "STATUS": plugin.status, "GC": plugin.gc}
-    verbs[call.command](call, config)
+    plugin.verb(call.command)(call, config)
     return None
 
 

@@ -20,7 +20,7 @@ def check(call: CniCall, config: PluginConfig) -> None:
     previous = config.previous_result()
     if previous is None:
         raise CniError(INVALID_CONFIG, "CHECK needs prevResult")
-    ipam.check(call, config)
+    ipam.run("CHECK", call, config)
     _check_host(settings, host_link_name(call.container_id, call.ifname))
     _check_pod(call, previous, settings)
     if settings.is_gateway:

@@ -43,7 +43,7 @@ def add(call: CniCall, config: PluginConfig) -> Result:
         # Before the veth: the pod's hardware address is derived from its IPv4 address, and is set
         # when the link is created.
         answer = ipam.allocate(call, config, link=names.link)
-        undo.callback(ipam.release, call, config)
+        undo.callback(ipam.run, "DEL", call, config)
         addressing = derive(answer, settings, seed=names.tag)
         links.attach_veth(
             host,
@@ -79,7 +79,7 @@ def delete(call: CniCall, config: PluginConfig) -> None:
     # The address is released last: its next pod must not meet rules or the link of this one.
     _attempt(failures, _retract_masquerade, call, config, names.tag)
     _attempt(failures, _take_down, call, settings, names.link)
-    _attempt(failures, ipam.release, call, config)
+    _attempt(failures, ipam.run, "DEL", call, config)
     if failures:
         raise failures[0]
 
@@ -94,7 +94,7 @@ def check(call: CniCall, config: PluginConfig) -> None:
 def status(call: CniCall, config: PluginConfig) -> None:
     """Run STATUS: check the configuration and the address plugin."""
     parse(config, call)
-    ipam.status(call, config)
+    ipam.run("STATUS", call, config)
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:
@@ -121,7 +121,7 @@ def collect(call: CniCall, config: PluginConfig) -> None:
     host_rules.remove_elements(
         e for e in host_rules.all_elements(host_rules.MASQUERADE_SETS) if stale(e.comment)
     )
-    ipam.collect(call, config)
+    ipam.run("GC", call, config)
 
 
 def _masquerade(addressing: Addressing, tag: str) -> None:

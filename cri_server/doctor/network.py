@@ -40,7 +40,7 @@ def network(host: Host) -> ConfiguredNetwork:
         decision.network,
         on_machine(decision.source),
         on_machine(decision.problem),
-        tuple(map(on_machine, decision.passed_over)),
+        tuple(map(on_machine, decision.skipped)),
     )
 
 
@@ -65,11 +65,11 @@ def configuration(host: Host) -> Iterator[CheckResult]:
         return
     kinds = [str(plugin["type"]) for plugin in pods_network.plugins]
     text = f"{pods_network.name} of {decided.source}: {', '.join(kinds)}"
-    if decided.passed_over:
+    if decided.skipped:
         yield CheckResult(
             "cni-config",
             Level.WARNING,
-            "; ".join((text, *decided.passed_over)),
+            "; ".join((text, *decided.skipped)),
             f"pods get the network of {decided.source}, because the other file has none",
             f"write a network configuration into the other file, or remove it from {folder}",
         )

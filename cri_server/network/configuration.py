@@ -36,12 +36,12 @@ class ConfiguredNetwork:
     """The configured network, or why there is none.
 
     source: the file that decides, or `built in`, or empty; problem: the error in that file;
-    passed_over: a line for each skipped file before it."""
+    skipped: a line for each skipped file before it."""
 
     network: NetworkList | None
     source: str
     problem: str
-    passed_over: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 class Configuration:
@@ -53,11 +53,9 @@ class Configuration:
         self._signature: _Signature | None = None
         self._current = ConfiguredNetwork(None, "", "")
 
-    def replace_default(self, default: dict[str, Any] | None) -> None:
-        self._default, self._signature = default, None
-
-    def replace_folder(self, folder: str) -> None:
-        self._folder, self._signature = folder, None
+    def replace(self, folder: str, default: dict[str, Any] | None) -> None:
+        """Use another folder and another default from now on."""
+        self._folder, self._default, self._signature = folder, default, None
 
     def current(self) -> ConfiguredNetwork:
         """The configured network. Never raises: an unreadable folder is a problem to report."""
@@ -84,39 +82,36 @@ class Configuration:
         return tuple(sorted(signature))
 
     def _load(self, names: list[str]) -> ConfiguredNetwork:
-        passed_over: list[str] = []
+        skipped: list[str] = []
         for name in names:
             path = os.path.join(self._folder, name)
             try:
                 content = _read(path)
-            except FileNotFoundError:
-                if not os.path.islink(path):  # removed since listing
-                    continue
-                return ConfiguredNetwork(
-                    None, path, f"{path} is a dangling link", tuple(passed_over)
-                )
             except OSError as error:
-                return ConfiguredNetwork(
-                    None, path, f"{path}: {error.strerror}", tuple(passed_over)
-                )
+                problem = f"{path}: {error.strerror}"
+                if isinstance(error, FileNotFoundError):
+                    if not os.path.islink(path):  # removed since listing
+                        continue
+                    problem = f"{path} is a dangling link"
+                return ConfiguredNetwork(None, path, problem, tuple(skipped))
             if not content.lstrip().startswith(b"{"):
                 what = "is not a JSON object" if content.strip() else "is empty"
-                passed_over.append(f"{path} is skipped: it {what}")
+                skipped.append(f"{path} is skipped: it {what}")
                 continue
-            return self._parse(path, content, tuple(passed_over))
-        return self._fallback(tuple(passed_over))
+            return self._parse(path, content, tuple(skipped))
+        return self._fallback(tuple(skipped))
 
-    def _parse(self, path: str, content: bytes, passed_over: tuple[str, ...]) -> ConfiguredNetwork:
+    def _parse(self, path: str, content: bytes, skipped: tuple[str, ...]) -> ConfiguredNetwork:
         """Parse the file that decides."""
         try:
             value = self._with_more_plugins(decode_object(content, "the file"))
-            return ConfiguredNetwork(parse_list_object(value), path, "", passed_over)
+            return ConfiguredNetwork(parse_list_object(value), path, "", skipped)
         except CniError as error:
             details = f" ({error.details})" if error.details else ""
-            return ConfiguredNetwork(None, path, f"{path}: {error.message}{details}", passed_over)
+            return ConfiguredNetwork(None, path, f"{path}: {error.message}{details}", skipped)
         except OSError as error:
             return ConfiguredNetwork(
-                None, path, f"{error.filename or path}: {error.strerror}", passed_over
+                None, path, f"{error.filename or path}: {error.strerror}", skipped
             )
 
     def _with_more_plugins(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -132,11 +127,11 @@ class Configuration:
                 appended.append(_read_object(os.path.join(folder, each)))
         return {**value, "plugins": [*inline, *appended]} if appended else value
 
-    def _fallback(self, passed_over: tuple[str, ...] = ()) -> ConfiguredNetwork:
+    def _fallback(self, skipped: tuple[str, ...] = ()) -> ConfiguredNetwork:
         if self._default is not None:
-            return ConfiguredNetwork(parse_list_object(self._default), "built in", "", passed_over)
+            return ConfiguredNetwork(parse_list_object(self._default), "built in", "", skipped)
         empty = f"no network configuration (*.conflist, *.conf, *.json) in {self._folder}"
-        return ConfiguredNetwork(None, "", "; ".join((empty, *passed_over)), passed_over)
+        return ConfiguredNetwork(None, "", "; ".join((empty, *skipped)), skipped)
 
 
 def _is_plugin(entry: os.DirEntry[str]) -> bool:

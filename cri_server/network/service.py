@@ -78,9 +78,8 @@ class NetworkService:
         # Two servers may share a network's leases and rules (tests, benchmarks): the word tells GC
         # whose pod each one is.
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
-        folders = tuple(p for p in bin_dir.split(":") if p)
         own = os.path.join(os.path.abspath(state_dir), "bin")
-        self._plugins = PluginRunner(jobs, folders, own, timeout_s, scope)
+        self._plugins = PluginRunner(jobs, _folders(bin_dir), own, timeout_s, scope)
         self._pod_ranges = PodRanges(state_dir)
         self._turns = _SandboxTurns()
         self._writing: dict[str, asyncio.Task[None]] = {}
@@ -105,13 +104,8 @@ class NetworkService:
     def reconfigure(self, conf_dir: str, bin_dir: str, default: dict[str, Any] | None) -> None:
         """Use another folder of configurations, other executables and another built-in network for
         later calls."""
-        self._configuration.replace_folder(conf_dir)
-        self._configuration.replace_default(default)
-        self._plugins.replace_folders(tuple(p for p in bin_dir.split(":") if p))
-
-    def replace_default(self, default: dict[str, Any] | None) -> None:
-        """Use another built-in network for later pods."""
-        self._configuration.replace_default(default)
+        self._configuration.replace(conf_dir, default)
+        self._plugins.bin_dirs = _folders(bin_dir)
 
     async def status(self) -> Readiness:
         """The condition `NetworkReady`. Calls the plugins' STATUS at most every ten seconds, or two
@@ -244,10 +238,10 @@ class NetworkService:
         return self._attachments.has(sandbox_id)
 
     async def _load(self, sandbox_id: str) -> Attachment | None:
-        configured = self._attachments.cached(sandbox_id)
-        if configured is None and self._attachments.has(sandbox_id):
-            configured = await asyncio.to_thread(self._attachments.read, sandbox_id)
-        return configured
+        attachment = self._attachments.cached(sandbox_id)
+        if attachment is None and self._attachments.has(sandbox_id):
+            attachment = await asyncio.to_thread(self._attachments.read, sandbox_id)
+        return attachment
 
     def _remove(self, attachment: Attachment) -> None:
         """Remove the name and then the record, after DEL. Raises OSError, KernelError."""
@@ -453,10 +447,15 @@ class _SandboxTurns:
         self._changed = asyncio.Event()
 
 
+def _folders(bin_dir: str) -> tuple[str, ...]:
+    """The folders of `bin_dir`, which `:` separates."""
+    return tuple(folder for folder in bin_dir.split(":") if folder)
+
+
 def _warnings(configured: ConfiguredNetwork) -> set[str]:
     """The problems of the folder to log. An empty folder is not one: kubelet reports it."""
     return {
-        *configured.passed_over,
+        *configured.skipped,
         *([configured.problem] if configured.source and configured.problem else []),
     }
 
@@ -464,8 +463,8 @@ def _warnings(configured: ConfiguredNetwork) -> set[str]:
 def _result(attachment: Attachment) -> NetworkResult:
     """The pod's addresses in the plugins' order. Raises PeerError if its interface has none."""
     assert attachment.result is not None
-    configured = attachment.result.addresses_of(IFNAME, attachment.netns_path)
-    ips = tuple(dict.fromkeys(str(a.address.ip) for a in configured))
+    assigned = attachment.result.addresses_of(IFNAME, attachment.netns_path)
+    ips = tuple(dict.fromkeys(str(each.address.ip) for each in assigned))
     if not ips:
         raise PeerError(
             f"the plugins of network {attachment.network.name} gave {IFNAME} no address"

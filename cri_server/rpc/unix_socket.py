@@ -1,4 +1,4 @@
-"""Binds the server's unix sockets: with their mode from the start, and never over a running server."""
+"""Binds the server's unix sockets: with their mode from the start, never over a running server."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pytest
 from cni_plugins.net import netns
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.model import PortMapping
+from pyrunc.errors import PeerError
 from tests.cri.network.conftest import ADD_ONLY, RESULT, Node, clean, until
 from tests.kernel.cni.harness import all_elements, listen, reach
 from tests.unit.cni.peer_results import NETNS, PEER_RESULTS
@@ -138,6 +139,21 @@ async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
     assert result.ips == ("10.7.0.5",) and result.raw["ips"][0]["gateway"] == "10.7.0.1"
     await node.network.detach(pod.id, pod.path)
     assert node.log().split() == ["ADD", "DEL"]
+
+
+async def test_a_bridge_that_fails_releases_the_address_of_a_foreign_plugin(node: Node) -> None:
+    node.plugin(
+        "my-ipam",
+        f"""echo "$CNI_COMMAND" >>$LOG; {ADD_ONLY}
+        echo '{{"cniVersion":"1.1.0","ips":[{{"address":"10.9.0.5/24"}}]}}'""",
+    )
+    node.configure(node.bridge())
+    await node.attach(node.host.pod())
+    node.configure(node.bridge(ipam={"type": "my-ipam"}))
+    with pytest.raises(PeerError, match="forceAddress would replace it"):
+        await node.attach(node.host.pod())
+    # The bridge plugin undoes its ADD; then the server rolls the whole chain back.
+    assert node.log().split() == ["ADD", "DEL", "DEL"]
 
 
 async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:

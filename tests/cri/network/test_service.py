@@ -285,6 +285,16 @@ async def test_a_plugin_that_is_missing(node: Node) -> None:
         await node.attach(node.host.pod())
 
 
+async def test_a_plugin_of_the_new_folder_runs_after_a_reload(node: Node) -> None:
+    node.configure({"type": "cilium"})
+    other = node.folder / "other-bin"
+    other.mkdir()
+    node.plugin("cilium", "true").rename(other / "cilium")
+    assert not (await node.network.status()).ready
+    node.network.reconfigure(str(node.folder / "conf"), str(other), None)
+    assert (await node.network.status()).ready
+
+
 async def test_no_address_left_is_its_own_error(node: Node) -> None:
     ipam = {
         "type": "host-local",
@@ -439,7 +449,7 @@ async def test_a_killed_zygote_fails_the_attach_and_the_next_attach_succeeds(nod
 @pytest.mark.requirement("10.5.1")
 async def test_readiness(node: Node) -> None:
     assert (await node.network.status()).ready  # the built-in network
-    node.network.replace_default(None)
+    node.network.reconfigure(str(node.folder / "conf"), str(node.folder / "bin"), None)
     unready = await node.network.status()
     assert (
         not unready.ready

@@ -88,7 +88,7 @@ def test_a_file_that_is_wrong_decides_and_the_next_file_is_not_used(
     current = Configuration(str(tmp_path), builtin_network("/leases")).current()
     assert current.network is None and current.source == f"{tmp_path}/10-first.conflist"
     assert current.problem.startswith(current.source) and problem in current.problem
-    assert current.passed_over == ()
+    assert current.skipped == ()
 
 
 def test_a_file_that_cannot_be_read_decides(tmp_path: Path) -> None:
@@ -119,9 +119,7 @@ def test_files_that_are_not_json_objects_are_skipped_and_reported(
     assert message in configuration.current().problem
     write(tmp_path, "20-next.conflist", NETWORK)
     assert configuration.current().network.name == "net"  # type: ignore[union-attr]
-    assert configuration.current().problem == "" and configuration.current().passed_over == (
-        message,
-    )
+    assert configuration.current().problem == "" and configuration.current().skipped == (message,)
 
 
 @pytest.mark.parametrize("old", ["0.1.0", "0.2.0", "", None])
@@ -181,7 +179,7 @@ def test_the_default_stands_in_for_an_empty_folder(tmp_path: Path) -> None:
     configuration = Configuration(str(tmp_path / "missing"), builtin_network("/leases"))
     assert configuration.current().network.name == "pyrunc"  # type: ignore[union-attr]
     assert configuration.current().source == "built in"
-    configuration.replace_default(None)
+    configuration.replace(str(tmp_path / "missing"), None)
     assert configuration.current().network is None
 
 
