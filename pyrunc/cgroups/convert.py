@@ -3,8 +3,9 @@ the order of the writes.
 
 A `CgroupSetting` is one write(2). Where a content depends on the old one (a quota without a period
 keeps the period) the caller passes a function that reads the group's file. Swap is written before
-the limit, cpu.idle before the weight, `unified` last, verbatim. Sources: runtime-spec
-config-linux.md; the shares formula is runc's of 2025 (1024 shares are the default weight 100).
+the limit, cpu.idle before the weight, the burst before the quota, `unified` last, verbatim.
+Sources: runtime-spec config-linux.md; the shares formula is runc's of 2025 (1024 shares are the
+default weight 100).
 """
 
 from __future__ import annotations
@@ -150,10 +151,12 @@ def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
         yield CgroupSetting(
             "cpu.weight", str(weight(shares)), dispensable=weight(shares) == DEFAULT_WEIGHT
         )
+    if cpu.get("burst") is not None:
+        # The kernel refuses a quota below the present burst, so a lower burst goes first (`limits`
+        # writes a refused one again).
+        yield CgroupSetting("cpu.max.burst", str(int(cpu["burst"])), dispensable=not cpu["burst"])
     if (maximum := _cpu_max(cpu, read)) is not None:
         yield CgroupSetting("cpu.max", maximum, dispensable=maximum.startswith("max"))
-    if cpu.get("burst") is not None:
-        yield CgroupSetting("cpu.max.burst", str(int(cpu["burst"])), dispensable=not cpu["burst"])
     for key, file in (("cpus", "cpuset.cpus"), ("mems", "cpuset.mems")):
         if cpu.get(key):
             yield CgroupSetting(file, str(cpu[key]))

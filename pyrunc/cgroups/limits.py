@@ -11,6 +11,7 @@ import errno
 import os
 
 from pyrunc.cgroups import convert
+from pyrunc.cgroups.convert import CgroupSetting
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported
 from pyrunc.kernel import cgroup
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from pyrunc.cgroups.convert import CgroupSetting
-
 # The beginning of errors about a missing controller, and the reason for which `missing_controllers`
 # decides.
 CANNOT_SET, NOT_ON_THE_TREE = "cannot set", "is not on the cgroup v2 tree"
 
 # The kernel's errnos for a value: not valid for this file, out of range, a missing device.
 NOT_A_VALUE = (errno.EINVAL, errno.ERANGE, errno.EDOM, errno.E2BIG, errno.EOVERFLOW, errno.ENODEV)
+
+BURST = "cpu.max.burst"
 
 # Per-device files and their text for "no limit": writing one line leaves the other lines unchanged.
 NO_LIMIT = {
@@ -41,9 +42,18 @@ def write(directory: str, resources: Mapping[str, Any], missing_controllers: str
     `Cgroup.apply`."""
     _check_choice(missing_controllers)
     notes = convert.warnings(resources)
+    refused = []
     for setting in convert.settings(resources, lambda file: cgroup.read(directory, file)):
+        try:
+            notes += _write_or_note(directory, setting, missing_controllers)
+        except InvalidArgument:
+            if setting.file != BURST:
+                raise
+            refused.append(setting)
+    # A burst may be no larger than the quota (EINVAL, tg_set_bandwidth in kernel/sched/core.c),
+    # which one of the settings after it may have raised.
+    for setting in refused:
         notes += _write_or_note(directory, setting, missing_controllers)
-    _burst_after_quota(directory, resources)
     return notes
 
 
@@ -56,28 +66,54 @@ def replace(
     """Write like `write`, then call `then`; a failure of either first restores the old values."""
     _check_choice(missing_controllers)
     new = convert.settings(resources, lambda file: cgroup.read(directory, file))
-    old = [(setting, _content(directory, setting.file)) for setting in new]
+    old = [setting for changed in reversed(new) for setting in _present(directory, changed)]
     try:
         # The files first: a limit that the kernel refuses must not reach systemd.
         notes = write(directory, resources, missing_controllers)
         if then is not None:
             then()
     except Exception as error:
-        for setting, content in reversed(old):
-            _restore(directory, setting, content, error)
+        _restore(directory, old, error)
         raise
     return notes
 
 
-def _content(directory: str, file: str) -> str | None:
-    """Return the content to restore; None for a file that cannot be read, such as
-    memory.reclaim."""
+def _restore(directory: str, old: list[CgroupSetting], error: Exception) -> None:
+    """Write the old values; a value that the kernel refuses twice becomes a note of `error`."""
+    # Quota and burst bound each other, so the value that is written first may be refused as long as
+    # the other one is new.
+    refused = [setting for setting in old if _refusal(directory, setting) is not None]
+    for setting in refused:
+        if (failure := _refusal(directory, setting)) is not None:
+            error.add_note(f"could not restore {setting.file}: {failure}")
+
+
+def _refusal(directory: str, setting: CgroupSetting) -> KernelError | None:
+    """Write a setting; returns the error when the kernel refuses it."""
     try:
-        return cgroup.read(directory, file)
+        cgroup.write(directory, setting.file, setting.content)
+    except KernelError as error:
+        return error
+    return None
+
+
+def _present(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
+    """Return the writes that restore the file which `changed` overwrites; none for a file that is
+    missing or cannot be read, such as memory.reclaim."""
+    try:
+        content = cgroup.read(directory, changed.file)
     except KernelError as error:
         if error.errno != errno.EINVAL:
             raise
-        return None
+        return []
+    if content is None:
+        return []
+    lines = content.splitlines() or [""]
+    key = changed.content.partition(" ")[0]
+    if changed.file in NO_LIMIT and ":" in key:
+        own = [line for line in lines if line.split(" ")[0] == key]
+        lines = own or [f"{key} {NO_LIMIT[changed.file]}"]
+    return [CgroupSetting(changed.file, line) for line in lines]
 
 
 def _check_choice(missing_controllers: str) -> None:
@@ -89,9 +125,6 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
     try:
         cgroup.write(directory, setting.file, setting.content)
     except KernelError as error:
-        if setting.file == "cpu.max.burst" and error.errno == errno.EINVAL:
-            # It is above the present quota until cpu.max is written; written again at the end.
-            return []
         if (
             error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM)
             or cgroup.read(directory, setting.file) is not None
@@ -120,26 +153,3 @@ def _missing(directory: str, setting: CgroupSetting, missing_controllers: str) -
     if here or missing_controllers == "error":
         raise Unsupported(text)
     return [text]
-
-
-def _burst_after_quota(directory: str, resources: Mapping[str, Any]) -> None:
-    burst = (resources.get("cpu") or {}).get("burst")
-    if burst and cgroup.read(directory, "cpu.max.burst") not in (None, f"{int(burst)}\n"):
-        cgroup.write(directory, "cpu.max.burst", str(int(burst)))
-
-
-def _restore(directory: str, setting: CgroupSetting, content: str | None, error: Exception) -> None:
-    if content is None:
-        return
-    key = setting.content.partition(" ")[0]
-    if setting.file in NO_LIMIT and ":" in key:
-        lines = [line for line in content.splitlines() if line.split(" ")[0] == key] or [
-            f"{key} {NO_LIMIT[setting.file]}"
-        ]
-    else:
-        lines = content.splitlines() or [""]
-    for line in lines:
-        try:
-            cgroup.write(directory, setting.file, line)
-        except KernelError as failure:
-            error.add_note(f"could not restore {setting.file}: {failure}")

@@ -3,6 +3,7 @@ files."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,67 @@ def test_a_failed_callback_restores_the_limits(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no"):
         limits.replace(str(tmp_path), {"memory": {"limit": 200}}, "error", refuse)
     assert (tmp_path / "memory.max").read_text() == "100"
+
+
+@pytest.fixture
+def bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A group with a quota of 100 ms and a burst of 50 ms, which bound each other as in the kernel
+    (tg_set_bandwidth, kernel/sched/core.c: EINVAL for a burst above the quota)."""
+    group(tmp_path, cpu_max="100000 100000\n", cpu_max_burst="50000\n", memory_max="max\n")
+
+    def write(directory: str, file: str, content: str) -> None:
+        files = {"cpu.max": "", "cpu.max.burst": ""} | {file: content}
+        quota, burst = (
+            (files[name] or (tmp_path / name).read_text()).split()[0]
+            for name in ("cpu.max", "cpu.max.burst")
+        )
+        if quota != "max" and int(burst) > int(quota):
+            raise KernelError("write", f"'{file}'", errno.EINVAL)
+        (tmp_path / file).write_text(content + "\n")
+
+    monkeypatch.setattr(limits.cgroup, "write", write)
+    return tmp_path
+
+
+def cpu_limits(folder: Path) -> tuple[str, str]:
+    quota = (folder / "cpu.max").read_text().split()[0]
+    return quota, (folder / "cpu.max.burst").read_text().strip()
+
+
+CHANGES = {
+    "both are lower": {"quota": 20000, "burst": 10000},
+    "both are higher": {"quota": 400000, "burst": 200000},
+    "the quota is lower": {"quota": 60000},
+    "the burst is higher": {"burst": 90000},
+}
+
+
+@pytest.mark.parametrize("cpu", CHANGES.values(), ids=CHANGES)
+def test_an_update_sets_quota_and_burst(bounded: Path, cpu: dict[str, int]) -> None:
+    limits.replace(str(bounded), {"cpu": cpu}, "error")
+    assert cpu_limits(bounded) == (str(cpu.get("quota", 100000)), str(cpu.get("burst", 50000)))
+
+
+@pytest.mark.parametrize("cpu", CHANGES.values(), ids=CHANGES)
+def test_a_failed_update_restores_quota_and_burst(bounded: Path, cpu: dict[str, int]) -> None:
+    def refuse() -> None:
+        raise InvalidArgument("no")
+
+    with pytest.raises(InvalidArgument, match="no") as caught:
+        limits.replace(str(bounded), {"cpu": cpu}, "error", refuse)
+    assert cpu_limits(bounded) == ("100000", "50000")
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_burst_above_the_quota_of_unified_is_set_after_it(bounded: Path) -> None:
+    resources = {"cpu": {"burst": 150000}, "unified": {"cpu.max": "200000 100000"}}
+    limits.write(str(bounded), resources, "error")
+    assert cpu_limits(bounded) == ("200000", "150000")
+
+
+@pytest.mark.parametrize("key", ["cpu", "unified"])
+def test_a_burst_above_the_quota_is_refused(bounded: Path, key: str) -> None:
+    by_key = {"cpu": {"burst": 150000}, "unified": {"cpu.max.burst": "150000"}}
+    with pytest.raises(InvalidArgument, match=r"cpu\.max\.burst"):
+        limits.replace(str(bounded), {key: by_key[key]}, "error")
+    assert cpu_limits(bounded) == ("100000", "50000")

@@ -110,6 +110,25 @@ def test_update_changes_only_the_named_limits(container: Container) -> None:
     assert container.read("pids.max") == "42"
 
 
+@pytest.mark.parametrize(("quota", "burst"), [(20_000, 10_000), (400_000, 200_000)])
+def test_quota_and_burst_are_set_together_and_restored_together(
+    container: Container, quota: int, burst: int
+) -> None:
+    container.start("sleep", "1000", resources={"cpu": {"quota": 100_000, "burst": 50_000}})
+    resources = {"cpu": {"quota": quota, "burst": burst}, "unified": {"memory.high": "nonsense"}}
+    request = container.folder / "resources.json"
+    request.write_text(json.dumps(resources))
+    failed = container.pyrunc("update", "-r", str(request), container.id, check=False)
+    assert "memory.high" in failed.stderr and "restore" not in failed.stderr
+    assert container.read("cpu.max") == "100000 100000"
+    assert container.read("cpu.max.burst") == "50000"
+    container.pyrunc(
+        *("update", "--cpu-quota", str(quota), "--cpu-burst", str(burst)), container.id
+    )
+    assert container.read("cpu.max") == f"{quota} 100000"
+    assert container.read("cpu.max.burst") == str(burst)
+
+
 def test_the_kernel_enforces_the_pids_limit(container: Container) -> None:
     container.start("sleep", "1000", resources={"pids": {"limit": 5}})
     done = container.sh("for i in 1 2 3 4 5 6 7 8; do sleep 5 & done; wait")
