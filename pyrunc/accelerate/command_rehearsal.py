@@ -92,7 +92,7 @@ def _use_marshal() -> None:
 def _plan() -> None:
     spec = parse(default())
     check(spec)
-    lower(build(spec, HOST, RootfsFacts())).program.encode()
+    lower(build(spec, HOST, RootfsFacts()))
 
 
 def _round(folder: str) -> list[int]:

@@ -20,10 +20,11 @@ from errno import ENOENT
 from pyrunc import atomic_file
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
-from pyrunc.kernel.fd import open_memfd
 from pyrunc.launch import run
 from pyrunc.launch.model import Launch
 from pyrunc.program.errors import OperationFailed
+from pyrunc.program.model import LoweredProgram, Program
+from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -48,47 +49,13 @@ KEY_OPTIONS = (
 OWN_RIGHTS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
 
 
-class StoredProgram:
-    """A stored program's bytes, with the interface of `program.model.Program`."""
+class StoredProgram(Value):
+    """A stored program. `owner`: the host's id of the user that gets stdio; `warnings` of its
+    plan."""
 
-    __slots__ = (
-        "_encoded",
-        "arch",
-        "calls",
-        "lines",
-        "notes",
-        "numbers",
-        "owner",
-        "pid_op",
-        "program",
-        "steps",
-        "warnings",
-    )
-
-    def __init__(
-        self,
-        encoded: bytes,
-        pid_op: int,
-        numbers: dict[str, int],
-        owner: int,
-        warnings: tuple[str, ...],
-    ) -> None:
-        self._encoded = encoded
-        self.pid_op = pid_op
-        self.numbers = numbers
-        self.owner = owner
-        self.warnings = warnings
-        self.program, self.arch = self, ""
-        self.steps: dict[int, Any] = {}
-        self.calls: tuple[str, ...] = ()
-        self.lines: tuple[Any, ...] = ()
-        self.notes: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return 0
-
-    def open_image(self) -> int:
-        return open_memfd("pyrunc:program", self._encoded)
+    lowered: LoweredProgram
+    owner: int
+    warnings: tuple[str, ...]
 
 
 def key(
@@ -145,7 +112,11 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
     except (EOFError, ValueError, TypeError):
         return None  # written by another Python
     # The name is a hash of 64 bits, and no proof.
-    return StoredProgram(*content[1:]) if content[0] == program_key else None
+    if content[0] != program_key:
+        return None
+    _, encoded, pid_op, numbers, owner, warnings = content
+    lowered = LoweredProgram(Program(encoded, pid_op=pid_op), numbers)
+    return StoredProgram(lowered, owner, warnings)
 
 
 def store(
@@ -157,7 +128,7 @@ def store(
     folder, path = f"{state.folder}/{FOLDER}", _path(state, program_key)
     content = (
         program_key,
-        lowered.program.encode(),
+        lowered.program.encoded,
         lowered.program.pid_op,
         lowered.numbers,
         owner,
@@ -182,13 +153,13 @@ def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | 
     caller closes the descriptors."""
     opened = {"container": os.dup(pidfd)}
     try:
-        if "cgroup" in program.numbers:
+        if "cgroup" in program.lowered.numbers:
             group = state.group()
             if group is None:
                 return None
             opened["cgroup"] = group.open_directory()
         with Undo() as undo:
-            launch = Launch(program, opened, (0, 1, 2), stdio_owner=program.owner)  # type: ignore[arg-type]
+            launch = Launch(program.lowered, opened, (0, 1, 2), stdio_owner=program.owner)
             child = run.launch(launch, undo)
             undo.commit()
             return child

@@ -8,10 +8,9 @@ https://criu.org/RPC.
 from __future__ import annotations
 
 import os
-from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET
+from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SOCK_SEQPACKET
 from _socket import socket as _Socket
 from _socket import socketpair as _socketpair
-from struct import Struct
 
 from pyrunc.errors import Error, NotFound, PeerError
 from pyrunc.kernel import fd as _fd
@@ -74,7 +73,6 @@ SOCKET_NUMBER = 3
 # Callers of a runtime may have no PATH; criu itself looks for nft and iptables in it.
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LARGEST_MESSAGE_BYTES = 1 << 16
-_INT = Struct("@i")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SHOWN_ERRORS, _SHOWN_BYTES = 5, 1 << 16
 
@@ -215,12 +213,7 @@ class Criu:
             )
         except OSError:
             packet, ancillary = b"", []
-        fds = tuple(
-            number
-            for level, kind, content in ancillary
-            if level == SOL_SOCKET and kind == SCM_RIGHTS
-            for (number,) in _INT.iter_unpack(content[: len(content) // 4 * 4])
-        )
+        fds = _fd.received(ancillary)
         try:
             if not packet:
                 raise PeerError("criu ended before it answered")

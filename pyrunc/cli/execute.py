@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyrunc.cli.parse import CommandLine
     from pyrunc.container.exec import Executed
     from pyrunc.container.state import State
-    from pyrunc.launch.model import LoweredProgram
     from pyrunc.launch.run import ChildProcess
+    from pyrunc.program.model import LoweredProgram
 
 
 # A process object of --process is complete: Go omits empty and false fields, so an absent one is

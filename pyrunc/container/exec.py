@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyrunc.compile.exec import ExecRequest
-    from pyrunc.launch.model import LoweredProgram
+    from pyrunc.program.model import LoweredProgram
 
 
 class Executed(Value):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from _socket import SCM_RIGHTS, SOL_SOCKET
+from struct import Struct
 
 from pyrunc.abi.file import (
     F_ADD_SEALS,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EINVAL = 22
+_INT = Struct("@i")
 UNCHANGED = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
 
@@ -69,6 +72,16 @@ def close_all(numbers: Iterable[int]) -> None:
             os.close(number)
         except OSError:
             pass
+
+
+def received(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    """Return the descriptors in the ancillary data of recvmsg(2), which the caller closes."""
+    return tuple(
+        number
+        for level, kind, content in ancillary
+        if level == SOL_SOCKET and kind == SCM_RIGHTS
+        for (number,) in _INT.iter_unpack(content[: len(content) // 4 * 4])
+    )
 
 
 def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> int:

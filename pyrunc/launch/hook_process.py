@@ -31,9 +31,7 @@ def spawner(
 ) -> Callable[[Hook, list[int]], int]:
     """Return a function that starts hooks in the namespaces of the process that is being created,
     in `folder`; they are our children."""
-    mask = 0
-    for kind in namespaces:
-        mask |= NAMESPACES[kind]
+    flags = sum(NAMESPACES[kind] for kind in namespaces)
 
     def spawn(hook: Hook, files: list[int]) -> int:
         a, pidfd = Assembler(), 3
@@ -41,7 +39,7 @@ def spawner(
         macros.prologue(a, "pyrunc:hook")
         # The launcher needs no file from here on, so it does not matter what the container's mounts
         # cover.
-        a.sys("setns", pidfd, mask)
+        a.sys("setns", pidfd, flags)
         # The clone enters the pid namespace: setns(2) changes that for children only.
         macros.fork_parent(a, 0)
         a.sys("chdir", folder)

@@ -8,24 +8,9 @@ from pyrunc.spec.value import Value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Protocol
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.plan.model import Step
-    from pyrunc.program.model import Program
-
-    class LoweredProgram(Protocol):
-        """A program with the numbers that its descriptors get and the parent's steps."""
-
-        @property
-        def program(self) -> Program: ...
-        @property
-        def numbers(self) -> Mapping[str, int]: ...
-        @property
-        def steps(self) -> Mapping[int, Sequence[Step]]: ...
-
-
-_NOTHING: Mapping[str, str] = {}
+    from pyrunc.program.model import LoweredProgram
 
 
 class Launch(Value):
@@ -46,13 +31,13 @@ class Launch(Value):
     stdio: Sequence[int]
     args: Sequence[str] = ("",)
     preserve_fds: Sequence[int] = ()
-    pinned: Mapping[str, str] = _NOTHING
+    pinned: Mapping[str, str] = {}
     stdio_owner: int | None = None
     own_nulls: bool = True
     id: str = ""
     bundle: str = ""
     oci_version: str = ""
-    annotations: Mapping[str, str] = _NOTHING
+    annotations: Mapping[str, str] = {}
     status: str = "creating"
     container_pid: int = 0
     cgroup: Cgroup | None = None

@@ -11,15 +11,11 @@ from pyrunc.plan import model as m
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, assert_never
+    from typing import Any
 
     from pyrunc.launch.model import Launch
     from pyrunc.launch.run import ChildProcess, ParentSide
     from pyrunc.plan.model import Step
-else:
-
-    def assert_never(step):
-        raise AssertionError(f"no parent can carry out {step!r}")
 
 
 def perform(step: Step, process: ChildProcess, parent: ParentSide) -> None:
@@ -72,7 +68,7 @@ def perform(step: Step, process: ChildProcess, parent: ParentSide) -> None:
             state = oci_state(launch, launch.container_pid or process.pid)
             listener.send(process, step, launch.oci_version, state)
         case _:
-            assert_never(step)
+            raise AssertionError(f"no parent can carry out {step!r}")
 
 
 def oci_state(launch: Launch, pid: int, status: str = "") -> dict[str, Any]:

@@ -50,9 +50,7 @@ def scheduling(process: Process, personality: Personality | None) -> list[Op]:
     ops: list[Op] = []
     scheduler, io = process.scheduler, process.io_priority
     if scheduler is not None:
-        flags = 0
-        for flag in scheduler.flags:
-            flags |= SCHED_FLAGS[flag]
+        flags = sum(SCHED_FLAGS[flag] for flag in set(scheduler.flags))
         ops.append(
             model.SetScheduler(
                 scheduler.policy,
@@ -139,36 +137,28 @@ def environment(process: Process, home: str) -> tuple[str, ...]:
 def _sets(
     capabilities: Capabilities, host: HostFacts, warnings: list[str]
 ) -> tuple[tuple[int, ...], model.SetCapabilities]:
+    """Return the bounding set and the operation that sets the others, with the capabilities that
+    the runtime has."""
     refused: dict[str, None] = {}
-    bounding, effective, permitted, inheritable, ambient = (
-        _numbers(names, host, refused)
-        for names in (
-            capabilities.bounding,
-            capabilities.effective,
-            capabilities.permitted,
-            capabilities.inheritable,
-            capabilities.ambient,
-        )
-    )
+    bounding = _numbers(capabilities.bounding, host, refused)
+    effective = _mask(_numbers(capabilities.effective, host, refused))
+    permitted = _mask(_numbers(capabilities.permitted, host, refused))
+    inheritable = _mask(_numbers(capabilities.inheritable, host, refused))
+    ambient = _numbers(capabilities.ambient, host, refused)
     if refused:
         warnings.append(
             f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(refused))}]"
         )
-    permitted_mask = _mask(permitted)
-    raised = permitted_mask & _mask(inheritable)  # capabilities(7), "Ambient": a subset of both
+    raised = permitted & inheritable  # capabilities(7), "Ambient": a subset of both
+    names = {number: name for name, number in CAPABILITIES.items()}
     for number in ambient:
         if not raised >> number & 1:
             warnings.append(
-                f"can't raise ambient capability {_name(number)}: operation not permitted"
+                f"can't raise ambient capability {names[number]}: operation not permitted"
             )
     raisable = tuple(number for number in ambient if raised >> number & 1)
-    return tuple(sorted(bounding)), model.SetCapabilities(
-        _mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable
-    )
-
-
-def _name(number: int) -> str:
-    return next(name for name, bit in CAPABILITIES.items() if bit == number)
+    sets = model.SetCapabilities(effective & permitted, permitted, inheritable, raisable)
+    return tuple(sorted(bounding)), sets
 
 
 def _numbers(names: tuple[str, ...], host: HostFacts, refused: dict[str, None]) -> list[int]:
@@ -183,10 +173,7 @@ def _numbers(names: tuple[str, ...], host: HostFacts, refused: dict[str, None]) 
 
 
 def _mask(numbers: list[int]) -> int:
-    mask = 0
-    for number in numbers:
-        mask |= 1 << number
-    return mask
+    return sum(1 << number for number in numbers)
 
 
 def memory_policy(policy: MemoryPolicy) -> Op:
@@ -198,7 +185,5 @@ def memory_policy(policy: MemoryPolicy) -> Op:
             raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} takes no nodes")
     elif not nodes and policy.mode != "MPOL_PREFERRED":
         raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} needs nodes")
-    flags = 0
-    for flag in policy.flags:
-        flags |= MEMORY_FLAGS[flag]
+    flags = sum(MEMORY_FLAGS[flag] for flag in set(policy.flags))
     return model.SetMemoryPolicy(policy.mode, flags, nodes)

@@ -12,36 +12,20 @@ from __future__ import annotations
 from pyrunc.plan import lower_mount, lower_process
 from pyrunc.plan.lowering import ROOT_NUMBER, Lowering
 from pyrunc.plan.lowering_cache import LoweringCache, PlanAssembler, PlanLine
-from pyrunc.plan.model import LoadFilter, Ready, Sync
-from pyrunc.program.model import TIME
+from pyrunc.plan.model import LoadFilter, Ready, steps_of
+from pyrunc.program.model import TIME, LoweredProgram
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from pyrunc.plan.model import Op, Plan, Step
-    from pyrunc.program.model import Program
+    from pyrunc.plan.model import Op, Plan
 
 CLOCK_MONOTONIC_RAW = 4
 
 
-class Lowered:
-    """A lowered plan: the `program` for the launcher, and what its parent needs to run it.
-
-    `numbers`: the descriptor number at which the program expects each named descriptor. `steps`:
-    for each line of the plan at which the process waits, the steps that the parent takes there.
-    """
-
-    __slots__ = ("numbers", "program", "steps")
-
-    def __init__(
-        self, program: Program, numbers: dict[str, int], steps: dict[int, tuple[Step, ...]]
-    ) -> None:
-        self.program, self.numbers, self.steps = program, numbers, steps
-
-
-def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
+def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     """Lower a plan to a program for one architecture (`uname -m`; default: this machine's).
 
     `timed`: after each operation the program sends a TIME message, up to the point where a filter
@@ -72,15 +56,9 @@ def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
             if timed:
                 _send_time(low)
             index += 1
-    return Lowered(low.a.program(), numbers, _steps(ops))
-
-
-def _steps(ops: Iterable[Op]) -> dict[int, tuple[Step, ...]]:
-    return {
-        number: op.steps
-        for number, op in enumerate(ops, 1)
-        if isinstance(op, Sync) or (isinstance(op, LoadFilter) and op.listener)
-    }
+    waits = enumerate(map(steps_of, ops), 1)
+    steps = {number: steps for number, steps in waits if steps}
+    return LoweredProgram(low.a.program(), numbers, steps)
 
 
 LAST_TIMED = (LoadFilter, Ready)

@@ -11,11 +11,11 @@ from pyrunc.abi import file as f
 from pyrunc.abi import ioctl
 from pyrunc.abi import mount as mnt
 from pyrunc.plan import model as m
-from pyrunc.plan.lowering import CLONE, EMPTY, MASK_OPTIONS, QUIET, Lowering
+from pyrunc.plan.lowering import ATTACH, CLONE, EMPTY, QUIET, Lowering
 from pyrunc.plan.mounts import PROC_FILES
 from pyrunc.program import macros
-from pyrunc.program.assemble import NEXT
 from pyrunc.program.macros import IN_ROOT
+from pyrunc.program.model import NEXT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,15 +140,11 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
     """Open (O_PATH) a bind's source in our copy of the host's tree; O_DIRECTORY also mounts an
     automount."""
-    a = low.a
-    source = low.a.slot(4)
-    opened = low.a.label()
-    swapped = low.a.label()
-    how = low.how(f.O_PATH | (low.o_directory if op.directory else 0), 0, f.RESOLVE_NO_SYMLINKS)
-    size = f.OPEN_HOW_SIZE
-    a.sys(
-        "openat2", f.AT_FDCWD, op.source, how, size, store=source, ok=opened, skip={ELOOP: swapped}
-    )
+    a, opened, swapped = low.a, low.a.label(), low.a.label()
+    flags = f.O_PATH | (low.o_directory if op.directory else 0)
+    links = f.RESOLVE_NO_SYMLINKS
+    skip = {ELOOP: swapped}
+    source = macros.open_at(a, f.AT_FDCWD, op.source, flags, resolve=links, skip=skip, ok=opened)
     a.place(swapped)
     a.fail(ELOOP, m.LINK_CAME)
     a.place(opened)
@@ -179,8 +175,7 @@ def require_proc(low: Lowering, tree: Operand, note: str) -> None:
 
 def make_device(low: Lowering, op: m.MakeDevice) -> None:
     a = low.a
-    above, _, name = op.path.rpartition("/")
-    folder = low.folder(above or "/")
+    folder, name = low.parent(op.path)
     kind = _TYPES[op.type]
     number = 0 if op.type == "p" else makedev(op.major, op.minor)
     exists, refused, done = a.label(), a.label(), a.label()
@@ -220,14 +215,11 @@ def make_device(low: Lowering, op: m.MakeDevice) -> None:
 
 def attach_device(low: Lowering, op: m.AttachDevice) -> None:
     a, device = low.a, op.device
-    above, _, name = device.path.rpartition("/")
-    folder = low.folder(above or "/")
-    place, exists, done = a.slot(4), a.label(), a.label()
-    # O_EXCL: a file that is there, also a link or a FIFO, is never opened, only compared.
-    flags = f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC
-    a.sys("openat", folder, name, flags, 0o644, store=place, skip={EEXIST: exists})
-    attach = mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
-    a.sys("move_mount", low.numbers[op.descriptor], "", place, "", attach)
+    folder, name = low.parent(device.path)
+    exists, done = a.label(), a.label()
+    # An existing file, also a link or a FIFO, is only compared.
+    place = macros.create_file(a, folder, name, {EEXIST: exists})
+    a.sys("move_mount", low.numbers[op.descriptor], "", place, "", ATTACH)
     low.close(place)
     a.goto(done)
     a.place(exists)
@@ -256,26 +248,16 @@ def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind:
 def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
     """Bind the host's node, because mknod is not permitted in a user namespace. Its path is
     looked up in our own tree."""
-    a, node, place = low.a, low.a.slot(4), low.a.slot(4)
+    a, node = low.a, low.a.slot(4)
     a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
     low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)
-    a.sys(
-        "openat",
-        folder,
-        name,
-        f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC,
-        0o644,
-        store=place,
-    )
-    a.sys(
-        "move_mount", node, "", place, "", mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
-    )
+    place = macros.create_file(a, folder, name)
+    a.sys("move_mount", node, "", place, "", ATTACH)
     low.close(node, place)
 
 
 def symlink(low: Lowering, op: m.Symlink) -> None:
-    above, _, name = op.path.rpartition("/")
-    folder = low.folder(above or "/")
+    folder, name = low.parent(op.path)
     if op.over:
         # An image may bring a node or another link as /dev/ptmx. A folder there (EISDIR, EPERM)
         # stays.
@@ -308,7 +290,7 @@ def cover_root(low: Lowering, op: m.CoverRoot) -> None:
             skip={EINVAL: locked, EPERM: locked, ENOENT: gone},
         )
         a.place(locked)
-        empty = low.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
+        empty = low.new_mask()
         attach = mnt.MOVE_MOUNT_F_EMPTY_PATH
         a.sys(
             "move_mount", empty, "", f.AT_FDCWD, place, attach, skip={ENOENT: NEXT, ENOTDIR: NEXT}
@@ -406,15 +388,10 @@ def _console_place(low: Lowering) -> Slot:
     covers (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
-    console = low.a.slot(4)
     exists = low.a.label()
-    flags = f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC
-    a.sys("openat", folder, "console", flags, 0o644, store=console, skip={EEXIST: exists})
-    low.close(console)
+    low.close(macros.create_file(a, folder, "console", {EEXIST: exists}))
     a.place(exists)
-    place = a.slot(4)
-    macros.open_at(a, folder, "console", f.O_PATH, resolve=macros.BENEATH, store=place)
-    return place
+    return macros.open_at(a, folder, "console", f.O_PATH, resolve=macros.BENEATH)
 
 
 def _check_ptmx(low: Lowering, master: Slot) -> None:
@@ -440,9 +417,9 @@ def change_mount(low: Lowering, op: m.ChangeMount) -> None:
 
 def readonly_path(low: Lowering, op: m.ReadonlyPath) -> None:
     a, tree, end = low.a, low.a.slot(4), low.a.label()
-    # Missing paths are normal: the lists name files of optional parts of the kernel. ENOTDIR: a
-    # parent is a file in this image.
-    place = low.beneath(op.path, missing=end, also=ENOTDIR)
+    # Missing paths are normal: the lists name files of optional parts of the kernel, and in this
+    # image a parent may be a file.
+    place = low.beneath(op.path, missing=end)
     # With the mounts below, which would be gone beneath the new mount; they keep their own flags.
     a.sys("open_tree", place, "", CLONE | EMPTY | f.AT_RECURSIVE, store=tree)
     low.set_attributes(tree, mnt.MOUNT_ATTR_RDONLY)
@@ -455,9 +432,9 @@ def mask_path(low: Lowering, op: m.MaskPath) -> None:
     a, tree = low.a, low.a.slot(4)
     end, hidden, folder = a.label(), a.label(), a.label()
     null = _null(low)
-    if low.mask is None and op.copy:
-        low.make_mask()
-    place = low.beneath(op.path, missing=end, also=ENOTDIR)
+    if low.mask is None and op.copy:  # also when no folder is hidden after all
+        low.mask = low.new_mask()
+    place = low.beneath(op.path, missing=end)
     a.sys("statx", place, "", EMPTY, f.STATX_TYPE, low.scratch)
     mode = a.field(low.scratch, f.STATX_FIELDS["mode"][0], 4)
     # A mount point and what is put on it must both be folders, or neither.

@@ -23,9 +23,7 @@ from pyrunc.plan.lower_mount import require_proc
 from pyrunc.plan.lowering import EMPTY, Lowering
 from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR
 from pyrunc.program import macros
-from pyrunc.program.assemble import NEXT
-from pyrunc.program.macros import RETRY
-from pyrunc.program.model import LISTENER, PROGRESS, READY, STATUS
+from pyrunc.program.model import LISTENER, NEXT, PROGRESS, READY, STATUS
 from pyrunc.spec.check import MEMORY_MODES
 
 TYPE_CHECKING = False
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from pyrunc.program.model import Slot
+    from pyrunc.program.model import Operand, Slot
 
 
 AF_INET, SOCK_DGRAM, SOCK_CLOEXEC = 2, 2, 0o2000000
@@ -71,20 +69,10 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
     require_proc(low, proc, "/proc is no procfs")
     # Links are allowed, because `self` and `thread-self` are links; NO_XDEV refuses a file that is
     # mounted over the real one.
-    how = low.how(f.O_WRONLY, 0, f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)
+    beneath = f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV
     for path in paths:
         skip = {} if path == paths[-1] else {ENOENT: NEXT}
-        a.sys(
-            "openat2",
-            proc,
-            path,
-            how,
-            f.OPEN_HOW_SIZE,
-            store=opened,
-            ok=done,
-            skip=skip,
-            retry=RETRY,
-        )
+        macros.open_at(a, proc, path, f.O_WRONLY, resolve=beneath, store=opened, skip=skip, ok=done)
     a.place(done)
     a.sys("write", opened, low.a.constant(content), len(content))
     low.close(opened, proc)
@@ -112,10 +100,11 @@ def join(low: Lowering, op: m.Join) -> None:
 
 
 def join_process(low: Lowering, op: m.JoinProcess) -> None:
-    flags = 0
-    for kind in op.kinds:
-        flags |= clone.NAMESPACES[kind]
-    low.a.sys("setns", low.numbers[op.descriptor], flags)
+    low.a.sys("setns", low.numbers[op.descriptor], _flags(op.kinds))
+
+
+def _flags(kinds: Sequence[str]) -> int:
+    return sum(clone.NAMESPACES[kind] for kind in kinds)
 
 
 def offset_clocks(low: Lowering, op: m.OffsetClocks) -> None:
@@ -140,10 +129,8 @@ def set_affinity(low: Lowering, op: m.SetAffinity) -> None:
 
 
 def clone_process(low: Lowering, op: m.Clone) -> None:
-    flags = 0
-    for kind in op.kinds:
-        flags |= clone.NAMESPACES[kind]
-    macros.fork_parent(low.a, flags, cgroup=low.numbers["cgroup"] if op.cgroup else None)
+    cgroup = low.numbers["cgroup"] if op.cgroup else None
+    macros.fork_parent(low.a, _flags(op.kinds), cgroup)
     # This is a folder of the host: from here on a process in the container's pid namespace may look
     # into our /proc/PID/fd (CVE-2024-21626).
     if op.cgroup:
@@ -163,7 +150,7 @@ def become_root(low: Lowering, op: m.BecomeRoot) -> None:
     low.a.sys("setresgid", 0, 0, 0)
     low.a.sys("setresuid", 0, 0, 0)
     # The change of ids has reset it to fs.suid_dumpable (commit_creds, kernel/cred.c).
-    macros.set_dumpable(low.a, False)
+    macros.forbid_dumps(low.a)
 
 
 def new_session(low: Lowering, op: m.NewSession) -> None:
@@ -204,12 +191,10 @@ def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
 
 def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
     """Write a sysctl beneath a private procfs, across no mount and no link (CVE-2025-52881)."""
-    a, opened, content = low.a, low.a.slot(4), op.value.encode("utf-8", "surrogateescape")
-    resolve = (
-        f.RESOLVE_BENEATH | f.RESOLVE_NO_SYMLINKS | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV
-    )
-    how = low.how(f.O_WRONLY, 0, resolve)
-    a.sys("openat2", low.numbers["proc"], f"sys/{op.path}", how, f.OPEN_HOW_SIZE, store=opened)
+    a, content = low.a, op.value.encode("utf-8", "surrogateescape")
+    resolve = macros.BENEATH | f.RESOLVE_NO_XDEV
+    path = f"sys/{op.path}"
+    opened = macros.open_at(a, low.numbers["proc"], path, f.O_WRONLY, resolve=resolve)
     a.sys("write", opened, low.a.constant(content), len(content))
     low.close(opened)
 
@@ -299,7 +284,7 @@ def set_ids(low: Lowering, op: m.SetIds) -> None:
         # `start`.
         a.sys("prctl", p.PR_SET_KEEPCAPS, 0, 0, 0, 0)
     # The kernel resets it to fs.suid_dumpable when credentials change.
-    macros.set_dumpable(low.a, False)
+    macros.forbid_dumps(low.a)
 
 
 def set_capabilities(low: Lowering, op: m.SetCapabilities) -> None:
@@ -499,9 +484,7 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     status = a.slot(4, 0)
     a.sys("wait4", pid, status.address, 0, 0)
     a.compare(status, "eq", 0, true=done)
-    a.send(STATUS, op.index, status)
-    _send_errors(low, op)
-    a.exit(1)
+    _fail_hook(low, op, status)
     a.place(child)
     a.sys("lseek", state, 0, 0)
     a.sys("dup3", state, 0, 0)
@@ -516,19 +499,16 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     a.place(done)
 
 
-def _send_errors(low: Lowering, op: m.RunHook) -> None:
-    """Send a hook's output to `start`, after the status; a parent reads the file itself. A
-    filter may forbid it."""
+def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
+    """Send a hook's wait status and end the process. `start` also gets the hook's output, which a
+    parent reads from the file itself."""
+    a = low.a
+    a.send(STATUS, op.index, status)
     if low.start is not None:
-        offset = low.a.data(8)
-        low.a.sys(
-            "sendfile",
-            low.start,
-            low.numbers[op.errors],
-            offset,
-            HOOK_OUTPUT_LIMIT_BYTES,
-            skip_any=NEXT,
-        )
+        errors, limit = low.numbers[op.errors], HOOK_OUTPUT_LIMIT_BYTES
+        # A filter may forbid sendfile(2).
+        a.sys("sendfile", low.start, errors, a.data(8), limit, skip_any=NEXT)
+    a.exit(1)
 
 
 def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
@@ -547,9 +527,7 @@ def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
     # Not reaped yet, so the pid cannot have been reused.
     a.sys("kill", pid, SIGKILL)
     a.sys("wait4", pid, 0, 0, 0)
-    a.send(STATUS, op.index, -1)
-    _send_errors(low, op)
-    a.exit(1)
+    _fail_hook(low, op, -1)
     a.place(ended)
 
 

@@ -13,15 +13,15 @@ from struct import pack
 from pyrunc.abi import file as f
 from pyrunc.abi import mount as mnt
 from pyrunc.program import macros
-from pyrunc.program.assemble import NEXT
-from pyrunc.program.macros import IN_ROOT, RETRY
+from pyrunc.program.macros import IN_ROOT
+from pyrunc.program.model import NEXT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pyrunc.plan.lowering_cache import LoweringCache, PlanAssembler
-    from pyrunc.program.model import Address, Label, Operand, Slot
+    from pyrunc.program.model import Label, Operand, Slot
 
 EMPTY = f.AT_EMPTY_PATH
 QUIET = mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NODEV | mnt.MOUNT_ATTR_NOEXEC
@@ -66,10 +66,6 @@ class Lowering:
         self.mask = self.null = self.entered = None
         self._folders.clear()
 
-    def how(self, flags: int, mode: int, resolve: int) -> Address:
-        """Return a `struct open_how`, close-on-exec."""
-        return self.a.constant(pack("<3Q", flags | f.O_CLOEXEC, mode, resolve))
-
     def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
         """Call `lower(self, *arguments)`, or append what it appended for an earlier plan. It may
         depend on nothing else but the root's number."""
@@ -100,25 +96,12 @@ class Lowering:
         flags: int = f.O_PATH,
         resolve: int = IN_ROOT,
         missing: Label | None = None,
-        also: int | None = None,
     ) -> Slot:
         """Open a file of the container; returns the slot of its descriptor. `missing`: the label
-        for ENOENT (and `also`)."""
-        slot = self.a.slot(4)
-        rules = {} if missing is None else {ENOENT: missing}
-        if missing is not None and also is not None:
-            rules[also] = missing
-        self.a.sys(
-            "openat2",
-            self.container_root(),
-            path.lstrip("/") or ".",
-            self.how(flags, 0, resolve),
-            f.OPEN_HOW_SIZE,
-            store=slot,
-            skip=rules,
-            retry=RETRY,
-        )
-        return slot
+        for a path that does not exist; without it that is a failure."""
+        skip = {} if missing is None else {ENOENT: missing, ENOTDIR: missing}
+        root = self.container_root()
+        return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
 
     def folder(self, path: str) -> Slot:
         """Open a directory of the container, made with its parents when it is missing; the
@@ -131,6 +114,11 @@ class Lowering:
             slot = self._folders[path] = self.place(path, True)
         return slot
 
+    def parent(self, path: str) -> tuple[Slot, str]:
+        """Open the directory of a path like `folder`; returns it with the path's last name."""
+        above, _, name = path.rpartition("/")
+        return self.folder(above or "/"), name
+
     def place(self, path: str, directory: bool) -> Slot:
         """Open (O_PATH) a destination, made when it is missing: 0755 folders, and an empty 0644
         file unless `directory`.
@@ -142,35 +130,19 @@ class Lowering:
         return macros.make_file(self.a, self.container_root(), path)
 
     def ordinary_folder(self, path: str) -> Slot:
-        """Open a directory that no symlink leads to, made when it is missing: where procfs and
-        sysfs go.
-
-        So an image cannot redirect them (CVE-2019-19921, CVE-2023-27561).
-        """
+        """Open the directory for procfs or sysfs, made when it is missing. A path with a symlink
+        is refused, so that an image cannot redirect them (CVE-2019-19921, CVE-2023-27561)."""
         a, root = self.a, self.container_root()
-        slot = a.slot(4)
-        opened = a.label()
-        missing = a.label()
-        wrong = a.label()
-        how = self.how(
-            f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS
-        )
-        name, size = path.lstrip("/"), f.OPEN_HOW_SIZE
+        opened, missing, wrong = a.label(), a.label(), a.label()
+        name = path.lstrip("/")
+        flags = f.O_PATH | self.o_directory | self.o_nofollow
+        resolve = IN_ROOT | f.RESOLVE_NO_SYMLINKS
         rules = {ELOOP: wrong, ENOTDIR: wrong}
-        a.sys(
-            "openat2",
-            root,
-            name,
-            how,
-            size,
-            store=slot,
-            ok=opened,
-            skip={ENOENT: missing, **rules},
-            retry=RETRY,
-        )
+        skip = {ENOENT: missing, **rules}
+        slot = macros.open_at(a, root, name, flags, resolve=resolve, skip=skip, ok=opened)
         a.place(missing)
         self.close(macros.make_directories(a, root, path))
-        a.sys("openat2", root, name, how, size, store=slot, ok=opened, skip=rules, retry=RETRY)
+        macros.open_at(a, root, name, flags, resolve=resolve, store=slot, skip=rules, ok=opened)
         a.place(wrong)
         # The text is runc's.
         a.fail(ENOTDIR, f"{path} must be mounted on ordinary directory")
@@ -270,16 +242,14 @@ class Lowering:
                 skip = {refusal: NEXT} if refusal and key == "gid" else None
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
 
-    def make_mask(self) -> None:
-        """Make the empty read-only tmpfs that hides folders, once, whether or not there is one
-        to hide."""
-        self.mask = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
+    def new_mask(self) -> Slot:
+        """Mount an empty read-only tmpfs, which hides a folder, detached."""
+        return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Mount the mask's tmpfs once more; where detached mounts cannot be cloned (Linux before
-        6.15) a new one."""
+        """Clone the mask's tmpfs into `store`; where detached mounts cannot be cloned (Linux before
+        6.15) mount a new one."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:
-            mask = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
-            self.a.set(store, mask)
+            self.a.set(store, self.new_mask())

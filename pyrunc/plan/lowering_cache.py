@@ -13,6 +13,7 @@ from pyrunc.plan import model as m
 from pyrunc.plan.lowering import Lowering
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.model import Line
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,37 +51,25 @@ class PlanLine(Line):
 
     __slots__ = ("op",)
 
-    def __init__(self, op: Op | None, number: int) -> None:
-        self.op, self.number, self.mark = op, number, ""
+    def __init__(self, op: Op, number: int) -> None:
+        self.op, self.number = op, number
 
     @property
     def text(self) -> str:  # type: ignore[override]
-        if self.op is None:
-            return ""
         from pyrunc.plan.show import line
 
         return line(self.op)
 
 
-class Fragment:
-    """The code of consecutive operations; `places` has for each call the index of its operation,
-    `data_bytes` is the size of the data when it was made."""
+class Fragment(Value):
+    """The code of consecutive operations of a plan; `places`: for each call the index of its
+    operation among them; `data_bytes`: the size of the data when it was made."""
 
-    __slots__ = ("calls", "data_bytes", "notes", "packed", "places")
-
-    def __init__(
-        self,
-        packed: list[bytes],
-        calls: list[str],
-        places: list[int],
-        notes: dict[int, tuple[str, str]],
-        data_bytes: int,
-    ) -> None:
-        self.packed = packed
-        self.calls = calls
-        self.places = places
-        self.notes = notes
-        self.data_bytes = data_bytes
+    packed: list[bytes]
+    calls: list[str]
+    places: list[int]
+    notes: dict[int, tuple[str, str]]
+    data_bytes: int
 
 
 class PlanAssembler(Assembler):
@@ -89,10 +78,6 @@ class PlanAssembler(Assembler):
 
     copied_bytes = 0
     """The size of the data that was copied."""
-
-    def at(self, where: PlanLine) -> None:
-        """Set the line of the operations that follow."""
-        self._line = where
 
     def extract(self) -> Fragment:
         """Remove all operations from the assembler and return them as a fragment. Their data stays

@@ -26,59 +26,59 @@ class Op(Value):
     """One operation of the new process (the first ones: of the launcher that clones it)."""
 
 
-class ParentStep(Value):
-    """One step of the parent, while the new process waits."""
+class Step(Value):
+    """One step of the parent while the new process waits (`launch.steps.perform`)."""
 
 
 # In the runtime, as a parent
 
 
-class WriteIdMaps(ParentStep):
+class WriteIdMaps(Step):
     """Write gid_map and uid_map of the new user namespace (user_namespaces(7))."""
 
     uids: tuple[IdMap, ...]
     gids: tuple[IdMap, ...]
 
 
-class RecordProcess(ParentStep):
+class RecordProcess(Step):
     """Store pid and start time in the container's state: from here on `delete` finds what a
     killed create has left."""
 
 
-class GiveCgroup(ParentStep):
+class GiveCgroup(Step):
     """Give the cgroup's folder and the files that delegation names to `uid` (runtime-spec,
     "Cgroup ownership")."""
 
     uid: int
 
 
-class EnterRdt(ParentStep):
+class EnterRdt(Step):
     """Put the first process into the container's resctrl group, which is made when it is
     missing."""
 
     rdt: Mapping[str, Any]
 
 
-class JoinRdt(ParentStep):
+class JoinRdt(Step):
     """Put another process into the container's resctrl group."""
 
     rdt: Mapping[str, Any]
 
 
-class MoveLinks(ParentStep):
+class MoveLinks(Step):
     """Move links (name here -> name there) into the process's network namespace, with their
     addresses."""
 
     links: Mapping[str, str]
 
 
-class WriteHookState(ParentStep):
+class WriteHookState(Step):
     """Fill the memfd that startContainer hooks get as stdin."""
 
     descriptor: str
 
 
-class RunHooks(ParentStep):
+class RunHooks(Step):
     """Run all hooks of one kind, each to its end: in the runtime's namespaces, or from `folder`
     in these `namespaces` of the process."""
 
@@ -88,40 +88,24 @@ class RunHooks(ParentStep):
     namespaces: tuple[str, ...] = ()
 
 
-class SetLimits(ParentStep):
+class SetLimits(Step):
     """Set resource limits of a process in a user namespace, where it may not raise them itself
     (prlimit(2))."""
 
     limits: tuple[Rlimit, ...]
 
 
-class ClearOnlcr(ParentStep):
+class ClearOnlcr(Step):
     """Stop the terminal from turning a newline into two characters (ONLCR, termios(3)), because
     ours does so."""
 
 
-class SendListener(ParentStep):
+class SendListener(Step):
     """Send the seccomp listener to the agent's unix socket (runtime-spec, "The Container Process
     State")."""
 
     path: str
     metadata: str = ""
-
-
-Step = (
-    WriteIdMaps
-    | RecordProcess
-    | GiveCgroup
-    | EnterRdt
-    | JoinRdt
-    | MoveLinks
-    | WriteHookState
-    | RunHooks
-    | SetLimits
-    | ClearOnlcr
-    | SendListener
-)
-"""Every step: `launch.steps.perform` matches all of them."""
 
 
 # In the launcher, still in the runtime's namespaces
@@ -576,6 +560,11 @@ class ExecuteDescriptor(Op):
     descriptor: str
     args: tuple[str, ...]
     env: tuple[str, ...]
+
+
+def steps_of(op: Op) -> tuple[Step, ...]:
+    """Return the parent's steps while the process waits at this operation."""
+    return op.steps if isinstance(op, Sync | LoadFilter) else ()
 
 
 class HostFacts(Value):

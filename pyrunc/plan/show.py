@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from pyrunc.plan.model import Op, ParentStep, Plan
+    from pyrunc.plan.model import Op, Plan, Step
     from pyrunc.spec.model import IdMap
 
 _ATTRIBUTES = (
@@ -51,14 +51,9 @@ def numbered(plan: Plan) -> list[tuple[str, str]]:
     the parent that line 12 waits for."""
     lines = []
     for number, op in enumerate(plan.ops, 1):
-        lines += [(step_label(number, k), step_line(step)) for k, step in enumerate(steps_of(op))]
+        lines += [(step_label(number, k), step_line(step)) for k, step in enumerate(m.steps_of(op))]
         lines.append((str(number), line(op)))
     return lines
-
-
-def steps_of(op: Op) -> tuple[ParentStep, ...]:
-    """Return the parent's steps while this operation waits for it."""
-    return op.steps if isinstance(op, m.Sync | m.LoadFilter) else ()
 
 
 def step_label(number: int, index: int) -> str:
@@ -84,7 +79,7 @@ def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def step_line(step: ParentStep) -> str:
+def step_line(step: Step) -> str:
     """Return one step of the parent as one line."""
     return STEP_LINES[type(step)](step)
 

@@ -3,9 +3,9 @@ cannot go wrong by itself.
 
     a = Assembler()
     root = a.slot(4)
-    with a.line("mount 'proc' on '/proc'", 17):
-        a.sys("openat", -100, "/proc", O_PATH, 0, store=root)
-        a.sys("mkdirat", root, "sub", 0o755, skip={EEXIST: NEXT})
+    a.at(Line("mount 'proc' on '/proc'", 17))
+    a.sys("openat", -100, "/proc", O_PATH, 0, store=root)
+    a.sys("mkdirat", root, "sub", 0o755, skip={EEXIST: NEXT})
     program = a.program()
 
 The proof: every jump goes forward and lands inside, and no slot is loaded on a path on which
@@ -50,19 +50,6 @@ from pyrunc.program.model import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
-
-__all__ = [
-    "NEXT",
-    "Address",
-    "Argument",
-    "Assembler",
-    "Label",
-    "Line",
-    "Operand",
-    "Program",
-    "Slot",
-]
 
 _WORD = (1 << 64) - 1
 _LOADS = {1: LOAD_1, 4: LOAD_4, 8: LOAD_8}
@@ -113,24 +100,6 @@ class _Jump:
         if not self.index < label.index < size:
             raise InvalidArgument(f"operation {self.index}: label {label.name!r} was never placed")
         return label.index - self.index - 1
-
-
-class _LineScope:
-    __slots__ = ("assembler", "before", "line")
-
-    def __init__(self, assembler: Assembler, line: Line) -> None:
-        self.assembler, self.line = assembler, line
-
-    def __enter__(self) -> None:
-        self.before, self.assembler._line = self.assembler._line, self.line
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.assembler._line = self.before
 
 
 class Assembler:
@@ -317,15 +286,9 @@ class Assembler:
         kinds, words = self._arguments((value, extra), "send")
         self._append(_pack(SEND, 0, 0, tag, 0, 0, 0, 0, 0, kinds, 0, 0, 0, 0, 0, *words), "")
 
-    def wait(self, store: Slot | None = None) -> None:
-        """Wait for `Running.release()`, whose byte (1 to 255) is stored. The program ends when
-        the parent is gone."""
-        place, width = (store.offset, store.width) if store is not None else (0, 0)
-        if store is not None:
-            self._stored |= store.bit
-        self._append(
-            _pack(WAIT, width, 0, 0, 0, 0, 0, 0, place, 0, 0, 0, 0, 0, 0, *_PADDING[6]), ""
-        )
+    def wait(self) -> None:
+        """Wait for `RunningProgram.release`. The program ends when the parent is gone."""
+        self._append(_pack(WAIT, *[0] * 14, *_PADDING[6]), "")
 
     def fail(self, errno: Operand, note: str = "", *, mark: str = "") -> None:
         """End the program with a failure; `note` explains it to a person, `mark` identifies it
@@ -357,14 +320,9 @@ class Assembler:
         """Go on at the label, which comes later."""
         self.compare(0, "eq", 0, true=label, false=label)
 
-    def line(self, text: str, number: int | None = None, *, mark: str = "") -> _LineScope:
-        """`with a.line("mount 'proc' on '/proc'", 17):` the operations inside belong to this plan
-        line.
-
-        `mark` is passed to the error (`OperationFailed.mark`), so that a caller can tell kinds of
-        failure apart.
-        """
-        return _LineScope(self, Line(text, number, mark))
+    def at(self, line: Line) -> None:
+        """Set the plan's line to which the operations that follow belong."""
+        self._line = line
 
     @property
     def here(self) -> int:
@@ -381,14 +339,8 @@ class Assembler:
         operations = self._packed
         for jump in self._jumps:
             operations[jump.index] = jump.packed(len(operations))
-        return Program(
-            _encode.encode(operations, self._relocations, self._data),
-            self.arch.machine,
-            self._calls,
-            self._lines,
-            self._notes,
-            self._pid_op,
-        )
+        encoded = _encode.encode(operations, self._relocations, self._data)
+        return Program(encoded, self._calls, self._lines, self._notes, self._pid_op)
 
     # ---- inside
 

@@ -27,7 +27,7 @@ class OperationFailed(KernelError):
 
 def failure(program: Program, op_index: int, errno: int) -> OperationFailed:
     """Return the error for a failure message of the launcher."""
-    if not 0 <= op_index < len(program):
+    if not 0 <= op_index < len(program.calls):
         return OperationFailed("launcher", f"operation {op_index}", errno, "", op_index, None, "")
     line, call = program.lines[op_index], program.calls[op_index]
     note, mark = program.notes.get(op_index, ("", ""))
@@ -44,5 +44,5 @@ def failure(program: Program, op_index: int, errno: int) -> OperationFailed:
         ", ".join(details),
         op_index,
         line.number,
-        mark or line.mark,
+        mark,
     )

@@ -16,7 +16,7 @@ file.
 from __future__ import annotations
 
 import os
-from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SO_RCVTIMEO, SOCK_SEQPACKET, SOL_SOCKET
+from _socket import AF_UNIX, MSG_CMSG_CLOEXEC, SO_RCVTIMEO, SOCK_SEQPACKET, SOL_SOCKET
 from _socket import socket as _Socket
 from _socket import socketpair as _socketpair
 from errno import EACCES
@@ -27,6 +27,7 @@ from pyrunc.errors import DeadlineExceeded, Error, KernelError
 from pyrunc.kernel import fd as _fd
 from pyrunc.program.errors import failure
 from pyrunc.program.model import FAILURE, PID, REFUSED, Program
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,24 +49,15 @@ EXIT_REFUSED = 126  # of the launcher, for a program that it does not take
 _executable: tuple[int, int, int] | None = None  # number, device, inode
 
 
-class LauncherMessage:
-    """A message of the program: `tag` (see `program.model`), two numbers, and the descriptors
-    that came along, which the receiver closes."""
+class LauncherMessage(Value):
+    """A message of the program: `tag` (see `program.model`), the index of the operation that sent
+    it, two numbers, and descriptors, which the receiver closes."""
 
-    __slots__ = ("extra", "fds", "op_index", "tag", "value")
-
-    def __init__(
-        self, tag: int, op_index: int, value: int, extra: int, fds: tuple[int, ...] = ()
-    ) -> None:
-        self.tag = tag
-        self.op_index = op_index
-        self.value = value
-        self.extra = extra
-        self.fds = fds
-
-    def __repr__(self) -> str:
-        numbers = f"tag={self.tag}, op_index={self.op_index}, value={self.value}"
-        return f"Message({numbers}, extra={self.extra}, fds={self.fds})"
+    tag: int
+    op_index: int
+    value: int
+    extra: int
+    fds: tuple[int, ...] = ()
 
 
 class RunningProgram:
@@ -136,17 +128,18 @@ class RunningProgram:
             raise Error(f"the program ended before it sent message {tag}{self._how_it_ended()}")
         if message.tag != tag:
             _fd.close_all(message.fds)
-            sender = self.program.explain(message.op_index)
-            raise Error(f"received message {message.tag} instead of {tag} ({sender})")
+            raise Error(
+                f"received message {message.tag} instead of {tag} from operation {message.op_index}"
+            )
         return message
 
-    def release(self, byte: int = 1) -> None:
+    def release(self) -> None:
         """Let the program continue after a `wait`. No error if the program has ended already,
         because `receive` reports that."""
         if self._socket is None:
             raise Error("the program's socket is closed")
         try:
-            self._socket.send(bytes((byte,)))
+            self._socket.send(b"\1")
         except (BrokenPipeError, ConnectionResetError):
             pass
 
@@ -157,19 +150,15 @@ class RunningProgram:
             self.launcher_status = os.waitpid(self.launcher_pid, 0)[1]
         return self.launcher_status
 
-    def let_go(self) -> None:
-        """Close our end without waiting for anything: a waiting program ends."""
+    def close(self) -> None:
+        """Close our end, which ends a program that waits, and reap the launcher. Not for a program
+        whose launcher itself executes the payload."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         for _, fds in self._early:
             _fd.close_all(fds)
         self._early.clear()
-
-    def close(self) -> None:
-        """Close our end and reap the launcher. Not for a program whose launcher itself executes
-        the payload."""
-        self.let_go()
         self.reap_launcher()
 
     def __enter__(self) -> RunningProgram:
@@ -200,12 +189,7 @@ class RunningProgram:
         finally:
             if timeout_s is not None:
                 self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
-        fds = tuple(
-            number
-            for level, kind, content in ancillary
-            if level == SOL_SOCKET and kind == SCM_RIGHTS
-            for (number,) in _INT.iter_unpack(content[: len(content) // 4 * 4])
-        )
+        fds = _fd.received(ancillary)
         if len(packet) != MESSAGE.size:
             _fd.close_all(fds)
             fds = ()
@@ -233,7 +217,6 @@ class RunningProgram:
         )
 
 
-_INT = Struct("@i")
 _REFUSALS = {
     1: "it is too short or not a program",
     2: "its version is unknown",

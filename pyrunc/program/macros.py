@@ -27,7 +27,6 @@ from pyrunc.abi.file import (
     AT_EMPTY_PATH,
     AT_EXECVE_CHECK,
     AT_FDCWD,
-    AT_SYMLINK_NOFOLLOW,
     CLOSE_RANGE_CLOEXEC,
     F_OK,
     F_SETFD,
@@ -36,7 +35,6 @@ from pyrunc.abi.file import (
     O_CREAT,
     O_EXCL,
     O_PATH,
-    O_WRONLY,
     OPEN_HOW_SIZE,
     RESOLVE_BENEATH,
     RESOLVE_IN_ROOT,
@@ -70,7 +68,7 @@ BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
 # ---- the process
 
 
-def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False) -> None:
+def prologue(a: Assembler, name: str = "pyrunc:init") -> None:
     """Append the first operations of every program: close-on-exec for the socket, a name,
     default for signals 32 and 33, not dumpable."""
     # dup2(2) of posix_spawn has cleared it. With the socket in the payload, the parent would never
@@ -82,8 +80,7 @@ def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False)
     # sysdeps/unix/sysv/linux/spawni.c), and the payload would inherit that.
     for number in (32, 33):
         a.sys("rt_sigaction", number, default, 0, SIGSET_SIZE)
-    if not dumpable:
-        set_dumpable(a, False)
+    forbid_dumps(a)
 
 
 def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
@@ -100,80 +97,39 @@ def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
         a.sys("rt_sigaction", number, action, 0, SIGSET_SIZE)
 
 
-def set_dumpable(a: Assembler, on: bool) -> None:
-    """Set PR_SET_DUMPABLE. The kernel resets it at every change of credentials, so repeat it
-    after each."""
-    a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)
+def forbid_dumps(a: Assembler) -> None:
+    """Make the process non-dumpable. The kernel resets that at every change of credentials, so
+    repeat it after each."""
+    a.sys("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def clone(
-    a: Assembler,
-    flags: int,
-    *,
-    store: Slot,
-    parent: bool = True,
-    cgroup: Operand | None = None,
-    signal: int = 0,
-) -> None:
-    """Append clone3(2): `store` is 0 in the child. `parent`: the child becomes the caller's
-    sibling (`signal` must be 0 then).
-
-    `cgroup` is a descriptor of the cgroup v2 directory for the child.
-    """
+def clone_sibling(a: Assembler, flags: int, pid: Slot, cgroup: int | None = None) -> None:
+    """Append clone3(2) with CLONE_PARENT: the new process is a child of the launcher's parent.
+    `pid` is 0 in the new process; `cgroup`: descriptor of its cgroup v2 directory."""
     # Without CLONE_PIDFD, which would put the pidfd into the launcher's table: the parent opens one
     # by the pid of its child.
-    flags |= (CLONE_PARENT if parent else 0) | (CLONE_INTO_CGROUP if cgroup is not None else 0)
+    flags |= CLONE_PARENT | (CLONE_INTO_CGROUP if cgroup is not None else 0)
     # exit_signal 0: with CLONE_PARENT the child gets the caller's, which is SIGCHLD, and another
     # value is EINVAL.
-    args = a.data(
-        pack(
-            "<11Q", flags, 0, 0, 0, signal, 0, 0, 0, 0, 0, cgroup if isinstance(cgroup, int) else 0
-        )
-    )
-    if isinstance(cgroup, Slot):
-        a.set(a.field(args, 80, 8), cgroup)
-    a.sys("clone3", args, CLONE_ARGS_SIZE, store=store)
+    args = a.data(pack("<11Q", flags, *[0] * 9, cgroup or 0))
+    a.sys("clone3", args, CLONE_ARGS_SIZE, store=pid)
 
 
-def fork_parent(a: Assembler, flags: int, *, cgroup: Operand | None = None) -> None:
-    """Clone a sibling by clone3; the launcher sends PID (the child's, as the launcher sees it)
-    and exits.
+def fork_parent(a: Assembler, flags: int, cgroup: int | None = None) -> None:
+    """Clone a sibling of the launcher; the launcher sends PID (the child's, as the launcher sees
+    it) and exits.
 
-    What is appended afterwards runs in the child, which is a child of the process that called
-    `launch`.
+    The operations that are appended afterwards run in the new process, which is a child of the
+    process that called `launch`.
     """
     # No PR_SET_PDEATHSIG: it comes when the thread ends that made the child, not the process
     # (prctl(2)). The child notices a dead parent as end of file at its next wait.
     pid, child = a.slot(4), a.label("child")
-    clone(a, flags, store=pid, cgroup=cgroup)
+    clone_sibling(a, flags, pid, cgroup)
     a.compare(pid, "eq", 0, true=child)
     a.send(PID, pid)
     a.exit(0)
     a.place(child)
-
-
-def close(a: Assembler, fd: Operand) -> None:
-    """Call close(2)."""
-    a.sys("close", fd)
-
-
-def close_range(
-    a: Assembler,
-    first: int,
-    last: int = 0xFFFFFFFF,
-    *,
-    cloexec: bool = False,
-    may_fail: bool = False,
-) -> None:
-    """Append close_range(2), both ends included; `cloexec` only marks them. `may_fail`: a filter
-    may not know the call."""
-    a.sys(
-        "close_range",
-        first,
-        last,
-        CLOSE_RANGE_CLOEXEC if cloexec else 0,
-        skip_any=NEXT if may_fail else None,
-    )
 
 
 def close_all_from(
@@ -184,33 +140,30 @@ def close_all_from(
     cloexec: bool = False,
     may_fail: bool = False,
 ) -> None:
-    """Close (or mark) every descriptor from `first` on except `keep`."""
-    for number in sorted(k for k in set(keep) if k >= first):
-        if number > first:
-            close_range(a, first, number - 1, cloexec=cloexec, may_fail=may_fail)
-        first = number + 1
-    close_range(a, first, cloexec=cloexec, may_fail=may_fail)
+    """Close every descriptor from `first` on except `keep`; `cloexec` only marks them.
+    `may_fail`: a filter may not know close_range(2)."""
+    ends = sorted(number for number in set(keep) if number >= first)
+    for end in (*ends, 1 << 32):
+        if end > first:
+            flags = CLOSE_RANGE_CLOEXEC if cloexec else 0
+            skip_any = NEXT if may_fail else None
+            a.sys("close_range", first, end - 1, flags, skip_any=skip_any)
+        first = end + 1
 
 
-def send_fd(
-    a: Assembler, fd: Operand, *, tag: int = DESCRIPTOR, value: Operand = 0, extra: Operand = 0
-) -> None:
-    """Send a message with a copy of the descriptor (SCM_RIGHTS): the console's master, for which
+def send_fd(a: Assembler, fd: Operand) -> None:
+    """Send DESCRIPTOR with a copy of the descriptor (SCM_RIGHTS): the console's master, for which
     the parent then needs no right to ptrace.
 
     Unlike `send` it uses sendmsg(2), which a seccomp filter may forbid: it belongs before the
     filter.
     """
-    message = a.data(pack("<IIqq", tag, a.here, 0, 0))
-    for offset, word in ((8, value), (16, extra)):
-        if word != 0:
-            a.set(a.field(message, offset, 8), word)
+    message = a.data(pack("<IIqq", DESCRIPTOR, a.here, 0, 0))
     iovec = a.data(pack("<QQ", 0, 24))
     a.pointer(iovec, message)
     # struct cmsghdr {u64 len, i32 level, i32 type} and one int, padded to 24 bytes
-    control = a.data(pack("<QiiiI", 20, 1, 1, fd if isinstance(fd, int) else 0, 0))
-    if isinstance(fd, Slot):
-        a.set(a.field(control, 16, 4), fd)
+    control = a.data(pack("<QiiiI", 20, 1, 1, 0, 0))
+    a.set(a.field(control, 16, 4), fd)
     # struct msghdr {name, u32 namelen, iov, iovlen, control, controllen, i32 flags}
     header = a.data(pack("<QQQQQQQ", 0, 0, 0, 1, 0, 24, 0))
     a.pointer(header.at(16), iovec)
@@ -225,15 +178,12 @@ def require(
     constant: int,
     errno: int,
     note: str,
-    *,
-    mask: int = -1,
-    mark: str = "",
 ) -> None:
-    """Go on when `value & mask` is in that relation to the constant, else fail with this errno
-    and note."""
+    """Continue when `value` is in that relation to the constant; else fail with the errno and
+    the note."""
     good = a.label("as required")
-    a.compare(value, relation, constant, mask=mask, true=good)
-    a.fail(errno, note, mark=mark)
+    a.compare(value, relation, constant, true=good)
+    a.fail(errno, note)
     a.place(good)
 
 
@@ -256,8 +206,8 @@ def open_at(
     skip: Mapping[int, Label] | None = None,
     ok: Label = NEXT,
 ) -> Slot:
-    """Append openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; the
-    slot holds the descriptor.
+    """Append openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs;
+    returns the slot of the new descriptor.
 
     IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. After an error with
     a rule the slot holds the negative errno.
@@ -268,11 +218,11 @@ def open_at(
     return fd
 
 
-def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) -> Slot:
-    """Make directories inside the root like `mkdir -p`; the slot holds an O_PATH descriptor of
-    the last one.
+def make_directories(a: Assembler, root: Operand, path: str) -> Slot:
+    """Make directories (0755) inside the root like `mkdir -p`; returns the slot of an O_PATH
+    descriptor of the last one.
 
-    Existing symbolic links are followed inside the root. What is missing is made below the
+    Existing symbolic links are followed inside the root. A missing directory is made below the
     directory that was just opened, and opened again without links: a process that swaps names
     meanwhile causes an error, but nothing is made outside.
     """
@@ -302,53 +252,52 @@ def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) 
         a.place(make)
         # EEXIST: another process made it meanwhile, or it is a dangling link, which the next call
         # refuses.
-        a.sys("mkdirat", parent, name, mode, skip={EEXIST: NEXT})
+        a.sys("mkdirat", parent, name, 0o755, skip={EEXIST: NEXT})
         open_at(a, parent, name, flags, resolve=BENEATH, store=child)
         a.place(opened)
         if index:
-            close(a, parent)
+            a.sys("close", parent)
         parent = child
-    a.sys("mkdirat", parent, names[-1], mode, skip={EEXIST: NEXT})
+    a.sys("mkdirat", parent, names[-1], 0o755, skip={EEXIST: NEXT})
     open_at(a, parent, names[-1], flags, resolve=BENEATH, store=result)
     if len(names) > 1:
-        close(a, parent)
+        a.sys("close", parent)
     a.place(done)
     return result
 
 
-def make_file(
-    a: Assembler, root: Operand, path: str, mode: int = 0o644, directory_mode: int = 0o755
-) -> Slot:
-    """Open (O_PATH) what is at the path; an empty file, and directories above it, are made when
-    missing."""
+def make_file(a: Assembler, root: Operand, path: str) -> Slot:
+    """Open (O_PATH) the file at the path; when it is missing, an empty one (0644) and the
+    directories above it are made."""
     names = components(path)
     result, done, missing = a.slot(4), a.label("file is there"), a.label("file is missing")
     open_at(a, root, "/".join(names), O_PATH, store=result, skip={ENOENT: missing}, ok=done)
     a.place(missing)
-    parent = make_directories(a, root, "/".join(names[:-1]), directory_mode)
-    flags = O_CREAT | O_EXCL | O_WRONLY | a.arch.o_nofollow | O_CLOEXEC
-    new_file, exists = a.slot(4), a.label("made meanwhile")
-    a.sys("openat", parent, names[-1], flags, mode, store=new_file, skip={EEXIST: exists})
-    close(a, new_file)
+    parent = make_directories(a, root, "/".join(names[:-1]))
+    exists = a.label("made meanwhile")
+    a.sys("close", create_file(a, parent, names[-1], {EEXIST: exists}))
     a.place(exists)
     open_at(a, parent, names[-1], O_PATH, resolve=BENEATH, store=result)
-    close(a, parent)
+    a.sys("close", parent)
     a.place(done)
     return result
 
 
-def status(
-    a: Assembler,
-    fd: Operand,
-    path: str = "",
-    *,
-    follow: bool = False,
-    mask: int = STATX_BASIC_STATS,
-) -> Address:
-    """Append statx(2) of a descriptor, or of a name in it; `status_field` reads the result."""
+def create_file(
+    a: Assembler, folder: Operand, name: str, skip: Mapping[int, Label] | None = None
+) -> Slot:
+    """Create an empty file (0644) with a new name; returns the slot of its descriptor. A link or
+    a FIFO of that name is never opened: EEXIST."""
+    new_file = a.slot(4)
+    flags = O_CREAT | O_EXCL | a.arch.o_nofollow | O_CLOEXEC
+    a.sys("openat", folder, name, flags, 0o644, store=new_file, skip=skip)
+    return new_file
+
+
+def status(a: Assembler, fd: Operand) -> Address:
+    """Append statx(2) of a descriptor; `status_field` reads the result."""
     place = a.data(STATX_SIZE)
-    flags = (AT_EMPTY_PATH if not path else 0) | (0 if follow else AT_SYMLINK_NOFOLLOW)
-    a.sys("statx", fd, path, flags, mask, place)
+    a.sys("statx", fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, place)
     return place
 
 
@@ -370,9 +319,6 @@ def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str)
     a.place(wrong)
     a.fail(ENODEV, f"{what} is not the character device {major}:{minor}")
     a.place(good)
-
-
-# ---- mounts
 
 
 # ---- execve

@@ -8,9 +8,13 @@ in the middle of a structure that a later call reads.
 
 from __future__ import annotations
 
+from pyrunc.spec.value import Value
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from pyrunc.plan.model import Step
 
 # Operation kinds and argument kinds, as in launcher.c.
 SYS, CMP, SET, SEND, WAIT, FAIL, EXIT = 1, 2, 3, 4, 5, 6, 7
@@ -70,60 +74,45 @@ NEXT = Label("next")
 
 
 class Line:
-    """The plan line that operations belong to, for the errors of their failures."""
+    """The plan's line that operations belong to, for the errors of their failures."""
 
-    __slots__ = ("mark", "number", "text")
+    __slots__ = ("number", "text")
 
-    def __init__(self, text: str, number: int | None = None, mark: str = "") -> None:
-        self.text, self.number, self.mark = text, number, mark
+    def __init__(self, text: str, number: int | None = None) -> None:
+        self.text, self.number = text, number
 
 
-class Program:
-    """A proved program, which can be run any number of times: nothing in it depends on
-    descriptors or processes."""
+class Program(Value):
+    """A proved program, which can be run any number of times, because nothing in it depends on
+    descriptors or processes.
 
-    __slots__ = ("_encoded", "arch", "calls", "lines", "notes", "pid_op")
+    `encoded`: the bytes that the launcher maps (`program.encode`). For each operation `calls` has
+    the system call's name, `lines` its line of the plan; `notes`: index -> text and mark of a
+    failure. `pid_op`: the operation that sends PID, if one does: the cloned process runs the
+    operations after it.
+    """
 
-    def __init__(
-        self,
-        encoded: bytes,
-        arch: str,
-        calls: Sequence[str],
-        lines: Sequence[Line],
-        notes: dict[int, tuple[str, str]],
-        pid_op: int | None = None,
-    ) -> None:
-        self._encoded = encoded
-        self.arch = arch
-        self.calls = calls
-        self.lines = lines
-        self.notes = notes
-        self.pid_op = pid_op
-        """The operation that sends PID, if one does: the cloned process runs what comes after
-        it."""
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def encode(self) -> bytes:
-        """Return the bytes that the launcher maps; the layout is in `program.encode`."""
-        return self._encoded
+    encoded: bytes
+    calls: Sequence[str] = ()
+    lines: Sequence[Line] = ()
+    notes: Mapping[int, tuple[str, str]] = {}
+    pid_op: int | None = None
 
     def open_image(self) -> int:
         """Open a memfd with the encoded program for the launcher, which the caller closes.
         Raises KernelError."""
         from pyrunc.kernel.fd import open_memfd
 
-        return open_memfd("pyrunc:program", self._encoded)
+        return open_memfd("pyrunc:program", self.encoded)
 
-    def explain(self, op_index: int) -> str:
-        """Describe one operation for a person: `mount 'proc' on '/proc' (move_mount, plan line
-        17)`."""
-        if not 0 <= op_index < len(self.calls):
-            return f"operation {op_index}"
-        line, call = self.lines[op_index], self.calls[op_index]
-        details = [call] if call and call != line.text.partition(" ")[0] else []
-        if line.number is not None:
-            details.append(f"plan line {line.number}")
-        text = line.text or f"operation {op_index}"
-        return f"{text} ({', '.join(details)})" if details else text
+
+class LoweredProgram(Value):
+    """A plan's program, and what its parent needs to run it.
+
+    `numbers`: the descriptor number at which the program expects each named descriptor. `steps`:
+    for each line of the plan at which the process waits, the steps that the parent takes there.
+    """
+
+    program: Program
+    numbers: Mapping[str, int]
+    steps: Mapping[int, Sequence[Step]] = {}

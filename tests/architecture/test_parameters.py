@@ -21,7 +21,6 @@ MAY_HAVE_MORE = {
     "pyrunc.compile.pause.compile_pause": "the request on the disk, and what only its shim has",
     "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from "
     "its result",
-    "pyrunc.program.macros.require": "the error's text, and the compared values",
 }
 
 

@@ -56,7 +56,7 @@ class Launched:
     def __init__(
         self, encoded: bytes | Program, machine: str, arguments: Sequence[str] | None = None
     ) -> None:
-        raw = encoded.encode() if isinstance(encoded, Program) else encoded
+        raw = encoded.encoded if isinstance(encoded, Program) else encoded
         command = program_of("launcher", machine)
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         image = open_memfd("test program", raw)

@@ -31,13 +31,13 @@ from pyrunc.abi.mount import (
     MS_SLAVE,
     OPEN_TREE_CLONE,
 )
-from pyrunc.abi.prctl import PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS
+from pyrunc.abi.prctl import PR_CAPBSET_DROP, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import EXIT_REFUSED, LAUNCHER, launch
-from pyrunc.program.model import PID, READY, Operand, Program
+from pyrunc.program.model import PID, READY, Line, Operand, Program
 
 ROOT = 3
 NAMESPACES = (
@@ -79,14 +79,14 @@ def container(mount_point: Path, script: str, program: str = "busybox") -> Progr
     attach(a, ROOT, macros.open_at(a, AT_FDCWD, str(mount_point), resolve=0))
     root = macros.open_at(a, AT_FDCWD, str(mount_point), O_PATH | a.arch.o_directory, resolve=0)
     for number, (fstype, path) in enumerate(MOUNTS):
-        with a.line(f"mount '{fstype}' on '{path}'", number):
-            fs, mounted = a.slot(4), a.slot(4)
-            a.sys("fsopen", fstype, 1, store=fs)
-            a.sys("fsconfig", fs, 6, 0, 0, 0)
-            a.sys("fsmount", fs, 1, 0, store=mounted)
-            attach(a, mounted, macros.make_directories(a, root, path))
-    with a.line("make '/dev/null'"):
-        a.sys("mknodat", macros.open_at(a, root, "dev"), "null", 0o20666, os.makedev(1, 3))
+        a.at(Line(f"mount '{fstype}' on '{path}'", number))
+        fs, mounted = a.slot(4), a.slot(4)
+        a.sys("fsopen", fstype, 1, store=fs)
+        a.sys("fsconfig", fs, 6, 0, 0, 0)
+        a.sys("fsmount", fs, 1, 0, store=mounted)
+        attach(a, mounted, macros.make_directories(a, root, path))
+    a.at(Line("make '/dev/null'"))
+    a.sys("mknodat", macros.open_at(a, root, "dev"), "null", 0o20666, os.makedev(1, 3))
     null = macros.open_at(a, root, "dev/null")
     macros.require_device(a, null, 1, 3, "/dev/null")
     tree = a.slot(4)
@@ -104,15 +104,15 @@ def container(mount_point: Path, script: str, program: str = "busybox") -> Progr
     a.sys("setresuid", 1000, 1000, 1000)
     a.sys("capset", a.data(struct.pack("<Ii", LINUX_CAPABILITY_VERSION_3, 0)), a.data(24))
     a.sys("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    macros.set_dumpable(a, False)
+    macros.forbid_dumps(a)
     candidates = [program] if "/" in program else [f"/usr/bin/{program}", f"/bin/{program}"]
     macros.check_program(a, candidates)
     a.send(READY)
     macros.close_all_from(a, 3, cloexec=True)
     result = a.slot(4)
-    with a.line("execute 'busybox'"):
-        macros.execute(a, candidates, ["busybox", "sh", "-c", script], ["PATH=/bin"], result=result)
-        a.fail(result)
+    a.at(Line("execute 'busybox'"))
+    macros.execute(a, candidates, ["busybox", "sh", "-c", script], ["PATH=/bin"], result=result)
+    a.fail(result)
     return a.program()
 
 
@@ -198,12 +198,13 @@ def visitor(dumpable: bool, lingers_ns: int) -> Program:
     """Return a program that joins the pid and mount namespaces of descriptor 3, becomes uid 1000
     there, waits, and executes."""
     a = Assembler()
-    macros.prologue(a, dumpable=dumpable)
+    macros.prologue(a)
+    a.sys("prctl", PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
     a.sys("setns", 3, CLONE_NEWPID | CLONE_NEWNS)
     macros.fork_parent(a, 0)
     a.sys("setresgid", 1000, 1000, 1000)
     a.sys("setresuid", 1000, 1000, 1000)
-    macros.set_dumpable(a, dumpable)
+    a.sys("prctl", PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
     a.sys("nanosleep", a.data(struct.pack("<qq", *divmod(lingers_ns, 10**9))), 0)
     result = a.slot(4)
     macros.execute(a, ["/bin/busybox"], ["busybox", "true"], [], result=result)

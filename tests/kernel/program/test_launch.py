@@ -22,7 +22,7 @@ from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import LAUNCHER, executable, launch
-from pyrunc.program.model import DESCRIPTOR, PID, PROGRESS, READY, Program
+from pyrunc.program.model import DESCRIPTOR, PID, PROGRESS, READY, Line, Program
 
 
 def shell(script: str, *, close_from: int | None = None) -> Program:
@@ -33,9 +33,9 @@ def shell(script: str, *, close_from: int | None = None) -> Program:
     if close_from is not None:
         macros.close_all_from(a, close_from, cloexec=True)
     result = a.slot(4)
-    with a.line("execute '/bin/sh'", 3):
-        macros.execute(a, ["/bin/sh"], ["sh", "-c", script], ["PATH=/bin:/usr/bin"], result=result)
-        a.fail(result)
+    a.at(Line("execute '/bin/sh'", 3))
+    macros.execute(a, ["/bin/sh"], ["sh", "-c", script], ["PATH=/bin:/usr/bin"], result=result)
+    a.fail(result)
     return a.program()
 
 
@@ -214,7 +214,7 @@ def test_the_launcher_is_not_dumpable() -> None:
     a = Assembler()
     macros.prologue(a)
     a.sys("setresuid", 12345, 12345, 12345)
-    macros.set_dumpable(a, False)
+    macros.forbid_dumps(a)
     a.send(READY)
     a.wait()
     a.exit(0)
@@ -239,17 +239,13 @@ def test_the_launcher_is_not_dumpable() -> None:
 def test_a_failure_names_the_plan_line() -> None:
     a = Assembler()
     macros.prologue(a)
-    with a.line("mount 'proc' on '/nonexistent'", 17, mark="mount"):
-        a.sys("mount", "proc", "/nonexistent", "proc", 0, 0)
+    a.at(Line("mount 'proc' on '/nonexistent'", 17))
+    a.sys("mount", "proc", "/nonexistent", "proc", 0, 0)
     with launch(a.program()) as running:
         with pytest.raises(OperationFailed) as caught:
             running.receive()
         assert str(caught.value) == "mount 'proc' on '/nonexistent': ENOENT (plan line 17)"
-        assert (caught.value.errno, caught.value.line, caught.value.mark) == (
-            errno.ENOENT,
-            17,
-            "mount",
-        )
+        assert (caught.value.errno, caught.value.line) == (errno.ENOENT, 17)
         assert caught.value.to_wire()["kind"] == "kernel"
         assert running.receive() is None
 
@@ -257,9 +253,9 @@ def test_a_failure_names_the_plan_line() -> None:
 def test_a_missing_program_is_reported_by_the_check() -> None:
     a = Assembler()
     result = a.slot(4)
-    with a.line("execute 'nothing'", 9):
-        macros.execute(a, ["/bin/nothing", "/usr/bin/nothing"], ["nothing"], [], result=result)
-        a.fail(result)
+    a.at(Line("execute 'nothing'", 9))
+    macros.execute(a, ["/bin/nothing", "/usr/bin/nothing"], ["nothing"], [], result=result)
+    a.fail(result)
     with (
         launch(a.program()) as running,
         pytest.raises(OperationFailed, match="execute 'nothing': ENOENT"),
@@ -315,19 +311,19 @@ def test_a_killed_launcher_is_reported() -> None:
             running.receive()
 
 
-def test_letting_go_ends_a_program_that_waits() -> None:
+def test_closing_the_socket_ends_a_program_that_waits() -> None:
     running = launch(waiting())
     running.expect(READY)
-    running.let_go()
+    running.close()
     assert os.waitstatus_to_exitcode(running.reap_launcher()) == 124
     assert running.fileno() == -1 and running.receive() is None
 
 
 def test_a_refused_program_is_reported() -> None:
-    raw = bytearray(waiting().encode())
+    raw = bytearray(waiting().encoded)
     raw[0] ^= 1
     with (
-        launch(Program(bytes(raw), "", [], [], {})) as running,
+        launch(Program(bytes(raw))) as running,
         pytest.raises(Error, match="not a program"),
     ):
         running.receive()
@@ -352,8 +348,8 @@ def test_the_pid_comes_before_messages_of_that_process() -> None:
     macros.prologue(a)
     macros.fork_parent(a, 0)
     macros.send_fd(a, 1)
-    with a.line("open '/nonexistent'"):
-        a.sys("openat", -100, "/nonexistent", 0, 0)
+    a.at(Line("open '/nonexistent'"))
+    a.sys("openat", -100, "/nonexistent", 0, 0)
     program = a.program()
     for _ in range(150):
         with launch(program) as running:
@@ -378,7 +374,7 @@ def test_a_failure_before_the_clone_does_not_wait_for_a_pid() -> None:
 def test_messages_of_a_child_arrive_after_the_launcher_was_killed() -> None:
     a = Assembler()
     child, pid = a.label(), a.slot(4)
-    macros.clone(a, 0, store=pid)
+    macros.clone_sibling(a, 0, pid)
     a.compare(pid, "eq", 0, true=child)
     a.sys("getpid", store=pid)
     a.sys("kill", pid, signal.SIGKILL)
@@ -395,7 +391,7 @@ def test_messages_of_a_child_arrive_after_the_launcher_was_killed() -> None:
 def test_unclaimed_descriptors_are_closed() -> None:
     a = Assembler()
     child, pid = a.label(), a.slot(4)
-    macros.clone(a, 0, store=pid)
+    macros.clone_sibling(a, 0, pid)
     a.compare(pid, "eq", 0, true=child)
     a.wait()
     a.send(PID, pid)

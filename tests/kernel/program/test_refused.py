@@ -48,7 +48,7 @@ def sample(machine: str = NATIVE) -> bytearray:
     a.place(end)
     a.fail(5)
     a.exit(0)
-    return bytearray(a.program().encode())
+    return bytearray(a.program().encoded)
 
 
 OPERATIONS = 6

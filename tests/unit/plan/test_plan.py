@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, get_args
+import errno
+import inspect
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrunc.errors import InvalidSpec
+from pyrunc.launch.steps import perform
 from pyrunc.plan import build as plans
 from pyrunc.plan import lower as lowering
 from pyrunc.plan import model, mounts
@@ -19,6 +23,7 @@ from pyrunc.plan.lower_process import candidates
 from pyrunc.plan.model import HostFacts, LoadFilter, Op, Plan, RootfsFacts
 from pyrunc.plan.parent import ParentOptions
 from pyrunc.plan.show import LINES, STEP_LINES, line, numbered, show
+from pyrunc.program.errors import failure
 from pyrunc.spec.check import cpu_list
 from pyrunc.spec.default import default
 from pyrunc.spec.model import CpuAffinity, Mount, Namespace, Process, Spec
@@ -188,8 +193,10 @@ def test_order_of_the_identity() -> None:
 
 
 def test_the_set_of_steps_is_closed() -> None:
-    steps = set(model.ParentStep.__subclasses__())
-    assert steps == set(STEP_LINES) == set(get_args(model.Step))
+    steps = set(model.Step.__subclasses__())
+    assert steps == set(STEP_LINES)
+    carried_out = re.findall(r"case m\.(\w+)\(", inspect.getsource(perform))
+    assert sorted(carried_out) == sorted(step.__name__ for step in steps)
 
 
 MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
@@ -430,13 +437,13 @@ def test_the_plan_of_a_pause_process_ends_with_its_filter_and_execution() -> Non
 def test_every_plan_can_be_lowered(change: dict[str, Any], arch: str) -> None:
     built = plan(change, load_filter=FILTER, keyring="k", await_start=True)
     lowered = lower(built, arch=arch)
-    assert len(lowered.program) > 50
+    assert len(lowered.program.calls) > 50
     assert sorted(lowered.numbers.values()) == list(range(3, 3 + len(lowered.numbers)))
     assert lowered.numbers.keys() >= {"root", "cgroup"}
 
 
 def test_lowering_is_the_same_every_time() -> None:
-    assert lower(plan()).program.encode() == lower(plan()).program.encode()
+    assert lower(plan()).program.encoded == lower(plan()).program.encoded
 
 
 @pytest.mark.parametrize(
@@ -542,7 +549,7 @@ def test_cached_fragments_have_the_lines_of_their_plan() -> None:
     longer = plan({"process.terminal": True}, keyring="k", parent=ParentOptions(record=True))
     for built in (plan(), longer, plan()):
         program = lower(built).program
-        texts = [program.explain(index) for index in range(len(program))]
+        texts = [str(failure(program, index, errno.EIO)) for index in range(len(program.calls))]
         for number, op in enumerate(built.ops, 1):
             if isinstance(
                 op, model.MaskPath | model.MakeDevice | model.MountFs | model.DropBounding
@@ -555,10 +562,10 @@ def test_cached_fragments_have_the_lines_of_their_plan() -> None:
 def test_the_cache_of_fragments_is_limited() -> None:
     for number in range(300):
         built = plan({"linux.maskedPaths": [f"/proc/{number}/{'x' * 200}"]})
-        assert len(lower(built).program) > 100
+        assert len(lower(built).program.calls) > 100
     cache = lowering._caches[""]
     assert len(cache._fragments) <= 200
-    assert len(lower(plan()).program.encode()) < 200_000
+    assert len(lower(plan()).program.encoded) < 200_000
     lowering._caches.clear()
 
 

@@ -15,12 +15,12 @@ from pyrunc.errors import InvalidArgument, Unsupported
 from pyrunc.program import encode, macros
 from pyrunc.program.assemble import NEXT, Assembler
 from pyrunc.program.errors import failure
-from pyrunc.program.model import CMP, EXIT, FAIL, LOAD_4, LOAD_8, SEND, SYS, Program
+from pyrunc.program.model import CMP, EXIT, FAIL, LOAD_4, LOAD_8, SEND, SYS, Line, Program
 
 
 def parse(program: Program) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[int], bytes]:
     """Return header, operations, relocations, data."""
-    raw = program.encode()
+    raw = program.encoded
     header = encode.HEADER.unpack_from(raw)
     _, _, operations, relocations, start, size = header
     ops = [encode.OPERATION.unpack_from(raw, 32 + 96 * i) for i in range(operations)]
@@ -124,12 +124,9 @@ def test_slots_are_aligned_and_hold_their_initial_value() -> None:
 def test_loading_a_slot_before_its_store_is_refused() -> None:
     a = Assembler()
     slot = a.slot(4)
-    with (
-        a.line("mount 'x'"),
-        pytest.raises(
-            InvalidArgument, match=r"operation 0 \(send, mount 'x'\): .*may never have been stored"
-        ),
-    ):
+    a.at(Line("mount 'x'"))
+    reason = r"operation 0 \(send, mount 'x'\): .*may never have been stored"
+    with pytest.raises(InvalidArgument, match=reason):
         a.send(1, slot)
 
 
@@ -237,7 +234,7 @@ def test_stored_on_both_branches_is_stored() -> None:
     a.place(end)
     a.send(1, slot)
     a.exit(0)
-    assert len(a.program()) == 6
+    assert len(a.program().calls) == 6
 
 
 def test_a_branch_that_ends_does_not_count() -> None:
@@ -327,32 +324,32 @@ def test_constants_are_shared_and_blocks_are_not() -> None:
 
 def test_a_failure_is_worded_with_its_line() -> None:
     a = Assembler()
-    with a.line("mount 'proc' on '/proc'", 17, mark="mount"):
-        a.sys("mount", 0, "/proc", "proc", 0, 0)
-        a.sys("move_mount", -1, "", -1, "", 0)
+    a.at(Line("mount 'proc' on '/proc'", 17))
+    a.sys("mount", 0, "/proc", "proc", 0, 0)
+    a.sys("move_mount", -1, "", -1, "", 0)
+    a.at(Line(""))
     a.sys("getpid")
     a.fail(errno.ENODEV, "is no device", mark="device")
     program = a.program()
     assert str(failure(program, 0, errno.EPERM)) == "mount 'proc' on '/proc': EPERM (plan line 17)"
     error = failure(program, 1, errno.EBUSY)
     assert str(error) == "mount 'proc' on '/proc': EBUSY (move_mount, plan line 17)"
-    assert (error.line, error.op_index, error.mark, error.errno) == (17, 1, "mount", errno.EBUSY)
+    assert (error.line, error.op_index, error.errno) == (17, 1, errno.EBUSY)
     assert str(failure(program, 2, errno.EIO)) == "getpid operation 2: EIO"
     assert failure(program, 3, errno.ENODEV).mark == "device"
     assert "is no device" in str(failure(program, 3, errno.ENODEV))
     assert "operation 99" in str(failure(program, 99, errno.EIO))
-    assert program.explain(1) == "mount 'proc' on '/proc' (move_mount, plan line 17)"
 
 
-def test_lines_nest_and_end() -> None:
+def test_operations_belong_to_the_line_that_was_set_before_them() -> None:
     a = Assembler()
-    with a.line("outer", 1):
-        with a.line("inner", 2):
-            a.sys("getpid")
-        a.sys("getpid")
+    a.sys("getpid")
+    a.at(Line("first", 1))
+    a.sys("getpid")
+    a.at(Line("second", 2))
     a.sys("getpid")
     a.exit(0)
-    assert [line.text for line in a.program().lines] == ["inner", "outer", "", ""]
+    assert [line.text for line in a.program().lines] == ["", "first", "second", "second"]
 
 
 def test_the_prologue_undoes_changes_of_posix_spawn() -> None:
@@ -373,8 +370,8 @@ def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
     macros.prologue(a)
     macros.fork_parent(a, 0x20000, cgroup=7)
     root = macros.open_at(a, -100, "/", resolve=0)
-    macros.close(a, macros.make_directories(a, root, "/a/b"))
-    macros.close(a, macros.make_file(a, root, "/a/c"))
+    a.sys("close", macros.make_directories(a, root, "/a/b"))
+    a.sys("close", macros.make_file(a, root, "/a/c"))
     macros.require_device(a, root, 1, 3, "/dev/null")
     macros.send_fd(a, root)
     macros.require(a, root, "ge", 0, errno.EBADF, "no root")
@@ -383,7 +380,7 @@ def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
     result = a.slot(4)
     macros.execute(a, ["/bin/x"], ["x"], [], result=result)
     a.fail(result)
-    assert len(a.program()) > 50
+    assert len(a.program().calls) > 50
 
 
 def test_close_all_from_keeps_the_listed_descriptors() -> None:
@@ -417,16 +414,16 @@ def test_assembling_a_program_is_fast_enough_for_every_start() -> None:
         a = Assembler()
         root = a.slot(4, 3)
         for i in range(120):
-            with a.line(f"line {i}", i):
-                a.sys(
-                    "openat",
-                    root,
-                    f"/some/path/{i}",
-                    0,
-                    0,
-                    store=a.slot(4),
-                    skip={errno.ENOENT: NEXT},
-                )
+            a.at(Line(f"line {i}", i))
+            a.sys(
+                "openat",
+                root,
+                f"/some/path/{i}",
+                0,
+                0,
+                store=a.slot(4),
+                skip={errno.ENOENT: NEXT},
+            )
         a.exit(0)
         a.program()
 
