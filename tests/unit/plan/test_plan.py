@@ -580,13 +580,13 @@ def test_the_cached_part_of_a_mount_has_the_source_and_the_line_of_its_plan(pres
         built = built.replace(ops=(*built.ops[:-2], mount, *built.ops[-2:]))
         program = lower(built).program
         calls.append(program.calls)
-        assert f"{source}\0".encode() in program.encode()
-        (attach,) = [
-            text
-            for index, call in enumerate(program.calls)
-            if call == "move_mount" and "'/d'" in (text := program.explain(index))
+        assert f"{source}\0".encode() in program.encoded
+        attached = [
+            line.text
+            for line, call in zip(program.lines, program.calls, strict=True)
+            if call == "move_mount" and "'/d'" in line.text
         ]
-        assert attach.startswith(line(mount))
+        assert attached == [line(mount)]
     assert all(each == calls[0] for each in calls)
     lowering._caches.clear()
 
