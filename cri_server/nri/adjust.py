@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cri_server.api import nri_pb2 as api
-from cri_server.nri.convert import CPU, CPU_SETS, HOOKS, MEMORY
+from cri_server.nri.convert import CPU, CPU_SETS, DEVICE_OWNER, HOOKS, MEMORY, ResourceField
 from cri_server.nri.merge import removal
 from pyrunc.errors import InvalidArgument
 
@@ -118,25 +118,16 @@ def _device(linux: Spec, requested: api.LinuxDevice) -> None:
     path = requested.path if removed is None else removed
     devices = [device for device in linux.get("devices", ()) if device["path"] != path]
     if removed is None:
-        device: Spec = {
-            "path": path,
-            "type": requested.type,
-            "major": requested.major,
-            "minor": requested.minor,
-        }
-        for name, key in (("file_mode", "fileMode"), ("uid", "uid"), ("gid", "gid")):
+        number = {"type": requested.type, "major": requested.major, "minor": requested.minor}
+        device: Spec = {"path": path, **number}
+        for name, key in DEVICE_OWNER.items():
             if requested.HasField(name):  # type: ignore[arg-type]
                 device[key] = getattr(requested, name).value
         devices.append(device)
         # The device cgroup denies every device that no rule allows, whatever the mode of its node
         # permits.
-        rule = {
-            "allow": True,
-            "type": requested.type,
-            "major": requested.major,
-            "minor": requested.minor,
-        }
-        linux["resources"].setdefault("devices", []).append({**rule, "access": _access(requested)})
+        rule = {"allow": True, **number, "access": _access(requested)}
+        linux["resources"].setdefault("devices", []).append(rule)
     linux["devices"] = devices
 
 
@@ -224,22 +215,12 @@ def _memory_policy(policy: api.LinuxMemoryPolicy) -> Spec:
 
 def _resources(linux: Spec, adjustment: api.LinuxResources) -> None:
     resources = linux["resources"]
-    memory = {
-        key: getattr(adjustment.memory, name).value
-        for name, key in MEMORY.items()
-        if adjustment.memory.HasField(name)  # type: ignore[arg-type]
-    }
+    memory = _set_fields(adjustment.memory, MEMORY)
     if "limit" in memory:
         memory.setdefault("swap", memory["limit"])  # no swap, as for CRI's limit
-    cpu = {
-        key: getattr(adjustment.cpu, name).value
-        for name, key in CPU.items()
-        if adjustment.cpu.HasField(name)  # type: ignore[arg-type]
-    }
+    cpu = _set_fields(adjustment.cpu, CPU)
     cpu |= {
-        key: getattr(adjustment.cpu, name)
-        for name, key in CPU_SETS.items()
-        if getattr(adjustment.cpu, name)
+        name: getattr(adjustment.cpu, name) for name in CPU_SETS if getattr(adjustment.cpu, name)
     }
     for table, values in (("memory", memory), ("cpu", cpu), ("unified", dict(adjustment.unified))):
         if values:
@@ -261,6 +242,15 @@ def _resources(linux: Spec, adjustment: api.LinuxResources) -> None:
             if rule.HasField(name):  # type: ignore[arg-type]
                 entry[name] = getattr(rule, name).value
         resources.setdefault("devices", []).append(entry)
+
+
+def _set_fields(message: Any, table: Mapping[str, ResourceField]) -> Spec:
+    """The fields of `message` that are set, by their keys in an OCI configuration."""
+    return {
+        field.key: getattr(message, name).value
+        for name, field in table.items()
+        if message.HasField(name)
+    }
 
 
 def _rdt(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cri_server.api import api_pb2 as cri
 from cri_server.api import nri_pb2 as api
@@ -24,25 +24,35 @@ HOOKS = {
     "poststart": "poststart",
     "poststop": "poststop",
 }
-# Fields of NRI's messages and the corresponding keys of an OCI configuration.
+
+
+class ResourceField(NamedTuple):
+    """A field of NRI's resources: its key in an OCI configuration, and its number among those whose
+    owners are recorded."""
+
+    key: str
+    number: api.Field
+
+
 MEMORY = {
-    "limit": "limit",
-    "reservation": "reservation",
-    "swap": "swap",
-    "kernel": "kernel",
-    "kernel_tcp": "kernelTCP",
-    "swappiness": "swappiness",
-    "disable_oom_killer": "disableOOMKiller",
-    "use_hierarchy": "useHierarchy",
+    "limit": ResourceField("limit", api.MemLimit),
+    "reservation": ResourceField("reservation", api.MemReservation),
+    "swap": ResourceField("swap", api.MemSwapLimit),
+    "kernel": ResourceField("kernel", api.MemKernelLimit),
+    "kernel_tcp": ResourceField("kernelTCP", api.MemTCPLimit),
+    "swappiness": ResourceField("swappiness", api.MemSwappiness),
+    "disable_oom_killer": ResourceField("disableOOMKiller", api.MemDisableOomKiller),
+    "use_hierarchy": ResourceField("useHierarchy", api.MemUseHierarchy),
 }
 CPU = {
-    "shares": "shares",
-    "quota": "quota",
-    "period": "period",
-    "realtime_runtime": "realtimeRuntime",
-    "realtime_period": "realtimePeriod",
+    "shares": ResourceField("shares", api.CPUShares),
+    "quota": ResourceField("quota", api.CPUQuota),
+    "period": ResourceField("period", api.CPUPeriod),
+    "realtime_runtime": ResourceField("realtimeRuntime", api.CPURealtimeRuntime),
+    "realtime_period": ResourceField("realtimePeriod", api.CPURealtimePeriod),
 }
-CPU_SETS = {"cpus": "cpus", "mems": "mems"}
+CPU_SETS = {"cpus": api.CPUSetCPUs, "mems": api.CPUSetMems}
+DEVICE_OWNER = {"file_mode": "fileMode", "uid": "uid", "gid": "gid"}
 
 
 def pod(sandbox: Sandbox) -> api.PodSandbox:
@@ -71,7 +81,7 @@ def pod(sandbox: Sandbox) -> api.PodSandbox:
 
 
 def container(of: Container, spec: Mapping[str, Any], *, created: bool = True) -> api.Container:
-    """Convert a container with its OCI configuration; `created`: False while it is being
+    """Convert the container `of` and its OCI configuration. `created`: False while it is being
     created."""
     config, process, linux = of.config, spec.get("process", {}), spec.get("linux", {})
     ended = of.exit
@@ -175,7 +185,7 @@ def _device(device: Mapping[str, Any]) -> api.LinuxDevice:
         major=device.get("major", 0),
         minor=device.get("minor", 0),
     )
-    for name, key in (("file_mode", "fileMode"), ("uid", "uid"), ("gid", "gid")):
+    for name, key in DEVICE_OWNER.items():
         if device.get(key) is not None:
             getattr(result, name).value = device[key]
     return result
@@ -196,11 +206,11 @@ def from_oci(resources: Mapping[str, Any]) -> api.LinuxResources:
         (MEMORY, result.memory, resources.get("memory", {})),
         (CPU, result.cpu, resources.get("cpu", {})),
     ):
-        for name, key in table.items():
-            if values.get(key) is not None:
-                getattr(message, name).value = values[key]
-    for name, key in CPU_SETS.items():
-        setattr(result.cpu, name, resources.get("cpu", {}).get(key, ""))
+        for name, field in table.items():
+            if values.get(field.key) is not None:
+                getattr(message, name).value = values[field.key]
+    for name in CPU_SETS:
+        setattr(result.cpu, name, resources.get("cpu", {}).get(name, ""))
     for rule in resources.get("devices", ()):
         added = result.devices.add(
             allow=rule["allow"], type=rule.get("type", ""), access=rule.get("access", "")
@@ -242,23 +252,19 @@ def to_cri(resources: api.LinuxResources) -> cri.LinuxContainerResources:
     Raises InvalidArgument for a number that CRI cannot hold, as some are unsigned in NRI alone.
     """
     try:
-        return _to_cri(resources)
+        return cri.LinuxContainerResources(
+            cpu_period=resources.cpu.period.value,
+            cpu_quota=resources.cpu.quota.value,
+            cpu_shares=resources.cpu.shares.value,
+            memory_limit_in_bytes=resources.memory.limit.value,
+            memory_swap_limit_in_bytes=resources.memory.swap.value,
+            cpuset_cpus=resources.cpu.cpus,
+            cpuset_mems=resources.cpu.mems,
+            hugepage_limits=[
+                cri.HugepageLimit(page_size=h.page_size, limit=h.limit)
+                for h in resources.hugepage_limits
+            ],
+            unified=dict(resources.unified),
+        )
     except ValueError as error:
         raise InvalidArgument(f"NRI: resources: {error}") from None
-
-
-def _to_cri(resources: api.LinuxResources) -> cri.LinuxContainerResources:
-    return cri.LinuxContainerResources(
-        cpu_period=resources.cpu.period.value,
-        cpu_quota=resources.cpu.quota.value,
-        cpu_shares=resources.cpu.shares.value,
-        memory_limit_in_bytes=resources.memory.limit.value,
-        memory_swap_limit_in_bytes=resources.memory.swap.value,
-        cpuset_cpus=resources.cpu.cpus,
-        cpuset_mems=resources.cpu.mems,
-        hugepage_limits=[
-            cri.HugepageLimit(page_size=h.page_size, limit=h.limit)
-            for h in resources.hugepage_limits
-        ],
-        unified=dict(resources.unified),
-    )

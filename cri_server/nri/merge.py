@@ -10,27 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cri_server.api import nri_pb2 as api
+from cri_server.nri.convert import CPU, CPU_SETS, MEMORY
 from cri_server.nri.owners import REMOVED, Owners
 from pyrunc.errors import Error, PeerError
 
-MEMORY_FIELDS = {
-    "limit": api.MemLimit,
-    "reservation": api.MemReservation,
-    "swap": api.MemSwapLimit,
-    "kernel": api.MemKernelLimit,
-    "kernel_tcp": api.MemTCPLimit,
-    "swappiness": api.MemSwappiness,
-    "disable_oom_killer": api.MemDisableOomKiller,
-    "use_hierarchy": api.MemUseHierarchy,
-}
-CPU_FIELDS = {
-    "shares": api.CPUShares,
-    "quota": api.CPUQuota,
-    "period": api.CPUPeriod,
-    "realtime_runtime": api.CPURealtimeRuntime,
-    "realtime_period": api.CPURealtimePeriod,
-}
-CPU_SET_FIELDS = {"cpus": api.CPUSetCPUs, "mems": api.CPUSetMems}
+MEMORY_FIELDS = {name: field.number for name, field in MEMORY.items()}
+CPU_FIELDS = {name: field.number for name, field in CPU.items()}
 CLASS_FIELDS = {"blockio_class": api.BlockioClass, "rdt_class": api.RdtClass, "pids": api.PidsLimit}
 WHOLE_FIELDS = {
     "oom_score_adj": api.OomScoreAdj,
@@ -62,7 +47,8 @@ class Merge:
         updated: str = "",
         limits: api.LinuxResources | None = None,
     ) -> None:
-        self.container, self.limits = container, limits
+        self._is_creation = container is not None
+        self.container, self.limits = container or api.Container(), limits
         self.adjustment = api.ContainerAdjustment()
         self.updates: dict[str, api.ContainerUpdate] = {}
         self.evictions: list[api.ContainerEviction] = []
@@ -75,7 +61,7 @@ class Merge:
 
         Raises Conflict, PeerError for an impossible change.
         """
-        if self.container is not None and response.HasField("adjust"):
+        if self._is_creation and response.HasField("adjust"):
             self._adjust(plugin, response.adjust)
         for update in response.update:
             self._update(plugin, update)
@@ -84,7 +70,6 @@ class Merge:
     # -- the container to create
 
     def _adjust(self, plugin: str, adjustment: api.ContainerAdjustment) -> None:
-        assert self.container is not None
         current, result = self.container, self.adjustment
         self._pairs(
             plugin, api.Annotations, adjustment.annotations, result.annotations, current.annotations
@@ -103,7 +88,6 @@ class Merge:
             result.CDI_devices.append(device)
 
     def _linux(self, plugin: str, adjustment: api.LinuxContainerAdjustment) -> None:
-        assert self.container is not None
         identifier, current, result = self.container.id, self.container.linux, self.adjustment.linux
         self._entries(
             plugin, api.Devices, adjustment.devices, result.devices, current.devices, "path"
@@ -136,7 +120,6 @@ class Merge:
 
     def _pairs(self, plugin: str, field: int, changes: Any, result: Any, current: Any) -> None:
         """Merge a map: `-KEY` removes an entry; `-KEY` and KEY replace it."""
-        assert self.container is not None
         for key in changes:
             name = removal(key)
             if name is not None:
@@ -160,13 +143,13 @@ class Merge:
         names = {getattr(entry, key) for entry in changes}
         removed = {name for name in (removal(n) for n in names) if name is not None}
         for removed_name in removed:
-            self._clear_entry(plugin, field, removed_name)
+            self.owners.clear(self.container.id, field, plugin, removed_name)
         _keep(result, lambda entry: getattr(entry, key) not in removed)
         _keep(current, lambda entry: getattr(entry, key) not in removed | names)
         for entry in changes:
             name = removal(getattr(entry, key))
             if name is None:
-                self._claim_entry(plugin, field, getattr(entry, key))
+                self.owners.claim(self.container.id, field, plugin, getattr(entry, key))
                 result.append(entry)
                 current.append(entry)
             elif name not in names:
@@ -174,7 +157,6 @@ class Merge:
 
     def _environment(self, plugin: str, variables: Sequence[api.KeyValue]) -> None:
         """Merge the environment, which the container has as lines."""
-        assert self.container is not None
         if not variables:
             return
         lines = {line.partition("=")[0]: line for line in self.container.env}
@@ -184,17 +166,8 @@ class Merge:
         self._entries(plugin, api.Env, variables, self.adjustment.env, current, "key")
         self.container.env[:] = [f"{entry.key}={entry.value}" for entry in current]
 
-    def _clear_entry(self, plugin: str, field: int, name: str) -> None:
-        assert self.container is not None
-        self.owners.clear(self.container.id, field, plugin, name)
-
-    def _claim_entry(self, plugin: str, field: int, name: str) -> None:
-        assert self.container is not None
-        self.owners.claim(self.container.id, field, plugin, name)
-
     def _arguments(self, plugin: str, arguments: list[str]) -> None:
         """Merge the arguments; an empty first word overrides those of another plugin."""
-        assert self.container is not None
         if not arguments:
             return
         if not arguments[0]:
@@ -205,14 +178,12 @@ class Merge:
         self.container.args[:] = arguments
 
     def _hooks(self, plugin: str, hooks: api.Hooks) -> None:
-        assert self.container is not None
         if hooks.ByteSize():
             self.adjustment.hooks.MergeFrom(hooks)
             self.container.hooks.MergeFrom(hooks)
             self.owners.add(self.container.id, api.OciHooks, plugin)
 
     def _namespaces(self, plugin: str, namespaces: Iterable[api.LinuxNamespace]) -> None:
-        assert self.container is not None
         for namespace in namespaces:
             kind = removal(namespace.type)
             name = namespace.type if kind is None else kind
@@ -224,7 +195,6 @@ class Merge:
             self.adjustment.linux.namespaces.append(namespace)
 
     def _rdt(self, plugin: str, rdt: api.LinuxRdt) -> None:
-        assert self.container is not None
         result = self.adjustment.linux.rdt
         # The removal comes first, so that a plugin can replace the whole object in one response.
         if rdt.remove:
@@ -238,7 +208,6 @@ class Merge:
                 getattr(result, name).CopyFrom(getattr(rdt, name))
 
     def _rlimits(self, plugin: str, limits: Iterable[api.POSIXRlimit]) -> None:
-        assert self.container is not None
         for limit in limits:
             self.owners.claim(self.container.id, api.Rlimits, plugin, limit.type)
             _keep(self.container.rlimits, lambda entry, kind=limit.type: entry.type != kind)  # type: ignore[misc]
@@ -249,7 +218,7 @@ class Merge:
 
     def _update(self, plugin: str, request: api.ContainerUpdate) -> None:
         identifier = request.container_id
-        if self.container is not None and identifier == self.container.id:
+        if self._is_creation and identifier == self.container.id:
             raise PeerError(f"NRI plugin {plugin} updates the container that is being created")
         if identifier == self._updated:
             assert self.limits is not None
@@ -293,7 +262,7 @@ class Merge:
                     self.owners.claim(identifier, field, plugin)
                     for target in targets:
                         getattr(part(target), name).CopyFrom(getattr(part(changes), name))
-        for name, field in CPU_SET_FIELDS.items():
+        for name, field in CPU_SETS.items():
             if getattr(changes.cpu, name):
                 self.owners.claim(identifier, field, plugin)
                 for target in targets:

@@ -53,6 +53,10 @@ STATE_CHANGES = {
 }
 
 
+FAILURES = (TimeoutError, Closed, CallFailed, framing.TooLarge)
+"""The exceptions of a call to a plugin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Timeouts in seconds."""
@@ -105,10 +109,8 @@ class Plugin:
             async with asyncio.timeout(self._timeouts.registration_s):
                 await asyncio.shield(self._registered)
             await self._configure()
-        except (TimeoutError, Closed, CallFailed, framing.TooLarge, PeerError) as error:
-            self.close()
-            why = "registration timed out" if isinstance(error, TimeoutError) else str(error)
-            raise PeerError(f"NRI plugin {self.name}: {why}") from None
+        except (*FAILURES, PeerError) as error:
+            raise self._drop(error, "registration timed out") from None
 
     async def _configure(self) -> None:
         request = api.ConfigureRequest(
@@ -136,14 +138,15 @@ class Plugin:
                 return await self._join("Synchronize", request, api.SynchronizeResponse)
             except framing.TooLarge:
                 return await self._synchronize_in_parts(pods, containers)
-        except (TimeoutError, Closed, CallFailed, framing.TooLarge) as error:
-            self.close()
-            why = (
-                "the plugin did not answer in time"
-                if isinstance(error, TimeoutError)
-                else str(error)
-            )
-            raise PeerError(f"NRI plugin {self.name}: Synchronize: {why}") from None
+        except FAILURES as error:
+            raise self._drop(error, "the plugin did not answer in time", "Synchronize: ") from None
+
+    def _drop(self, error: Exception, timeout: str, call: str = "") -> PeerError:
+        """Close the plugin after a failed handshake; return the error to raise. `timeout`: the
+        reason after a TimeoutError."""
+        self.close()
+        why = timeout if isinstance(error, TimeoutError) else str(error)
+        return PeerError(f"NRI plugin {self.name}: {call}{why}")
 
     async def _synchronize_in_parts(
         self, pods: list[api.PodSandbox], containers: list[api.Container]

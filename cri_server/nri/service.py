@@ -21,7 +21,7 @@ from cri_server.api import nri_pb2 as api
 from cri_server.containers import stop, update
 from cri_server.nri import adjust, convert, launch
 from cri_server.nri.merge import Merge
-from cri_server.nri.plugin import Plugin, Timeouts
+from cri_server.nri.plugin import METHODS, Plugin, Timeouts
 from cri_server.observability.lifecycle import LifecycleObserver
 from cri_server.rpc import unix_socket
 from cri_server.services import Services
@@ -214,24 +214,21 @@ class Nri(LifecycleObserver):
 
     async def updated_pod(self, sandbox: Sandbox) -> None:
         async with self._lock:
-            request = api.PostUpdatePodSandboxRequest(pod=convert.pod(sandbox))
-            await self._notify(api.POST_UPDATE_POD_SANDBOX, request, must=False)
+            await self._announce(api.POST_UPDATE_POD_SANDBOX, sandbox)
 
     async def stop_pod(self, sandbox: Sandbox) -> None:
         """Send StopPodSandbox, once per pod: its containers have ended, its network exists."""
         async with self._lock:
             if self._states.get(sandbox.id) == RUNNING:
                 self._states[sandbox.id] = STOPPED
-                request = api.StopPodSandboxRequest(pod=convert.pod(sandbox))
-                await self._notify(api.STOP_POD_SANDBOX, request, must=False)
+                await self._announce(api.STOP_POD_SANDBOX, sandbox)
 
     async def remove_pod(self, sandbox: Sandbox) -> None:
         """Send RemovePodSandbox, once per pod."""
         async with self._lock:
             self._pods_being_created.pop(sandbox.id, None)
             if self._states.pop(sandbox.id, None) is not None:
-                request = api.RemovePodSandboxRequest(pod=convert.pod(sandbox))
-                await self._notify(api.REMOVE_POD_SANDBOX, request, must=False)
+                await self._announce(api.REMOVE_POD_SANDBOX, sandbox)
 
     # -- containers
 
@@ -338,20 +335,17 @@ class Nri(LifecycleObserver):
         """Send PostCreateContainer, after the container is listed."""
         async with self._lock:
             self._containers_being_created.pop(container.id, None)
-            request = await self._about(api.PostCreateContainerRequest, sandbox, container)
-            await self._notify(api.POST_CREATE_CONTAINER, request, must=False)
+            await self._announce(api.POST_CREATE_CONTAINER, sandbox, container)
 
     async def start_container(self, sandbox: Sandbox, container: Container) -> None:
         """Send StartContainer, before the process runs. Raises PeerError."""
         async with self._lock:
             self._states[container.id] = RUNNING
-            request = await self._about(api.StartContainerRequest, sandbox, container)
-            await self._notify(api.START_CONTAINER, request)
+            await self._announce(api.START_CONTAINER, sandbox, container, may_refuse=True)
 
     async def started_container(self, sandbox: Sandbox, container: Container) -> None:
         async with self._lock:
-            request = await self._about(api.PostStartContainerRequest, sandbox, container)
-            await self._notify(api.POST_START_CONTAINER, request, must=False)
+            await self._announce(api.POST_START_CONTAINER, sandbox, container)
 
     async def update_container(
         self, container: Container, limits: cri.LinuxContainerResources
@@ -361,9 +355,7 @@ class Nri(LifecycleObserver):
         merged_limits = convert.from_cri(limits)
         merge = Merge(updated=container.id, limits=merged_limits)
         async with self._lock:
-            request = await self._about(
-                api.UpdateContainerRequest, self._sandbox(container), container
-            )
+            request = await self._request(api.UPDATE_CONTAINER, self._sandbox(container), container)
             for plugin in list(self._plugins):
                 request.linux_resources.CopyFrom(merged_limits)
                 response = await plugin.request(api.UPDATE_CONTAINER, request)
@@ -376,10 +368,7 @@ class Nri(LifecycleObserver):
 
     async def updated_container(self, container: Container) -> None:
         async with self._lock:
-            request = await self._about(
-                api.PostUpdateContainerRequest, self._sandbox(container), container
-            )
-            await self._notify(api.POST_UPDATE_CONTAINER, request, must=False)
+            await self._announce(api.POST_UPDATE_CONTAINER, self._sandbox(container), container)
 
     async def stop_container(self, container: Container) -> None:
         """Send StopContainer, once per container: it has ended, or will never run."""
@@ -387,10 +376,9 @@ class Nri(LifecycleObserver):
         async with self._lock:
             if self._states.get(container.id) in (CREATED, RUNNING):
                 self._states[container.id] = STOPPED
-                request = await self._about(
-                    api.StopContainerRequest, self._sandbox(container), container
+                await self._announce(
+                    api.STOP_CONTAINER, self._sandbox(container), container, merge=merge
                 )
-                await self._notify(api.STOP_CONTAINER, request, must=False, merge=merge)
         await self._apply(merge)
 
     async def remove_container(self, container: Container) -> None:
@@ -399,10 +387,7 @@ class Nri(LifecycleObserver):
         async with self._lock:
             self._containers_being_created.pop(container.id, None)
             if self._states.pop(container.id, None) is not None:
-                request = await self._about(
-                    api.RemoveContainerRequest, self._sandbox(container), container
-                )
-                await self._notify(api.REMOVE_CONTAINER, request, must=False)
+                await self._announce(api.REMOVE_CONTAINER, self._sandbox(container), container)
 
     def container_ended(self, container: Container) -> None:
         """Run `stop_container` in a task."""
@@ -422,26 +407,45 @@ class Nri(LifecycleObserver):
     def _sandbox(self, container: Container) -> Sandbox | None:
         return self._services.index.sandboxes.find(container.sandbox_id)
 
-    async def _about(
-        self, request: type[Any], sandbox: Sandbox | None, container: Container
+    async def _request(
+        self, event: int, sandbox: Sandbox | None, container: Container | None
     ) -> Any:
-        if not self._plugins:
-            return request()
-        pod = api.PodSandbox(id=container.sandbox_id) if sandbox is None else convert.pod(sandbox)
-        return request(pod=pod, container=convert.container(container, await self._spec(container)))
+        """Return the request of an event about the pod, or about a container of it."""
+        request = getattr(api, f"{METHODS[event]}Request")()  # type: ignore[index]
+        # The conversion reads the container's files, so it is left out when no plugin needs it.
+        if self._plugins and sandbox is not None:
+            request.pod.CopyFrom(convert.pod(sandbox))
+        if self._plugins and container is not None:
+            request.pod.id = container.sandbox_id
+            spec = await self._spec(container)
+            request.container.CopyFrom(convert.container(container, spec))
+        return request
+
+    async def _announce(
+        self,
+        event: int,
+        sandbox: Sandbox | None,
+        container: Container | None = None,
+        *,
+        may_refuse: bool = False,
+        merge: Merge | None = None,
+    ) -> None:
+        """Send an event about the pod, or about a container of it."""
+        request = await self._request(event, sandbox, container)
+        await self._notify(event, request, may_refuse=may_refuse, merge=merge)
 
     async def _notify(
-        self, event: int, request: Any, *, must: bool = True, merge: Merge | None = None
+        self, event: int, request: Any, *, may_refuse: bool = True, merge: Merge | None = None
     ) -> None:
-        """Send an event to all plugins. With `must` a plugin's error is raised, else it is
-        logged."""
+        """Send a request to all plugins. The error of a plugin that may refuse the operation is
+        raised; any other error is logged. The responses go into `merge`."""
         for plugin in list(self._plugins):
             try:
                 response = await plugin.request(event, request)
                 if merge is not None and response is not None:
                     merge.add(plugin.name, response)
             except Error as error:
-                if must:
+                if may_refuse:
                     raise
                 log.warning("%s", error)
 

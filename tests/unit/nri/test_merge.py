@@ -100,7 +100,6 @@ def test_changes_without_conflict_are_merged_and_seen_by_the_next_plugin() -> No
                 if not field.is_repeated
                 else getattr(merge.adjustment, field.name)
             )
-    assert merge.container is not None
     assert list(merge.container.args) == ["true"] and "A=1" in merge.container.env
     assert merge.container.linux.resources.memory.limit.value == 1
     assert merge.owners.message.owners["c"].compound[api.Env].owners["A"] == "02-p"
@@ -130,7 +129,6 @@ def test_removals_reach_the_container_and_the_result() -> None:
             )
         ),
     )
-    assert merge.container is not None
     assert (
         not merge.container.annotations
         and not merge.container.mounts
