@@ -23,71 +23,80 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 ADDRESS = "unix:///run/pyrunc/cri.sock"
 
 
-# name on the command line -> module and attribute; imported only when used, because imports are
-# most of the run time of a short command
-COMMANDS = {
-    "run": ("pods.run", "run"),
-    "ps": ("observe.listing", "ps"),
-    "pods": ("observe.listing", "pods"),
-    "logs": ("streams.logs", "logs"),
-    "exec": ("streams.execute", "exec_"),
-    "attach": ("streams.execute", "attach"),
-    "wait": ("containers.wait", "wait"),
-    "runp": ("pods.messages", "runp"),
-    "create": ("pods.messages", "create"),
-    "port-forward": ("streams.forward", "port_forward"),
-    "cp": ("containers.copy", "cp"),
-    "diff": ("containers.diff", "diff"),
-    "stop": ("containers.stop", "stop"),
-    "stopp": ("containers.stop", "stopp"),
-    "kill": ("containers.stop", "kill"),
-    "rm": ("containers.stop", "rm"),
-    "rmp": ("containers.stop", "rmp"),
-    "restart": ("pods.restart", "restart"),
-    "start": ("pods.restart", "start"),
-    "pause": ("containers.freeze", "pause"),
-    "unpause": ("containers.freeze", "unpause"),
-    "checkpoint": ("containers.checkpoint", "checkpoint"),
-    "update": ("containers.update", "update"),
-    "inspect": ("observe.inspect", "inspect"),
-    "inspectp": ("observe.inspect", "inspectp"),
-    "inspecti": ("observe.inspect", "inspecti"),
-    "stats": ("observe.usage", "stats"),
-    "statsp": ("observe.usage", "statsp"),
-    "top": ("observe.top", "top"),
-    "events": ("observe.events", "events"),
-    "image": ("images.image", "image"),
-    "images": ("images.image", "images"),
-    "pull": ("images.transfer", "pull"),
-    "push": ("images.transfer", "push"),
-    "load": ("images.transfer", "load"),
-    "save": ("images.transfer", "save"),
-    "tag": ("images.transfer", "tag"),
-    "login": ("images.transfer", "login"),
-    "logout": ("images.transfer", "logout"),
-    "rmi": ("images.clean", "rmi"),
-    "history": ("images.clean", "history"),
-    "prune": ("images.clean", "prune"),
-    "images-fs": ("server.node", "images_fs"),
-    "info": ("server.node", "info"),
-    "version": ("server.node", "version"),
-    "runtime-config": ("server.node", "runtime_config"),
-    "metricsp": ("server.node", "metricsp"),
-    "metricdescs": ("server.node", "metricdescs"),
-    "help": ("help", "help_"),
-    "registry": ("images.registry", "registry"),
-    "serve": ("server.serve", "serve"),
-    "config": ("server.configuration", "config"),
-    "install-node": ("server.install_node", "install_node"),
-    "timeline": ("observe.timeline", "timeline"),
-    "doctor": ("server.doctor", "doctor"),
-    "gc": ("server.gc", "gc"),
-    "explain": ("server.explain", "explain"),
-    "debug": ("server.debug", "debug"),
-    "demo": ("pods.demo", "demo"),
-    "demo-server": ("pods.demo", "demo_server"),
-    "completion": ("arguments.completion", "command"),
+# Section of `--help` -> verb -> module and attribute. A verb is imported when it is used, because
+# imports are most of the run time of a short command.
+SECTIONS = {
+    "Pods and containers": {
+        "run": "pods.run.run",
+        "exec": "streams.execute.exec_",
+        "attach": "streams.execute.attach",
+        "wait": "containers.wait.wait",
+        "port-forward": "streams.forward.port_forward",
+        "cp": "containers.copy.cp",
+        "diff": "containers.diff.diff",
+        "stop": "containers.stop.stop",
+        "stopp": "containers.stop.stopp",
+        "kill": "containers.stop.kill",
+        "rm": "containers.stop.rm",
+        "rmp": "containers.stop.rmp",
+        "restart": "pods.restart.restart",
+        "start": "pods.restart.start",
+        "runp": "pods.messages.runp",
+        "create": "pods.messages.create",
+        "pause": "containers.freeze.pause",
+        "unpause": "containers.freeze.unpause",
+        "checkpoint": "containers.checkpoint.checkpoint",
+        "update": "containers.update.update",
+    },
+    "Observation": {
+        "ps": "observe.listing.ps",
+        "pods": "observe.listing.pods",
+        "logs": "streams.logs.logs",
+        "inspect": "observe.inspect.inspect",
+        "inspectp": "observe.inspect.inspectp",
+        "inspecti": "observe.inspect.inspecti",
+        "stats": "observe.usage.stats",
+        "statsp": "observe.usage.statsp",
+        "top": "observe.top.top",
+        "events": "observe.events.events",
+        "timeline": "observe.timeline.timeline",
+        "metricsp": "server.node.metricsp",
+        "info": "server.node.info",
+        "version": "server.node.version",
+    },
+    "Images": {
+        "images": "images.image.images",
+        "image": "images.image.image",
+        "pull": "images.transfer.pull",
+        "push": "images.transfer.push",
+        "load": "images.transfer.load",
+        "save": "images.transfer.save",
+        "tag": "images.transfer.tag",
+        "history": "images.clean.history",
+        "rmi": "images.clean.rmi",
+        "prune": "images.clean.prune",
+        "login": "images.transfer.login",
+        "logout": "images.transfer.logout",
+        "registry": "images.registry.registry",
+        "images-fs": "server.node.images_fs",
+    },
+    "Server and node": {
+        "runtime-config": "server.node.runtime_config",
+        "metricdescs": "server.node.metricdescs",
+        "help": "help.help_",
+        "serve": "server.serve.serve",
+        "config": "server.configuration.config",
+        "install-node": "server.install_node.install_node",
+        "doctor": "server.doctor.doctor",
+        "gc": "server.gc.gc",
+        "explain": "server.explain.explain",
+        "debug": "server.debug.debug",
+        "demo": "pods.demo.demo",
+        "demo-server": "pods.demo.demo_server",
+        "completion": "arguments.completion.command",
+    },
 }
+COMMANDS = {verb: place for verbs in SECTIONS.values() for verb, place in verbs.items()}
 # names of other tools for our commands; help does not list them
 ALIASES = {"imagefsinfo": "images-fs", "img": "images", "resume": "unpause"}
 
@@ -111,64 +120,6 @@ INSTEAD = {
     "delete": "rm",
     "describe": "inspect",
     "get": "ps, pods, images; -o json or -o yaml",
-}
-
-# the sections of `--help`; all other commands are in a section about the server
-SECTIONS = {
-    "Pods and containers": [
-        "run",
-        "exec",
-        "attach",
-        "wait",
-        "port-forward",
-        "cp",
-        "diff",
-        "stop",
-        "stopp",
-        "kill",
-        "rm",
-        "rmp",
-        "restart",
-        "start",
-        "runp",
-        "create",
-        "pause",
-        "unpause",
-        "checkpoint",
-        "update",
-    ],
-    "Observation": [
-        "ps",
-        "pods",
-        "logs",
-        "inspect",
-        "inspectp",
-        "inspecti",
-        "stats",
-        "statsp",
-        "top",
-        "events",
-        "timeline",
-        "metricsp",
-        "info",
-        "version",
-    ],
-    "Images": [
-        "images",
-        "image",
-        "pull",
-        "push",
-        "load",
-        "save",
-        "tag",
-        "history",
-        "rmi",
-        "prune",
-        "login",
-        "logout",
-        "registry",
-        "images-fs",
-    ],
 }
 
 
@@ -197,14 +148,12 @@ class Commands(click.Group):
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in sections."""
-        grouped = {name for names in SECTIONS.values() for name in names}
-        rest = [name for name in COMMANDS if name not in grouped]
-        for title, names in {**SECTIONS, "Server and node": rest}.items():
-            commands = [(name, self.get_command(context, name)) for name in names]
+        for title, names in SECTIONS.items():
+            commands = {name: self.get_command(context, name) for name in names}
             rows = [
-                (name, each.get_short_help_str())
-                for name, each in commands
-                if each and not each.hidden
+                (name, command.get_short_help_str())
+                for name, command in commands.items()
+                if command and not command.hidden
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -228,7 +177,7 @@ class Commands(click.Group):
         name = ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[name]
+        module, _, attribute = COMMANDS[name].rpartition(".")
         command: click.Command = getattr(
             importlib.import_module(f"cri_server.cli.{module}"), attribute
         )

@@ -6,6 +6,7 @@ results. click completes verbs and options.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -23,36 +24,6 @@ if TYPE_CHECKING:
 TIMEOUT_S = 2.0  # the shell's prompt waits for the candidates
 PROGRAM = "pyrunc-cri"
 SHORT = 12  # as output.show, whose import takes longer
-
-
-def containers(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete NAME and POD/NAME, and ids once their first character is typed."""
-    return _complete(context, incomplete, _containers)
-
-
-def pods(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete names, and ids once their first character is typed."""
-    return _complete(context, incomplete, _pods)
-
-
-def _complete(
-    context: click.Context,
-    incomplete: str,
-    candidates_of: Callable[[Client], Iterator[tuple[str, str]]],
-) -> list[CompletionItem]:
-    """Return the candidates that begin with `incomplete`. After an error of the server, those that
-    arrived before it."""
-    candidates: list[tuple[str, str]] = []
-    try:
-        with _client(context) as client:
-            candidates.extend(candidates_of(client))
-    except Error:
-        pass
-    return _offer(candidates, incomplete)
 
 
 def _containers(client: Client) -> Iterator[tuple[str, str]]:
@@ -96,18 +67,32 @@ def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
     return {p.id: pod_names(p)[p.metadata.name in shared] for p in pods}
 
 
-def both(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete pods and containers."""
-    return [*pods(context, parameter, incomplete), *containers(context, parameter, incomplete)]
+def _completer(*sources: Callable[[Client], Iterator[tuple[str, str]]]) -> Completer:
+    """Return a completer of the candidates that the sources yield: words, each with a description.
+    After an error of the server it has those that arrived before the error."""
+
+    def complete(
+        context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from cri_server.cli.connection.client import Client
+
+        candidates: list[tuple[str, str]] = []
+        for source in sources:
+            with (
+                contextlib.suppress(Error),
+                Client(context.find_root().params["address"]) as client,
+            ):
+                candidates.extend(source(client))
+        return _offer(candidates, incomplete)
+
+    return complete
 
 
-def images(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete tags, and ids once their first character is typed."""
-    return _complete(context, incomplete, _images)
+# Each completes names and, once their first character is typed, ids.
+containers = _completer(_containers)
+pods = _completer(_pods)
+both = _completer(_pods, _containers)
+images = _completer(_images)
 
 
 def states(*kinds: str) -> Completer:
@@ -118,12 +103,6 @@ def states(*kinds: str) -> Completer:
         else ["ready", "notready"]
     )
     return lambda context, parameter, incomplete: _offer([(name, "") for name in names], incomplete)
-
-
-def _client(context: click.Context) -> Client:
-    from cri_server.cli.connection.client import Client
-
-    return Client(context.find_root().params["address"])
 
 
 def _offer(candidates: list[tuple[str, str]], incomplete: str) -> list[CompletionItem]:

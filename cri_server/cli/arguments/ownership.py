@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli.output.complaint import complain
 from cri_server.cli.output.show import printable
 from pyrunc.errors import WrongState
 
@@ -38,10 +39,7 @@ def spare(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSand
     those."""
     selected = [pod for pod in pods if kubelets or owner(pod.labels) != "kubelet"]
     if len(selected) < len(pods):
-        click.echo(
-            f"pyrunc-cri: {len(pods) - len(selected)} pods of kubelet are skipped (see --kubelet)",
-            err=True,
-        )
+        complain(f"{len(pods) - len(selected)} pods of kubelet are skipped (see --kubelet)")
     return selected
 
 

@@ -13,6 +13,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
+from cri_server.cli.arguments.options import labels as labels_option
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.show import PAUSED, POD_STATES, STATES
 from pyrunc.errors import InvalidArgument
@@ -213,11 +214,8 @@ def options(*kinds: str) -> Callable[[Any], Any]:
             help="Select by state.",
             shell_complete=completion.states(*kinds),
         ),
-        click.option(
-            *("--label", "--selector", "labels"),
-            multiple=True,
-            metavar="SELECTOR",
-            help="Select by labels, as kubectl does: k=v,k!=v,'k in (a,b)',k,!k; may be repeated.",
+        labels_option(
+            "Select by labels, as kubectl does: k=v,k!=v,'k in (a,b)',k,!k; may be repeated."
         ),
         click.option(
             *("--filter", "filters"),

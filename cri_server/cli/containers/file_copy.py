@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from pyrunc.atomic_file import write_all
 from pyrunc.errors import WrongState
@@ -17,6 +18,21 @@ from pyrunc.kernel.path import open_regular_at
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 CHUNK_BYTES = 1 << 20
+
+
+class _Level(NamedTuple):
+    """A folder that is being copied: descriptors of it and of its copy, and its remaining names.
+    `status`: for owner, mode and times of the copy, which stay as they are if it is None."""
+
+    status: os.stat_result | None
+    source: int
+    target: int
+    names: Iterator[str]
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        os.close(self.source)
+        os.close(self.target)
 
 
 class Copy:
@@ -43,46 +59,47 @@ class Copy:
         """Copy `name` in the folder `source`, with its contents, as `new` into the folder `target`.
         Raises Error, OSError."""
         status = os.lstat(name, dir_fd=source)
-        if not stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            self._copy_tree(self._enter(status, source, name, target, new))
+        else:
             self._leaf(status, source, name, target, new)
-            return
-        with closing_fd(self.folder(target, new)) as below:
-            with closing_fd(os.open(name, FOLDER, dir_fd=source)) as above:
-                self.contents(above, below)
-            self.finish(status, below)
 
     def contents(self, source: int, target: int) -> None:
-        """Copy all contents of a folder into another one, with two descriptors for each level.
-        Raises Error, OSError."""
+        """Copy all contents of a folder into another one. Raises Error, OSError."""
+        self._copy_tree(_Level(None, os.dup(source), os.dup(target), iter(os.listdir(source))))
+
+    def _copy_tree(self, top: _Level) -> None:
         # A recursion would fail: a container can nest folders deeper than Python's stack.
-        levels: list[tuple[os.stat_result | None, int, int, Iterator[str]]] = []
-        levels.append((None, os.dup(source), os.dup(target), iter(os.listdir(source))))
+        levels = [top]
         try:
             while levels:
-                status, above, below, names = levels[-1]
-                name = next(names, None)
+                level = levels[-1]
+                name = next(level.names, None)
                 if name is None:
-                    if status is not None:
-                        self.finish(status, below)
-                    levels.pop()
-                    os.close(above)
-                    os.close(below)
+                    if level.status is not None:
+                        self.finish(level.status, level.target)
+                    levels.pop().close()
                     continue
-                child_status = os.lstat(name, dir_fd=above)
-                if not stat.S_ISDIR(child_status.st_mode):
-                    self._leaf(child_status, above, name, below, name)
-                    continue
-                created = self.folder(below, name)
-                try:
-                    entered = os.open(name, FOLDER, dir_fd=above)
-                except BaseException:
-                    os.close(created)
-                    raise
-                levels.append((child_status, entered, created, iter(os.listdir(entered))))
+                status = os.lstat(name, dir_fd=level.source)
+                if stat.S_ISDIR(status.st_mode):
+                    levels.append(self._enter(status, level.source, name, level.target, name))
+                else:
+                    self._leaf(status, level.source, name, level.target, name)
         finally:
-            for _, above, below, _ in levels:
-                os.close(above)
-                os.close(below)
+            for level in levels:
+                level.close()
+
+    def _enter(
+        self, status: os.stat_result, source: int, name: str, target: int, new: str
+    ) -> _Level:
+        """Open the folder `name` and create its copy `new`."""
+        copy = self.folder(target, new)
+        try:
+            entered = os.open(name, FOLDER, dir_fd=source)
+        except BaseException:
+            os.close(copy)
+            raise
+        return _Level(status, entered, copy, iter(os.listdir(entered)))
 
     def _leaf(self, status: os.stat_result, source: int, name: str, target: int, new: str) -> None:
         if stat.S_ISLNK(status.st_mode):

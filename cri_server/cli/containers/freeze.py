@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cri_server.cli.arguments import completion, ownership
+from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers import stop
 from cri_server.cli.output.complaint import for_each
@@ -13,9 +13,7 @@ from pyrunc.errors import WrongState
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
-)
+@options.names("CONTAINER|POD...", completion.both)
 @click.option("-f", "--force", is_flag=True, help="Do not ask about containers of kubelet.")
 @click.pass_obj
 def pause(address: str, names: tuple[str, ...], force: bool) -> None:
@@ -26,9 +24,7 @@ def pause(address: str, names: tuple[str, ...], force: bool) -> None:
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
-)
+@options.names("CONTAINER|POD...", completion.both)
 @click.pass_obj
 def unpause(address: str, names: tuple[str, ...]) -> None:
     """Thaw paused containers, or those of pods."""

@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion, ownership
+from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers.container_root import has_process
 from cri_server.cli.manifest import folders
 from cri_server.cli.output import show
-from cri_server.cli.output.complaint import for_each
+from cri_server.cli.output.complaint import complain, for_each
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.kernel.fd import closing_fd
@@ -61,12 +61,9 @@ def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
 
 def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
     """Return the argument of the verbs that stop or remove."""
-    return click.argument(
-        "names",
-        nargs=-1,
-        metavar="POD..." if only_pods else "POD|CONTAINER...",
-        shell_complete=completion.pods if only_pods else completion.both,
-    )
+    if only_pods:
+        return options.names("POD...", completion.pods, required=False)
+    return options.names("POD|CONTAINER...", completion.both, required=False)
 
 
 def time_option(default: int | None = None) -> Callable[[Any], Any]:
@@ -98,16 +95,14 @@ def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--kubelet", "kubelets", is_flag=True, help="With --all: also kubelet's pods."
         ),
         click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation."),
-        click.option(
-            *("--label", "--selector", "labels"),
-            multiple=True,
-            metavar="SELECTOR",
-            help="All pods with these labels.",
-        ),
+        options.labels("All pods with these labels."),
         click.option("-a", "--all", "all_pods", is_flag=True, help="All pods except kubelet's."),
     ):
         command = option(command)
     return command
+
+
+Act = Callable[[Client, Target], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,58 +116,44 @@ class Choice:
     kubelets: bool
 
     def act(
-        self,
-        client: Client,
-        verb: str,
-        act: Callable[[Target], None],
-        *,
-        only_pods: bool = False,
-        kills: bool = False,
+        self, address: str, verb: str, act: Act, *, only_pods: bool = False, kills: bool = False
     ) -> None:
-        """Ask for confirmation where needed, then call `act` for each. `kills`: also ask about
-        running containers. Raises Error."""
+        """Ask for confirmation where needed, then call `act` for each and print the name.
+
+        `kills`: also ask about running containers. Raises Error.
+        """
         if bool(self.names) == (self.all_pods or bool(self.labels)):
             raise click.UsageError(f"needs either names to {verb}, or --all or --label")
-        if self.names:
-            for_each(self.names, lambda name: self._one(client, verb, name, act, only_pods, kills))
-            return
+        with Client(address) as client:
+
+            def act_on(name: str) -> None:
+                target = find(client, name, only_pods=only_pods)
+                if self.names:
+                    self._confirm(verb, target, kills=kills)
+                act(client, target)
+                click.echo(name)
+
+            for_each(self.names or self._selected_pods(client, verb), act_on)
+
+    def _selected_pods(self, client: Client, verb: str) -> list[str]:
+        """Return the ids of the pods that the options select; none if the user declines."""
         pods = ownership.spare(Selection(labels=self.labels).pods(client), kubelets=self.kubelets)
         descriptions = [
             f"{p.metadata.namespace}/{p.metadata.name}  {p.id[: show.SHORT]}" for p in pods
         ]
-        if ownership.confirm(verb, descriptions, force=self.force):
-            for_each([p.id for p in pods], lambda name: act(find(client, name)))
+        if not ownership.confirm(verb, descriptions, force=self.force):
+            return []
+        return [p.id for p in pods]
 
-    def _one(
-        self,
-        client: Client,
-        verb: str,
-        name: str,
-        act: Callable[[Target], None],
-        only_pods: bool,
-        kills: bool,
-    ) -> None:
-        target = find(client, name, only_pods=only_pods)
-        ownership.permit(verb, name, target.labels, force=self.force)
+    def _confirm(self, verb: str, target: Target, *, kills: bool) -> None:
+        """Ask about kubelet's objects and, if `kills`, about running containers. Raises WrongState
+        if the user declines."""
+        ownership.permit(verb, target.name, target.labels, force=self.force)
         if kills and target.running:
             names = ", ".join(c.metadata.name for c in target.running)
             running = f"{names} {'are' if len(target.running) > 1 else 'is'} running"
-            if not ownership.confirm(verb, [f"{name}: {running}"], force=self.force):
-                raise WrongState(f"{name} is unchanged: {running}")
-        act(target)
-
-
-def _stop(address: str, choice: Choice, grace_s: int | None, *, only_pods: bool) -> None:
-    with Client(address) as client:
-
-        def act(target: Target) -> None:
-            if target.is_pod:
-                stop_pod(client, target.id, grace_s)
-            for container in () if target.is_pod else target.running:
-                stop_container(client, container, grace_s)
-            click.echo(target.name)
-
-        choice.act(client, "stop", act, only_pods=only_pods)
+            if not ownership.confirm(verb, [f"{target.name}: {running}"], force=self.force):
+                raise WrongState(f"{target.name} is unchanged: {running}")
 
 
 def _stop_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
@@ -182,31 +163,24 @@ def _stop_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
     @many_options
     @click.pass_obj
     def stop(address: str, /, names: tuple[str, ...], grace_s: int | None, **flags: Any) -> None:
-        _stop(address, Choice(names, **flags), grace_s, only_pods=only_pods)
+        def act(client: Client, target: Target) -> None:
+            _stop(client, target, grace_s)
+
+        Choice(names, **flags).act(address, "stop", act, only_pods=only_pods)
 
     return stop
 
 
+def _stop(client: Client, target: Target, grace_s: int | None) -> None:
+    if target.is_pod:
+        stop_pod(client, target.id, grace_s)
+    else:
+        for container in target.running:
+            stop_container(client, container, grace_s)
+
+
 stop = _stop_command("stop", "Stop pods, or single containers.", only_pods=False)
 stopp = _stop_command("stopp", "Stop pods.", only_pods=True)
-
-
-def _rm(
-    address: str, choice: Choice, grace_s: int | None, folder: Path, *, only_pods: bool
-) -> None:
-    with Client(address) as client:
-
-        def act(target: Target) -> None:
-            if target.is_pod:
-                remove_pod(client, target.id, grace_s, force=choice.force)
-                folders.remove(folder, target.id)
-            else:
-                for container in target.running:
-                    stop_container(client, container, grace_s)
-                client.remove_container(target.id)
-            click.echo(target.name)
-
-        choice.act(client, "remove", act, only_pods=only_pods, kills=True)
 
 
 def _rm_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
@@ -222,7 +196,17 @@ def _rm_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
     def rm(
         address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any
     ) -> None:
-        _rm(address, Choice(names, **flags), grace_s, folder, only_pods=only_pods)
+        choice = Choice(names, **flags)
+
+        def act(client: Client, target: Target) -> None:
+            if target.is_pod:
+                remove_pod(client, target.id, grace_s, force=choice.force)
+                folders.remove(folder, target.id)
+            else:
+                _stop(client, target, grace_s)
+                client.remove_container(target.id)
+
+        choice.act(address, "remove", act, only_pods=only_pods, kills=True)
 
     return rm
 
@@ -232,7 +216,7 @@ rmp = _rm_command("rmp", "Remove pods with their containers", only_pods=True)
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@options.names("CONTAINER|POD...", completion.both, required=False)
 @click.option(
     "-s",
     "--signal",
@@ -248,16 +232,14 @@ def kill(address: str, /, names: tuple[str, ...], signal_name: str, **flags: Any
     """Send a signal to the first process of containers, or of all containers of pods. Needs root on
     the server's machine."""
     number = signal_number(signal_name)
-    with Client(address) as client:
 
-        def act(target: Target) -> None:
-            if not target.running:
-                raise WrongState(f"{target.name} is not running")
-            for container in target.running:
-                _send(client, container, number)
-            click.echo(target.name)
+    def act(client: Client, target: Target) -> None:
+        if not target.running:
+            raise WrongState(f"{target.name} is not running")
+        for container in target.running:
+            _send(client, container, number)
 
-        Choice(names, **flags).act(client, "kill", act)
+    Choice(names, **flags).act(address, "kill", act)
 
 
 def signal_number(text: str) -> int:
@@ -327,10 +309,7 @@ def _release_network(client: Client, pod: str) -> bool:
     except (ServerError, Unsupported):
         return False
     for line in lines:
-        click.echo(
-            f"pyrunc-cri: warning: the pod's network was not detached: {show.printable(line)}",
-            err=True,
-        )
+        complain(f"warning: the pod's network was not detached: {line}")
     return bool(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion
+from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
 from cri_server.cli.manifest.pod_model import quantity
 from cri_server.cli.output import formats
@@ -33,9 +33,7 @@ def size_bytes(text: str, option: str) -> int:
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="CONTAINER...", shell_complete=completion.containers
-)
+@options.names("CONTAINER...", completion.containers)
 @click.option("-m", "--memory", metavar="SIZE", help="Memory limit: 64Mi, 64m, or bytes.")
 @click.option("--memory-swap", metavar="SIZE", help="Limit of memory and swap together.")
 @click.option(

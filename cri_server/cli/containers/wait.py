@@ -7,7 +7,7 @@ import time
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion
+from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.complaint import for_each
 
@@ -16,9 +16,7 @@ EXIT_POLL_S = 0.02
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="CONTAINER...", shell_complete=completion.containers
-)
+@options.names("CONTAINER...", completion.containers)
 @click.pass_obj
 def wait(address: str, names: tuple[str, ...]) -> None:
     """Wait until containers have exited, and print the exit code of each."""

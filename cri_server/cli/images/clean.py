@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion, ownership
+from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers.stop import remove_pod
 from cri_server.cli.output import formats
@@ -41,16 +41,14 @@ def remove(client: Client, reference: str) -> None:
 
 
 @click.command()
-@click.argument("references", nargs=-1, metavar="IMAGE...", shell_complete=completion.images)
+@options.names("IMAGE...", completion.images, required=False)
 @click.option("-a", "--all", "all_images", is_flag=True, help="All images.")
 @click.option("-p", "--prune", is_flag=True, help="All images that no container uses.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
-def rmi(
-    address: str, references: tuple[str, ...], all_images: bool, prune: bool, force: bool
-) -> None:
+def rmi(address: str, names: tuple[str, ...], all_images: bool, prune: bool, force: bool) -> None:
     """Remove images by name or id. An image that a container uses is not removed."""
-    if [bool(references), all_images, prune].count(True) != 1:
+    if [bool(names), all_images, prune].count(True) != 1:
         raise click.UsageError("needs either names of images, or --all or --prune")
     with Client(address) as client:
 
@@ -59,8 +57,8 @@ def rmi(
             remove(client, reference)
             click.echo(reference)
 
-        if references:
-            for_each(references, act)
+        if names:
+            for_each(names, act)
             return
         selected = unused(client) if prune else [i for i in client.images() if not i.pinned]
         if ownership.confirm("remove", [title(i) for i in selected], force=force):

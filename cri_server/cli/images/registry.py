@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from cri_server.cli.arguments.files import FILE
 from cri_server.cli.images import credentials
 from cri_server.images.formats.reference import Reference
 from cri_server.images.model import Auth
@@ -24,9 +25,7 @@ def registry() -> None:
 
 @registry.command()
 @click.argument("image", metavar="IMAGE")
-@click.option(
-    "--config", type=click.Path(path_type=Path, readable=False), help="The server's TOML file."
-)
+@click.option("--config", type=FILE, help="The server's TOML file.")
 @click.option(
     "--authfile",
     type=click.Path(path_type=Path),

@@ -19,10 +19,11 @@ from typing import Any, BinaryIO
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion
+from cri_server.cli.arguments import completion, options
+from cri_server.cli.arguments.files import FILE
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.images import credentials
-from cri_server.cli.output.complaint import for_each
+from cri_server.cli.output.complaint import complain, for_each
 from cri_server.cli.output.progress import Progress
 from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
@@ -39,9 +40,7 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Do not show the
 
 
 @click.command()
-@click.argument(
-    "references", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images
-)
+@options.names("IMAGE...", completion.images)
 @creds
 @authfile
 @quiet_option
@@ -54,7 +53,7 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Do not show the
 @click.pass_obj
 def pull(
     address: str,
-    references: tuple[str, ...],
+    names: tuple[str, ...],
     creds: str | None,
     authfile: Path | None,
     quiet: bool,
@@ -71,7 +70,7 @@ def pull(
             request = private.PullPlatform(name, platform, _fields(auth))
             click.echo(_follow_progress(client, request, f"pulling {name}", quiet=quiet))
 
-        for_each(references, act)
+        for_each(names, act)
 
 
 def _parse_platform(text: str | None) -> str | None:
@@ -85,8 +84,7 @@ def _parse_platform(text: str | None) -> str | None:
     except InvalidArgument as error:
         raise click.BadParameter(error.message) from None
     if platforms.rank(platform, platforms.host_processors()) is None:
-        warning = f"this processor runs images for {platform} only with binfmt_misc"
-        click.echo(f"pyrunc-cri: {warning}", err=True)
+        complain(f"this processor runs images for {platform} only with binfmt_misc")
     return str(platform)
 
 
@@ -165,15 +163,13 @@ def tag(address: str, source: str, targets: tuple[str, ...]) -> None:
 
 
 @click.command(short_help="Write images as an archive for docker, podman, skopeo, load")
-@click.argument(
-    "images", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images
-)
+@options.names("IMAGE...", completion.images)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to FILE."
 )
 @quiet_option
 @click.pass_obj
-def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool) -> None:
+def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool) -> None:
     """Write images to an archive that docker, podman, skopeo and `load` can read."""
     if output is None and sys.stdout.isatty():
         raise InvalidArgument("an archive cannot be written to a terminal: use -o FILE")
@@ -182,7 +178,7 @@ def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool
         _written(output) as file,
         Progress("saving", quiet=quiet) as progress,
     ):
-        for part in client.admin_stream(private.SaveImages(list(images)), bytes):
+        for part in client.admin_stream(private.SaveImages(list(names)), bytes):
             file.write(part)
             progress.add(len(part))
 
@@ -211,17 +207,8 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
 
 
 @click.command(short_help="Import an archive of images from FILE or stdin")
-@click.argument(
-    "file", required=False, type=click.Path(path_type=Path, readable=False), metavar="[FILE|-]"
-)
-@click.option(
-    "-i",
-    "--input",
-    "input_file",
-    type=click.Path(path_type=Path, readable=False),
-    metavar="FILE",
-    help="The same as FILE.",
-)
+@click.argument("file", required=False, type=FILE, metavar="[FILE|-]")
+@click.option(*("-i", "--input", "input_file"), type=FILE, metavar="FILE", help="The same as FILE.")
 @click.option("--name", help="The name for the only image of an archive without names.")
 @quiet_option
 @click.pass_obj
@@ -337,7 +324,7 @@ def login(
         try:
             client.admin(private.CheckLogin(registry, auth), private.Empty)
         except Unsupported:
-            click.echo("pyrunc-cri: warning: the server cannot check the login", err=True)
+            complain("warning: the server cannot check the login")
     path = credentials.save(registry, username, password or "", authfile)
     click.echo(f"logged in at {registry}; stored in {path}")
 

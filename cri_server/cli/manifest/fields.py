@@ -67,39 +67,12 @@ _CONTAINER: dict[str, Harmless] = {
     ),
 }
 
-_VOLUME: dict[str, Harmless] = dict.fromkeys(
-    [
-        "awsElasticBlockStore",
-        "azureDisk",
-        "azureFile",
-        "cephfs",
-        "cinder",
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "ephemeral",
-        "fc",
-        "flexVolume",
-        "flocker",
-        "gcePersistentDisk",
-        "gitRepo",
-        "glusterfs",
-        "image",
-        "iscsi",
-        "nfs",
-        "persistentVolumeClaim",
-        "photonPersistentDisk",
-        "portworxVolume",
-        "projected",
-        "quobyte",
-        "rbd",
-        "scaleIO",
-        "secret",
-        "storageos",
-        "vsphereVolume",
-    ],
-    NONE,
-)
+_VOLUME_SOURCES = """
+    awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI ephemeral fc
+    flexVolume flocker gcePersistentDisk gitRepo glusterfs image iscsi nfs persistentVolumeClaim
+    photonPersistentDisk portworxVolume projected quobyte rbd scaleIO secret storageos vsphereVolume
+"""
+_VOLUME: dict[str, Harmless] = dict.fromkeys(_VOLUME_SOURCES.split(), NONE)
 
 _POD_SECURITY: dict[str, Harmless] = {
     "appArmorProfile": APPARMOR,

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli.arguments import options
 from cri_server.cli.arguments.selection import Selection, selector
 from cri_server.cli.connection.client import Client
 from cri_server.cli.observe import past_events
@@ -23,14 +24,7 @@ from pyrunc.errors import InvalidArgument
 
 @click.command()
 @click.option("--pod", default="", metavar="POD", help="Only this pod (id, prefix or name).")
-@click.option(
-    "--label",
-    "--selector",
-    "labels",
-    multiple=True,
-    metavar="SELECTOR",
-    help="Only pods with these labels.",
-)
+@options.labels("Only pods with these labels.")
 @click.option(
     "--since",
     metavar="TIME",

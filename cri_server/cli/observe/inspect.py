@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cri_server.cli.arguments import completion
+from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Output
@@ -93,7 +93,7 @@ quiet_option = click.option(
 
 
 @click.command(short_help="Show the status of containers, pods or images")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.both)
+@options.names("NAME...", completion.both)
 @click.option("--type", "kind", type=click.Choice(list(KINDS)), help="The kind of NAME.")
 @click.option("--origins", is_flag=True, help="Show where each value of a container comes from.")
 @quiet_option
@@ -134,9 +134,7 @@ def _inspect_command(
     verb: str, kind: str, describe: Callable[[Client, str, bool], dict[str, Any]], complete: Any
 ) -> click.Command:
     @click.command(verb, help=f"Show the full status of {kind}s.")
-    @click.argument(
-        "names", nargs=-1, required=True, metavar=f"{kind.upper()}...", shell_complete=complete
-    )
+    @options.names(f"{kind.upper()}...", complete)
     @quiet_option
     @formats.options(FORMATS, listing=False, short=True)
     @click.pass_obj

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion
+from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats, show
 from cri_server.cli.output.formats import Column, Listing, Output
@@ -55,9 +55,7 @@ LISTING: Listing[Process] = Listing(
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
-)
+@options.names("CONTAINER|POD...", completion.both)
 @formats.options()
 @formats.watch
 @click.pass_obj

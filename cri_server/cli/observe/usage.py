@@ -43,20 +43,42 @@ class Processor:
         return f"{100 * (used - used_before) / (at - before):.2f}" if at > before else "-"
 
 
-def show(
-    output: Output,
-    sampled: Callable[[], list[Any]],
-    make: Callable[[], Listing[Any]],
-    seconds: float,
-    watching: float | None,
-) -> None:
-    """Take two samples and print the table; with `watching` repeat it with further samples."""
-    shows_rate = not output.quiet and output.format in ("table", "wide")
-    if shows_rate or output.template is not None:
-        # CRI reports a counter of CPU time; a rate needs two samples.
-        sampled()
-        time.sleep(seconds)
-    formats.repeat(lambda: output.render_list(make(), sampled()), watching)
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The options of a verb that shows usages."""
+
+    output: Output
+    seconds: float
+    watching: float | None
+
+    def show(
+        self,
+        client: Client,
+        call: str,
+        chosen: Callable[[], Iterable[Any]],
+        cpu: Callable[[Any], Any],
+        listing: Callable[[Processor], Listing[Any]],
+    ) -> None:
+        """Take two samples of the chosen objects with a CRI call and print the table; with
+        `watching` repeat it with further samples. `cpu` returns the CpuUsage of an object."""
+        processor = Processor()
+        request = getattr(api, f"{call}Request")()
+
+        def sampled() -> list[Any]:
+            ids = {each.id for each in chosen()}
+            usages = [
+                each for each in client.runtime(call, request).stats if each.attributes.id in ids
+            ]
+            processor.sample((each.attributes.id, cpu(each)) for each in usages)
+            return sorted(usages, key=lambda each: each.attributes.metadata.name)
+
+        output = self.output
+        shows_rate = not output.quiet and output.format in ("table", "wide")
+        if shows_rate or output.template is not None:
+            # CRI reports a counter of CPU time; a rate needs two samples.
+            sampled()
+            time.sleep(self.seconds)
+        formats.repeat(lambda: output.render_list(listing(processor), sampled()), self.watching)
 
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,22 +119,20 @@ def stats(
     watching: float | None,
 ) -> None:
     """Show the CPU, memory and disk usage of containers."""
-    processor = Processor()
     with Client(address) as client:
 
-        def sampled() -> list[api.ContainerStats]:
-            chosen = (
-                [client.container(target)]
-                if target
-                else selection.containers(client, all_states=all_states)
-            )
-            ids = {c.id for c in chosen}
-            response = client.runtime("ListContainerStats", api.ListContainerStatsRequest())
-            usages = [s for s in response.stats if s.attributes.id in ids]
-            processor.sample((s.attributes.id, s.cpu) for s in usages)
-            return sorted(usages, key=lambda s: s.attributes.metadata.name)
+        def chosen() -> list[api.Container]:
+            if target:
+                return [client.container(target)]
+            return selection.containers(client, all_states=all_states)
 
-        show(output, sampled, lambda: _containers(client, output, processor), seconds, watching)
+        _View(output, seconds, watching).show(
+            client,
+            "ListContainerStats",
+            chosen,
+            lambda stats: stats.cpu,
+            lambda processor: _containers(client, output, processor),
+        )
 
 
 def _containers(
@@ -165,17 +185,14 @@ def statsp(
     watching: float | None,
 ) -> None:
     """Show the CPU, memory, process and network usage of pods."""
-    processor = Processor()
     with Client(address) as client:
-
-        def sampled() -> list[api.PodSandboxStats]:
-            ids = {p.id for p in ([client.pod(target)] if target else selection.pods(client))}
-            response = client.runtime("ListPodSandboxStats", api.ListPodSandboxStatsRequest())
-            usages = [s for s in response.stats if s.attributes.id in ids]
-            processor.sample((s.attributes.id, s.linux.cpu) for s in usages)
-            return sorted(usages, key=lambda s: s.attributes.metadata.name)
-
-        show(output, sampled, lambda: _pods(output, processor), seconds, watching)
+        _View(output, seconds, watching).show(
+            client,
+            "ListPodSandboxStats",
+            lambda: [client.pod(target)] if target else selection.pods(client),
+            lambda stats: stats.linux.cpu,
+            lambda processor: _pods(output, processor),
+        )
 
 
 def _pods(output: Output, processor: Processor) -> Listing[api.PodSandboxStats]:

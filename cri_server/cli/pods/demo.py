@@ -23,6 +23,7 @@ import click
 
 from cri_server import config
 from cri_server.api import api_pb2 as api
+from cri_server.cli.arguments.files import FILE
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.manifest import folders, pod_model
 from cri_server.cli.pods import run as pod_run
@@ -61,7 +62,7 @@ kubelet, with a CNI configuration in {config.Network().conf_dir}:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, readable=False), metavar="POD.YAML")
+@click.argument("file", type=FILE, metavar="POD.YAML")
 def demo(file: Path) -> None:
     """Run a pod on a temporary server, show its processes, and remove it."""
     pod = pod_run.load(file)
@@ -84,7 +85,7 @@ def demo(file: Path) -> None:
 
 
 @click.command(hidden=True)
-@click.argument("folder", type=click.Path(path_type=Path, readable=False))
+@click.argument("folder", type=FILE)
 def demo_server(folder: Path) -> None:
     """The server of the demo. It runs in its own network namespace and does not change the host's
     network."""

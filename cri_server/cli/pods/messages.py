@@ -10,12 +10,12 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
+from cri_server.cli.arguments.files import FILE
 from cri_server.cli.connection.client import Client
 from cri_server.cli.images import credentials, transfer
 from pyrunc.errors import InvalidSpec
 
 Message = TypeVar("Message", api.PodSandboxConfig, api.ContainerConfig)
-FILE = click.Path(path_type=Path, readable=False)
 
 
 def parse(path: Path, message: Message) -> Message:

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion, ownership
+from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import folders, host_names
@@ -26,9 +26,7 @@ from pyrunc.errors import Error, WrongState
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
-)
+@options.names("CONTAINER|POD...", completion.both)
 @stop.time_option()
 @click.option("-f", "--force", is_flag=True, help="Do not ask about containers of kubelet.")
 @folders.option("The folder in which `run` made the pod's folder.")
@@ -42,9 +40,7 @@ def restart(
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
-)
+@options.names("CONTAINER|POD...", completion.both)
 @folders.option("The folder in which `run` made the pod's folder.")
 @click.pass_obj
 def start(address: str, names: tuple[str, ...], folder: Path) -> None:

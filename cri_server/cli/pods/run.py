@@ -14,12 +14,14 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli.arguments.files import FILE
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.containers.wait import wait_exit
 from cri_server.cli.images import credentials, transfer
 from cri_server.cli.manifest import folders, host_names, pod_model, read, translate, volumes
 from cri_server.cli.output import show
+from cri_server.cli.output.complaint import complain
 from cri_server.cli.streams import log_lines, logs
 from pyrunc.cli.log import describe_error
 from pyrunc.errors import AlreadyExists, Error
@@ -50,13 +52,7 @@ class Running:
 
 
 @click.command()
-@click.argument(
-    "files",
-    type=click.Path(path_type=Path, readable=False),
-    nargs=-1,
-    required=True,
-    metavar="POD.YAML...",
-)
+@click.argument("files", type=FILE, nargs=-1, required=True, metavar="POD.YAML...")
 @click.option(
     "--rm", "remove", is_flag=True, help="Follow the output, and remove the pod after its end."
 )
@@ -94,7 +90,7 @@ def load(*files: Path, lenient: bool = False) -> pod_model.Pod:
     InvalidSpec."""
     pod, ignored = read.read(*files, lenient=lenient)
     for line in ignored:
-        click.echo(f"pyrunc-cri: warning: ignored {show.printable(line)}", err=True)
+        complain(f"warning: ignored {line}")
     return pod
 
 
@@ -305,11 +301,9 @@ def clean_up(client: Client, running: Running, grace_s: int) -> None:
         try:
             stop.remove_pod(client, running.id, grace_s)
         except Error as error:
-            click.echo(f"pyrunc-cri: pod {running.id} could not be removed: {error}", err=True)
+            complain(f"pod {running.id} could not be removed: {error}")
             return
     try:
         folders.delete(running.folder)
     except OSError as error:
-        click.echo(
-            f"pyrunc-cri: {running.folder} could not be removed: {describe_error(error)}", err=True
-        )
+        complain(f"{running.folder} could not be removed: {describe_error(error)}")

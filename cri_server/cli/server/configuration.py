@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from cri_server.cli.arguments.files import FILE
 from cri_server.cli.server.serve import read, settings
 from pyrunc.errors import Error
 
@@ -48,7 +49,7 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
 
 
 @config.command()
-@click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
+@click.argument("file", type=FILE, required=False)
 def check(file: Path | None) -> None:
     """Check FILE and its drop-ins [/etc/pyrunc/config.toml] for unknown keys, wrong types and wrong
     values."""

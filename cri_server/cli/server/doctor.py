@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from cri_server.api import api_pb2 as api
+from cri_server.cli.arguments.files import FILE
 from cri_server.cli.connection.client import Client, socket_path
 from cri_server.cli.output import formats
 from cri_server.config import load
@@ -35,11 +36,7 @@ COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Lev
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, readable=False),
-    help="The server's configuration. [/etc/pyrunc/config.toml]",
-)
+@click.option("--config", type=FILE, help="The server's configuration. [/etc/pyrunc/config.toml]")
 @click.option("--json", "as_json", is_flag=True, help="Print all results as a JSON array.")
 @click.option("-a", "--all", "show_fine", is_flag=True, help="Also print checks that passed.")
 @click.pass_context

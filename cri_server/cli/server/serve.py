@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cri_server.cli.arguments.files import FILE
 from pyrunc.errors import Error
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ FLAGS = {
 _OPTIONS = (
     click.option(
         "--config",
-        type=click.Path(path_type=Path, readable=False),
+        type=FILE,
         help="TOML file, with its drop-ins in FILE.d [/etc/pyrunc/config.toml]",
     ),
     click.option("--listen", metavar="unix:///PATH", help="The socket to listen on."),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Collection
 
 import click
 
@@ -17,27 +18,11 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import show
+from cri_server.cli.output.complaint import complain
 from cri_server.cli.streams import logs, session
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, KernelError, NotFound
 from pyrunc.kernel.path import read_in_root
-
-# options of `exec` that take a value
-VALUED = frozenset(
-    (
-        "-n",
-        "--namespace",
-        "-c",
-        "--container",
-        "--timeout",
-        "-u",
-        "--user",
-        "-e",
-        "--env",
-        "-w",
-        "--workdir",
-    )
-)
 
 
 def _variable(text: str) -> str:
@@ -77,12 +62,14 @@ class _Exec(click.Command):
     """A command with options before CONTAINER and, as in kubectl, between CONTAINER and `--`."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(context, _options_first(args))
+        options = [each for each in self.params if isinstance(each, click.Option)]
+        with_values = {name for each in options if not each.is_flag for name in each.opts}
+        return super().parse_args(context, _options_first(args, with_values))
 
 
-def _options_first(args: list[str]) -> list[str]:
+def _options_first(args: list[str], with_values: Collection[str]) -> list[str]:
     """Turn `POD -c NAME -- COMMAND` into `-c NAME POD -- COMMAND`. Anything else stays unchanged,
-    such as `POD sh -c TEXT -- ARGUMENT`."""
+    such as `POD sh -c TEXT -- ARGUMENT`. `with_values`: the options that take a value."""
     if "--" not in args:
         return args
     head, rest = args[: args.index("--")], args[args.index("--") :]
@@ -90,7 +77,7 @@ def _options_first(args: list[str]) -> list[str]:
     others: list[str] = []
     arguments = iter(head)
     for argument in arguments:
-        if argument in VALUED:
+        if argument in with_values:
             options += [argument, *itertools.islice(arguments, 1)]
         else:
             (options if argument.startswith("-") else others).append(argument)
@@ -150,7 +137,7 @@ def exec_(
         raise click.UsageError("Missing argument 'COMMAND'.")
     if stdin and tty and not sys.stdin.isatty():
         # As in kubectl: a command on a terminal would not see the end of piped input.
-        click.echo("pyrunc-cri: stdin is not a terminal: -t is ignored", err=True)
+        complain("stdin is not a terminal: -t is ignored")
         tty = False
     reference = "/".join(filter(None, (namespace, container, container_of_pod)))
     with Client(address) as client:

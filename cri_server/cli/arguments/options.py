@@ -1,0 +1,25 @@
+"""Arguments and options that several verbs have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from cri_server.cli.arguments.completion import Completer
+
+
+def names(metavar: str, complete: Completer, *, required: bool = True) -> Callable[[Any], Any]:
+    """Return the argument of a verb that takes several names, as its parameter `names`."""
+    return click.argument(
+        "names", nargs=-1, required=required, metavar=metavar, shell_complete=complete
+    )
+
+
+def labels(text: str) -> Callable[[Any], Any]:
+    """Return the option for label selectors, as the parameter `labels`; `text` is its help."""
+    return click.option(
+        *("--label", "--selector", "labels"), multiple=True, metavar="SELECTOR", help=text
+    )
