@@ -196,7 +196,8 @@ def test_a_stream_request_is_checked_before_its_url_is_returned(server: Server, 
 
 @pytest.mark.requirement("4.7.1")
 def test_values_that_the_kernel_refuses_are_invalid_arguments(server: Server, pod: str) -> None:
-    """Names and values that look right, until a path is walked or a limit is written."""
+    """These names and values pass all checks; the kernel refuses them when a path is walked or a
+    limit is written."""
     container = server.launch(pod)
     below_a_file = server.create(
         pod, server.container_config(working_dir="/etc/passwd/x", metadata={"name": "w"})

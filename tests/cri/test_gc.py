@@ -154,8 +154,7 @@ def test_the_text_and_the_log_list_removed_items(server: Server) -> None:
 
 
 def test_gc_ends_an_unfinished_pod_with_its_shim() -> None:
-    """Its record is lost while the server runs: gc ends what holds it, as a server that starts
-    would."""
+    """The pod's record is lost while the server runs: gc ends the pod like a server that starts."""
     with Server(network=False) as server:
         pod = server.run_pod(server.pod_config("lost"), host_network=True)
         (server.root / "sandboxes" / f"{pod}.json").unlink()

@@ -181,7 +181,7 @@ def test_an_open_exec_session_is_counted(server: Server, address: Path) -> None:
 
 
 def test_promtool_accepts_the_metrics(server: Server, address: Path) -> None:
-    """The rules of `promtool check metrics`, as far as they concern us."""
+    """Checks the rules of `promtool check metrics` that apply to our metrics."""
     server.pods()
     text = get(address, "/metrics")[1]
     assert text.endswith("\n")

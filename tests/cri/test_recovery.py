@@ -296,8 +296,8 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
 
 
 def test_a_stop_is_known_without_its_record(server: Server) -> None:
-    """The record is unchanged: a stopped pod is not ready after a restart, and another boot ends it
-    anyway."""
+    """A stop may leave the record unchanged: a stopped pod is not ready after a restart, and
+    another boot ends it anyway."""
     pod, other = server.run_pod(), server.run_pod(host_network=True)
     records = [server.root / "sandboxes" / f"{each}.json" for each in (pod, other)]
     before = [record.stat().st_ino for record in records]

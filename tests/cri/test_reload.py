@@ -67,7 +67,7 @@ def test_a_reload_changes_the_limits_of_new_containers(server: Server) -> None:
 
 
 def test_a_flag_overrides_the_reloaded_network_folder(server: Server) -> None:
-    """The one of the command line stays: flags win."""
+    """The folder of the command line stays, because flags override the file."""
     reload(server, '[network]\nconf_dir = "/nonexistent"\n')
     conditions = server.runtime.Status(api.StatusRequest()).status.conditions
     assert all(condition.status for condition in conditions)

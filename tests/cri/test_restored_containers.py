@@ -110,7 +110,7 @@ def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_
 
 
 def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -> None:
-    """CRI-O's has no `sha256:`, and is a name of Docker Hub by its form."""
+    """An image id of CRI-O has no `sha256:`, so it has the form of a name on Docker Hub."""
     config = {"rootfsImageRef": "0123456789abcdef" * 4, "rootfsImageName": ""}
     code, message = refused(server, archive(tmp_path / "a.tar", *IMAGES, **config))
     assert code == Code.NOT_FOUND and "the image of the checkpoint is not on this node" in message

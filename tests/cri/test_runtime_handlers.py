@@ -177,7 +177,7 @@ def test_containers_of_another_runtime_survive_a_restart_of_the_server(
 
 
 def test_another_shim_takes_over_a_container_of_another_runtime(own_server: Server) -> None:
-    """Another one takes over the container, and ends it through its runtime."""
+    """The next shim ends the container through its runtime."""
     server = own_server
     pod = run_pod(server, "runc")
     container = server.launch(pod, server.container_config(TRAP))
@@ -302,8 +302,8 @@ def test_an_unknown_handler_is_refused(server: Server) -> None:
 
 
 def test_images_are_the_same_for_all_handlers(server: Server) -> None:
-    """kubelet's gate RuntimeClassInImageCriApi: it keeps images whose handler, in a list, is that
-    of a container which uses them."""
+    """With the gate RuntimeClassInImageCriApi kubelet keeps an image if a container uses it whose
+    handler is the image's handler in the list."""
     with pytest.raises(grpc.RpcError, match="unknown runtime handler 'kata'") as refused:
         server.image.PullImage(
             api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata"))

@@ -344,7 +344,8 @@ def shims_zygote(server: Server) -> int:
 
 
 def test_a_stop_without_a_shim_ends_nothing_else(own_server: Server) -> None:
-    """The zygote is held up, so that it takes longer than a caller waits for a silent shim."""
+    """The zygote is stopped, so that the takeover takes longer than a caller waits for a silent
+    shim."""
     server = own_server
     pod = server.run_pod()
     stopped, other = (server.launch(pod, named(server, name)) for name in ("stopped", "other"))
@@ -397,7 +398,8 @@ def test_a_full_disk_ends_no_pod() -> None:
 
 
 def test_a_takeover_continues_after_its_server_was_killed(own_server: Server) -> None:
-    """The next shim lives, and the next server lets it take over the rest."""
+    """The next shim has already started when the server is killed; the next server lets it take
+    over the rest."""
     server = own_server
     pod = server.run_pod()
     container, created = server.launch(pod), server.create(pod, named(server, "created"))

@@ -244,7 +244,7 @@ FLOODS = [
 def test_a_connection_with_a_flood_is_closed(
     server: Server, flood: Callable[[Client, int], bytes]
 ) -> None:
-    """Each of many connections is ended long before its flood is over."""
+    """The server closes each of many connections long before its flood is over."""
     with served(server):
         for _ in range(5):
             with Client(server) as client:
@@ -304,8 +304,8 @@ def test_frames_with_flipped_bits_do_not_disturb_the_server(server: Server) -> N
 
 
 def test_clients_with_zero_windows_do_not_disturb_the_server(server: Server) -> None:
-    """Streams whose answers may never be sent, on many connections; they cost what the answers are
-    long."""
+    """The clients of many connections accept no byte of their answers, so the server stores the
+    answers, and nothing more."""
     greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(20):
@@ -348,8 +348,8 @@ def test_half_open_connections_do_not_disturb_others(server: Server) -> None:
 
 
 def test_thousands_of_idle_connections_make_room_for_others(server: Server) -> None:
-    """At the limit the longest idle one makes room, so that those who have something to ask get
-    in."""
+    """At the limit the server closes the connection that has been idle longest, so that active
+    clients can connect."""
     count = 3000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard == resource.RLIM_INFINITY or hard > count + 500
@@ -406,8 +406,8 @@ def test_large_messages_pass_in_both_directions(server: Server) -> None:
 
 
 def test_many_large_answers_at_once_arrive_whole(server: Server) -> None:
-    """Two dozen outputs of the largest size for one connection, kubelet's: all arrive whole, and at
-    little cost of memory."""
+    """Two dozen outputs of the largest size on one connection, like kubelet's, arrive whole and
+    cost little memory."""
     container = server.containers()[0].id
     command = ["sh", "-c", f"head -c {15 << 20} /dev/zero; echo end >&2"]
     request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=120)
@@ -423,7 +423,8 @@ def test_many_large_answers_at_once_arrive_whole(server: Server) -> None:
 
 
 def test_large_answers_that_are_not_read_cost_little(server: Server) -> None:
-    """Their connection is not cut off for it, and what was kept for it goes with it."""
+    """The server does not close the client's connection for unread answers, and discards them when
+    the client closes it."""
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=LARGE_ANSWER, timeout=120)
     before_kib, descriptors = resident_kib(server), count_descriptors(server)
@@ -470,7 +471,7 @@ def test_cancelled_calls_end_their_work(server: Server) -> None:
 
 
 def test_cached_messages_follow_the_state(server: Server) -> None:
-    """Lists and statuses through a container's life, each compared with the other."""
+    """Lists and statuses, which are cached separately, agree throughout a container's life."""
     pod = server.run_pod(host_network=True)
     try:
         config = server.container_config(labels={"a": "b"}, annotations={"c": "d"})

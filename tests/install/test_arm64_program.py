@@ -67,8 +67,8 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_the_program_starts_from_its_snapshot(program: list[str]) -> None:
-    """The C library's variables are among its data there: R_AARCH64_COPY, which one of them has in
-    read-only memory."""
+    """On arm64 the linker copies variables of the C library into the program's data
+    (R_AARCH64_COPY), also one that the library has in read-only memory."""
     done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("pyrunc version ")

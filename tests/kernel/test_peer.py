@@ -14,8 +14,8 @@ from pyrunc.errors import Error
 
 
 def test_an_answer_that_comes_with_a_cancellation_is_closed() -> None:
-    """Both happen in one turn of the loop: the caller is cancelled when its answer has come but
-    not run yet."""
+    """Both happen in one iteration of the event loop: the caller is cancelled after its answer has
+    arrived and before it resumes."""
     asyncio.run(_cancel_with_the_answer())
 
 

@@ -204,7 +204,7 @@ def test_dead_containers_are_collected(kube: Kube) -> None:
 
 
 def test_the_calls_of_a_pod_belong_to_the_trace_of_kubelet(kube: Kube) -> None:
-    """kubelet traces its work on a pod, and its calls say so (W3C trace context)."""
+    """kubelet traces its work on a pod, and its calls carry the trace (W3C trace context)."""
     kube.run(pod("p", shell("sleep 3600")))
     name = f"{kube.namespace}/p"
     address = f"unix://{kube.cluster.node.socket}"

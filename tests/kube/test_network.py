@@ -39,8 +39,8 @@ def test_host_ports_are_reached_from_outside_and_from_the_node(kube: Kube) -> No
 
 
 def test_pods_have_addresses_of_both_families(kube: Kube) -> None:
-    """From the plugin's result to the API server, the containers' environment, /etc/hosts and a
-    connection."""
+    """The addresses of the plugin's result are in the API server, the containers' environment and
+    /etc/hosts, and accept connections."""
     addresses = {"name": "IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}}
     script = "mkdir /w; echo $IPS > /w/ips; exec httpd -f -p [::]:80 -h /w"
     created = kube.run(pod("server", shell(script, env=[addresses])))

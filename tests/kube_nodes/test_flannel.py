@@ -18,7 +18,7 @@ from tests.support.processes import wait_until
 
 
 def test_pods_reach_each_other_both_ways(hosts: Hosts) -> None:
-    """Under their own addresses, with packets of all sizes."""
+    """Each pod sees the other's address, and packets of all sizes arrive."""
     for node, other in hosts.pairs():
         answer = hosts.fetch(node, f"{hosts.address(other)}/cgi-bin/who")
         assert answer == f"from {hosts.address(node)} at web{other.number}"
@@ -79,8 +79,8 @@ def test_packets_use_the_device_of_the_backend(hosts: Hosts) -> None:
 
 
 def test_links_of_pods_have_flannels_settings(hosts: Hosts) -> None:
-    """The settings that flannel handed down: the tunnel's MTU, the gateway's address, hairpin, no
-    masquerade of ours."""
+    """The settings that flannel passes to our bridge are the tunnel's MTU, the gateway's address,
+    hairpin, and no masquerade."""
     mtu = 1450 if hosts.flannel.backend == "vxlan" else 1500
     for node in hosts.nodes:
         (bridge,) = views.links(node, "cni0")

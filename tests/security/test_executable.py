@@ -158,8 +158,8 @@ def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
 
 
 def test_a_thousand_execs_beside_an_attacker_change_no_executable(runtime: Runtime) -> None:
-    """S-09, short: the container searches for entering processes during the execs; whoever is
-    first, the executables of the host stay the same."""
+    """S-09, short: the container searches for entering processes during the execs. Whether it finds
+    them in time or not, the executables of the host stay the same."""
     before = fingerprint()
     box = runtime.box("probe", "overwrite", "60").up()
     deadline = time.monotonic() + 1.5

@@ -90,7 +90,7 @@ async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
 async def test_a_manifest_cannot_use_a_foreign_configuration(
     node: ImageService, attacker: Registry, layers: str
 ) -> None:
-    """Everybody who sees the pod knows the image id of a private image. A manifest of the
+    """Every user who sees the pod knows the image id of a private image. A manifest of the
     attacker's registry names it as its configuration: the node requests it from that registry,
     which does not have it, so that no pod gets the files of the private image."""
     document = private_manifest()

@@ -87,7 +87,7 @@ def test_exec_reads_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
 
 
 def test_exec_reads_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
-    """The shell's `<(...)` can be read once."""
+    """The shell's `<(...)` is a pipe, which can be read only once."""
     process = {
         "args": ["echo", "piped"],
         "env": ["PATH=/bin"],

@@ -230,7 +230,8 @@ def test_nothing_is_mounted_on_the_host(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
 def test_a_signal_ends_a_container_that_waits_for_start(runtime: Runtime, name: str) -> None:
-    """The first process of a pid namespace handles it itself, or the kernel would drop it."""
+    """The waiting process handles the signal, because the kernel drops unhandled signals to process
+    1 of a pid namespace."""
     box = runtime.box("sleep", "1000")
     box.create().ok()
     box.kill(name).ok()

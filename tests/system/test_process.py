@@ -219,7 +219,7 @@ def test_a_container_has_its_sysctls(runtime: Runtime) -> None:
 def test_the_last_value_of_a_variable_counts(
     runtime: Runtime, env: list[str], expected: list[str]
 ) -> None:
-    """The last value stands at its own place; an empty home is replaced by the user's."""
+    """A variable has the place of its last value; an empty home is replaced by the user's."""
     result = runtime.run("env", change=process(env=[*env, "PATH=/bin"])).ok()
     assert result.out.splitlines() == expected
 

@@ -77,7 +77,7 @@ def test_a_missing_descriptor_is_an_error(runtime: Runtime, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("pid", ["1", ""])
 def test_sockets_of_another_process_are_not_passed(runtime: Runtime, pid: str) -> None:
-    """sd_listen_fds(3): a process that is not LISTEN_PID has got none."""
+    """sd_listen_fds(3): descriptors are for the process LISTEN_PID only."""
     box = runtime.box("sh", "-c", "echo x$LISTEN_FDS; ls /proc/self/fd | wc -l")
     environment = {"LISTEN_FDS": "1", "LISTEN_PID": pid}
     result = runtime("run", "--bundle", str(box.folder), box.id, env=environment).ok()

@@ -262,7 +262,7 @@ def test_spdy_frames_are_read_in_linear_time(name: str, cut: int) -> None:
     "plain", [b"\0\0\0\x01\0\0\0\x01a\xff\xff\xff\xff", b"\0" * 8], ids=["long", "zeros"]
 )
 def test_spdy_headers_are_unpacked_in_linear_time(plain: bytes) -> None:
-    """A block that unpacks to much more than its size."""
+    """The block is much larger unpacked than packed."""
 
     def prepare(size: int) -> Work:
         packer = Packer()._stream
@@ -886,7 +886,7 @@ def test_log_lines_are_split_in_linear_time(unit: bytes, cut: int) -> None:
 
 
 def test_lines_of_a_full_disk_wait_in_linear_time() -> None:
-    """Lines are held back until there is room, up to a limit."""
+    """Lines wait until there is room, up to a limit."""
 
     def prepare(size: int) -> Work:
         log = LogFile("/dev/full")
@@ -913,7 +913,7 @@ def test_cgroup_statistics_are_read_in_linear_time(line: str) -> None:
 
 
 def test_cgroup_files_are_read_in_linear_time(tmp_path: Path) -> None:
-    """The list of a group's processes, of which a container can make many."""
+    """A container can make many processes, which a file of its group lists."""
 
     def prepare(size: int) -> Work:
         (tmp_path / "cgroup.procs").write_text("4194304\n" * size)
@@ -923,8 +923,8 @@ def test_cgroup_files_are_read_in_linear_time(tmp_path: Path) -> None:
 
 
 def test_regular_expressions_match_in_linear_time() -> None:
-    """The regular expressions that foreign text is matched with, on texts of what they are made
-    of."""
+    """Every regular expression for foreign text is matched against texts of characters that the
+    expressions contain."""
     alphabet = 'a1.-_/:=@ ,;\\"[]é'
     patterns = [
         value

@@ -34,8 +34,8 @@ def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.guest
 @pytest.mark.timeout(3600)
 def test_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """Classes, limits, resize, OOM, AppArmor, user namespaces, the unit, true numbers: the systemd
-    driver."""
+    """With the systemd driver: classes, limits, resize, OOM, AppArmor, user namespaces, the unit,
+    kubelet's numbers."""
     remote.run(node, f"-m 'not slow' {INSIDE}", capsys, timeout_s=3300)
 
 
@@ -43,5 +43,5 @@ def test_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_slow_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """The cgroupfs driver, static CPU and memory policies, swap, eviction, the watchdog."""
+    """The cgroupfs driver, static CPU and memory policies, swap, eviction, and the watchdog."""
     remote.run(node, f"-m slow {INSIDE}", capsys, timeout_s=2700)

@@ -117,8 +117,8 @@ def test_the_usage_of_a_volume_and_of_the_pods_storage_is_reported(numbers: Json
 
 @pytest.mark.requirement("10.1.14")
 def test_the_number_of_processes_is_reported(node: Node, busy: Json) -> None:
-    """pause, the shell and its two background sleeps; a third sleep comes and goes. kubelet leaves
-    the number out."""
+    """The processes are pause, the shell, its two background sleeps, and from time to time a third
+    sleep. kubelet's summary leaves the number out."""
     with cri.connect(node.socket) as client:
         filter_ = api.PodSandboxFilter(label_selector={"io.kubernetes.pod.name": "busy"})
         (sandbox,) = client.runtime.ListPodSandbox(api.ListPodSandboxRequest(filter=filter_)).items

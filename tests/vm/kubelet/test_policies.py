@@ -87,7 +87,7 @@ def swap() -> Iterator[None]:
 
 
 def test_limited_swap_is_for_burstable_pods(swap: None, kubelet: Node, removing: list[str]) -> None:
-    """Burstable pods swap in proportion to what they request; guaranteed and best-effort ones do
+    """Burstable pods swap in proportion to their requests; guaranteed and best-effort pods do
     not."""
     kubelet.configure_kubelet(failSwapOn=False, memorySwap={"swapBehavior": "LimitedSwap"})
     limits: dict[str, Json] = {
@@ -112,8 +112,8 @@ def test_limited_swap_is_for_burstable_pods(swap: None, kubelet: Node, removing:
 
 
 def test_kubelet_evicts_under_memory_pressure(kubelet: Node, removing: list[str]) -> None:
-    """The node reports MemoryPressure; the best-effort pod with much memory is evicted, the one
-    with little stays."""
+    """The node reports MemoryPressure; kubelet evicts the best-effort pod with much memory and
+    keeps the one with little."""
     # Memory reserved for eviction is not allocatable, so the threshold is much less than the free
     # memory: otherwise pods would find no place.
     available = kubelet.summary()["node"]["memory"]["availableBytes"]
