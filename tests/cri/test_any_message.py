@@ -110,12 +110,12 @@ class World:
         """Return a request that succeeds; requests of calls that would end objects name none."""
         request = getattr(api, calls()[call].input_type.name)()
         fields = request.DESCRIPTOR.fields_by_name
-        for name, known in (
+        for name, ids in (
             ("container_id", self.things.containers),
             ("pod_sandbox_id", self.things.pods),
         ):
             if name in fields:
-                usual = known[-1] if call == "StartContainer" else known[0]
+                usual = ids[-1] if call == "StartContainer" else ids[0]
                 setattr(request, name, UNKNOWN_ID if call in DESTRUCTIVE else usual)
         if call == "RunPodSandbox":
             request.config.CopyFrom(self.server.pod_config())

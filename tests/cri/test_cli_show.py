@@ -152,7 +152,7 @@ def test_only_a_terminal_gets_colours(web: Server) -> None:
     command = f"{sys.executable} -m cri_server.cli.main --address unix://{web.socket} ps"
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
 
-    def shown(**more: str) -> bytes:
+    def output_with(**more: str) -> bytes:
         done = subprocess.run(
             ["script", "-qec", command, "/dev/null"],
             capture_output=True,
@@ -162,8 +162,8 @@ def test_only_a_terminal_gets_colours(web: Server) -> None:
         )
         return done.stdout
 
-    assert b"\x1b[32mrunning" in shown(TERM="xterm")
-    assert b"\x1b" not in shown(TERM="xterm", NO_COLOR="1")
+    assert b"\x1b[32mrunning" in output_with(TERM="xterm")
+    assert b"\x1b" not in output_with(TERM="xterm", NO_COLOR="1")
     assert "\x1b" not in ok(web, "ps").out
 
 

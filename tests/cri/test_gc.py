@@ -160,10 +160,10 @@ def test_gc_ends_an_unfinished_pod_with_its_shim() -> None:
         (server.root / "sandboxes" / f"{pod}.json").unlink()
         server.kill()
         hidden = server.state / "sandboxes" / pod
-        kept = server.folder / "hidden"
-        hidden.rename(kept)  # from the recovery of the server that starts
+        record_copy = server.folder / "hidden"
+        hidden.rename(record_copy)  # from the recovery of the server that starts
         server.start()
-        kept.rename(hidden)
+        record_copy.rename(hidden)
         shim = json.loads((hidden / "shim.json").read_text())["pid"]
         pauses = [pid for pid in below(shim) if comm(pid) == "pause"]
         assert len(pauses) == 1

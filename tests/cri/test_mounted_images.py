@@ -233,8 +233,8 @@ def collect_garbage(server: Server, dry_run: bool = False) -> list[dict[str, Any
 def test_gc_removes_a_tar_without_image(server: Server) -> None:
     for folder in ("tars", "indexes"):
         (server.root / "images" / folder / ("4" * 64)).write_bytes(b"x" * 10_000)
-    found = {(i["kind"], i["name"]) for i in collect_garbage(server) if i["action"] == "removed"}
-    assert found == {("tar", "4" * 64), ("index", "4" * 64)}
+    removed = {(i["kind"], i["name"]) for i in collect_garbage(server) if i["action"] == "removed"}
+    assert removed == {("tar", "4" * 64), ("index", "4" * 64)}
 
 
 def test_a_layer_whose_tar_was_changed_is_not_run(server: Server) -> None:
@@ -293,10 +293,10 @@ def test_unmount_refuses_mounts_of_no_image(server: Server, tmp_path: Path) -> N
     ):
         done = call(server, "image", "umount", str(folder))
         assert done.code == 1 and words in done.error
-    for words, code, said in (
+    for words, code, message in (
         ((IMAGE, str(tmp_path / "none")), 2, "is no directory"),
         (("registry.test/none:1", str(tmp_path)), 1, "no such image"),
     ):
         done = call(server, "image", "mount", *words)
-        assert done.code == code and said in done.error
+        assert done.code == code and message in done.error
     assert not os.path.ismount(tmp_path)

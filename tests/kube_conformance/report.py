@@ -56,18 +56,18 @@ def sum_up(
             result.passed.append(name)
         elif state not in _NOT_RUN:
             result.failed[name] = _first_line(spec, state)
-        elif reason := why(name) or _said(spec):
+        elif reason := why(name) or skip_message(spec):
             result.limited[name] = reason
         else:
             result.not_run.append(name)
     return result
 
 
-def _said(spec: Mapping[str, Any]) -> str:
+def skip_message(spec: Mapping[str, Any]) -> str:
     """Return the message of a spec that skipped itself."""
     return " ".join(str(spec.get("Failure", {}).get("Message", "")).split())
 
 
 def _first_line(spec: Mapping[str, Any], state: str) -> str:
-    lines = _said(spec)
+    lines = skip_message(spec)
     return f"{state}: {lines[:300]}" if lines else state

@@ -81,8 +81,8 @@ def routes(node: AnyNode) -> dict[str, dict[str, Any]]:
 
 def forwarding(node: AnyNode, device: str) -> dict[str, str]:
     """Return the forwarding table of a VXLAN: hardware address -> far end of the tunnel."""
-    found = _table(node, f"bridge -j fdb show dev {device}")
-    return {entry["mac"]: entry["dst"] for entry in found if "dst" in entry}
+    entries = _table(node, f"bridge -j fdb show dev {device}")
+    return {entry["mac"]: entry["dst"] for entry in entries if "dst" in entry}
 
 
 def neighbours(node: AnyNode, device: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ PROXY_LINKS = [
 def archive() -> Path:
     """Return a docker-archive with all images, made once for each version of their content."""
     recipe = [
-        wanted(),
+        image_names(),
         debian.suite(),
         Path(__file__).read_text(),
         hashlib.sha256(images.PAUSE.read_bytes()).hexdigest(),
@@ -34,7 +34,7 @@ def archive() -> Path:
     return images.made_once("control-plane", json.dumps(recipe), _all_of_them)
 
 
-def wanted() -> list[str]:
+def image_names() -> list[str]:
     """Return the names, as kubeadm lists them."""
     command = [
         str(toolchain.kubeadm()),
@@ -59,7 +59,7 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
         "coredns": _of(toolchain.coredns(), Entrypoint=["coredns"]),
         "pause": images.pause(),
     }
-    return {name: made[name.rpartition("/")[2].partition(":")[0]] for name in wanted()}
+    return {name: made[name.rpartition("/")[2].partition(":")[0]] for name in image_names()}
 
 
 def _of(program: Path, **config: object) -> BuiltImage:

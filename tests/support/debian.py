@@ -99,8 +99,8 @@ def _mirrors(release: str) -> list[str]:
         text=True,
         check=True,
     ).stdout
-    found = [line.split() for line in listing.splitlines()]
-    sites = [words[0] for words in found if words[1:] == [release, "main"]]
+    lines = [line.split() for line in listing.splitlines()]
+    sites = [words[0] for words in lines if words[1:] == [release, "main"]]
     if not sites:
         raise RuntimeError(f"apt has no source for {release} main")
     return list(dict.fromkeys(sites))

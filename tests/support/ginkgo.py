@@ -74,16 +74,16 @@ def selected(reported: Sequence[Spec]) -> list[Spec]:
     return [s for s in reported if s["State"] != "skipped" or s.get("Failure", {}).get("Message")]
 
 
-def assert_passed(found: Sequence[Spec], fewest: int, log: Path) -> None:
+def assert_passed(reported: Sequence[Spec], fewest: int, log: Path) -> None:
     """Fail with the message of each spec that failed, or with the end of the log when fewer than
     `fewest` passed."""
-    bad = [_shown(spec) for spec in found if spec["State"] not in NOT_FAILED]
+    bad = [_failure(spec) for spec in reported if spec["State"] not in NOT_FAILED]
     assert not bad, f"{len(bad)} specs failed:\n\n" + "\n\n".join(bad)
-    passed = sum(spec["State"] == PASSED for spec in found)
+    passed = sum(spec["State"] == PASSED for spec in reported)
     assert passed >= fewest, f"{passed} specs passed:\n{log.read_text(errors='replace')[-4000:]}"
 
 
-def _shown(spec: Spec) -> str:
+def _failure(spec: Spec) -> str:
     failure = spec.get("Failure", {})
     place = failure.get("Location", {})
     message = failure.get("Message", "")[:3000]

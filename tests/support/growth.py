@@ -43,19 +43,19 @@ def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 
         size *= 2
         small = _cpu_s(prepare(size))
     sizes = [size << n for n in range(DOUBLINGS) if size << (n + 2) <= largest or n == 0]
-    found = []
+    failures = []
     for first in sizes:
         small, large = _least(prepare, first)
         if large < CHEAP_S or large < FACTOR_LIMIT * small:
             return
-        found.append(
+        failures.append(
             f"{small * 1e3:.1f} ms of CPU for {first}, {large * 1e3:.1f} ms for {2 * first}"
         )
     if len(sizes) == 1:  # at the limit: compare with half the size, where cheap work proves nothing
         small, large = _least(prepare, size // 2)
         if large < FACTOR_LIMIT * small:
             return
-    raise GrowsTooFast("; ".join(found))
+    raise GrowsTooFast("; ".join(failures))
 
 
 def _least(prepare: Callable[[int], Work], size: int) -> tuple[float, float]:

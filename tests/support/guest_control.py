@@ -74,8 +74,8 @@ class GuestControlPlane:
         for name in STORAGE:
             self._programs[name].start(self._command(name))
         if not wait_until(self._answers, 120, 0.5):
-            said = "\n".join(self._programs[name].tail(15) for name in STORAGE)
-            raise RuntimeError(f"the API server is not there after 120 s\n{said}")
+            output = "\n".join(self._programs[name].tail(15) for name in STORAGE)
+            raise RuntimeError(f"the API server is not there after 120 s\n{output}")
         for name in CONTROLLERS:  # port 0: no server
             self._programs[name].start([*self._command(name), "--secure-port=0"])
 
@@ -93,9 +93,9 @@ class GuestControlPlane:
     def _command(self, unit: str) -> list[str]:
         """Return the unit's command line, on this side."""
         text = (UNITS / f"{unit}.service").read_text()
-        found = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
-        assert found, unit
-        line = found[1].replace("\\\n", " ")
+        match = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
+        assert match, unit
+        line = match[1].replace("\\\n", " ")
         for there, here in self._here.items():
             line = line.replace(there, here)
         return shlex.split(line)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support import images
 from tests.support.guest import PROJECT, Guest
 
-GIVEN = "/root/given"
+INPUT = "/root/given"
 PACKAGES = ("pyrunc", "cri_server", "cni_plugins")
 
 
@@ -39,20 +39,20 @@ def provision(
             files["pki"] = [authority / "ca.crt", authority / "ca.key"]
         push(guest, files)
     variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in (settings or {}).items())
-    command = f"{variables} /root/project/vagrant/provision.sh {GIVEN} 2>&1"
+    command = f"{variables} /root/project/vagrant/provision.sh {INPUT} 2>&1"
     return guest.ssh(command, timeout_s=timeout_s).stdout.decode(errors="replace")
 
 
 def push(guest: Guest, files: Mapping[str, list[Path]]) -> None:
-    """Copy files to the guest; `files` maps a folder under GIVEN to the files that go there."""
+    """Copy files to the guest; `files` maps a folder under INPUT to the files that go there."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for target, sources in files.items():
             for source in sources:
                 archive.add(source, arcname=f"{target}/{source.name}")
-    folders = " ".join(f"{GIVEN}/{target}" for target in files)
+    folders = " ".join(f"{INPUT}/{target}" for target in files)
     guest.ssh(
-        f"rm -rf {folders} && mkdir -p {folders} && tar xf - -C {GIVEN}", stdin=buffer.getvalue()
+        f"rm -rf {folders} && mkdir -p {folders} && tar xf - -C {INPUT}", stdin=buffer.getvalue()
     )
 
 

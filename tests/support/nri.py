@@ -48,7 +48,7 @@ class TestPlugin:
     ) -> None:
         self.name, self.index, self.events = name, index, events
         self.handlers: dict[str, Handler] = dict(handlers or {})
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.config: api.ConfigureRequest | None = None
         self.pods: list[api.PodSandbox] = []
         self.containers: list[api.Container] = []
@@ -102,19 +102,21 @@ class TestPlugin:
     def wait(self, condition: Callable[[], object]) -> None:
         """Wait until `condition` holds. Raises AssertionError when it does not in time."""
         with self._changed:
-            found = self._changed.wait_for(condition, self.wait_s)
-        assert found, f"not within {self.wait_s} s; told: {self.methods()}"
+            is_true = self._changed.wait_for(condition, self.wait_s)
+        assert is_true, f"not within {self.wait_s} s; calls: {self.methods()}"
 
     def methods(self, identifier: str = "") -> list[str]:
         """Return the names of the calls so far, in order; with `identifier` only those of this pod
         or container."""
-        return [name for name, request in self.told if not identifier or identifier in ids(request)]
+        return [
+            name for name, request in self.calls if not identifier or identifier in ids(request)
+        ]
 
     def wait_for(self, method: str, identifier: str = "") -> Any:
         """Return the first request of this method."""
         self.wait(lambda: method in self.methods(identifier))
         return next(
-            r for m, r in self.told if m == method and (not identifier or identifier in ids(r))
+            r for m, r in self.calls if m == method and (not identifier or identifier in ids(r))
         )
 
     def update(
@@ -159,13 +161,13 @@ class TestPlugin:
                 self._changed.notify_all()
 
     def _exactly(self, count: int) -> bytes:
-        found = b""
-        while len(found) < count:
-            part = self._socket.recv(count - len(found))
+        data = b""
+        while len(data) < count:
+            part = self._socket.recv(count - len(data))
             if not part:
                 raise EOFError
-            found += part
-        return found
+            data += part
+        return data
 
     def _messages(self, connection: int) -> None:
         while len(data := self._streams[connection]) >= 10:
@@ -181,10 +183,10 @@ class TestPlugin:
                 request = ttrpc.Request.FromString(payload)
                 threading.Thread(target=self._answer, args=(stream, request), daemon=True).start()
 
-    def _answer(self, stream: int, asked: ttrpc.Request) -> None:
-        method = asked.method
+    def _answer(self, stream: int, frame: ttrpc.Request) -> None:
+        method = frame.method
         kind = {"StateChange": "StateChangeEvent"}.get(method, f"{method}Request")
-        request = getattr(api, kind).FromString(asked.payload)
+        request = getattr(api, kind).FromString(frame.payload)
         with self._changed:
             self._note(method, request)
             self._changed.notify_all()
@@ -208,7 +210,7 @@ class TestPlugin:
             self.pods += request.pods
             self.containers += request.containers
         else:
-            self.told.append((method, request))
+            self.calls.append((method, request))
 
     def _response(self, method: str, request: Any) -> Any:
         handler = self.handlers.get(method)

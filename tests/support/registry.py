@@ -213,7 +213,7 @@ class Registry:
 
 def archive_images(path: Path) -> dict[str, BuiltImage]:
     """Return the images of a docker-archive by name."""
-    found: dict[str, BuiltImage] = {}
+    images: dict[str, BuiltImage] = {}
     with tarfile.open(path) as tar:
 
         def content(name: str) -> bytes:
@@ -225,8 +225,8 @@ def archive_images(path: Path) -> dict[str, BuiltImage]:
             image = BuiltImage(
                 tuple(content(name) for name in item["Layers"]), content(item["Config"])
             )
-            found |= dict.fromkeys(item["RepoTags"], image)
-    return found
+            images |= dict.fromkeys(item["RepoTags"], image)
+    return images
 
 
 def without_host(name: str) -> str:
@@ -396,12 +396,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing()
 
     def _manifest(self, name: str, reference: str, fault: Fault) -> None:
-        found = self.owner.manifests.get((name, reference))
-        if found is None:
+        manifest = self.owner.manifests.get((name, reference))
+        if manifest is None:
             return self._missing("MANIFEST_UNKNOWN")
-        digest = f"{self.owner.algorithm}:{hashlib.new(self.owner.algorithm, found[0]).hexdigest()}"
-        data = found[0] if fault.content is None else fault.content
-        return self._send(200, data, found[1], {"Docker-Content-Digest": digest}, fault)
+        digest = (
+            f"{self.owner.algorithm}:{hashlib.new(self.owner.algorithm, manifest[0]).hexdigest()}"
+        )
+        data = manifest[0] if fault.content is None else fault.content
+        return self._send(200, data, manifest[1], {"Docker-Content-Digest": digest}, fault)
 
     def _blob(self, digest: str, fault: Fault) -> None:
         path = self.owner.root / "blobs" / digest.rpartition(":")[2]
@@ -498,13 +500,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--auth", help="USER:PASSWORD, asked for by basic authentication")
     parser.add_argument("archives", nargs="*", type=Path)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     login = None
-    if asked.auth:
-        user, _, password = asked.auth.partition(":")
+    if options.auth:
+        user, _, password = options.auth.partition(":")
         login = ("basic", user, password)
-    registry = Registry(asked.root, port=asked.port, auth=login, address=asked.address)
-    for archive in asked.archives:
+    registry = Registry(options.root, port=options.port, auth=login, address=options.address)
+    for archive in options.archives:
         print("serving", *registry.push_archive(archive), flush=True)
     try:
         registry.serve()

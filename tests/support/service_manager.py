@@ -34,8 +34,8 @@ class ServiceManager:
     def __exit__(self, *_: Any) -> None:
         self._hear()
         self._socket.close()
-        for kept in self._store:
-            os.close(kept[1])
+        for entry in self._store:
+            os.close(entry[1])
 
     @property
     def store(self) -> dict[str, int]:
@@ -58,13 +58,13 @@ class ServiceManager:
     def starting(self, command: Sequence[str]) -> tuple[list[str], list[int], dict[str, str]]:
         """Return the command line that runs `command` with the stored descriptors at 3 and up, the
         descriptors that it must inherit, and its environment."""
-        names, fds = [name for name, _ in self._kept()], [fd for _, fd in self._kept()]
+        names, fds = [name for name, _ in self._stored()], [fd for _, fd in self._stored()]
         moves = " ".join(f"{number}<&{fd} {fd}<&-" for number, fd in enumerate(fds, 3))
         listen = f"LISTEN_PID=$$ LISTEN_FDS={len(fds)} " if fds else ""
         environment = {"NOTIFY_SOCKET": str(self.address), "LISTEN_FDNAMES": ":".join(names)}
         return ["bash", "-c", f'{listen}exec "$@" {moves}', "bash", *command], fds, environment
 
-    def _kept(self) -> list[tuple[str, int]]:
+    def _stored(self) -> list[tuple[str, int]]:
         self._hear()
         return self._store
 
@@ -82,9 +82,9 @@ class ServiceManager:
                     self._store.append((name, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)))
                 os.close(fd)
             if words.get("FDSTOREREMOVE") == "1":
-                for _, fd in [kept for kept in self._store if kept[0] == name]:
+                for _, fd in [entry for entry in self._store if entry[0] == name]:
                     os.close(fd)
-                self._store = [kept for kept in self._store if kept[0] != name]
+                self._store = [entry for entry in self._store if entry[0] != name]
 
 
 @pytest.fixture

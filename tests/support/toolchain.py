@@ -84,8 +84,8 @@ def _go_version(command: str) -> tuple[int, int]:
     answer = subprocess.run(
         [command, "env", "GOVERSION"], capture_output=True, text=True, check=False
     ).stdout
-    found = re.match(r"go(\d+)\.(\d+)", answer)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"go(\d+)\.(\d+)", answer)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def run_go(folder: Path, *arguments: str, **environment: str) -> str:
@@ -282,10 +282,10 @@ def kubernetes_source() -> Path:
 
 def _download_kubernetes(folder: Path) -> dict[str, str]:
     """Run `go mod download` in `folder`; return its report."""
-    found: dict[str, str] = json.loads(
+    module: dict[str, str] = json.loads(
         run_go(folder, "mod", "download", "-json", f"k8s.io/kubernetes@{KUBERNETES}")
     )
-    return found
+    return module
 
 
 def _build_components(source: Path, names: Sequence[str], out: Path, **environment: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def listing(root: Path, without: Collection[str] = ()) -> dict[str, str]:
     """Return path below `root` -> mode, owner and content, without the folders `without`."""
-    found = {}
+    entries = {}
     for folder, folders, names in os.walk(root):
         folders[:] = [
             name for name in folders if os.path.relpath(f"{folder}/{name}", root) not in without
@@ -20,8 +20,10 @@ def listing(root: Path, without: Collection[str] = ()) -> dict[str, str]:
             status = path.lstat()
             key = str(path.relative_to(root))
             if key not in without:
-                found[key] = f"{status.st_mode:o} {status.st_uid}:{status.st_gid} {_content(path)}"
-    return found
+                entries[key] = (
+                    f"{status.st_mode:o} {status.st_uid}:{status.st_gid} {_content(path)}"
+                )
+    return entries
 
 
 def _content(path: Path) -> str:

@@ -20,7 +20,7 @@ VERSION = "v0.9.1-0.20251205004911-5e639034dcdc"
 
 # program -> numbers of `not ok` lines, with the reason. The list is exact: a line that passes
 # unexpectedly fails the test.
-KNOWN: dict[str, tuple[set[int], str]] = {
+KNOWN_FAILURES: dict[str, tuple[set[int], str]] = {
     "delete": ({2, 3}, "a created container can be deleted: podman and containerd rely on it"),
     "hooks_stdin": ({1}, "expects prestart to be told created; the specification says creating"),
     "misc_props": ({1}, "its bundle lacks the program that it names"),
@@ -115,7 +115,7 @@ def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> t
 def verdict(name: str, code: int, output: str) -> str:
     """Return an empty text for the expected result, else a description of the difference."""
     failed = {int(number) for number in re.findall(r"^not ok (\d+)", output, re.M)}
-    expected, _ = KNOWN.get(name, (set(), ""))
+    expected, _ = KNOWN_FAILURES.get(name, (set(), ""))
     if name in REFUSED:
         return "" if code == 0 and "failed to create" in output else "the create was not refused"
     if name in ACCEPTED:

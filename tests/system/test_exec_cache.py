@@ -15,7 +15,7 @@ def box(runtime: Runtime) -> Box:
     return runtime.box("sleep", "60").up()
 
 
-def kept(box: Box) -> list[str]:
+def stored_programs(box: Box) -> list[str]:
     folder = box.runtime.root / box.id / "programs"
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
@@ -23,14 +23,14 @@ def kept(box: Box) -> list[str]:
 def test_the_same_command_is_stored_once(box: Box) -> None:
     for _ in range(3):
         box.exec("id", "-u", options=["--user", "7:8"]).ok()
-    assert len(kept(box)) == 1
+    assert len(stored_programs(box)) == 1
     box.exec("id", "-u", options=["--user", "8:8"]).ok()
-    assert len(kept(box)) == 2
+    assert len(stored_programs(box)) == 2
 
 
 def test_cached_execs_are_few_and_removed_with_the_container(box: Box) -> None:
     for number in range(20):
         box.exec("true", str(number)).ok()
-    assert 1 <= len(kept(box)) <= 16
+    assert 1 <= len(stored_programs(box)) <= 16
     box.delete("--force").ok()
     assert not (box.runtime.root / box.id).exists()

@@ -50,7 +50,7 @@ def bind(source: Path, destination: str, *options: str) -> dict[str, Any]:
     }
 
 
-def shown(mountinfo: str) -> dict[str, tuple[set[str], str]]:
+def parse_mountinfo(mountinfo: str) -> dict[str, tuple[set[str], str]]:
     """Parse mountinfo to place -> options, and the propagation fields."""
     mounted = {}
     for line in mountinfo.splitlines():
@@ -62,7 +62,7 @@ def shown(mountinfo: str) -> dict[str, tuple[set[str], str]]:
 def test_binds_have_their_options(runtime: Runtime, data: Path) -> None:
     mounts = [bind(data, "/tmp/plain", "rprivate")]
     mounts += [bind(data, f"/tmp/{option}", "rprivate", option) for option in OPTIONS]
-    mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    mounted = parse_mountinfo(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
     plain = mounted["/tmp/plain"][0]
     for option, (more, less) in OPTIONS.items():
         assert mounted[f"/tmp/{option}"][0] == (plain - less) | more, option
@@ -70,7 +70,7 @@ def test_binds_have_their_options(runtime: Runtime, data: Path) -> None:
 
 def test_the_last_of_contradicting_options_applies(runtime: Runtime, data: Path) -> None:
     mounts = [bind(data, "/tmp/a", "ro", "noexec", "rw"), bind(data, "/tmp/b", "exec", "noexec")]
-    mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    mounted = parse_mountinfo(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
     assert {"rw", "noexec"} <= mounted["/tmp/a"][0] and "noexec" in mounted["/tmp/b"][0]
 
 
@@ -86,7 +86,7 @@ def test_a_mount_has_its_propagation(runtime: Runtime, data: Path) -> None:
         "runbindable",
     )
     mounts = [bind(data, f"/tmp/{word}", word) for word in words]
-    mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    mounted = parse_mountinfo(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
     for word in words:
         field = mounted[f"/tmp/{word}"][1]
         assert ("shared:" in field) == word.endswith("shared"), (word, field)
@@ -118,7 +118,7 @@ def test_new_filesystems_have_their_options(runtime: Runtime) -> None:
         {"destination": "/root", "type": "tmpfs", "source": "y", "options": ["noatime"]},
     ]  # fmt: skip
     output = run(runtime, "cat /proc/self/mountinfo; stat -c %a /tmp /root", *mounts).ok().out
-    places = shown("\n".join(line for line in output.splitlines() if " - " in line))
+    places = parse_mountinfo("\n".join(line for line in output.splitlines() if " - " in line))
     assert places["/tmp"][0] >= {"ro", "nosuid"} and "noatime" in places["/root"][0]
     assert output.splitlines()[-2:] == ["1770", "755"]
     assert "size=64k" in next(line for line in output.splitlines() if " /tmp " in line)

@@ -20,7 +20,7 @@ class Listener:
     """Receives one process's listener and closes it, after which waiting calls get ENOSYS."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.told, self.kinds = path, [], []  # type: Path, list[dict[str, Any]], list[str]
+        self.path, self.states, self.kinds = path, [], []  # type: Path, list[dict[str, Any]], list[str]
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(str(path))
         self._listening.listen(4)
@@ -42,7 +42,7 @@ class Listener:
                     self.kinds += [os.readlink(f"/proc/self/fd/{number}") for number in numbers]
                     for number in numbers:
                         os.close(number)
-                self.told.append(json.loads(text))
+                self.states.append(json.loads(text))
 
     def close(self) -> None:
         """Wait until all earlier connections are handled: this connection comes after them in the
@@ -80,7 +80,7 @@ def test_the_listener_gets_the_state_and_the_descriptor(runtime: Runtime, tmp_pa
             seccomp=profile(listener.path),
         )
         assert runtime("run", "--bundle", str(box.folder), box.id).ok().out == "refused\n"
-    (process_state,) = listener.told
+    (process_state,) = listener.states
     assert listener.kinds == ["anon_inode:seccomp notify"]
     assert (
         process_state["fds"] == ["seccompFd"]
@@ -96,7 +96,7 @@ def test_an_exec_gets_a_separate_listener_descriptor(runtime: Runtime, tmp_path:
         box = runtime.box("sleep", "60", seccomp=profile(listener.path)).up()
         pid = box.pid
         box.exec("true").ok()
-    first, second = listener.told
+    first, second = listener.states
     assert first["pid"] == pid != second["pid"]
     assert second["state"]["status"] == "running" and second["state"]["pid"] == pid
 

@@ -145,7 +145,9 @@ def test_why_names_the_lines_of_the_configuration(runtime: Runtime) -> None:
     causes = {row["operation"]: row["causes"] for row in rows}
 
     def cause(beginning: str) -> list[dict[str, Any]]:
-        return next(found for operation, found in causes.items() if operation.startswith(beginning))
+        return next(
+            origin for operation, origin in causes.items() if operation.startswith(beginning)
+        )
 
     (hostname,) = cause("sethostname")
     assert hostname["path"] == "hostname" and '"hostname"' in text[hostname["line"] - 1]

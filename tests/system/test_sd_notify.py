@@ -42,7 +42,7 @@ class Manager:
     """The service manager's side: stores the messages, closes the barrier's descriptor."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.said = path, []  # type: Path, list[str]
+        self.path, self.received = path, []  # type: Path, list[str]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         self._thread = threading.Thread(target=self._listen)
@@ -55,7 +55,7 @@ class Manager:
                 os.close(number)
             if text == b"stop":
                 return
-            self.said.append(text.decode())
+            self.received.append(text.decode())
 
     def close(self) -> list[str]:
         if self._thread.is_alive():
@@ -63,7 +63,7 @@ class Manager:
                 end.sendto(b"stop", str(self.path))
         self._thread.join()
         self._socket.close()
-        return self.said
+        return self.received
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_start_waits_until_the_container_is_ready(
     box = runtime.box("sh", "-c", f"{sender} STATUS=x 'READY=1\nSTATUS=y' && sleep 1000")
     env = {"NOTIFY_SOCKET": str(manager.path)}
     box.create(env=env).ok()
-    assert manager.said == []
+    assert manager.received == []
     runtime("start", box.id, env=env).ok()
     messages = "\n".join(manager.close()).split()
     assert messages == ["READY=1", f"MAINPID={box.pid}", "BARRIER=1"]

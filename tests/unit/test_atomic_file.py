@@ -22,8 +22,8 @@ def test_concurrent_writes_of_a_record_leave_one_complete_record(tmp_path: Path)
 
     def write(number: int) -> None:
         atomic_file.write_json(str(path), {"letters": chr(97 + number % 26) * LENGTHS[number % 2]})
-        found = atomic_file.read_json(str(path))["letters"]
-        assert len(found) in LENGTHS and len(set(found)) == 1
+        letters = atomic_file.read_json(str(path))["letters"]
+        assert len(letters) in LENGTHS and len(set(letters)) == 1
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(WRITES)))

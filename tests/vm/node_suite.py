@@ -38,7 +38,7 @@ missing_controllers = "error"
 [runtimes.test-handler]
 """
 INSTALL = f"""set -e
-{PYTHON} -m pip install -q --disable-pip-version-check --no-index --no-deps {guest_node.GIVEN}/wheels/*.whl
+{PYTHON} -m pip install -q --disable-pip-version-check --no-index --no-deps {guest_node.INPUT}/wheels/*.whl
 {PYTHON} -m compileall -q /opt/venv/lib/python3*/site-packages/pyrunc /opt/venv/lib/python3*/site-packages/cri_server /opt/venv/lib/python3*/site-packages/cni_plugins
 mkdir -p /etc/pyrunc {Network().conf_dir} {DISK} {FOLDER}
 mount -o ro /dev/disk/by-label/node-suite {DISK}

@@ -114,10 +114,10 @@ async def main(store: str, *references: str) -> None:
 
 
 if __name__ == "__main__":
-    verb, *given = sys.argv[1:]
+    verb, *words = sys.argv[1:]
     if verb == "once":
-        asyncio.run(once(*given))
+        asyncio.run(once(*words))
     elif verb == "steps":
-        asyncio.run(steps(*given))
+        asyncio.run(steps(*words))
     else:
-        asyncio.run(main(verb, *given))
+        asyncio.run(main(verb, *words))

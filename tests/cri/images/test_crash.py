@@ -83,9 +83,9 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
             }
             assert files == expected, f"{tree} is not what its layer has"
             layers.add(tree.parent.name)
-        found_content = service._store.catalog.content(listed_image.id)
-        blobs |= set(found_content.blobs)
-        tars |= {digest.removeprefix("sha256:") for digest in found_content.diff_ids}
+        image_content = service._store.catalog.content(listed_image.id)
+        blobs |= set(image_content.blobs)
+        tars |= {digest.removeprefix("sha256:") for digest in image_content.diff_ids}
     assert {f"sha256:{n}" for n in names(store / "blobs/sha256")} == blobs | {
         n.target.digest for n in service._store.catalog._names
     }

@@ -338,9 +338,14 @@ def test_many_layers_equal_tars_unpacked_by_gnu_tar_into_one_folder(
             check=True,
         )
     merged, expected = snapshot(stack.mount(tars)), snapshot(reference)
-    for found in (merged, expected):  # GNU tar loses a folder's time when it replaces a file in it
-        found.pop(b".")
-        found.update({name: replace(f, mtime_ns=0) for name, f in found.items() if f.kind == "d"})
+    for entries in (
+        merged,
+        expected,
+    ):  # GNU tar loses a folder's time when it replaces a file in it
+        entries.pop(b".")
+        entries.update(
+            {name: replace(f, mtime_ns=0) for name, f in entries.items() if f.kind == "d"}
+        )
     assert merged == expected
 
 

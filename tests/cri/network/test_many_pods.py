@@ -40,7 +40,7 @@ async def test_many_pods_at_once_have_few_workers(
     # on a machine that is busy otherwise all take long
     monkeypatch.setattr(workers, "LONG_S", 60.0)
     monkeypatch.setattr(
-        node.zygote, "run", lambda *asked, **more: started.append(asked) or run(*asked, **more)
+        node.zygote, "run", lambda *call, **more: started.append(call) or run(*call, **more)
     )
     pods = [node.host.pod() for _ in range(30)]
     await asyncio.gather(*(node.attach(pod) for pod in pods))

@@ -289,7 +289,7 @@ def test_a_plugin_of_an_older_interface_gets_state_changes(
         container = server.launch(pod)
         server.stop_pod(pod)
         server.remove_pod(pod)
-        changes = [request.event for name, request in plugin.told if name == "StateChange"]
+        changes = [request.event for name, request in plugin.calls if name == "StateChange"]
         assert changes == [
             api.RUN_POD_SANDBOX,
             api.POST_CREATE_CONTAINER,

@@ -74,7 +74,7 @@ def test_events_during_the_synchronization_reach_the_plugin(
         during = {finish() for finish in waiting}
     after = launch("after")
     assert [c.id for c in plugin.containers] == [before]
-    notified = [request.container.id for name, request in plugin.told if name == "CreateContainer"]
+    notified = [request.container.id for name, request in plugin.calls if name == "CreateContainer"]
     assert set(notified) == {*during, after} and len(notified) == 4
     plugin.close()
 
@@ -92,7 +92,7 @@ def test_a_container_that_is_being_created_is_part_of_the_synchronization(
     with TestPlugin(nri_socket, index="05", handlers={"CreateContainer": start_the_second}):
         container = server.create(pod)
         second.wait(lambda: second.synchronized)
-        notified = {c.id for c in second.containers} | {r.container.id for _, r in second.told}
+        notified = {c.id for c in second.containers} | {r.container.id for _, r in second.calls}
         assert container in notified
     second.close()
 
@@ -222,7 +222,7 @@ def test_a_failure_after_plugins_were_notified_is_rolled_back(own_socket: Path, 
                 server.launch(server.run_pod())
             server.launch(server.run_pod(), server.container_config())
             server.remove_all()
-            identifiers = {c for _, request in plugin.told for c in ids(request)}
+            identifiers = {c for _, request in plugin.calls for c in ids(request)}
             for identifier in identifiers:
                 methods = plugin.methods(identifier)
                 assert methods[0] in ("RunPodSandbox", "CreateContainer"), methods

@@ -65,6 +65,6 @@ def test_an_unknown_pod_is_not_found(server: Server) -> None:
     assert code_of(lambda: server.pod_status("")) == grpc.StatusCode.NOT_FOUND
 
 
-def verbose(server: Server, pod: str, asked: bool = True) -> api.PodSandboxStatusResponse:
-    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=asked)
+def verbose(server: Server, pod: str, verbose_info: bool = True) -> api.PodSandboxStatusResponse:
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=verbose_info)
     return server.runtime.PodSandboxStatus(request, timeout=30)

@@ -116,8 +116,8 @@ def test_places_of_mounts_are_left_out_and_volumes_are_in(
     (volume / "below").mkdir(parents=True)
     (volume / "below/file").write_bytes(b"kept")
     layer.write(str(upper), str(tar), no_lower, ["/etc/hosts", "/data"], {"/data": str(volume)})
-    with tarfile.open(tar) as found:
-        assert found.getnames() == [".", "etc", "data", "data/below", "data/below/file"]
+    with tarfile.open(tar) as archive:
+        assert archive.getnames() == [".", "etc", "data", "data/below", "data/below/file"]
 
 
 def test_a_file_with_redirected_data_is_refused(upper: Path, tar: Path) -> None:
@@ -148,8 +148,8 @@ def test_a_deep_tree_is_written(upper: Path, tar: Path) -> None:
         folder = below
     os.close(folder)
     layer.write(str(upper), str(tar), no_lower)
-    with tarfile.open(tar) as found:
-        assert len(found.getnames()) == 301
+    with tarfile.open(tar) as archive:
+        assert len(archive.getnames()) == 301
 
 
 def test_removals_lead_nowhere_else(tmp_path: Path) -> None:

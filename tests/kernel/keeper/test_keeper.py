@@ -156,10 +156,10 @@ def test_a_posted_call_outlives_its_sender(keeper: Keeper, tmp_path: Path) -> No
         sender.close()
         asker = Keeper(tmp_path)
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(asker.names)
+            reply = pool.submit(asker.names)
             time.sleep(0.2)
             os.kill(pid, signal.SIGCONT)
-            assert sorted(asked.result(10)) == [f"a/{number}" for number in range(9)]
+            assert sorted(reply.result(10)) == [f"a/{number}" for number in range(9)]
     finally:
         os.kill(pid, signal.SIGCONT)
     assert (ended := asker.exit_of(5, 6)) is not None and ended.status == 7
@@ -273,18 +273,18 @@ def test_an_orphans_exit_is_recorded_by_pid_and_start_time(
         )
         os.close(writing)
         orphan = int(os.read(reading, 20))
-        found = stat_of(orphan)
-        assert found is not None and keeper.exit_of(orphan, found.start_time) is None
+        stat = stat_of(orphan)
+        assert stat is not None and keeper.exit_of(orphan, stat.start_time) is None
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert wait_until(
             lambda: (now := stat_of(orphan)) is not None and now.parent == keeper.hello(), 10
         )
         os.write(go, b"\n")
         assert wait_until(lambda: stat_of(orphan) is None, 10)
-        ended = keeper.exit_of(orphan, found.start_time)
+        ended = keeper.exit_of(orphan, stat.start_time)
         assert ended is not None and os.waitstatus_to_exitcode(ended.status) == code
         assert abs(time.time_ns() - ended.time_ns) < 10**10
-        assert keeper.exit_of(orphan, found.start_time + 1) is None
+        assert keeper.exit_of(orphan, stat.start_time + 1) is None
         os.close(reading)
         os.close(pidfd)
 

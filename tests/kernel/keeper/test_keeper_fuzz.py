@@ -102,9 +102,11 @@ def test_the_keeper_survives_hostile_bytes(sanitized: Keeper, tmp_path: Path) ->
                 connection.connect(str(folder / client.SOCKET))
                 connections.append(connection)
             connection = chance.choice(connections)
-            given = [chance.choice(fds) for _ in range(chance.choice([0, 0, 0, 1, 3, 32, 33, 253]))]
+            sent_fds = [
+                chance.choice(fds) for _ in range(chance.choice([0, 0, 0, 1, 3, 32, 33, 253]))
+            ]
             try:
-                socket.send_fds(connection, [hostile(chance)], given)
+                socket.send_fds(connection, [hostile(chance)], sent_fds)
                 if chance.randrange(4):
                     read_answers(connection)
             except OSError:

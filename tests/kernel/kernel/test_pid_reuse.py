@@ -113,13 +113,13 @@ def test_a_jobs_descendants_are_identified_by_more_than_their_pids() -> None:
     signal gets none."""
     with (
         subprocess.Popen(["sleep", "1000"]) as foreign,
-        subprocess.Popen(["sleep", "1000"]) as errand,
+        subprocess.Popen(["sleep", "1000"]) as job,
     ):
         try:
-            assert descendants.open_descendant(foreign.pid, {errand.pid}) is None
+            assert descendants.open_descendant(foreign.pid, {job.pid}) is None
             opened = descendants.open_descendant(foreign.pid, {os.getpid()})
             assert opened is not None
             os.close(opened)
         finally:
             foreign.kill()
-            errand.kill()
+            job.kill()

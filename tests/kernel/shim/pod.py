@@ -77,7 +77,7 @@ class TestPod:
         self.group = f"/{session.name('shim')}-{time.monotonic_ns()}"
         self._client: ShimClient | None = None
         self._shim: ShimClient | None = None
-        self._zygote, self._given = zygote, zygote is not None
+        self._zygote, self._given_zygote = zygote, zygote is not None
         self.shim = folder / "shim"
         for path in (self.sandbox, self.containers, self.shim):
             path.mkdir(parents=True)
@@ -107,7 +107,7 @@ class TestPod:
         )
 
     async def close_zygote(self) -> None:
-        if self._zygote and not self._given:
+        if self._zygote and not self._given_zygote:
             await self._zygote.close()
             self._zygote = None
 
@@ -167,8 +167,8 @@ class TestPod:
         ]
 
     def exit_record(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.containers / name / "exit.json").read_text())
-        return found
+        record: dict[str, Any] = json.loads((self.containers / name / "exit.json").read_text())
+        return record
 
     def log_path(self, name: str) -> Path:
         return self.logs / name / "0.log"
@@ -234,13 +234,13 @@ def read_log(path: Path, stream: str = "stdout") -> bytes:
     if not content:
         return b""
     assert content.endswith(b"\n")
-    found = []
+    lines = []
     for line in content[:-1].split(b"\n"):
         match = RECORD.fullmatch(line)
         assert match, line[:200]
         if match[1].decode() == stream:
-            found.append(match[3] + (b"\n" if match[2] == b"F" else b""))
-    return b"".join(found)
+            lines.append(match[3] + (b"\n" if match[2] == b"F" else b""))
+    return b"".join(lines)
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
@@ -301,10 +301,10 @@ async def open_gate(path: Path) -> None:
 
 async def read_all(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:
     """Returns all bytes up to the end of a pipe or terminal."""
-    found = b""
+    data = b""
     while part := await read_some(fd, timeout_s):
-        found += part
-    return found
+        data += part
+    return data
 
 
 async def read_some(fd: int, timeout_s: float = TIMEOUT_S) -> bytes:

@@ -24,7 +24,7 @@ from pyrunc.shim.session import Container
 from pyrunc.shim.starter import PauseProcess, Process, Starter
 from pyrunc.timings import Timings
 
-KEPT_FD = 1000
+STORED_FD = 1000
 
 
 class Direct(CompiledContainer):
@@ -177,8 +177,8 @@ class DirectStarter(Starter):
 
 def _read(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
-        found: dict[str, Any] = jsontext.loads(file.read())
-    return found
+        document: dict[str, Any] = jsontext.loads(file.read())
+    return document
 
 
 def _spawn(
@@ -198,7 +198,7 @@ def _spawn(
         os.close(executed)
         return pid
     try:
-        executing = fcntl.fcntl(executing, fcntl.F_DUPFD_CLOEXEC, KEPT_FD)
+        executing = fcntl.fcntl(executing, fcntl.F_DUPFD_CLOEXEC, STORED_FD)
         group.attach(os.getpid())
         if slave is not None:
             os.login_tty(slave)
@@ -208,7 +208,7 @@ def _spawn(
                 os.dup2(fd, place)
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, KEPT_FD)
+        os.closerange(3, STORED_FD)
         os.closerange(executing + 1, 65536)
         os.execve(args[0], args, {**os.environ, **environment})
     finally:

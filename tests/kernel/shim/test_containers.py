@@ -42,8 +42,8 @@ PAUSE: dict[str, Any] = {
 
 @pytest_asyncio.fixture
 async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
-    async with TestPod(tmp_path / "pod", library=True) as found:
-        yield found
+    async with TestPod(tmp_path / "pod", library=True) as test_pod:
+        yield test_pod
 
 
 async def hold(pod: TestPod, **changes: Any) -> PauseStarted:
@@ -323,9 +323,9 @@ async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None
     assert (await pod.exited("a")).exit_code == 0
     streams.close()
     await until(lambda: "poststop" in trace.read_text())
-    found = dict(line.split() for line in trace.read_text().splitlines())
-    assert [*found] == list(kinds)
-    assert (found["createRuntime"], found["poststart"], found["poststop"]) == (
+    traced = dict(line.split() for line in trace.read_text().splitlines())
+    assert [*traced] == list(kinds)
+    assert (traced["createRuntime"], traced["poststart"], traced["poststop"]) == (
         "creating",
         "running",
         "stopped",

@@ -49,8 +49,8 @@ AT_ONCE_S = 19  # what is waited for otherwise takes 20 at least
 
 @pytest_asyncio.fixture
 async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
-    async with TestPod(tmp_path / "pod") as found:
-        yield found
+    async with TestPod(tmp_path / "pod") as test_pod:
+        yield test_pod
 
 
 # -- exits
@@ -81,11 +81,13 @@ async def test_an_exit_is_on_disk_before_clients_are_told(
 
 
 async def test_every_connected_client_gets_an_exit_event(pod: TestPod) -> None:
-    heard: list[list[object]] = [[], [], []]
-    clients = [await ShimClient.connect(pod.sandbox, on_event=events.append) for events in heard]
+    events_by_client: list[list[object]] = [[], [], []]
+    clients = [
+        await ShimClient.connect(pod.sandbox, on_event=events.append) for events in events_by_client
+    ]
     await pod.start(_container(pod, "a", "exit 1"), clients[0])
-    await until(lambda: all(heard))
-    assert heard[0] == heard[1] == heard[2]
+    await until(lambda: all(events_by_client))
+    assert events_by_client[0] == events_by_client[1] == events_by_client[2]
     for client in clients:
         client.close()
 
@@ -488,8 +490,8 @@ async def test_the_shim_records_its_pid_and_start_time(pod: TestPod) -> None:
 async def test_the_shim_lowers_its_oom_score_where_permitted(pod: TestPod) -> None:
     await pod.client.state()
     own = Path("/proc/self/oom_score_adj").read_text()
-    found = Path(f"/proc/{pod.pid}/oom_score_adj").read_text()
-    assert found.strip() == ("-999" if holds("CAP_SYS_RESOURCE") else own.strip())
+    score = Path(f"/proc/{pod.pid}/oom_score_adj").read_text()
+    assert score.strip() == ("-999" if holds("CAP_SYS_RESOURCE") else own.strip())
 
 
 async def _ready(pod: TestPod, name: str, script: str) -> None:

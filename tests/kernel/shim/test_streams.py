@@ -35,8 +35,8 @@ PYTHON = "/usr/bin/python3"
 
 @pytest_asyncio.fixture
 async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
-    async with TestPod(tmp_path / "pod") as found:
-        yield found
+    async with TestPod(tmp_path / "pod") as test_pod:
+        yield test_pod
 
 
 # -- log

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
 
 
-class Asked(Record):
+class Question(Record):
     """Arguments of the functions here; each takes what it needs."""
 
     say: str = ""
@@ -29,11 +29,11 @@ class Asked(Record):
 
 
 def echo(arguments: Message, fds: list[int]) -> int:
-    sys.stdout.write(Asked.of(arguments).say + sys.stdin.read() + os.environ.get("EXTRA", ""))
+    sys.stdout.write(Question.of(arguments).say + sys.stdin.read() + os.environ.get("EXTRA", ""))
     sys.stderr.write("to stderr")
     for fd in fds:
         os.write(fd, b"to a descriptor")
-    return Asked.of(arguments).code
+    return Question.of(arguments).code
 
 
 def descriptors(arguments: Message, fds: list[int]) -> None:
@@ -94,12 +94,12 @@ def die(arguments: Message, fds: list[int]) -> None:
 
 
 def flood(arguments: Message, fds: list[int]) -> None:
-    for _ in range(Asked.of(arguments).blocks):
+    for _ in range(Question.of(arguments).blocks):
         os.write(1, b"x" * 65536)
 
 
 def replace(arguments: Message, fds: list[int]) -> None:
-    os.execv("/bin/sh", ["sh", "-c", Asked.of(arguments).script])
+    os.execv("/bin/sh", ["sh", "-c", Question.of(arguments).script])
 
 
 def family(arguments: Message, fds: list[int]) -> None:
@@ -109,7 +109,7 @@ def family(arguments: Message, fds: list[int]) -> None:
         'echo $$ >>"$0"; setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & '
         '( setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & ) ; sleep 100'
     )
-    subprocess.Popen(["sh", "-c", script, Asked.of(arguments).file])
+    subprocess.Popen(["sh", "-c", script, Question.of(arguments).file])
     time.sleep(100)
 
 
@@ -129,4 +129,4 @@ def answer_on(arguments: Message, fds: list[int]) -> None:
 
 
 def append(arguments: Message, fds: list[int]) -> None:
-    os.write(fds[0], (Asked.of(arguments).text + " ").encode())
+    os.write(fds[0], (Question.of(arguments).text + " ").encode())

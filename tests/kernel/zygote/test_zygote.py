@@ -21,7 +21,7 @@ from cri_server.zygote.peer import answered
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError, Unavailable
 from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone
-from tests.kernel.zygote.functions import Asked
+from tests.kernel.zygote.functions import Question
 from tests.support.processes import wait_until
 
 HERE = "tests.kernel.zygote.functions"
@@ -29,9 +29,9 @@ HERE = "tests.kernel.zygote.functions"
 
 @pytest_asyncio.fixture
 async def zygote() -> AsyncIterator[Zygote]:
-    found = await Zygote.start([HERE])
-    yield found
-    await found.close()
+    started = await Zygote.start([HERE])
+    yield started
+    await started.close()
 
 
 async def until_gone(pids: list[int], timeout_s: float = TIMEOUT_S) -> bool:
@@ -59,7 +59,7 @@ async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
 async def test_a_job_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
     reading, writing = os.pipe()
     result = await zygote.run(
-        f"{HERE}:echo", Asked(say="hi ", code=3), [writing], stdin=b"there", env={"EXTRA": "!"}
+        f"{HERE}:echo", Question(say="hi ", code=3), [writing], stdin=b"there", env={"EXTRA": "!"}
     )
     os.close(writing)
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"hi there!", b"to stderr")
@@ -94,7 +94,7 @@ async def test_errors_of_a_job_are_raised_in_the_server(zygote: Zygote) -> None:
 
 async def test_a_job_may_execute_another_program(zygote: Zygote) -> None:
     result = await zygote.run(
-        f"{HERE}:replace", Asked(script="cat; echo error >&2; exit 9"), stdin=b"in"
+        f"{HERE}:replace", Question(script="cat; echo error >&2; exit 9"), stdin=b"in"
     )
     assert (result.exit_code, result.stdout, result.stderr) == (9, b"in", b"error\n")
 
@@ -130,18 +130,18 @@ async def test_an_error_names_the_missing_field_of_a_request(
 
 async def test_jobs_accept_large_input_output_and_arguments(zygote: Zygote) -> None:
     text = "x" * 300_000
-    result = await zygote.run(f"{HERE}:echo", Asked(say=text), stdin=b"y" * 2_000_000)
+    result = await zygote.run(f"{HERE}:echo", Question(say=text), stdin=b"y" * 2_000_000)
     assert result.stdout == text.encode() + b"y" * 2_000_000
 
 
 async def test_output_beyond_the_limit_is_dropped_and_the_job_continues(zygote: Zygote) -> None:
-    result = await zygote.run(f"{HERE}:flood", Asked(blocks=100), output_limit_bytes=100_000)
+    result = await zygote.run(f"{HERE}:flood", Question(blocks=100), output_limit_bytes=100_000)
     assert (result.exit_code, len(result.stdout), result.truncated) == (0, 100_000, True)
 
 
 async def test_many_jobs_run_at_once(zygote: Zygote) -> None:
     async def one(n: int) -> bytes:
-        return (await zygote.run(f"{HERE}:echo", Asked(say=str(n)))).stdout
+        return (await zygote.run(f"{HERE}:echo", Question(say=str(n)))).stdout
 
     assert await asyncio.gather(*map(one, range(50))) == [str(n).encode() for n in range(50)]
 
@@ -152,7 +152,7 @@ async def test_a_timeout_kills_all_processes_of_the_job(zygote: Zygote, tmp_path
     pids = tmp_path / "pids"
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await zygote.run(f"{HERE}:family", Asked(file=str(pids)), timeout_s=2.5)
+        await zygote.run(f"{HERE}:family", Question(file=str(pids)), timeout_s=2.5)
     assert 2.5 <= time.monotonic() - started < 25
     family = [int(pid) for pid in pids.read_text().split()]
     assert len(family) == 3
@@ -167,7 +167,7 @@ async def test_a_cancellation_kills_all_processes_of_the_job(
     zygote: Zygote, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
-    task = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
+    task = asyncio.create_task(zygote.run(f"{HERE}:family", Question(file=str(pids))))
     while not pids.exists() or len(pids.read_text().split()) < 3:
         await asyncio.sleep(0.01)
     task.cancel()
@@ -229,7 +229,7 @@ async def test_a_zygote_ends_with_its_server_and_kills_jobs_but_not_detached_chi
     assert zygote_pid
     pid, sock, _ = await detached(zygote)
     pids = tmp_path / "pids"
-    job = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
+    job = asyncio.create_task(zygote.run(f"{HERE}:family", Question(file=str(pids))))
     while not pids.exists() or len(pids.read_text().split()) < 3:
         await asyncio.sleep(0.01)
     await zygote.close()
@@ -251,7 +251,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_the_jobs_of_a_killed_zygote_end_and_the_zygote_is_replaced(zygote: Zygote) -> None:
     first = zygote.pid
     assert first
-    job = asyncio.create_task(zygote.run(f"{HERE}:replace", Asked(script="exec sleep 100")))
+    job = asyncio.create_task(zygote.run(f"{HERE}:replace", Question(script="exec sleep 100")))
     await _until(lambda: bool(children(first)))
     below = children(first)
     os.kill(first, signal.SIGKILL)
@@ -348,7 +348,7 @@ async def test_a_hundred_jobs_leave_nothing_in_the_zygote(zygote: Zygote) -> Non
     await _until(lambda: not children(pid))
     before = descriptors(pid)
     for _ in range(100):
-        await zygote.run(f"{HERE}:echo", Asked(say="x"))
+        await zygote.run(f"{HERE}:echo", Question(say="x"))
         result = await zygote.run_for_fd(f"{HERE}:hand_over")
         for fd in result.fds:
             os.close(fd)

@@ -12,14 +12,14 @@ from pyrunc.errors import NotFound
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def status_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that gets the process's status; the program ends when the socket closes."""
-    found = tmp_path / "status"
+    status = tmp_path / "status"
     program = tmp_path / "criu"
-    program.write_text(f"#!/bin/sh\ncat /proc/self/status > {found}\n")
+    program.write_text(f"#!/bin/sh\ncat /proc/self/status > {status}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return found
+    return status
 
 
 def own() -> str:
@@ -31,10 +31,10 @@ def own() -> str:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_new_privileges_are_given_up_for_criu_alone(shown: Path, wanted: bool) -> None:
+def test_new_privileges_are_given_up_for_criu_alone(status_file: Path, wanted: bool) -> None:
     with Criu({}, no_new_privileges=wanted):
         pass
-    assert f"NoNewPrivs:\t{int(wanted)}" in shown.read_text().splitlines()
+    assert f"NoNewPrivs:\t{int(wanted)}" in status_file.read_text().splitlines()
     assert own() == "NoNewPrivs:\t0"
 
 

@@ -55,10 +55,10 @@ def test_our_archives_are_read(tmp_path: Path) -> None:
     config = documents["config.dump"]
     assert config["createdTime"] == "2023-11-14T22:13:20.000000001Z"
     assert config["checkpointedTime"] == "2023-11-14T22:13:21.500000000Z"
-    found = read.read(folder(tmp_path, config))
-    assert found.name == "web" and found.terminal
-    assert found.images == [container().image_ref, container().image_name]
-    assert found.binds == ["/etc/hosts", "/data"]
+    checkpoint = read.read(folder(tmp_path, config))
+    assert checkpoint.name == "web" and checkpoint.terminal
+    assert checkpoint.images == [container().image_ref, container().image_name]
+    assert checkpoint.binds == ["/etc/hosts", "/data"]
 
 
 def test_archives_of_other_runtimes_are_read(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_archives_of_other_runtimes_are_read(tmp_path: Path) -> None:
         "restored": False,
         "restoredTime": "0001-01-01T00:00:00Z",
     }
-    found = read.read(folder(tmp_path, config, {"mounts": None, "process": {"args": None}}))
-    assert found.images == ["a:1"] and found.binds == [] and not found.terminal
+    checkpoint = read.read(folder(tmp_path, config, {"mounts": None, "process": {"args": None}}))
+    assert checkpoint.images == ["a:1"] and checkpoint.binds == [] and not checkpoint.terminal
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,19 @@ def test_removed_files_are_paths_inside(tmp_path: Path, names: list[str]) -> Non
 
 def test_the_request_must_match_the_checkpoint() -> None:
     kinds = ("network", "pid", "ipc", "mount")
-    found = read.Checkpoint("c", ["a"], ["/etc/hosts", "/data"], False, frozenset(kinds))
+    checkpoint = read.Checkpoint("c", ["a"], ["/etc/hosts", "/data"], False, frozenset(kinds))
     binds = [{"destination": place, "type": "bind"} for place in ("/etc/hosts", "/data")]
     spec = {"process": {}, "mounts": binds, "linux": namespaces(*kinds)}
     data = MountRequest(api.Mount(container_path="/data"), "/data")
-    restore.check(found, spec, [data])
+    restore.check(checkpoint, spec, [data])
     with pytest.raises(InvalidArgument, match="had host mounts at /data"):
-        restore.check(found, {**spec, "mounts": binds[:1]}, [])
+        restore.check(checkpoint, {**spec, "mounts": binds[:1]}, [])
     with pytest.raises(InvalidArgument, match="had no mount at /more"):
-        restore.check(found, spec, [data, MountRequest(api.Mount(container_path="/more"), "/more")])
+        restore.check(
+            checkpoint, spec, [data, MountRequest(api.Mount(container_path="/more"), "/more")]
+        )
     with pytest.raises(InvalidArgument, match="had no terminal"):
-        restore.check(found, {**spec, "process": {"terminal": True}}, [data])
+        restore.check(checkpoint, {**spec, "process": {"terminal": True}}, [data])
 
 
 @pytest.mark.parametrize("kind", ["network", "pid", "ipc"])
@@ -133,10 +135,10 @@ def test_a_namespace_of_the_host_stays_the_hosts(tmp_path: Path, kind: str) -> N
         (one_less, all_own, f"used the host's {kind} namespace"),
         (all_own, one_less, f"used its pod's {kind} namespace"),
     ):
-        found = read.read(folder(tmp_path, {}, {"linux": before}))
-        restore.check(found, {"process": {}, "mounts": [], "linux": before}, [])
+        checkpoint = read.read(folder(tmp_path, {}, {"linux": before}))
+        restore.check(checkpoint, {"process": {}, "mounts": [], "linux": before}, [])
         with pytest.raises(InvalidArgument, match=words):
-            restore.check(found, {"process": {}, "mounts": [], "linux": now}, [])
+            restore.check(checkpoint, {"process": {}, "mounts": [], "linux": now}, [])
 
 
 def namespaces(*kinds: str) -> dict[str, list[dict[str, str]]]:

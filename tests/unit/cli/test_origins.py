@@ -8,7 +8,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.observe.origins import HIDDEN, origins
 
 
-def found(
+def origins_by_item(
     config: api.ContainerConfig,
     image: dict[str, Any],
     pod: api.PodSandboxConfig | None = None,
@@ -21,7 +21,9 @@ def found(
 
 
 def arguments(command: list[str], args: list[str], runs: list[str]) -> list[str]:
-    by_item = found(api.ContainerConfig(command=command, args=args), {}, process={"args": runs})
+    by_item = origins_by_item(
+        api.ContainerConfig(command=command, args=args), {}, process={"args": runs}
+    )
     return [by_item[f"argument {n}"][1] for n in range(len(runs))]
 
 
@@ -35,7 +37,7 @@ def test_the_environment_of_a_request_is_a_secret() -> None:
     config = api.ContainerConfig(
         envs=[api.KeyValue(key="A", value=b"x"), api.KeyValue(key="TOKEN", value=b"s3cret")]
     )
-    by_item = found(config, {"Env": ["A=1", "B=2=3"]})
+    by_item = origins_by_item(config, {"Env": ["A=1", "B=2=3"]})
     assert by_item["env A"] == (HIDDEN, "request: envs (instead of the image's)")
     assert by_item["env B"] == ("2=3", "image: Env") and by_item["env TOKEN"] == (
         HIDDEN,
@@ -55,7 +57,7 @@ def test_mounts_and_namespaces() -> None:
         )
     ]
     linux = {"namespaces": [{"type": "network", "path": "/proc/1/ns/net"}, {"type": "pid"}]}
-    by_item = found(config, {"Volumes": {"/v": {}}}, mounts=mounts, linux=linux)
+    by_item = origins_by_item(config, {"Volumes": {"/v": {}}}, mounts=mounts, linux=linux)
     assert (
         by_item["mount /data"] == ("/srv", "request: mounts")
         and by_item["mount /v"][1] == "image: Volumes"
@@ -77,7 +79,7 @@ def test_origins_in_request_image_and_pod() -> None:
     pod = api.PodSandboxConfig(hostname="web")
     process = {"cwd": "/w", "user": {"uid": 7, "gid": 8}}
     linux = {"resources": {"memory": {"limit": 64 << 20}}}
-    by_item = found(config, {"User": "7:8"}, pod, process=process, linux=linux)
+    by_item = origins_by_item(config, {"User": "7:8"}, pod, process=process, linux=linux)
     assert by_item["folder"] == ("/w", "request: working_dir") and by_item["user"] == (
         "7:8",
         "image: User",
@@ -93,4 +95,4 @@ def test_origins_in_request_image_and_pod() -> None:
         "pod: hostname",
     )
     pod.linux.security_context.namespace_options.network = api.NODE
-    assert found(config, {}, pod)["hostname"][0] == "the host's"
+    assert origins_by_item(config, {}, pod)["hostname"][0] == "the host's"

@@ -36,10 +36,10 @@ def test_two_processes_may_remove_the_same_container(
 
     def old_entries(path: str) -> list[os.DirEntry[str]]:
         with scandir(path) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
+            ordered = sorted(entries, key=lambda entry: entry.name)
         for name in ("one", "state.json"):
             Path(path, name).unlink(missing_ok=True)
-        return found
+        return ordered
 
     monkeypatch.setattr(os, "scandir", old_entries)
     for _ in range(2):

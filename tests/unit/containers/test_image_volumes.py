@@ -23,23 +23,27 @@ def layers(tmp_path: Path, *contents: str) -> list[str]:
     return paths
 
 
-def shown(folders: list[str]) -> list[str]:
+def layer_numbers(folders: list[str]) -> list[str]:
     """Return the numbers of the layers that are merged."""
     return [Path(path).parts[-3] for path in folders]
 
 
 def test_folders_of_all_layers_are_folders(tmp_path: Path) -> None:
     stack = layers(tmp_path, "a/b", "other", "a/b a/c")
-    assert shown(_folders(stack, "a/b")) == ["0", "2"] == shown(_folders(stack, "./a//b/"))
+    assert (
+        layer_numbers(_folders(stack, "a/b"))
+        == ["0", "2"]
+        == layer_numbers(_folders(stack, "./a//b/"))
+    )
 
 
 def test_a_layer_hides_folders_of_lower_layers(tmp_path: Path) -> None:
     stack = layers(tmp_path, "a/b", "a/b", "a/b")
     os.setxattr(Path(stack[1], "a"), "trusted.overlay.opaque", b"y")
-    assert shown(_folders(stack, "a/b")) == ["0", "1"]
+    assert layer_numbers(_folders(stack, "a/b")) == ["0", "1"]
     Path(stack[1], "a", "b").rmdir()
     os.mknod(Path(stack[1], "a", "b"), 0o020000, os.makedev(0, 0))
-    assert shown(_folders(stack, "a/b")) == ["0"]
+    assert layer_numbers(_folders(stack, "a/b")) == ["0"]
     Path(stack[0], "a", "b").rmdir()
     with pytest.raises(InvalidArgument, match="not a folder"):
         _folders(stack, "a/b")
@@ -53,7 +57,7 @@ def test_links_are_followed_inside_the_image(tmp_path: Path, target: str, count:
     stack = layers(tmp_path, "v2/b loop/x", "v2/b/c", "v2/b")[:count]
     Path(stack[-1], "current").symlink_to(target)
     Path(stack[0], "chain").symlink_to("/v2")
-    assert shown(_folders(stack, "current/b")) == ["0", "1", "2"][:count]
+    assert layer_numbers(_folders(stack, "current/b")) == ["0", "1", "2"][:count]
 
 
 def test_links_that_lead_nowhere_and_files_are_refused(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Pair:
         )
         self.client.initiate_connection()
         self.events: list[Event] = []
-        self.heard: list[h2.events.Event] = []
+        self.client_events: list[h2.events.Event] = []
 
     def exchange(self) -> None:
         while True:
@@ -62,7 +62,7 @@ class Pair:
             for begin in range(0, len(up), self.cut):
                 self.events += self.ours.receive(up[begin : begin + self.cut])
             for begin in range(0, len(down), self.cut):
-                self.heard += self.client.receive_data(down[begin : begin + self.cut])
+                self.client_events += self.client.receive_data(down[begin : begin + self.cut])
 
     def request(self, body: bytes | None = b"body") -> int:
         stream_id = int(self.client.get_next_available_stream_id())
@@ -79,13 +79,14 @@ class Pair:
     def body(self, stream_id: int) -> bytes:
         return b"".join(
             e.data
-            for e in self.heard
+            for e in self.client_events
             if isinstance(e, h2.events.DataReceived) and e.stream_id == stream_id
         )
 
     def ended(self, stream_id: int) -> bool:
         return any(
-            isinstance(e, h2.events.StreamEnded) and e.stream_id == stream_id for e in self.heard
+            isinstance(e, h2.events.StreamEnded) and e.stream_id == stream_id
+            for e in self.client_events
         )
 
 
@@ -116,7 +117,7 @@ def test_requests_get_responses(pair: Pair) -> None:
         assert pair.body(stream_id) == b"answer %d" % number and pair.ended(stream_id)
         (trailers,) = [
             e
-            for e in pair.heard
+            for e in pair.client_events
             if isinstance(e, h2.events.TrailersReceived) and e.stream_id == stream_id
         ]
         assert list(trailers.headers or []) == [(b"grpc-status", b"0")]
@@ -187,7 +188,9 @@ def test_larger_frames_are_sent_when_the_client_accepts_them(pair: Pair) -> None
     pair.exchange()
     stream_id = pair.request()
     answer(pair, stream_id, b"x" * 50_000)
-    sizes = [len(e.data or b"") for e in pair.heard if isinstance(e, h2.events.DataReceived)]
+    sizes = [
+        len(e.data or b"") for e in pair.client_events if isinstance(e, h2.events.DataReceived)
+    ]
     assert sizes == [50_000]
 
 
@@ -274,7 +277,7 @@ def test_the_server_can_reset_a_stream(pair: Pair) -> None:
     pair.exchange()
     assert any(
         isinstance(e, h2.events.StreamReset) and e.error_code == ErrorCode.CANCEL
-        for e in pair.heard
+        for e in pair.client_events
     )
 
 
@@ -305,9 +308,9 @@ def test_goaway_lets_open_streams_finish(cut: int) -> None:
 def test_pings_are_answered(pair: Pair) -> None:
     pair.client.ping(b"12345678")
     pair.exchange()
-    assert [e.ping_data for e in pair.heard if isinstance(e, h2.events.PingAckReceived)] == [
-        b"12345678"
-    ]
+    assert [
+        e.ping_data for e in pair.client_events if isinstance(e, h2.events.PingAckReceived)
+    ] == [b"12345678"]
 
 
 def test_a_client_may_shrink_the_servers_header_table(pair: Pair) -> None:

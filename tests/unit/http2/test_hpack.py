@@ -119,11 +119,11 @@ def test_garbage_has_the_same_result_as_in_the_library_or_is_refused() -> None:
         except (peer.HPACKError, IndexError, ValueError):
             expected = None
         try:
-            found = ours.decode(block, LIMIT)
+            decoded = ours.decode(block, LIMIT)
         except BadBlock:
             continue
         if expected is not None:
-            assert found == expected, block.hex()
+            assert decoded == expected, block.hex()
             agreed += 1
     assert agreed > 500
 

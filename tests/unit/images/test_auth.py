@@ -131,14 +131,14 @@ def test_the_administrators_login_is_used_without_a_pull_secret() -> None:
 
 
 def test_no_repr_shows_a_secret() -> None:
-    shown = repr(
+    text = repr(
         [
             Auth("u", "pw"),
             Credential("u", "pw", "rt", "bt"),
             token_request(BEARER, Credential("u", "pw"), UPSTREAM, "s"),
         ]
     )
-    assert "pw" not in shown and "rt" not in shown and b64(b"u:pw") not in shown
+    assert "pw" not in text and "rt" not in text and b64(b"u:pw") not in text
 
 
 @pytest.mark.parametrize(

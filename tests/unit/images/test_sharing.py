@@ -96,19 +96,19 @@ async def test_a_stream_without_a_turn_in_time_is_interrupted(
 ) -> None:
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 0.01)
     streams = Streams(1)
-    asked: list[str] = []
+    requests: list[str] = []
     slow, rate = StreamTurn("a", Rate()), Rate()
-    slow.give_way = lambda: asked.append("slow")
+    slow.give_way = lambda: requests.append("slow")
     async with streams.held(slow, WATCH):
         with pytest.raises(Interrupted):
             async with streams.held(StreamTurn("b", rate), WATCH):
                 pass
-        assert asked == []
+        assert requests == []
         monkeypatch.setattr(sharing, "SLOW_S", -1.0)
         with pytest.raises(Interrupted):
             async with streams.held(StreamTurn("b", rate), WATCH):
                 pass
-        assert asked == ["slow"]
+        assert requests == ["slow"]
     assert not streams._active and not streams._waiters
 
 

@@ -20,7 +20,7 @@ TEXTS = {file.path: file.text for file in files(packaged("/usr/bin/pyrunc-cri"),
 PAGES = {path: text for path, text in TEXTS.items() if "/man/" in path}
 
 
-def shown(page: str) -> str:
+def rendered(page: str) -> str:
     """Return the page as a terminal of 160 columns shows it, with single spaces."""
     done = subprocess.run(
         ["groff", "-man", "-Tutf8", "-ww", "-rLL=160n", "-P-cbou"],
@@ -39,7 +39,7 @@ def test_each_program_and_the_configuration_have_a_page() -> None:
 
 
 def test_every_verb_and_option_of_pyrunc_is_on_its_page() -> None:
-    text = shown(manual.command_page("pyrunc", PROGRAMS["pyrunc"]))
+    text = rendered(manual.command_page("pyrunc", PROGRAMS["pyrunc"]))
     for verb in VERBS.values():
         assert verb.help in text
         for option in verb.options:
@@ -47,7 +47,7 @@ def test_every_verb_and_option_of_pyrunc_is_on_its_page() -> None:
 
 
 def test_every_command_of_the_server_is_on_its_page() -> None:
-    text = shown(manual.command_page("pyrunc-cri", program))
+    text = rendered(manual.command_page("pyrunc-cri", program))
     context = click.Context(program)
     for name in program.list_commands(context):
         command = program.get_command(context, name)
@@ -56,7 +56,7 @@ def test_every_command_of_the_server_is_on_its_page() -> None:
 
 
 def test_every_key_is_on_the_configurations_page() -> None:
-    text = shown(manual.config_page())
+    text = rendered(manual.config_page())
     for section in config_file.sections():
         for key in section.keys:
             assert f"{key.name} = {key.default}" in text
@@ -65,7 +65,7 @@ def test_every_key_is_on_the_configurations_page() -> None:
 @pytest.mark.parametrize("words", [r"\fBx", ".so /etc/shadow", "'br", "a\\", 'say "x"'])
 def test_text_is_escaped_for_roff(words: str) -> None:
     group = click.Group("x", help="X.", commands={"y": click.Command("y", help=words)})
-    assert words.replace("'", "’").strip("’") in shown(manual.command_page("x", group)).replace(
+    assert words.replace("'", "’").strip("’") in rendered(manual.command_page("x", group)).replace(
         "'", "’"
     )
 

@@ -167,10 +167,10 @@ def test_invalid_adjustments_are_refused(adjustment: Adjustment, message: str) -
 
 
 def test_resources_there_and_back() -> None:
-    given = {
+    resources = {
         "memory": {"limit": 5, "swap": 6},
         "cpu": {"shares": 7, "quota": -1, "cpus": "0"},
         "unified": {"a": "b"},
     }
-    message = convert.from_oci(given)
+    message = convert.from_oci(resources)
     assert convert.from_cri(convert.to_cri(message)) == message

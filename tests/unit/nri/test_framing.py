@@ -20,8 +20,8 @@ def test_encoded_messages_are_decoded(size: int) -> None:
 def test_a_byte_at_a_time_and_both_connections_interleaved() -> None:
     first, second = encode(1, 1, framing.REQUEST, b"one"), encode(2, 1, framing.RESPONSE, b"two")
     decoder = Decoder()
-    found = [message for byte in first + second for message in decoder.feed(bytes([byte]))]
-    assert [(m.connection, m.payload) for m in found] == [(1, b"one"), (2, b"two")]
+    messages = [message for byte in first + second for message in decoder.feed(bytes([byte]))]
+    assert [(m.connection, m.payload) for m in messages] == [(1, b"one"), (2, b"two")]
 
 
 def test_a_message_may_span_frames_and_a_frame_may_have_several_messages() -> None:

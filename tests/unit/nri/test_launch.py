@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def found(folder: Path) -> list[tuple[str, str, str]]:
+def plugins_in(folder: Path) -> list[tuple[str, str, str]]:
     return [(p.index, p.name, p.config) for p in launch.find(folder, folder.parent / "conf")]
 
 
@@ -31,19 +31,19 @@ def test_programs_by_index_and_their_configuration(folder: Path) -> None:
     (conf / "a.conf").write_text("less")
     (conf / "10-a.conf").write_text("more")
     (conf / "b.conf").write_text("by name")
-    assert found(folder) == [("10", "a", "more"), ("20", "b", "by name")]
+    assert plugins_in(folder) == [("10", "a", "more"), ("20", "b", "by name")]
 
 
 def test_without_a_folder_there_is_none(tmp_path: Path) -> None:
-    assert found(tmp_path / "missing") == []
+    assert plugins_in(tmp_path / "missing") == []
 
 
 def test_programs_that_others_can_write_are_skipped(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "20-b").chmod(0o757)
-    assert found(folder) == [("10", "a", "")]
+    assert plugins_in(folder) == [("10", "a", "")]
     assert "20-b is not started: users other than root can write to it" in caplog.text
     folder.chmod(0o777)
-    assert found(folder) == []
+    assert plugins_in(folder) == []
     assert "no plugin is started" in caplog.text

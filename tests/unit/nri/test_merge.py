@@ -145,11 +145,11 @@ def test_removals_reach_the_container_and_the_result() -> None:
 
 def test_a_removal_deletes_the_entry_of_an_earlier_plugin() -> None:
     merge = creation()
-    given = Adjustment(
+    adjustment = Adjustment(
         annotations={"a": "1"},
         linux=Linux(sysctl={"net.a": "1"}, net_devices={"e": api.LinuxNetDevice()}),
     )
-    merge.add("00-a", response(given))
+    merge.add("00-a", response(adjustment))
     taken = Adjustment(
         annotations={"-a": ""},
         linux=Linux(sysctl={"-net.a": ""}, net_devices={"-e": api.LinuxNetDevice()}),
@@ -186,11 +186,11 @@ def test_updates_of_other_containers_conflict_too_unless_failures_are_ignored() 
 
 
 def test_an_update_changes_the_requested_limits_and_other_containers() -> None:
-    wanted = api.LinuxResources(cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=100)))
-    merge = Merge(updated="c", limits=wanted)
+    requested = api.LinuxResources(cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=100)))
+    merge = Merge(updated="c", limits=requested)
     answer = api.UpdateContainerResponse(
         update=[shares("c", 7), shares("d", 8)], evict=[api.ContainerEviction(container_id="e")]
     )
     merge.add("00-a", answer)
-    assert wanted.cpu.shares.value == 7 and list(merge.updates) == ["d"]
+    assert requested.cpu.shares.value == 7 and list(merge.updates) == ["d"]
     assert [eviction.container_id for eviction in merge.evictions] == ["e"]

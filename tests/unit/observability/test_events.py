@@ -25,8 +25,8 @@ async def test_a_subscriber_that_does_not_read_is_cut_off_and_others_are_not() -
         else:
             assert [(await each).container_id for each in first] == ["0", "0"], "new ones only"
     assert events.subscribers == 1
-    heard = [(await anext(slow)).container_id for _ in range(QUEUE_LIMIT)]
-    assert heard == [str(number) for number in range(1, QUEUE_LIMIT + 1)]
+    ids = [(await anext(slow)).container_id for _ in range(QUEUE_LIMIT)]
+    assert ids == [str(number) for number in range(1, QUEUE_LIMIT + 1)]
     with pytest.raises(ResourceExhausted):
         await anext(slow)
     await quick.aclose()

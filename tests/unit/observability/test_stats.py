@@ -24,10 +24,10 @@ MEMORY = Memory(
 
 
 def read(**parts: Any) -> Stats:
-    found = Stats()
+    stats = Stats()
     for name, figures in parts.items():
-        setattr(found, name, figures)
-    return found
+        setattr(stats, name, figures)
+    return stats
 
 
 def filled(**parts: Any) -> tuple[api.CpuUsage, api.MemoryUsage]:
@@ -85,7 +85,7 @@ async def test_sizes_of_layers_are_returned_without_a_walk(tmp_path: Path) -> No
     (upper / "file").write_bytes(b"x" * MIB)
     assert layers.measured({"a": tmp_path}) == (0, 0)
     await asyncio.gather(*layers._walks.values())
-    found = layers.measured({"a": tmp_path})
-    assert found[0] >= MIB and found[1] > 0
+    sizes = layers.measured({"a": tmp_path})
+    assert sizes[0] >= MIB and sizes[1] > 0
     (upper / "more").write_bytes(b"x" * MIB)
-    assert layers.measured({"a": tmp_path}) == found and not layers._walks
+    assert layers.measured({"a": tmp_path}) == sizes and not layers._walks

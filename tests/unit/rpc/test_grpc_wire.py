@@ -136,8 +136,8 @@ def test_long_messages_are_cut_between_characters(part: str, length: int) -> Non
     text = (part * length)[:length]
     escaped = grpc_framing.escape(text)
     assert len(escaped) <= grpc_framing.STATUS_MESSAGE_LIMIT_BYTES
-    shown = unquote(escaped.decode("ascii"), errors="strict")
-    assert shown == text or text.startswith(shown.removesuffix("..."))
+    unescaped = unquote(escaped.decode("ascii"), errors="strict")
+    assert unescaped == text or text.startswith(unescaped.removesuffix("..."))
 
 
 def test_status_blocks() -> None:

@@ -196,10 +196,10 @@ async def until(condition: Any, timeout_s: float = 60.0) -> None:
 async def test_answers(world: World) -> None:
     assert await world.call("echo", b"at once") == b"at once"
     assert await world.call("later", b"in a while") == b"in a while"
-    found = await asyncio.gather(
+    answers = await asyncio.gather(
         *(world.call("later" if n % 2 else "echo", b"%d" % n) for n in range(500))
     )
-    assert found == [b"%d" % n for n in range(500)]
+    assert answers == [b"%d" % n for n in range(500)]
     assert [bytes(m) async for m in world.stream("count", b"1000")] == [
         b"%d" % n for n in range(1000)
     ]
@@ -358,7 +358,7 @@ class Raw(asyncio.Protocol):
     def __init__(self, world: World) -> None:
         self._path = world.path
         self.encoder = hpack.Encoder()
-        self.heard = bytearray()
+        self.received = bytearray()
         self.lost, self._writable = asyncio.Event(), asyncio.Event()
         self._writable.set()
 
@@ -372,7 +372,7 @@ class Raw(asyncio.Protocol):
         await self.lost.wait()
 
     def data_received(self, data: bytes) -> None:
-        self.heard += data
+        self.received += data
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.set()
@@ -396,25 +396,25 @@ class Raw(asyncio.Protocol):
     async def frames(self) -> list[tuple[int, int, int, bytes]]:
         """All frames that the server has sent when it closes: kind, flags, stream, body."""
         await asyncio.wait_for(self.lost.wait(), 10)
-        found, at = [], 0
-        while at < len(self.heard):
-            high, low, kind, flags, stream_id = frames.HEAD.unpack_from(self.heard, at)
+        decoded, at = [], 0
+        while at < len(self.received):
+            high, low, kind, flags, stream_id = frames.HEAD.unpack_from(self.received, at)
             begin = at + frames.HEAD_BYTES
             at = begin + (high << 8 | low)
-            found.append((kind, flags, stream_id, bytes(self.heard[begin:at])))
-        return found
+            decoded.append((kind, flags, stream_id, bytes(self.received[begin:at])))
+        return decoded
 
     async def statuses(self, name: str = "grpc-status") -> dict[int, str]:
         """Return a field of the last headers of each stream, when we have said that no more comes
         and the server has closed."""
         self.transport.write_eof()
         decoder = hpack.Decoder()
-        found = [
+        statuses = [
             (s, {str(n): str(v) for n, v in decoder.decode(body)})
             for kind, _, s, body in await self.frames()
             if kind == frames.HEADERS
         ]
-        return {stream_id: fields[name] for stream_id, fields in found if name in fields}
+        return {stream_id: fields[name] for stream_id, fields in statuses if name in fields}
 
     async def parting(self) -> ErrorCode:
         """Return the code of the GOAWAY that comes before the end."""
@@ -452,7 +452,7 @@ async def test_a_client_that_disconnects_ends_its_calls(world: World) -> None:
 async def test_a_request_byte_by_byte_is_answered(world: World, raw: Raw) -> None:
     for byte in HELLO + raw.call(1, "echo", b"slow"):
         await raw.send(bytes([byte]))
-    await until(lambda: grpc_framing.OK_BLOCK in raw.heard)
+    await until(lambda: grpc_framing.OK_BLOCK in raw.received)
     raw.transport.write_eof()
     kinds = [(kind, stream_id) for kind, _, stream_id, _ in await raw.frames()]
     assert kinds[-3:] == [(frames.HEADERS, 1), (frames.DATA, 1), (frames.HEADERS, 1)]
@@ -467,7 +467,7 @@ async def test_requests_of_other_protocols(world: World, raw: Raw) -> None:
             head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block
         )
     assert await raw.statuses(":status") == {1: "405", 3: "415"}
-    assert raw.heard.count(b"this is a gRPC server") == 2
+    assert raw.received.count(b"this is a gRPC server") == 2
 
 
 async def test_requests_of_other_protocols_are_answered_at_their_end_or_at_a_limit(
@@ -479,7 +479,7 @@ async def test_requests_of_other_protocols_are_answered_at_their_end_or_at_a_lim
         await raw.send(head(len(block), frames.HEADERS, END_HEADERS, stream_id) + block)
     await raw.send(head(100, frames.DATA, 0, 1) + bytes(100) + last(1, b""))
     await raw.send(2 * (head(16384, frames.DATA, 0, 3) + bytes(16384)))
-    await until(lambda: raw.heard.count(b"this is a gRPC server") == 2)
+    await until(lambda: raw.received.count(b"this is a gRPC server") == 2)
     (connection,) = world.server._connections
     assert list(connection._non_grpc) == [5]
     await raw.send(frames.rst_stream(5, ErrorCode.CANCEL))
@@ -504,7 +504,7 @@ async def test_deadlines_that_are_malformed_or_have_passed(world: World, raw: Ra
     await raw.send(HELLO + raw.call(1, "wait", b"", ("grpc-timeout", "soon")))
     await raw.send(raw.call(3, "wait", b"", ("grpc-timeout", "0n")))
     await raw.send(raw.head(5, "echo", ("grpc-timeout", "50m")))  # the request never ends
-    await until(lambda: not world.server._connections or raw.heard.count(b"grpc-status") == 3)
+    await until(lambda: not world.server._connections or raw.received.count(b"grpc-status") == 3)
     assert await raw.statuses() == {1: "13", 3: "4", 5: "4"}
     await until(lambda: world.calls.ended == world.calls.started)
 
@@ -572,8 +572,8 @@ async def test_replies_wait_while_the_client_does_not_read(
     await raw.send(raw.call(99, "echo", b"x") + raw.call(101, "wait"))
     raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
     raw.transport.write(frames.window_update(0, 1 << 30))
-    await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == count + 1)
-    assert world.calls.encoded == count and len(raw.heard) > count * size
+    await until(lambda: raw.received.count(grpc_framing.OK_BLOCK) == count + 1)
+    assert world.calls.encoded == count and len(raw.received) > count * size
     assert not connection._waiting and list(connection._calls) == [101]
 
 
@@ -587,17 +587,17 @@ async def test_calls_that_end_while_their_reply_waits(world: World, raw: Raw) ->
         await raw.send(raw.call(3 + 4 * number, name, size))
         await raw.send(raw.call(5 + 4 * number, name, size, ("grpc-timeout", "300m")))
     (connection,) = world.server._connections
-    await until(lambda: raw.heard.count(b"grpc-status") == 3)
+    await until(lambda: raw.received.count(b"grpc-status") == 3)
     await raw.send(b"".join(frames.rst_stream(n, ErrorCode.CANCEL) for n in (3, 7, 11)))
     await raw.send(raw.call(99, "large_later", b"7"))
     await until(lambda: list(connection._calls) == [99])
     raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
     raw.transport.write(frames.window_update(0, 1 << 30))
-    await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == 2)
+    await until(lambda: raw.received.count(grpc_framing.OK_BLOCK) == 2)
     await until(lambda: not connection._calls and not world.server.calls)
     assert (
         b"x" * 7 + head(len(grpc_framing.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99)
-        in raw.heard
+        in raw.received
     )
     assert world.calls.encoded == 2 and world.calls.started == world.calls.ended
 
@@ -653,7 +653,7 @@ async def test_a_client_that_does_not_read_is_not_read(world: World, raw: Raw) -
     assert not raw.lost.is_set()
     assert await world.call("echo", b"served") == b"served"
     raw.transport.resume_reading()
-    await until(lambda: len(raw.heard) > 1000)
+    await until(lambda: len(raw.received) > 1000)
 
 
 async def test_a_client_without_a_preface_is_closed(open_world: Any) -> None:
@@ -773,7 +773,7 @@ async def test_requests_that_never_end_are_bounded_in_all(
             )
         await until(
             lambda: (
-                raw.heard.count(b"too many large requests at once") == 100 - (1 << 20) // len(part)
+                raw.received.count(b"too many large requests at once") == 100 - (1 << 20) // len(part)
             )
         )
         assert world.server._shared._large_bytes <= 1 << 20
@@ -799,7 +799,7 @@ async def test_large_requests_of_all_clients_together_are_bounded(world: World, 
         await raw.send(
             raw.head(number, "echo") + head(len(prefix), frames.DATA, 0, number) + prefix
         )
-    await until(lambda: raw.heard.count(b"grpc-status") == 12)
+    await until(lambda: raw.received.count(b"grpc-status") == 12)
     assert world.server._shared._large_bytes == 8 * (30 << 20)
     statuses = await raw.statuses()
     assert set(statuses.values()) == {"8"} and len(statuses) == 12

@@ -89,10 +89,10 @@ def test_a_launch_of_the_version_before(tmp_path: Path) -> None:
     runtime = {"binary": "/bin/runc", "arguments": []}
     more = {"rootfs": {"image": image}, "runtime": runtime, "places": places}
     write(tmp_path / "launch.json", EARLIER | more)
-    found = LaunchFile.read(tmp_path)
-    assert found.rootfs == Overlay(image=IMAGE)
-    assert found.other_runtime == OtherRuntime("/bin/runc", [], systemd=True)
-    assert list(found.places) == [Place("mounts/1", pinned="shm"), Place("mounts/2", lower=["/l"])]
+    launch = LaunchFile.read(tmp_path)
+    assert launch.rootfs == Overlay(image=IMAGE)
+    assert launch.other_runtime == OtherRuntime("/bin/runc", [], systemd=True)
+    assert list(launch.places) == [Place("mounts/1", pinned="shm"), Place("mounts/2", lower=["/l"])]
 
 
 def test_the_version_before_reads_a_launch() -> None:
@@ -104,10 +104,10 @@ def test_the_version_before_reads_a_launch() -> None:
 
 def test_the_previous_version_and_this_one_read_each_others_pause_file(tmp_path: Path) -> None:
     write(tmp_path / "holder.json", PAUSE)
-    found = PauseRequest.read(tmp_path)
-    assert found.cgroup == CgroupChoice() and found.shm_owner == [65536, 65536]
-    assert found.seccomp is None and found.program_label == ""
-    found.write(tmp_path)
+    request = PauseRequest.read(tmp_path)
+    assert request.cgroup == CgroupChoice() and request.shm_owner == [65536, 65536]
+    assert request.seccomp is None and request.program_label == ""
+    request.write(tmp_path)
     again = json.loads((tmp_path / "pause.json").read_text())
     labels = {"selinux_label", "mount_label", "program_label"}
     assert {name: again[name] for name in again if name not in labels} == {

@@ -122,14 +122,14 @@ def test_a_failed_reopen_keeps_the_old_file(tmp_path: Path) -> None:
 
 
 def test_the_callback_is_called_once_when_lines_must_wait(tmp_path: Path, limited: None) -> None:
-    told: list[bool] = []
-    log = LogFile(str(tmp_path / "0.log"), on_waiting=lambda: told.append(True))
+    calls: list[bool] = []
+    log = LogFile(str(tmp_path / "0.log"), on_waiting=lambda: calls.append(True))
     log.write(LINE)
-    assert not told
+    assert not calls
     full_at(len(LINE))
     for _ in range(3):
         log.write(LINE)
-    assert told == [True]
+    assert calls == [True]
     room_again()
     assert log.retry()
     log.close()

@@ -20,12 +20,12 @@ def records(output: bytes) -> list[tuple[bytes, bytes]]:
     if not output:
         return []
     assert output.endswith(b"\n")
-    found = []
+    lines = []
     for line in output[:-1].split(b"\n"):
         match = RECORD.fullmatch(line)
         assert match, line[:100]
-        found.append((match[3], match[4]))
-    return found
+        lines.append((match[3], match[4]))
+    return lines
 
 
 def read_back(output: bytes) -> bytes:
@@ -72,10 +72,10 @@ def test_a_line_up_to_the_limit_is_a_single_record(length: int) -> None:
     "length", [PARTIAL_BYTES + 1, 2 * PARTIAL_BYTES, 2 * PARTIAL_BYTES + 1, 10**6]
 )
 def test_a_longer_line_is_cut(length: int) -> None:
-    found = records(write([b"before\n", b"x" * length + b"\nafter\n"]))
-    tags = [tag for tag, _ in found]
-    lengths = [len(content) for _, content in found[1:-1]]
-    assert found[0] == (b"F", b"before") and found[-1] == (b"F", b"after")
+    lines = records(write([b"before\n", b"x" * length + b"\nafter\n"]))
+    tags = [tag for tag, _ in lines]
+    lengths = [len(content) for _, content in lines[1:-1]]
+    assert lines[0] == (b"F", b"before") and lines[-1] == (b"F", b"after")
     assert set(tags[1:-2]) == {b"P"} and tags[-2:] == [b"F", b"F"]
     assert (
         set(lengths[:-1]) == {PARTIAL_BYTES}

@@ -48,10 +48,10 @@ def test_a_value_with_special_characters_stays_a_single_word(nasty: str) -> None
 
 
 def test_json_keeps_numbers() -> None:
-    found = json.loads(
+    document = json.loads(
         Json().format(record("%s failed", "PullImage", duration_ms=12.3, exit_code=0))
     )
-    assert found == {
+    assert document == {
         "time": "2026-11-22T21:50:03.250Z",
         "level": "info",
         "logger": "cri_server.x",

@@ -20,7 +20,7 @@ from cri_server.observability.logs.journald import SEALS, Journal
 
 def parse(data: bytes) -> dict[str, str]:
     """Return the fields of a datagram, as the protocol's description has them."""
-    found = {}
+    fields = {}
     while data:
         head, _, rest = data.partition(b"\n")
         if b"=" in head:
@@ -30,9 +30,9 @@ def parse(data: bytes) -> dict[str, str]:
             key, value, rest = head, rest[8 : 8 + size], rest[8 + size :]
             assert rest[:1] == b"\n"
             rest = rest[1:]
-        found[key.decode()] = value.decode()
+        fields[key.decode()] = value.decode()
         data = rest
-    return found
+    return fields
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def log(journal: socket.socket) -> Iterator[logging.Logger]:
 
 def test_fields(journal: socket.socket, log: logging.Logger) -> None:
     log.warning("%s failed", "StartContainer", extra=fields.of(pod="default/web", duration_ms=1.5))
-    found = parse(journal.recv(1 << 16))
-    assert found["MESSAGE"] == "StartContainer failed" and found["PRIORITY"] == "4"
-    assert found["PYRUNC_POD"] == "default/web" and found["PYRUNC_DURATION_MS"] == "1.5"
-    assert found["SYSLOG_IDENTIFIER"] == "pyrunc-cri" and found["LOGGER"] == "cri_server.test"
-    assert found["CODE_FILE"] == __file__ and found["CODE_FUNC"] == "test_fields"
+    received = parse(journal.recv(1 << 16))
+    assert received["MESSAGE"] == "StartContainer failed" and received["PRIORITY"] == "4"
+    assert received["PYRUNC_POD"] == "default/web" and received["PYRUNC_DURATION_MS"] == "1.5"
+    assert received["SYSLOG_IDENTIFIER"] == "pyrunc-cri" and received["LOGGER"] == "cri_server.test"
+    assert received["CODE_FILE"] == __file__ and received["CODE_FUNC"] == "test_fields"
 
 
 def test_a_value_of_several_lines_forges_no_field(
@@ -67,9 +67,9 @@ def test_a_value_of_several_lines_forges_no_field(
         raise ValueError("odd")
     except ValueError:
         log.exception("bad", extra=fields.of(error="x\nPRIORITY=0\n"))
-    found = parse(journal.recv(1 << 16))
-    assert found["PRIORITY"] == "3" and found["PYRUNC_ERROR"] == "x\nPRIORITY=0\n"
-    assert found["MESSAGE"].startswith("bad\nTraceback") and found["MESSAGE"].endswith(
+    received = parse(journal.recv(1 << 16))
+    assert received["PRIORITY"] == "3" and received["PYRUNC_ERROR"] == "x\nPRIORITY=0\n"
+    assert received["MESSAGE"].startswith("bad\nTraceback") and received["MESSAGE"].endswith(
         "ValueError: odd"
     )
 
@@ -82,10 +82,10 @@ def test_a_long_record_comes_as_a_sealed_memfd(journal: socket.socket, log: logg
     (memory,) = array.array("i", control[0][2])
     try:
         assert fcntl.fcntl(memory, fcntl.F_GET_SEALS) == SEALS
-        found = parse(os.pread(memory, os.fstat(memory).st_size, 0))
+        fields = parse(os.pread(memory, os.fstat(memory).st_size, 0))
     finally:
         os.close(memory)
-    assert found["MESSAGE"] == text
+    assert fields["MESSAGE"] == text
 
 
 def test_records_are_dropped_when_the_journal_does_not_read(
@@ -102,8 +102,8 @@ def test_records_are_dropped_when_the_journal_does_not_read(
         pass
     assert 0 < taken < 3000
     log.info("later")
-    found = parse(journal.recv(1 << 16))
-    assert found["MESSAGE"] == "later" and found["PYRUNC_LOST_BEFORE"] == str(3000 - taken)
+    fields = parse(journal.recv(1 << 16))
+    assert fields["MESSAGE"] == "later" and fields["PYRUNC_LOST_BEFORE"] == str(3000 - taken)
     log.info("and on")
     assert "PYRUNC_LOST_BEFORE" not in parse(journal.recv(1 << 16))
 
@@ -119,9 +119,9 @@ def test_a_restarted_journal_gets_records_again(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as second:
         second.bind(path)
         logger.info("found")
-        found = parse(second.recv(1 << 16))
+        fields = parse(second.recv(1 << 16))
     handler.close()
-    assert found["MESSAGE"] == "found" and found["PYRUNC_LOST_BEFORE"] == "1"
+    assert fields["MESSAGE"] == "found" and fields["PYRUNC_LOST_BEFORE"] == "1"
 
 
 def test_no_journal(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ async def broken(accept: str) -> Reply:
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[str]:
     path = str(tmp_path / "metrics.sock")
-    found = Endpoint(f"unix://{path}", {"/metrics": hello, "/broken": broken})
-    await found.start()
+    endpoint = Endpoint(f"unix://{path}", {"/metrics": hello, "/broken": broken})
+    await endpoint.start()
     yield path
-    await found.close()
+    await endpoint.close()
     assert not os.path.exists(path)
 
 

@@ -24,14 +24,16 @@ def test_buckets_are_cumulative() -> None:
     (family,) = [
         f for f in text_string_to_metric_families(body.decode()) if f.name == "pyrunc_x_seconds"
     ]
-    found = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    buckets = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
     assert (
-        found[str(BOUNDS_S[0])] == 2
-        and found["0.25"] == 2
-        and found["0.5"] == 3
-        and found["300.0"] == 3
+        buckets[str(BOUNDS_S[0])] == 2
+        and buckets["0.25"] == 2
+        and buckets["0.5"] == 3
+        and buckets["300.0"] == 3
     )
-    assert found["+Inf"] == 4 == next(s.value for s in family.samples if s.name.endswith("_count"))
+    assert (
+        buckets["+Inf"] == 4 == next(s.value for s in family.samples if s.name.endswith("_count"))
+    )
     assert {s.labels["call"] for s in family.samples} == {"RunPodSandbox"}
 
 
@@ -41,8 +43,8 @@ def test_open_metrics_and_odd_labels() -> None:
     body, kind = write([family], "application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text") and body.endswith(b"# EOF\n")
     plain, _ = write([family], "")
-    (found,) = [f for f in text_string_to_metric_families(plain.decode()) if f.name == "pyrunc_x"]
-    assert [(s.name, s.labels["name"], s.value) for s in found.samples] == [
+    (parsed,) = [f for f in text_string_to_metric_families(plain.decode()) if f.name == "pyrunc_x"]
+    assert [(s.name, s.labels["name"], s.value) for s in parsed.samples] == [
         ("pyrunc_x_total", nasty, 3)
     ]
 

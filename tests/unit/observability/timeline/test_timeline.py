@@ -42,14 +42,14 @@ async def test_entries_are_read_in_order_and_survive(tmp_path: Path) -> None:
     trace.spans.append(Span("c", 10.021, 10.022, parent=0))
     ring.add(entry(2))
     ring.add(entry(1), trace)
-    found = ring.read()
-    assert [e["started_at_ns"] for e in found] == [1, 2]
-    assert found[0]["spans"] == [
+    entries = ring.read()
+    assert [e["started_at_ns"] for e in entries] == [1, 2]
+    assert entries[0]["spans"] == [
         {"id": 1, "name": "a", "offset_ms": 0.0, "duration_ms": 12.3},
         {"id": 0, "name": "b", "offset_ms": 20.0, "duration_ms": 10.0, "failed": True},
         {"id": 3, "name": "c", "offset_ms": 21.0, "duration_ms": 1.0, "parent": 0},
     ]
-    assert found[0]["ended_at_ns"] > found[1]["ended_at_ns"] > 10**18
+    assert entries[0]["ended_at_ns"] > entries[1]["ended_at_ns"] > 10**18
     again = Ring(tmp_path / "timeline")
     again.add(entry(3))
     assert [e["started_at_ns"] for e in again.read()] == [1, 2, 3]
@@ -63,8 +63,8 @@ async def test_the_files_are_bounded_and_the_newest_entries_stay(tmp_path: Path)
         ring.add(entry(number))
         if number % 10 == 0:
             ring.flush()
-    found = [e["started_at_ns"] for e in ring.read()]
-    assert found == list(range(found[0], 2000)) and 100 < len(found) < 400
+    times = [e["started_at_ns"] for e in ring.read()]
+    assert times == list(range(times[0], 2000)) and 100 < len(times) < 400
     assert sum(f.stat().st_size for f in (tmp_path / "timeline").iterdir()) < 25_000
 
 
@@ -114,8 +114,8 @@ async def test_spans_of_tasks_belong_to_the_call_that_started_the_tasks() -> Non
         assert [s.failed for s in trace.spans] == [False, False, True]
         return sorted(s.name for s in trace.spans)
 
-    found = await asyncio.gather(asyncio.create_task(call("a")), asyncio.create_task(call("b")))
-    assert found == [["a1", "a2", "a3"], ["b1", "b2", "b3"]]
+    spans = await asyncio.gather(asyncio.create_task(call("a")), asyncio.create_task(call("b")))
+    assert spans == [["a1", "a2", "a3"], ["b1", "b2", "b3"]]
     with span("nobody's"):
         add_remote_spans([["nobody's", 0.0, 1.0, -1]])
     trace = Trace()
@@ -150,9 +150,9 @@ async def test_spans_have_parents() -> None:
     with span("after"):
         pass
     names = {number: each.name for number, each in enumerate(trace.spans)} | {ROOT: ""}
-    found = [(each.name, names[each.parent]) for each in trace.spans]
+    parents = [(each.name, names[each.parent]) for each in trace.spans]
     once = [("inner", "outer"), ("part", "inner"), ("below", "part"), ("lost", "inner")]
-    assert found == [("outer", ""), ("beside", ""), *once, *once, ("after", "")]
+    assert parents == [("outer", ""), ("beside", ""), *once, *once, ("after", "")]
 
 
 async def test_a_follower_gets_stored_and_new_entries(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ async def test_a_follower_gets_stored_and_new_entries(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         trace = Trace(10.0, 3, [Span("a", 10.0, 10.001)])
         ring.add(entry(3), trace)
-        found = await waiting
-        assert found["started_at_ns"] == 3 and [s["name"] for s in found["spans"]] == ["a"]
+        entries = await waiting
+        assert entries["started_at_ns"] == 3 and [s["name"] for s in entries["spans"]] == ["a"]
         for number in range(FOLLOWER_LIMIT + 1):
             ring.add(entry(number))
         with pytest.raises(ResourceExhausted, match="calls behind"):
@@ -184,8 +184,8 @@ def test_choose_selects_calls_by_pod_and_image() -> None:
         entry(4, image="busybox", duration_ms=1.0),
     ]
 
-    def numbers(**wanted: Any) -> list[int]:
-        return [e["started_at_ns"] for e in choose(entries, **wanted)]
+    def numbers(**filters: Any) -> list[int]:
+        return [e["started_at_ns"] for e in choose(entries, **filters)]
 
     assert numbers() == [1, 2, 3, 4] and numbers(last=2) == [3, 4]
     assert (

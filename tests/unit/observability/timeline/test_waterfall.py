@@ -70,9 +70,9 @@ def in_browser(
     outer = (
         "<!DOCTYPE html><meta charset=utf-8><body style='margin:0'><iframe id=f"
         f" style='border:0;width:{width}px;height:900px' "
-        f'srcdoc="{html.escape(document)}"></iframe><pre id=told></pre><script>const f ='
+        f'srcdoc="{html.escape(document)}"></iframe><pre id=output></pre><script>const f ='
         ' document.getElementById("f");'
-        f'f.onload = () => {{ document.getElementById("told").textContent = '
+        f'f.onload = () => {{ document.getElementById("output").textContent = '
         f"JSON.stringify(({script})(f.contentWindow)) }}</script>"
     )
     (tmp_path / "outer.html").write_text(outer)
@@ -87,9 +87,9 @@ def in_browser(
     done = subprocess.run(
         [*command, f"file://{tmp_path}/outer.html"], capture_output=True, text=True, timeout=120
     )
-    told = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert told, done.stderr[-2000:]
-    return json.loads(html.unescape(told[1]))
+    output = re.search(r'<pre id="output">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert output, done.stderr[-2000:]
+    return json.loads(html.unescape(output[1]))
 
 
 MEASURE = """(w) => {
@@ -115,21 +115,21 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     document = page(
         "default/<b>web</b>", [call(outcome="INTERNAL", error="<i>no</i> way"), call(spans=[])]
     )
-    found = in_browser(document, MEASURE, tmp_path)
-    assert found["title"] == found["heading"] == "Timeline of default/<b>web</b>"
-    assert found["foreign"] == found["loaded"] == 0 and not found["overflow"]
-    assert found["said"][0] == "shim: begins at 0.00 ms, takes 10.0 ms"
-    assert found["said"][1] == "execute: begins at 20.0 ms, takes 80.0 ms, failed"
-    assert found["most"] == ["<i>no</i> way", "40 % of it: execute › second"]
-    (left, width), (_, whole) = found["bars"][0], found["bars"][1]
+    measures = in_browser(document, MEASURE, tmp_path)
+    assert measures["title"] == measures["heading"] == "Timeline of default/<b>web</b>"
+    assert measures["foreign"] == measures["loaded"] == 0 and not measures["overflow"]
+    assert measures["said"][0] == "shim: begins at 0.00 ms, takes 10.0 ms"
+    assert measures["said"][1] == "execute: begins at 20.0 ms, takes 80.0 ms, failed"
+    assert measures["most"] == ["<i>no</i> way", "40 % of it: execute › second"]
+    (left, width), (_, whole) = measures["bars"][0], measures["bars"][1]
     assert whole == pytest.approx(8 * width, rel=0.02)
     for (bar_left, bar_width), (begin, length) in zip(
-        found["bars"], [(0, 10), (20, 80), (60, 40), (20, 5), (50, 25)], strict=True
+        measures["bars"], [(0, 10), (20, 80), (60, 40), (20, 5), (50, 25)], strict=True
     ):
         assert bar_left - left == pytest.approx(begin * width / 10, abs=1)
         assert bar_width == pytest.approx(length * width / 10, abs=1)
-    assert found["colours"][1] != found["colours"][0] != found["colours"][2]
-    assert found["open"] == [True, False]
+    assert measures["colours"][1] != measures["colours"][0] != measures["colours"][2]
+    assert measures["open"] == [True, False]
 
 
 def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -
 
     light, dark = (in_browser(document, MEASURE, tmp_path, dark=dark) for dark in (False, True))
     assert brightness(light["back"]) > 0.9 > 0.1 > brightness(dark["back"])
-    for found in (light, dark):
-        assert contrast(found["back"], found["ink"]) > 4.5, "WCAG 1.4.3"
-        assert contrast(found["back"], found["colours"][0]) > 3, "WCAG 1.4.11"
-        assert not any(found["open"]), "many calls are folded"
+    for measures in (light, dark):
+        assert contrast(measures["back"], measures["ink"]) > 4.5, "WCAG 1.4.3"
+        assert contrast(measures["back"], measures["colours"][0]) > 3, "WCAG 1.4.11"
+        assert not any(measures["open"]), "many calls are folded"
     phone = in_browser(document, MEASURE, tmp_path, width=390)
     assert not phone["overflow"]
 

@@ -33,14 +33,14 @@ class Calls:
         self.made: list[tuple[Any, ...]] = []
 
     def written(self) -> dict[str, bytes]:
-        found, name = {}, ""
+        written, name = {}, ""
         for call, *arguments in self.made:
             if call == "openat2":
                 name = arguments[1]
             elif call == "write" and "attr/" in str(name):
                 assert arguments[2] == len(arguments[1])
-                found[name] = arguments[1]
-        return found
+                written[name] = arguments[1]
+        return written
 
 
 @pytest.fixture
@@ -133,32 +133,32 @@ def test_the_memfd_of_the_pause_process_is_labelled(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("on", [True, False])
 def test_the_overlay_gets_its_label(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
-    given: list[Any] = []
+    arguments: list[Any] = []
     monkeypatch.setattr(host, "host", lambda: HOST.replace(selinux=on))
     monkeypatch.setattr(
-        kernel_mount, "open_overlay", lambda *a, **k: given.append(k["options"]) or 7
+        kernel_mount, "open_overlay", lambda *a, **k: arguments.append(k["options"]) or 7
     )
     with sources_descriptors() as descriptors:
         sources.open_overlay(
             Overlay(("/l",), "/u", "/w", volatile=True), Linux(mount_label=MOUNT), descriptors
         )
-    assert given == [(("volatile", None), *([("context", MOUNT)] if on else []))]
+    assert arguments == [(("volatile", None), *([("context", MOUNT)] if on else []))]
 
 
 @contextlib.contextmanager
 def sources_descriptors() -> Iterator[Any]:
     from pyrunc.compile.descriptors import NamedDescriptors
 
-    with NamedDescriptors() as found:
-        yield found
+    with NamedDescriptors() as descriptors:
+        yield descriptors
 
 
 def test_the_overlay_by_mount_has_its_label_in_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label has commas, at which mount(2)'s options are split."""
-    given: list[Any] = []
+    mount_calls: list[Any] = []
     monkeypatch.setattr(detached, "_in_mount_namespace", contextlib.nullcontext)
     monkeypatch.setattr(detached.os, "chdir", lambda path: None)
-    monkeypatch.setattr(kernel_mount, "mount", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(kernel_mount, "mount", lambda *arguments: mount_calls.append(arguments))
     monkeypatch.setattr(kernel_mount, "open_tree", lambda *arguments: 7)
     detached.open_overlay(["/i/l"], "/u", "/w", (("volatile", None), ("context", MOUNT)))
-    assert given[0][4] == f'lowerdir=l,upperdir=/u,workdir=/w,volatile,context="{MOUNT}"'
+    assert mount_calls[0][4] == f'lowerdir=l,upperdir=/u,workdir=/w,volatile,context="{MOUNT}"'
