@@ -23,6 +23,7 @@ from cri_server.images.archives import build
 from cri_server.images.archives.build import Node, directory, symlink
 from cri_server.images.erofs import merge
 from cri_server.images.erofs.layer_tar import write_tar
+from cri_server.images.erofs.node import Node as MergedNode
 from cri_server.images.layers import inherit, jail, turns, walk_budget
 from cri_server.images.layers.inflate import BadLayer, Limits, Stream
 from cri_server.images.service import ImageService
@@ -139,13 +140,13 @@ def test_a_repeatedly_described_directory_has_a_single_dictionary(
     to the last."""
     members = [("d", directory(pax={f"SCHILY.xattr.user.{n}": "v"})) for n in range(40)]
     seen = set()
-    take_attributes = merge.Node.take_attributes
+    take_attributes = MergedNode.take_attributes
 
-    def watched(self: merge.Node, other: merge.Node) -> None:
+    def watched(self: MergedNode, other: MergedNode) -> None:
         take_attributes(self, other)
         seen.add(id(self.xattrs))
 
-    monkeypatch.setattr(merge.Node, "take_attributes", watched)
+    monkeypatch.setattr(MergedNode, "take_attributes", watched)
     with mounted(tmp_path / "image", [raw_tar(*members)]) as root:
         assert names(root) == {"d"}
     assert len(seen) <= 2  # the second one is the root's empty layer
@@ -157,7 +158,7 @@ def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.Mon
     counts."""
     layers = []
 
-    def counted() -> merge.Node:
+    def counted() -> MergedNode:
         layers.append(1)
         return directory_node()
 

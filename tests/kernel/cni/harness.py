@@ -23,6 +23,7 @@ from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
 from cni_plugins.host_local.plugin import PLUGIN as HOST_LOCAL  # noqa: F401
 from cni_plugins.loopback.plugin import PLUGIN as LOOPBACK  # noqa: F401
 from cni_plugins.net import host_rules, netns
+from cni_plugins.net.nfnetlink import Element
 from cni_plugins.portmap.plugin import PLUGIN as PORTMAP  # noqa: F401
 from cni_plugins.skel import CniPlugin, answer
 from pyrunc.kernel.call import syscall
@@ -285,7 +286,7 @@ def delete_link(name: str) -> None:
         route.link("del", index=route.link_lookup(ifname=name)[0])
 
 
-def all_elements() -> list[host_rules.Element]:
+def all_elements() -> list[Element]:
     return host_rules.all_elements(host_rules.PORT_SETS + host_rules.MASQUERADE_SETS)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument
+from pyrunc.records import Request
 
 
 def test_a_sent_request_is_read_unchanged() -> None:
@@ -53,7 +54,7 @@ def test_an_older_client_names_no_image_with_null() -> None:
     ],
 )
 def test_a_wrong_field_is_refused_with_its_call_and_name(
-    kind: type[private.Request], message: dict[str, object], problem: str
+    kind: type[Request], message: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=problem):
         private.decoder(kind)(private.encode(message))

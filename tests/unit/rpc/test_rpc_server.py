@@ -773,7 +773,8 @@ async def test_requests_that_never_end_are_bounded_in_all(
             )
         await until(
             lambda: (
-                raw.received.count(b"too many large requests at once") == 100 - (1 << 20) // len(part)
+                raw.received.count(b"too many large requests at once")
+                == 100 - (1 << 20) // len(part)
             )
         )
         assert world.server._shared._large_bytes <= 1 << 20
