@@ -4,8 +4,8 @@ changed since.
 One file per sandbox, written before the first plugin runs (without a result) and again after the
 last one. Both are synced: the state of a plugin on disk, such as an address lease, outlives a power
 cut, and only its DEL removes it. pyrunc's own plugins keep no such state. For a chain of these
-alone the first record is written while the chain runs, and not synced: it survives a kill of the
-server, and after a power cut that takes its content there is nothing to detach (`read`).
+alone there is only the second record: if the server is killed before it exists, the next one
+collects what they have left (GC).
 """
 
 from __future__ import annotations
@@ -51,31 +51,36 @@ class Attachment:
 
 
 class Attachments:
-    """The records in one folder, which is created with mode 0700. All methods but `cached` access
-    the disk."""
+    """The records in one folder, which is created with mode 0700. All methods but `add` and
+    `cached` access the disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._written: dict[str, Attachment] = {}  # the records that this server has written
-        self._unsynced: set[str] = set()  # sandboxes whose record is not synced
+        self._cached: dict[str, Attachment] = {}  # those of this server
         if os.path.isdir(folder):
             remove_leftovers(folder)
 
     def has(self, sandbox_id: str) -> bool:
-        """Whether a record exists, even a damaged one; a single lookup of a name."""
-        return os.path.exists(self._path(sandbox_id))
+        """Whether the attachment was added or has a record, even a damaged one; a single lookup
+        of a name."""
+        return sandbox_id in self._cached or os.path.exists(self._path(sandbox_id))
+
+    def add(self, attachment: Attachment) -> None:
+        """Add an attachment whose record is not written yet."""
+        self._cached[attachment.sandbox_id] = attachment
 
     def cached(self, sandbox_id: str) -> Attachment | None:
-        """The record if this server has written it; None otherwise, even if a file exists."""
-        return self._written.get(sandbox_id)
+        """The attachment if this server has added or written it; None otherwise, even if a file
+        exists."""
+        return self._cached.get(sandbox_id)
 
-    def write(self, attachment: Attachment, *, durable: bool = True) -> None:
-        """Write the record; `durable`: sync it. Raises OSError."""
+    def write(self, attachment: Attachment) -> None:
+        """Write the record and sync it. Raises OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         result = attachment.result
-        is_unsynced = attachment.sandbox_id in self._unsynced
+        path = self._path(attachment.sandbox_id)
         write_json(
-            self._path(attachment.sandbox_id),
+            path,
             {
                 "sandbox_id": attachment.sandbox_id,
                 "network": attachment.network.to_json(),
@@ -88,14 +93,10 @@ class Attachments:
                 else result.to_json(attachment.network.cni_version),
                 "begun": attachment.begun,
             },
-            durable=durable,
-            named_first=is_unsynced,
+            durable=True,
+            named_first=not os.path.exists(path),
         )
-        self._written[attachment.sandbox_id] = attachment
-        if durable:
-            self._unsynced.discard(attachment.sandbox_id)
-        else:
-            self._unsynced.add(attachment.sandbox_id)
+        self.add(attachment)
 
     def read(self, sandbox_id: str) -> Attachment | None:
         """The record of a sandbox; None if it is not attached. Raises DamagedRecord."""
@@ -105,9 +106,9 @@ class Attachments:
         except NotFound:
             return None
         except DamagedRecord:
-            # A record without content was not synced before a power cut, so it was of pyrunc's own
-            # plugins, which have no state left. Any other may be all that tells of a foreign
-            # plugin's lease.
+            # A record without content was not synced before a power cut: no foreign plugin had run
+            # yet, and pyrunc's own have no state left. Any other damaged record may be all that
+            # tells of a foreign plugin's lease.
             if not is_unwritten(path):
                 raise
             self.remove(sandbox_id)
@@ -133,25 +134,27 @@ class Attachments:
 
     def remove(self, sandbox_id: str) -> None:
         """Remove the record; does nothing if there is none. Raises OSError."""
-        self._written.pop(sandbox_id, None)
-        self._unsynced.discard(sandbox_id)
+        self._cached.pop(sandbox_id, None)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(sandbox_id))
 
     def all(self) -> tuple[list[Attachment], list[str]]:
-        """Every readable record, and a line for each damaged one."""
-        attachments, damaged = [], []
+        """Every attachment that was added or has a readable record, and a line for each damaged
+        record."""
+        damaged = []
+        attachments = dict(self._cached)
         for name in sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else ():
-            if not name.endswith(_ENDING):
+            sandbox_id = name.removesuffix(_ENDING)
+            if sandbox_id == name or sandbox_id in attachments:
                 continue
             try:
-                attachment = self.read(name.removesuffix(_ENDING))
+                attachment = self.read(sandbox_id)
             except (Error, OSError) as error:
                 damaged.append(str(error))
                 continue
             if attachment is not None:
-                attachments.append(attachment)
-        return attachments, damaged
+                attachments[sandbox_id] = attachment
+        return list(attachments.values()), damaged
 
     def _path(self, sandbox_id: str) -> str:
         return os.path.join(self._folder, sandbox_id + _ENDING)

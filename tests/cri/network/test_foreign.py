@@ -96,24 +96,24 @@ async def test_a_foreign_plugin_runs_when_its_attachment_is_on_the_disk(node: No
     synced: list[str] = []
     write = Attachments.write
 
-    def watched(self: Attachments, attachment: Attachment, *, durable: bool = True) -> None:
-        write(self, attachment, durable=durable)
-        synced.append(f"{attachment.sandbox_id} {durable} {attachment.result is not None}")
+    def watched(self: Attachments, attachment: Attachment) -> None:
+        write(self, attachment)
+        synced.append(f"{attachment.sandbox_id} {attachment.result is not None}")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Attachments, "write", watched)
         node.configure({"type": "first"})
         await node.attach(pod)
         assert f"{pod.id}.json" in node.log()
-        assert synced == [f"{pod.id} True False", f"{pod.id} True True"]
-        for ipam, kinds in (("my-ipam", "True"), ("host-local", "False")):
+        assert synced == [f"{pod.id} False", f"{pod.id} True"]
+        for ipam, results in (("my-ipam", (False, True)), ("host-local", (True,))):
             node.plugin("my-ipam", f'{ADD_ONLY}; echo \'{{"ips":[{{"address":"10.88.9.9/16"}}]}}\'')
             synced.clear()
             subnets = [[{"subnet": "10.88.0.0/16"}]]
             ipam_config = {"type": ipam, "dataDir": str(node.folder / "leases"), "ranges": subnets}
             node.configure(node.bridge(ipam=ipam_config))
             await node.attach(other)
-            assert synced == [f"{other.id} {kinds} False", f"{other.id} True True"]
+            assert synced == [f"{other.id} {has_result}" for has_result in results]
             await node.network.detach(other.id, other.path)
 
 
