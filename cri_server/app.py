@@ -32,7 +32,7 @@ from cri_server.operations.tasks import gather
 from cri_server.pod.keeper import KeeperWatch
 from cri_server.pod.processes import ShimProcesses
 from cri_server.pod.shims import Shims
-from cri_server.recovery import live_networks, recover
+from cri_server.recovery import live_networks, load, recover
 from cri_server.reload import Read, certificate_folders, configure_log, default_network, reloading
 from cri_server.rpc import methods, verbs
 from cri_server.rpc.admin import Admin
@@ -121,7 +121,9 @@ async def _start(
     services: Services, read: Read, changed: asyncio.Event, stack: contextlib.AsyncExitStack
 ) -> None:
     config = services.config
-    await gather(services.images.start(), recover(services))  # both wait for the kernel
+    without_sandbox = load(services)
+    # Both wait for the kernel.
+    await gather(services.images.start(), recover(services, without_sandbox))
     _begin_imports(services)
     await open_nri(services, stack)
     streaming = await open_streaming(config, services, stack)

@@ -26,7 +26,7 @@ from cri_server.store import disk
 from cri_server.store.facts import boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc import atomic_file
-from pyrunc.errors import Error
+from pyrunc.errors import Error, WrongState
 from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,28 @@ log = logging.getLogger(__name__)
 Thing = TypeVar("Thing", Sandbox, Container)
 
 
-async def recover(services: Services) -> None:
-    """Fill the index. Nothing that is wrong with one object concerns another."""
+def load(services: Services) -> list[str]:
+    """Fill the index from the records. Returns the ids of containers without a sandbox. Raises
+    WrongState when a newer version has written one of the records; then nothing was changed."""
     paths = services.paths
-    for sandbox in _load(paths.sandbox_records, partial(disk.read_sandbox, paths=paths)):
+    sandboxes = _read(paths.sandbox_records, partial(disk.read_sandbox, paths=paths))
+    containers = _read(paths.container_records, disk.read_container)
+    for folder in (paths.sandbox_records, paths.container_records):
+        atomic_file.remove_leftovers(str(folder))
+    for sandbox in _readable(sandboxes):
         services.index.sandboxes.add(sandbox)
     without_sandbox = []
-    for container in _load(paths.container_records, disk.read_container):
+    for container in _readable(containers):
         if services.index.sandboxes.find(container.sandbox_id) is None:
             without_sandbox.append(container.id)
         else:
             services.index.containers.add(container)
+    return without_sandbox
+
+
+async def recover(services: Services, without_sandbox: list[str]) -> None:
+    """Query the shims about what `load` has read, and complete or drop what is unfinished. Nothing
+    that is wrong with one object concerns another."""
     await asyncio.gather(
         *(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes)
     )
@@ -72,19 +83,30 @@ def live_networks(services: Services) -> list[str]:
     return attached + list(services.pending)
 
 
-def _load(folder: Path, read: Callable[[Path], Thing]) -> list[Thing]:
-    things = []
-    atomic_file.remove_leftovers(str(folder))
+def _read(folder: Path, read: Callable[[Path], Thing]) -> dict[Path, Thing | Exception]:
+    """Read the records in `folder`: each file's object, or the error. Raises WrongState for a
+    record of a newer version."""
+    things: dict[Path, Thing | Exception] = {}
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
         try:
             thing = read(path)
             if thing.id != identifier:
                 raise atomic_file.DamagedRecord(f"{path}: not the record of {identifier}")
-            things.append(thing)
+            things[path] = thing
+        except atomic_file.NewerRecord as error:
+            raise WrongState(f"a newer version of pyrunc-cri has written {error}") from None
         except (Error, OSError) as error:
-            _put_aside(path, error)
+            things[path] = error
     return things
+
+
+def _readable(things: dict[Path, Thing | Exception]) -> list[Thing]:
+    """Return the objects, after the records that cannot be read were put aside."""
+    for path, thing in things.items():
+        if isinstance(thing, Exception):
+            _put_aside(path, thing)
+    return [thing for thing in things.values() if not isinstance(thing, Exception)]
 
 
 def _put_aside(path: Path, reason: Exception) -> None:

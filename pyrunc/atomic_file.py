@@ -35,6 +35,10 @@ class DamagedRecord(Error):
     kind = "internal"
 
 
+class NewerRecord(DamagedRecord):
+    """A record was written by a newer version."""
+
+
 def write_bytes(
     path: str,
     content: bytes,
@@ -94,8 +98,8 @@ def write_json(
 
 
 def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
-    """Read the object at `path`. Raises NotFound, DamagedRecord (also for a version above
-    `version`), OSError."""
+    """Read the object at `path`. Raises NotFound, DamagedRecord, NewerRecord (for a version
+    above `version`), OSError."""
     try:
         with open(path, "rb", buffering=0) as file:
             content = file.read() or b""
@@ -109,7 +113,8 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
         raise DamagedRecord(f"{path}: not a JSON object")
     file_version = value.get("version")
     if not isinstance(file_version, int) or file_version > version:
-        raise DamagedRecord(f"{path}: version {file_version!r} is not one of 1..{version}")
+        kind = NewerRecord if isinstance(file_version, int) else DamagedRecord
+        raise kind(f"{path}: version {file_version!r} is not one of 1..{version}")
     return value
 
 

@@ -5,9 +5,13 @@ boot: a server that would look for the pods of one in a wrong place, and remove 
 does not start.
 
     <root>/server.json     {state, boot_id}: where this boot's pods have their sockets and facts
-    <state>/server.json    {root, boot_id}: where their records and layers are
+    <state>/server.json    {root_folder, boot_id}: where their records and layers are
     <root>/server.lock, <state>/server.lock    flock(2), mode 0600: every user who can open a
                                                file can lock it
+
+Both records have the format of the pods (`FORMAT`) and the version that wrote it: a server does not
+start over pods of a newer format. The versions before know no format, but refuse pods whose `root`
+is not theirs: `root` names no folder, but the format (`_REFUSED_BY_EARLIER`).
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyrunc
 from cri_server.store import disk
 from cri_server.store.facts import boot_id, entries
 from cri_server.store.paths import DEFAULT_STATE, Paths
+from pyrunc.atomic_file import NewerRecord
 from pyrunc.errors import Error, NotFound, WrongState
 from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.records import RecordFile
@@ -32,15 +38,23 @@ EARLIER_STATE = Path("/run/pyrunc")
 """The default of earlier versions, which was also the OCI runtime's root. Pods there are found
 until the next boot."""
 LOCK = "server.lock"
+FORMAT = 3
+"""Of the pods: of their records, of the files in their folders, and the protocol of their shims.
+Formats 1 and 2, of the versions before, are not in their records."""
+_REFUSED_BY_EARLIER = f"a later version of pyrunc-cri (pod format {FORMAT})"
 
 
 class ServerFile(RecordFile):
-    """The other directory of the pair, for this boot."""
+    """The other directory of the pair, for this boot. `format`: of the pods; `written_by`: the
+    version of the server. `root`: the root directory, as the versions before wrote it."""
 
     name = "server.json"
     boot_id: str
     root: str | None = None
     state: str | None = None
+    root_folder: str | None = None
+    format: int = 2
+    written_by: str = "0.1.0"
 
 
 @contextlib.contextmanager
@@ -49,7 +63,7 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
     are.
 
     Raises WrongState (another server runs in one of them, or pods of this boot belong to another
-    pair), KernelError and ResourceExhausted with the folder's name.
+    pair, or pods are of a newer format), KernelError and ResourceExhausted with the folder's name.
     """
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)
@@ -58,6 +72,7 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
         _make(paths.state, 0o711)
         stack.enter_context(_locked(paths.state))
         _check_owner(paths)
+        _check_format(paths)
         _prepare(paths)
         # Last, so that a server that is refused above leaves the other one's pair as it was.
         _store(paths)
@@ -94,7 +109,7 @@ def _earlier_state(root: Path) -> Path | None:
 def _check_owner(paths: Paths) -> None:
     """Raise WrongState when the pods in the state directory belong to another root."""
     record = _load(paths.state)
-    owner = record and record.root
+    owner = record and (record.root_folder or record.root)
     if owner and not _same(Path(owner), paths.root) and entries(paths.sandbox_states):
         raise WrongState(
             f"the pods in {paths.state} belong to {owner}, not to {paths.root}:"
@@ -102,25 +117,49 @@ def _check_owner(paths: Paths) -> None:
         )
 
 
+def _check_format(paths: Paths) -> None:
+    """Raise WrongState when there are pods that a newer version has written."""
+    for folder, pods in (
+        (paths.state, entries(paths.sandbox_states)),
+        (paths.root, disk.records_in(paths.sandbox_records)),
+    ):
+        record = _read(folder) if pods else None
+        if record is not None and record.format > FORMAT:
+            raise WrongState(
+                f"the pods in {folder} have format {record.format} of pyrunc-cri"
+                f" {record.written_by}, and pyrunc-cri {pyrunc.__version__} reads formats up to"
+                f" {FORMAT}: start that version, or remove these pods with it first"
+            )
+
+
 def _load(folder: Path) -> ServerFile | None:
     """Read the record in `folder`; None without one of this boot."""
+    record = _read(folder)
+    return record if record is not None and record.boot_id == boot_id() else None
+
+
+def _read(folder: Path) -> ServerFile | None:
+    """Read the record in `folder`; None without a readable one. Raises WrongState for one of a
+    newer version."""
     try:
-        record = ServerFile.read(folder)
+        return ServerFile.read(folder)
     except NotFound:
         return None
+    except NewerRecord as error:
+        raise WrongState(f"a newer version of pyrunc-cri has used {folder}: {error}") from None
     except (Error, OSError) as error:
         log.warning("%s", error)
         return None
-    return record if record.boot_id == boot_id() else None
 
 
 def _store(paths: Paths) -> None:
     """Write both records. A full disk must not keep the server from starting: kubelet frees it
     through the server."""
     root, state, boot = os.path.realpath(paths.root), os.path.realpath(paths.state), boot_id()
+    written = ServerFile(boot, format=FORMAT, written_by=pyrunc.__version__)
     for folder, record in (
-        (paths.root, ServerFile(boot, state=state)),
-        (paths.state, ServerFile(boot, root=root)),
+        (paths.root, written.replace(state=state)),
+        (paths.state, written.replace(root=_REFUSED_BY_EARLIER, root_folder=root)),
     ):
         try:
             record.write(folder, durable=folder == paths.root)

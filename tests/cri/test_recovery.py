@@ -288,7 +288,7 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
     record = server.root / "sandboxes" / f"{pod}.json"
     content = record.read_bytes()
     record.write_bytes(content[: len(content) // 2])
-    (server.root / "containers" / ("ab" * 32 + ".json")).write_text('{"version": 99}')
+    (server.root / "containers" / ("ab" * 32 + ".json")).write_text('{"version": 1}')
     server.start()
     assert {p.id for p in server.pods()} == {other}
     assert server.status(container).state == api.CONTAINER_RUNNING

@@ -3,6 +3,7 @@ over, and no process of them ends."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,25 @@ def test_the_previous_version_takes_running_pods_back(server: Server) -> None:
     assert server.status(container).exit_code == 7
     server.remove_all()
     nothing_left(server)
+
+
+@pytest.mark.parametrize("kind", ["sandboxes", "containers"])
+def test_a_record_of_a_newer_version_is_refused_and_its_pod_runs_on(
+    server: Server, kind: str
+) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod)
+    server.stop()
+    (record,) = (server.root / kind).glob("*.json")
+    own = record.read_text()
+    record.write_text(json.dumps({**json.loads(own), "version": 2}))
+    words = f"a newer version of pyrunc-cri has written {record}: version 2 is not one of 1..1"
+    with pytest.raises(AssertionError, match=words):
+        server.start()
+    assert record.exists() and (server.state / "sandboxes" / pod / "shim.sock").exists()
+    record.write_text(own)
+    server.start()
+    assert server.output(container, "echo", "here") == "here\n"
 
 
 def wait_until_moved(server: Server, pods: list[str]) -> None:

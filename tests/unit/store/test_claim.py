@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -78,4 +80,71 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> Non
         pytest.raises(Error, match=f"{folders[name]}.*ENOTDIR"),
         claimed(folders["root"], folders["state"]),
     ):
+        pass
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the root and state directory of a server that has left a pod running."""
+    root, state = tmp_path / "root", tmp_path / "state"
+    with claimed(root, state) as paths:
+        (paths.sandbox_states / "abc").mkdir()
+        (paths.sandbox_records / "abc.json").write_text("{}")
+    return root, state
+
+
+def test_pods_of_a_newer_format_are_refused_by_the_name_of_their_version(
+    pods: tuple[Path, Path],
+) -> None:
+    for folder in pods:
+        file = folder / "server.json"
+        own = file.read_text()
+        newer = json.dumps({**json.loads(own), "format": claim.FORMAT + 1, "written_by": "9.1.0"})
+        file.write_text(newer)
+        words = f"{folder} have format {claim.FORMAT + 1} of pyrunc-cri 9.1.0"
+        with pytest.raises(WrongState, match=words), claimed(*pods):
+            pass
+        assert file.read_text() == newer, "nothing was written"
+        file.write_text(own)
+    with claimed(*pods):
+        pass
+
+
+def test_a_newer_form_of_the_claim_itself_is_refused(pods: tuple[Path, Path]) -> None:
+    (pods[1] / "server.json").write_text('{"version": 2}')
+    words = f"a newer version of pyrunc-cri has used {pods[1]}: .*version 2"
+    with pytest.raises(WrongState, match=words), claimed(*pods):
+        pass
+
+
+def test_a_newer_format_without_pods_is_overwritten(pods: tuple[Path, Path]) -> None:
+    root, state = pods
+    (state / "sandboxes" / "abc").rmdir()
+    (root / "sandboxes" / "abc.json").unlink()
+    for folder in pods:
+        file = folder / "server.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+    with claimed(root, state):
+        pass
+    assert json.loads((root / "server.json").read_text())["format"] == claim.FORMAT
+
+
+def test_the_version_before_refuses_these_pods(pods: tuple[Path, Path]) -> None:
+    """It compares the claim's `root` with its root directory, and names the former in its error. It
+    was tried with that version itself: it changed no file."""
+    record = json.loads((pods[1] / "server.json").read_text())
+    assert os.path.realpath(record["root"]) != os.path.realpath(pods[0])
+    assert record["root"] == "a later version of pyrunc-cri (pod format 3)"
+    assert record["version"] == 1, "or it would ignore the record"
+
+
+def test_pods_of_the_version_before_are_found(pods: tuple[Path, Path]) -> None:
+    root, state = pods
+    for folder, other in ((root, {"state": str(state)}), (state, {"root": str(root)})):
+        file = folder / "server.json"
+        boot = json.loads(file.read_text())["boot_id"]
+        file.write_text(json.dumps({"version": 1, "boot_id": boot, **other}))
+    with pytest.raises(WrongState, match=f"belong to {root}"), claimed(root.parent / "two", state):
+        pass
+    with claimed(root, state):
         pass
