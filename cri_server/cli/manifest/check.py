@@ -6,7 +6,8 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from cri_server.cli.manifest import pod_model
 from cri_server.cli.manifest.pod_model import (
@@ -22,6 +23,7 @@ from cri_server.containers import log_rotation
 from cri_server.containers.log_rotation import RotationLimits
 from pyrunc.errors import InvalidSpec
 
+Item = TypeVar("Item")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 SEARCHED = re.compile(SUBDOMAIN.pattern.replace("a-z0-9]", "a-z0-9_]"))  # such as _tcp.example.org
@@ -45,18 +47,17 @@ def pod(pod: Pod) -> None:
     if not spec.containers:
         raise InvalidSpec("spec.containers", "is empty")
     _volumes(spec)
-    groups = (("initContainers", spec.init_containers), ("containers", spec.containers))
-    named = [
-        (f"spec.{group}[{i}]", c) for group, containers in groups for i, c in enumerate(containers)
-    ]
-    _once(((f"{path}.name", c.name) for path, c in named), "is used twice")
+    containers = list(_indexed("spec.containers", spec.containers))
+    named = [*_indexed("spec.initContainers", spec.init_containers), *containers]
+    _unique_names(named)
     for path, container in named:
         _container(container, path, spec)
-        if container.restart_policy and path.startswith("spec.containers"):
+    for path, container in containers:
+        if container.restart_policy:
             raise InvalidSpec(
                 f"{path}.restartPolicy", "is only for sidecars, that is, in initContainers"
             )
-    _host_ports([(path, c) for path, c in named if path.startswith("spec.containers")], spec)
+    _host_ports(containers, spec)
     _pod_security(spec)
     _host_and_dns(spec)
 
@@ -101,8 +102,8 @@ def _key(key: str, path: str) -> None:
 
 
 def _volumes(spec: Spec) -> None:
-    for i, volume in enumerate(spec.volumes):
-        path = f"spec.volumes[{i}]"
+    volumes = list(_indexed("spec.volumes", spec.volumes))
+    for path, volume in volumes:
         _name(volume.name, f"{path}.name", "a volume's name", LABEL, LABEL_LIMIT)
         if [volume.host_path, volume.empty_dir, volume.files].count(None) != 2:
             raise InvalidSpec(
@@ -111,20 +112,16 @@ def _volumes(spec: Spec) -> None:
             )
         if volume.host_path is not None:
             _host_path(volume.host_path.path, f"{path}.hostPath.path")
-    _once(
-        ((f"spec.volumes[{i}].name", v.name) for i, v in enumerate(spec.volumes)), "is used twice"
-    )
+    _unique_names(volumes)
 
 
 def _container(container: Container, path: str, spec: Spec) -> None:
     _name(container.name, f"{path}.name", "a container's name", LABEL, LABEL_LIMIT)
     if not container.image or container.image != container.image.strip():
         raise InvalidSpec(f"{path}.image", f"{container.image!r} is not an image's name")
-    for i, variable in enumerate(container.env):
+    for where, variable in _indexed(f"{path}.env", container.env):
         if not VARIABLE.fullmatch(variable.name):
-            raise InvalidSpec(
-                f"{path}.env[{i}].name", f"{variable.name!r} is not a variable's name"
-            )
+            raise InvalidSpec(f"{where}.name", f"{variable.name!r} is not a variable's name")
     _ports(container, path)
     _resources(container.resources, f"{path}.resources")
     _mounts(container, path, {v.name for v in spec.volumes})
@@ -132,12 +129,10 @@ def _container(container: Container, path: str, spec: Spec) -> None:
 
 
 def _ports(container: Container, path: str) -> None:
-    named = []
-    for i, port in enumerate(container.ports):
-        where = f"{path}.ports[{i}]"
+    ports = list(_indexed(f"{path}.ports", container.ports))
+    for where, port in ports:
         if port.name:
             _name(port.name, f"{where}.name", "a port's name", PORT_NAME, PORT_NAME_LIMIT)
-            named.append((f"{where}.name", port.name))
         for key, value, least in (
             ("containerPort", port.container_port, 1),
             ("hostPort", port.host_port, 0),
@@ -146,14 +141,14 @@ def _ports(container: Container, path: str) -> None:
                 raise InvalidSpec(f"{where}.{key}", f"{value} is not a port")
         if port.host_ip:
             _address(port.host_ip, f"{where}.hostIP")
-    _once(named, "is used twice")
+    _unique_names([(where, port) for where, port in ports if port.name])
 
 
 def _host_ports(named: list[tuple[str, Container]], spec: Spec) -> None:
     taken: list[tuple[str, tuple[object, ...]]] = []
     for path, container in named:
-        for i, port in enumerate(container.ports):
-            where = f"{path}.ports[{i}].hostPort"
+        for place, port in _indexed(f"{path}.ports", container.ports):
+            where = f"{place}.hostPort"
             if spec.host_network and port.host_port not in (0, port.container_port):
                 raise InvalidSpec(
                     where, f"{port.host_port} must be the containerPort with hostNetwork"
@@ -181,17 +176,13 @@ def _resources(resources: Resources, path: str) -> None:
 
 
 def _mounts(container: Container, path: str, volumes: set[str]) -> None:
-    for i, mount in enumerate(container.volume_mounts):
-        _mount(mount, f"{path}.volumeMounts[{i}]", volumes)
+    mounts = list(_indexed(f"{path}.volumeMounts", container.volume_mounts))
+    for place, mount in mounts:
+        _mount(mount, place, volumes)
         if mount.mount_propagation == "Bidirectional" and not container.security_context.privileged:
-            raise InvalidSpec(
-                f"{path}.volumeMounts[{i}].mountPropagation", "Bidirectional needs privileged"
-            )
-    places = (
-        (f"{path}.volumeMounts[{i}].mountPath", posixpath.normpath(m.mount_path))
-        for i, m in enumerate(container.volume_mounts)
-    )
-    _once(places, "is mounted over twice")
+            raise InvalidSpec(f"{place}.mountPropagation", "Bidirectional needs privileged")
+    paths = ((f"{place}.mountPath", posixpath.normpath(m.mount_path)) for place, m in mounts)
+    _once(paths, "is mounted over twice")
 
 
 def _mount(mount: VolumeMount, path: str, volumes: set[str]) -> None:
@@ -256,12 +247,10 @@ def _pod_security(spec: Spec) -> None:
         path,
     )
     _profile(security.seccomp_profile, f"{path}.seccompProfile")
-    for i, sysctl in enumerate(security.sysctls):
-        _name(sysctl.name, f"{path}.sysctls[{i}].name", "a sysctl", SYSCTL, SUBDOMAIN_LIMIT)
-    _once(
-        ((f"{path}.sysctls[{i}].name", s.name) for i, s in enumerate(security.sysctls)),
-        "is set twice",
-    )
+    sysctls = list(_indexed(f"{path}.sysctls", security.sysctls))
+    for place, sysctl in sysctls:
+        _name(sysctl.name, f"{place}.name", "a sysctl", SYSCTL, SUBDOMAIN_LIMIT)
+    _unique_names(sysctls, "is set twice")
     if spec.host_pid and spec.share_process_namespace:
         raise InvalidSpec("spec.shareProcessNamespace", "cannot be combined with hostPID")
 
@@ -285,16 +274,10 @@ def _profile(profile: Profile | None, path: str) -> None:
 def _host_and_dns(spec: Spec) -> None:
     if spec.hostname:
         _name(spec.hostname, "spec.hostname", "a host's name", LABEL, LABEL_LIMIT)
-    for i, alias in enumerate(spec.host_aliases):
-        _address(alias.ip, f"spec.hostAliases[{i}].ip")
-        for n, name in enumerate(alias.hostnames):
-            _name(
-                name,
-                f"spec.hostAliases[{i}].hostnames[{n}]",
-                "a host's name",
-                SUBDOMAIN,
-                SUBDOMAIN_LIMIT,
-            )
+    for path, alias in _indexed("spec.hostAliases", spec.host_aliases):
+        _address(alias.ip, f"{path}.ip")
+        for place, name in _indexed(f"{path}.hostnames", alias.hostnames):
+            _name(name, place, "a host's name", SUBDOMAIN, SUBDOMAIN_LIMIT)
     _ids({"terminationGracePeriodSeconds": spec.termination_grace_period_seconds}, "spec")
     _dns(spec, spec.dns_config or pod_model.Dns())
 
@@ -302,21 +285,26 @@ def _host_and_dns(spec: Spec) -> None:
 def _dns(spec: Spec, dns: pod_model.Dns) -> None:
     if spec.dns_policy == "None" and not dns.nameservers:
         raise InvalidSpec("spec.dnsConfig.nameservers", "is required with dnsPolicy None")
-    for i, address in enumerate(dns.nameservers):
-        _address(address, f"spec.dnsConfig.nameservers[{i}]")
+    for path, address in _indexed("spec.dnsConfig.nameservers", dns.nameservers):
+        _address(address, path)
     for key, values, limit in (
         ("nameservers", dns.nameservers, NAMESERVERS_LIMIT),
         ("searches", dns.searches, SEARCHES_LIMIT),
     ):
         if len(values) > limit:
             raise InvalidSpec(f"spec.dnsConfig.{key}", f"has more than {limit} entries")
-    for i, domain in enumerate(dns.searches):
+    for path, domain in _indexed("spec.dnsConfig.searches", dns.searches):
         if domain != ".":
-            name = domain.removesuffix(".")
-            _name(name, f"spec.dnsConfig.searches[{i}]", "a domain", SEARCHED, SUBDOMAIN_LIMIT)
-    for i, option in enumerate(dns.options):
+            _name(domain.removesuffix("."), path, "a domain", SEARCHED, SUBDOMAIN_LIMIT)
+    for path, option in _indexed("spec.dnsConfig.options", dns.options):
         if not option.name:
-            raise InvalidSpec(f"spec.dnsConfig.options[{i}].name", "is empty")
+            raise InvalidSpec(f"{path}.name", "is empty")
+
+
+def _indexed(path: str, values: Iterable[Item]) -> Iterator[tuple[str, Item]]:
+    """Yield each value of a list with its path, such as `spec.containers[0]`."""
+    for index, value in enumerate(values):
+        yield f"{path}[{index}]", value
 
 
 def _name(text: str, path: str, what: str, pattern: re.Pattern[str], limit: int) -> None:
@@ -341,3 +329,8 @@ def _once(values: Iterable[tuple[str, object]], problem: str) -> None:
             text = value[0] if isinstance(value, tuple) else repr(value)
             raise InvalidSpec(path, f"{text} {problem}")
         unique.add(value)
+
+
+def _unique_names(entries: Iterable[tuple[str, Any]], problem: str = "is used twice") -> None:
+    """Raise InvalidSpec for the second of two entries with the same name."""
+    _once(((f"{path}.name", entry.name) for path, entry in entries), problem)

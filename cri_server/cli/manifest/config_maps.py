@@ -69,11 +69,10 @@ class MapVolume(_Object):
     optional: bool = False
 
 
-class SecretVolume(_Object):
-    secret_name: str
-    items: list[Item] | None = None
-    default_mode: int = 0o644
-    optional: bool = False
+class SecretVolume(MapVolume):
+    """The same fields, but outside of a projected volume Kubernetes calls the name secretName."""
+
+    name: str = msgspec.field(name="secretName")
 
 
 class DownwardItem(_Object):
@@ -162,7 +161,7 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
     return content
 
 
-class Unsupported(InvalidSpec):
+class UnsupportedField(InvalidSpec):
     """Kubernetes supports it, `run` does not."""
 
 
@@ -179,7 +178,7 @@ def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> 
     for i, volume in enumerate(_dicts(spec.get("volumes"))):
         try:
             _volume(volume, pod, objects, f"spec.volumes[{i}]")
-        except Unsupported as error:
+        except UnsupportedField as error:
             if not lenient:
                 raise
             messages.append(str(error))
@@ -219,59 +218,51 @@ def _literal(content: bytes, path: str) -> str:
 def _environment(
     container: dict[str, Any], pod: dict[str, Any], objects: Objects, path: str, *, lenient: bool
 ) -> Iterator[str]:
-    added: list[Any] = []
+    variables: list[Any] = []
     for i, source in enumerate(_dicts(container.pop("envFrom", None))):
         where = f"{path}.envFrom[{i}]"
         prefix = source.pop("prefix", "")
-        ((kind, reference_kind),) = _one_of(
-            source, {"configMapRef": "ConfigMap", "secretRef": "Secret"}, where
-        )
-        reference = _typed(source[reference_kind], SourceRef, f"{where}.{reference_kind}")
-        content = (
-            objects.get(
-                kind, reference.name, f"{where}.{reference_kind}", optional=reference.optional
-            )
-            or {}
-        )
-        for key, value in content.items():
-            name = f"{prefix}{key}"
+        kind, key = _one_of(source, {"configMapRef": "ConfigMap", "secretRef": "Secret"}, where)
+        reference = _typed(source[key], SourceRef, f"{where}.{key}")
+        content = objects.get(kind, reference.name, f"{where}.{key}", optional=reference.optional)
+        for key_of_object, value in (content or {}).items():
+            name = f"{prefix}{key_of_object}"
             if VARIABLE.fullmatch(name):
-                added.append(
-                    {"name": name, "value": _literal(value, f"{where}.{reference_kind}: {key}")}
-                )
+                text = _literal(value, f"{where}.{key}: {key_of_object}")
+                variables.append({"name": name, "value": text})
             else:
                 yield f"{where}: {name!r} is not a variable's name"
     entries = container.get("env") or []
-    for i, entry in enumerate(_dicts(entries)):
-        if "valueFrom" in entry:
+    if not isinstance(entries, list):
+        return  # `read` reports the type
+    for i, entry in enumerate(entries):
+        if isinstance(entry, dict) and "valueFrom" in entry:
             try:
-                added_value = _value_from(entry, container, pod, objects, f"{path}.env[{i}]")
-            except Unsupported as error:
+                text_from = _value_from(entry, container, pod, objects, f"{path}.env[{i}]")
+            except UnsupportedField as error:
                 if not lenient:
                     raise
                 yield str(error)
-                added_value, entry["@absent"] = None, True
-            if added_value is not None:
-                entry["value"] = added_value
-    if isinstance(entries, list) and (added or "env" in container):
-        container["env"] = [
-            *added,
-            *(e for e in entries if not (isinstance(e, dict) and e.pop("@absent", False))),
-        ]
+                continue
+            if text_from is None:
+                continue
+            entry["value"] = text_from
+        variables.append(entry)
+    if variables or "env" in container:
+        container["env"] = variables
 
 
-def _one_of(
-    source: Mapping[str, Any], kinds: Mapping[str, str], path: str
-) -> list[tuple[str, str]]:
-    matches = [(kinds[key], key) for key in source if key in kinds]
+def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> tuple[str, str]:
+    """Return the kind for the only key of `source`, and that key. Raises InvalidSpec."""
     unknown = [key for key in source if key not in kinds]
     if unknown:
-        raise Unsupported(
+        raise UnsupportedField(
             f"{path}.{unknown[0]}", f"is not supported; supported are {', '.join(kinds)}"
         )
-    if len(matches) != 1:
+    if len(source) != 1:
         raise InvalidSpec(path, f"needs one of {', '.join(kinds)}")
-    return matches
+    (key,) = source
+    return kinds[key], key
 
 
 def _value_from(
@@ -293,7 +284,7 @@ def _value_from(
         "fieldRef": "",
         "resourceFieldRef": "",
     }
-    ((kind, key),) = _one_of(source, kinds, f"{path}.valueFrom")
+    kind, key = _one_of(source, kinds, f"{path}.valueFrom")
     where = f"{path}.valueFrom.{key}"
     if key == "fieldRef":
         field = _typed(source[key], FieldRef, where).field_path
@@ -309,7 +300,6 @@ def _value_from(
         return _literal(content[reference.key], where)
     if not reference.optional:
         raise InvalidSpec(where, f"{kind} {reference.name!r} has no key {reference.key!r}")
-    entry["@absent"] = True
     return None
 
 
@@ -333,7 +323,9 @@ def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
         if field.startswith(f"metadata.{group}['") and field.endswith("']"):
             return str((metadata.get(group) or {}).get(field[len(group) + 11 : -2], ""))
     names = ", ".join([*plain, "metadata.labels['KEY']", "metadata.annotations['KEY']", *STATUS])
-    raise Unsupported(f"{path}.fieldPath", f"{field!r} is not supported; supported are {names}")
+    raise UnsupportedField(
+        f"{path}.fieldPath", f"{field!r} is not supported; supported are {names}"
+    )
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -349,20 +341,16 @@ def _resource(
     """Return a resource such as `limits.cpu` in units of the divisor, rounded up. Without a limit
     it is the node's capacity, as in kubelet."""
     if reference.container_name:
-        groups = ((pod.get("spec") or {}).get(group) for group in ("initContainers", "containers"))
-        named = [
-            c
-            for group in groups
-            for c in _dicts(group)
-            if c.get("name") == reference.container_name
-        ]
-        container = named[0] if named else None
+        spec = pod.get("spec") or {}
+        containers = _dicts(spec.get("initContainers")) + _dicts(spec.get("containers"))
+        named = (c for c in containers if c.get("name") == reference.container_name)
+        container = next(named, None)
     if container is None:
         raise InvalidSpec(f"{path}.containerName", "no such container")
     group, _, name = reference.resource.partition(".")
     if group not in ("limits", "requests") or name not in ("cpu", "memory"):
         names = "limits.cpu, limits.memory, requests.cpu, requests.memory"
-        raise Unsupported(
+        raise UnsupportedField(
             f"{path}.resource", f"{reference.resource!r} is not supported; supported are {names}"
         )
     resources = container.get("resources") or {}
@@ -393,66 +381,63 @@ def _volume(volume: dict[str, Any], pod: Mapping[str, Any], objects: Objects, pa
 
 
 def _files(
-    key: str, source: Any, pod: Mapping[str, Any], objects: Objects, path: str, mode: int = 0o644
+    key: str, source: Any, pod: Mapping[str, Any], objects: Objects, path: str
 ) -> list[dict[str, Any]]:
-    """Return the files of a volume's source; `mode` is the default mode."""
-    files: list[dict[str, Any]] = []
-    if key == "projected":
-        projected = _typed(source, ProjectedVolume, path)
-        for i, each in enumerate(projected.sources):
-            kinds = dict.fromkeys(("configMap", "secret", "downwardAPI"), "")
-            ((_, kind),) = _one_of(each, kinds, f"{path}.sources[{i}]")
-            own = each[kind]
-            if kind == "secret" and isinstance(own, dict) and "name" in own:
-                own = {**{k: v for k, v in own.items() if k != "name"}, "secretName": own["name"]}
-            files += _files(
-                kind, own, pod, objects, f"{path}.sources[{i}].{kind}", projected.default_mode
-            )
-        return files
-    if key == "downwardAPI":
-        volume = _typed(
-            {"defaultMode": mode, **source} if isinstance(source, dict) else source,
-            DownwardVolume,
-            path,
-        )
-        for i, item in enumerate(volume.items):
-            place = f"{path}.items[{i}]"
-            content = _downward(item, pod, place)
-            files.append(_file(item.path, content, item.mode, volume.default_mode, place))
-        return files
-    volume_source: MapVolume | SecretVolume
-    source = {"defaultMode": mode, **source} if isinstance(source, dict) else source
+    """Return the files of a volume's source."""
     if key == "configMap":
-        volume_source, kind = _typed(source, MapVolume, path), "ConfigMap"
-        name = volume_source.name
-    else:
-        volume_source, kind = _typed(source, SecretVolume, path), "Secret"
-        name = volume_source.secret_name
-    contents = objects.get(kind, name, path, optional=volume_source.optional) or {}
-    items = (
-        volume_source.items
-        if volume_source.items is not None
-        else [Item(key, key) for key in contents]
-    )
-    return [
-        _file(
-            item.path,
-            contents[item.key],
-            item.mode,
-            volume_source.default_mode,
-            f"{path}.items[{i}]",
-        )
-        for i, item in enumerate(items)
-        if _is_there(item, contents, volume_source.optional, kind, name, f"{path}.items[{i}]")
-    ]
+        return _files_of_object("ConfigMap", _typed(source, MapVolume, path), objects, path)
+    if key == "secret":
+        return _files_of_object("Secret", _typed(source, SecretVolume, path), objects, path)
+    if key == "downwardAPI":
+        return _downward_files(_typed(source, DownwardVolume, path), pod, path)
+    files: list[dict[str, Any]] = []
+    projected = _typed(source, ProjectedVolume, path)
+    kinds = {"configMap": "ConfigMap", "secret": "Secret", "downwardAPI": ""}
+    for i, each in enumerate(projected.sources):
+        kind, key = _one_of(each, kinds, f"{path}.sources[{i}]")
+        place = f"{path}.sources[{i}].{key}"
+        own = each[key]
+        if isinstance(own, dict):
+            own = {"defaultMode": projected.default_mode, **own}
+        if kind:
+            files += _files_of_object(kind, _typed(own, MapVolume, place), objects, place)
+        else:
+            files += _downward_files(_typed(own, DownwardVolume, place), pod, place)
+    return files
 
 
-def _file(
-    place: str, content: bytes, mode: int | None, default_mode: int, path: str
-) -> dict[str, Any]:
-    _check_place(place, path)
-    coded = base64.b64encode(content).decode()
-    return {"path": place, "content": coded, "mode": default_mode if mode is None else mode}
+def _files_of_object(
+    kind: str, volume: MapVolume, objects: Objects, path: str
+) -> list[dict[str, Any]]:
+    """Return the files for the keys of a ConfigMap or a Secret."""
+    contents = objects.get(kind, volume.name, path, optional=volume.optional) or {}
+    items = volume.items if volume.items is not None else [Item(key, key) for key in contents]
+    files = []
+    for i, item in enumerate(items):
+        place = f"{path}.items[{i}]"
+        _check_place(item.path, place)
+        if item.key in contents:
+            files.append(_file(item, contents[item.key], volume.default_mode))
+        elif not volume.optional:
+            raise InvalidSpec(f"{place}.key", f"{kind} {volume.name!r} has no key {item.key!r}")
+    return files
+
+
+def _downward_files(
+    volume: DownwardVolume, pod: Mapping[str, Any], path: str
+) -> list[dict[str, Any]]:
+    """Return the files with fields of the pod."""
+    files = []
+    for i, item in enumerate(volume.items):
+        place = f"{path}.items[{i}]"
+        _check_place(item.path, place)
+        files.append(_file(item, _downward(item, pod, place), volume.default_mode))
+    return files
+
+
+def _file(item: Item | DownwardItem, content: bytes, default_mode: int) -> dict[str, Any]:
+    mode = default_mode if item.mode is None else item.mode
+    return {"path": item.path, "content": base64.b64encode(content).decode(), "mode": mode}
 
 
 def _downward(item: DownwardItem, pod: Mapping[str, Any], path: str) -> bytes:
@@ -462,15 +447,6 @@ def _downward(item: DownwardItem, pod: Mapping[str, Any], path: str) -> bytes:
         return _field(item.field_ref.field_path, pod, f"{path}.fieldRef").encode()
     assert item.resource_field_ref is not None
     return _resource(item.resource_field_ref, None, pod, f"{path}.resourceFieldRef").encode()
-
-
-def _is_there(
-    item: Item, content: Mapping[str, bytes], optional: bool, kind: str, name: str, path: str
-) -> bool:
-    _check_place(item.path, path)
-    if item.key not in content and not optional:
-        raise InvalidSpec(f"{path}.key", f"{kind} {name!r} has no key {item.key!r}")
-    return item.key in content
 
 
 def _check_place(place: str, path: str) -> None:
