@@ -21,13 +21,15 @@ Mode = Annotated[str, msgspec.Meta(pattern="^0?[0-7]{3}$")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-def explained(text: str, *, reloads: bool = True) -> msgspec.Meta:
-    """Attach an explanation to a key; `cri_server.install.config_file` writes it above the key in
-    the installed file.
+def explained(text: str) -> msgspec.Meta:
+    """Attach an explanation to a key whose new value a running server applies (SIGHUP). The
+    installed file has it above the key."""
+    return msgspec.Meta(description=text, extra={"reloads": True})
 
-    `reloads`: a running server applies a new value (SIGHUP).
-    """
-    return msgspec.Meta(description=text, extra={"reloads": reloads})
+
+def at_restart(text: str) -> msgspec.Meta:
+    """Attach an explanation to a key whose new value applies when the server starts again."""
+    return msgspec.Meta(description=text, extra={"reloads": False})
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -40,33 +42,28 @@ class Server(Table):
 
     listen: Annotated[
         str,
-        explained("The socket for kubelet and clients: unix:///PATH.", reloads=False),
+        at_restart("The socket for kubelet and clients: unix:///PATH."),
     ] = "unix:///run/pyrunc/cri.sock"
-    socket_uid: Annotated[Id, explained("The user who owns the socket.", reloads=False)] = 0
+    socket_uid: Annotated[Id, at_restart("The user who owns the socket.")] = 0
     socket_gid: Annotated[
         Id,
-        explained(
-            "The group that owns the socket. A user who can connect can become root.", reloads=False
-        ),
+        at_restart("The group that owns the socket. A user who can connect can become root."),
     ] = 0
     socket_mode: Annotated[
-        Mode, explained("The permission bits of the socket, in octal digits.", reloads=False)
+        Mode, at_restart("The permission bits of the socket, in octal digits.")
     ] = "0660"
     root: Annotated[
         str,
-        explained(
-            "A folder on a disk for images, writable layers and records. Records "
-            "are synced before a call is answered.",
-            reloads=False,
+        at_restart(
+            "A folder on a disk for images, writable layers and records. Records are synced "
+            "before a call is answered."
         ),
     ] = "/var/lib/pyrunc"
     state: Annotated[
         str,
-        explained(
-            "A folder on a tmpfs for sockets and facts of this boot. It belongs to "
-            "`root`: while pods of this boot exist, the server refuses another "
-            "pair.",
-            reloads=False,
+        at_restart(
+            "A folder on a tmpfs for sockets and facts of this boot. It belongs to `root`: while "
+            "pods of this boot exist, the server refuses another pair."
         ),
     ] = DEFAULT_STATE
     log_level: Annotated[
@@ -80,8 +77,8 @@ class Server(Table):
     log_limit_per_s: Annotated[
         NonNegative,
         explained(
-            "At most this many log records of one kind per second are written, and "
-            "four times as many at once. 0: no limit."
+            "At most this many log records of one kind per second are written, and four times as "
+            "many at once. 0: no limit."
         ),
     ] = 50.0
     shutdown_timeout_s: Annotated[
@@ -96,34 +93,32 @@ class Network(Table):
     conf_dir: Annotated[
         str,
         explained(
-            "The first .conflist, .conf or .json file in this folder, by name, is "
-            "the network of pods. If it has errors, there is no network."
+            "The first .conflist, .conf or .json file in this folder, by name, is the network of "
+            "pods. If it has errors, there is no network."
         ),
     ] = "/etc/cni/net.d"
     bin_dir: Annotated[
         str,
         explained(
-            "Folders with executables of CNI plugins, separated by `:`. bridge, "
-            "host-local, loopback and portmap are also built in; an executable of "
-            "the same name is used instead."
+            "Folders with executables of CNI plugins, separated by `:`. bridge, host-local, "
+            "loopback and portmap are also built in; an executable of the same name is used "
+            "instead."
         ),
     ] = "/opt/cni/bin"
     netns_dir: Annotated[
         str,
-        explained(
-            "The folder for the names of pods' network namespaces, which plugins "
-            "get as CNI_NETNS. Each name is a bind mount. Add-ons that mount the "
-            "folder (Cilium, Istio, multus, Antrea) expect the default, in this "
-            "spelling.",
-            reloads=False,
+        at_restart(
+            "The folder for the names of pods' network namespaces, which plugins get as "
+            "CNI_NETNS. Each name is a bind mount. Add-ons that mount the folder (Cilium, Istio, "
+            "multus, Antrea) expect the default, in this spelling."
         ),
     ] = "/var/run/netns"
     builtin: Annotated[
         list[str],
         explained(
-            "Subnets of the network that pods get while `conf_dir` has no "
-            'configuration, such as ["10.85.0.0/16", "fd85::/64"]. Empty: the node '
-            "is not ready until there is a configuration."
+            "Subnets of the network that pods get while `conf_dir` has no configuration, such as "
+            '["10.85.0.0/16", "fd85::/64"]. Empty: the node is not ready until there is a '
+            "configuration."
         ),
     ] = msgspec.field(default_factory=list)
     builtin_bridge: Annotated[str, explained("The bridge of the built-in network.")] = "pyrunc0"
@@ -134,24 +129,23 @@ class Cgroup(Table):
 
     driver: Annotated[
         Literal["auto", "systemd", "cgroupfs"],
-        explained(
-            "How cgroups are created. kubelet's `cgroupDriver` must be the same. "
-            "auto: systemd where it runs.",
-            reloads=False,
+        at_restart(
+            "How cgroups are created. kubelet's `cgroupDriver` must be the same. auto: systemd "
+            "where it runs."
         ),
     ] = "auto"
     missing_controllers: Annotated[
         Literal["error", "warn"],
         explained(
-            "What happens to a limit whose controller is not in the cgroup v2 tree "
-            "(hybrid hosts): an error, or a warning and no limit."
+            "What happens to a limit whose controller is not in the cgroup v2 tree (hybrid "
+            "hosts): an error, or a warning and no limit."
         ),
     ] = "error"
     default_parent: Annotated[
         str,
         explained(
-            "The parent cgroup of pods whose request names none. Empty: /pyrunc "
-            "with cgroupfs, system.slice with systemd."
+            "The parent cgroup of pods whose request names none. Empty: /pyrunc with cgroupfs, "
+            "system.slice with systemd."
         ),
     ] = ""
 
@@ -162,24 +156,23 @@ class Registry(Table):
     config_path: Annotated[
         str,
         explained(
-            "Folders with HOST/hosts.toml files in the form of containerd's "
-            "certs.d, separated by `:`. The first folder that has a host counts. "
-            "Empty: none."
+            "Folders with HOST/hosts.toml files in the form of containerd's certs.d, separated by "
+            "`:`. The first folder that has a host counts. Empty: none."
         ),
     ] = ""
     signature_policy: Annotated[
         str,
         explained(
-            "A file in the form of containers-policy.json(5) that decides which "
-            "images may be pulled, with the requirements insecureAcceptAnything, "
-            "reject and sigstoreSigned. Empty: all images."
+            "A file in the form of containers-policy.json(5) that decides which images may be "
+            "pulled, with the requirements insecureAcceptAnything, reject and sigstoreSigned. "
+            "Empty: all images."
         ),
     ] = ""
     no_progress_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "A pull or push without progress for this time fails. For a pull, less "
-            "than 1 KiB/s on average is no progress."
+            "A pull or push without progress for this time fails. For a pull, less than 1 KiB/s "
+            "on average is no progress."
         ),
     ] = 300.0
 
@@ -189,21 +182,18 @@ class Images(Table):
 
     store: Annotated[
         Literal["auto", "unpacked", "erofs"],
-        explained(
+        at_restart(
             "erofs: layers are stored as tars and mounted (Linux 6.12, "
-            "CONFIG_EROFS_FS_BACKED_BY_FILE). unpacked: every file is written. "
-            "auto: erofs where containers of an image can share its page cache "
-            "(Linux 6.15), else unpacked. Existing images keep their form until "
-            "`pyrunc-cri gc` converts the unused ones.",
-            reloads=False,
+            "CONFIG_EROFS_FS_BACKED_BY_FILE). unpacked: every file is written. auto: erofs where "
+            "containers of an image can share its page cache (Linux 6.15), else unpacked. "
+            "Existing images keep their form until `pyrunc-cri gc` converts the unused ones."
         ),
     ] = "auto"
     keep_blobs: Annotated[
         bool,
-        explained(
-            "Also store compressed layers beside their tars, for skopeo, which "
-            "reads them, and to push the same bytes again.",
-            reloads=False,
+        at_restart(
+            "Also store compressed layers beside their tars, for skopeo, which reads them, and to "
+            "push the same bytes again."
         ),
     ] = False
     # msgspec copies an empty list for each instance, unlike a default of a Python function.
@@ -216,26 +206,24 @@ class Images(Table):
 class Streaming(Table):
     """Where exec, attach and port-forward sessions connect. Only kubelet needs to reach it."""
 
-    host: Annotated[str, explained("The address to listen on.", reloads=False)] = "127.0.0.1"
-    port: Annotated[Port, explained("The port. 0 selects a free one.", reloads=False)] = 0
+    host: Annotated[str, at_restart("The address to listen on.")] = "127.0.0.1"
+    port: Annotated[Port, at_restart("The port. 0 selects a free one.")] = 0
     tls_certificate: Annotated[
         str,
-        explained(
-            "A PEM file with the server's certificate and its chain. If it is set, "
-            "sessions use TLS. The certificate must name `host`, and kubelet's "
-            "machine must trust it. Changed files are read again.",
-            reloads=False,
+        at_restart(
+            "A PEM file with the server's certificate and its chain. If it is set, sessions use "
+            "TLS. The certificate must name `host`, and kubelet's machine must trust it. Changed "
+            "files are read again."
         ),
     ] = ""
     tls_key: Annotated[
-        str, explained("A PEM file with the certificate's key, without a password.", reloads=False)
+        str, at_restart("A PEM file with the certificate's key, without a password.")
     ] = ""
     tls_client_ca: Annotated[
         str,
-        explained(
-            "A PEM file with authorities. Clients must present a certificate of one "
-            "of them. Empty: clients need no certificate.",
-            reloads=False,
+        at_restart(
+            "A PEM file with authorities. Clients must present a certificate of one of them. "
+            "Empty: clients need no certificate."
         ),
     ] = ""
 
@@ -246,8 +234,8 @@ class Pods(Table):
     unprivileged_ports: Annotated[
         bool,
         explained(
-            "Programs without CAP_NET_BIND_SERVICE may listen on ports below 1024 "
-            "of their pod's network (net.ipv4.ip_unprivileged_port_start=0)."
+            "Programs without CAP_NET_BIND_SERVICE may listen on ports below 1024 of their pod's "
+            "network (net.ipv4.ip_unprivileged_port_start=0)."
         ),
     ] = False
     unprivileged_ping: Annotated[
@@ -287,60 +275,58 @@ class Containers(Table):
     restrict_oom_score_adj: Annotated[
         Literal["auto", "always", "never"],
         explained(
-            "Raise an OOM score that is below the server's own instead of failing, "
-            "for servers that may not lower scores. auto tests whether the server "
-            "may."
+            "Raise an OOM score that is below the server's own instead of failing, for servers "
+            "that may not lower scores. auto tests whether the server may."
         ),
     ] = "auto"
     volatile: Annotated[
         bool,
         explained(
-            "Writable layers are not synced. This is faster, and a container does "
-            "not outlive a power cut anyway."
+            "Writable layers are not synced. This is faster, and a container does not outlive a "
+            "power cut anyway."
         ),
     ] = True
     rlimits: Annotated[
         list[str],
         explained(
-            "Resource limits of processes, each NAME=SOFT[:HARD] with a number or "
-            '`unlimited`, such as ["nofile=65536:524288"]. Other limits have the '
-            "server's defaults."
+            "Resource limits of processes, each NAME=SOFT[:HARD] with a number or `unlimited`, "
+            'such as ["nofile=65536:524288"]. Other limits have the server\'s defaults.'
         ),
     ] = []
     default_capabilities: Annotated[
         list[str],
         explained(
-            "Capabilities of a container that is not privileged; pods add to them "
-            "and drop from them. Names are those of capabilities(7)."
+            "Capabilities of a container that is not privileged; pods add to them and drop from "
+            "them. Names are those of capabilities(7)."
         ),
     ] = msgspec.field(default_factory=lambda: sorted(DEFAULT_CAPABILITIES))
     seccomp_profile: Annotated[
         str,
         explained(
-            "A file with the OCI seccomp object of the profile RuntimeDefault. "
-            "Empty: the built-in profile."
+            "A file with the OCI seccomp object of the profile RuntimeDefault. Empty: the "
+            "built-in profile."
         ),
     ] = ""
     hooks_dirs: Annotated[
         list[str],
         explained(
             "Folders with hooks for containers, JSON files as in oci-hooks(5), such as "
-            "/usr/share/containers/oci/hooks.d. A file in a later folder replaces one of "
-            "the same name in an earlier one."
+            "/usr/share/containers/oci/hooks.d. A file in a later folder replaces one of the same "
+            "name in an earlier one."
         ),
     ] = []
     device_ownership: Annotated[
         bool,
         explained(
-            "A container's devices belong to its `runAsUser` and `runAsGroup`, "
-            "where those are not 0, instead of the owner of the host's device."
+            "A container's devices belong to its `runAsUser` and `runAsGroup`, where those are "
+            "not 0, instead of the owner of the host's device."
         ),
     ] = False
     pod_annotations: Annotated[
         list[str],
         explained(
-            "Annotations of pods that are copied to the OCI spec of their "
-            'containers, such as ["io.example/*"]. `*` stands for any characters.'
+            "Annotations of pods that are copied to the OCI spec of their containers, such as "
+            '["io.example/*"]. `*` stands for any characters.'
         ),
     ] = []
     container_annotations: Annotated[
@@ -350,9 +336,8 @@ class Containers(Table):
     cgroup_writable: Annotated[
         bool,
         explained(
-            "Containers that are not privileged may write to their cgroup too, so "
-            "that systemd in a container can create cgroups below it. They cannot "
-            "change their own limits."
+            "Containers that are not privileged may write to their cgroup too, so that systemd in "
+            "a container can create cgroups below it. They cannot change their own limits."
         ),
     ] = False
     privileged_without_host_devices: Annotated[
@@ -362,41 +347,39 @@ class Containers(Table):
     restore_images: Annotated[
         bool,
         explained(
-            "Restore images that hold a checkpoint. A checkpoint decides what its "
-            "processes may do and what is mounted for them, so every user who may "
-            "name an image in a pod can then become root of the node. Archives that "
-            "are named by a path of the node are restored in any case."
+            "Restore images that hold a checkpoint. A checkpoint decides what its processes may "
+            "do and what is mounted for them, so every user who may name an image in a pod can "
+            "then become root of the node. Archives that are named by a path of the node are "
+            "restored in any case."
         ),
     ] = False
     block_io_classes: Annotated[
         str,
         explained(
-            "A YAML file with classes of block I/O in goresctrl's form, which pods "
-            "name in the annotation blockio.resources.beta.kubernetes.io/pod. "
-            "Empty: no classes."
+            "A YAML file with classes of block I/O in goresctrl's form, which pods name in the "
+            "annotation blockio.resources.beta.kubernetes.io/pod. Empty: no classes."
         ),
     ] = ""
     rdt_classes: Annotated[
         str,
         explained(
-            "A YAML file with classes of caches and memory bandwidth (Intel RDT and "
-            "similar), which pods name in the annotation "
-            "rdt.resources.beta.kubernetes.io/pod. Empty: the classes are the "
-            "existing groups of resctrl."
+            "A YAML file with classes of caches and memory bandwidth (Intel RDT and similar), "
+            "which pods name in the annotation rdt.resources.beta.kubernetes.io/pod. Empty: the "
+            "classes are the existing groups of resctrl."
         ),
     ] = ""
     cdi_dirs: Annotated[
         list[str],
         explained(
-            "Folders in which device drivers describe their devices (CDI). Of two "
-            "descriptions of one device that in the later folder counts."
+            "Folders in which device drivers describe their devices (CDI). Of two descriptions of "
+            "one device that in the later folder counts."
         ),
     ] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
     foreign_path_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "How long a path of the host may take to answer, such as a volume on a "
-            "network file system."
+            "How long a path of the host may take to answer, such as a volume on a network file "
+            "system."
         ),
     ] = 30.0
 
@@ -406,10 +389,9 @@ class Metrics(Table):
 
     address: Annotated[
         str,
-        explained(
-            "The address that serves them: unix:///PATH, or HOST:PORT such as "
-            "127.0.0.1:9477. There is no password. Empty: none.",
-            reloads=False,
+        at_restart(
+            "The address that serves them: unix:///PATH, or HOST:PORT such as 127.0.0.1:9477. "
+            "There is no password. Empty: none."
         ),
     ] = ""
 
@@ -420,8 +402,8 @@ class Timeline(Table):
     operations: Annotated[
         bool,
         explained(
-            "Also record each operation of the launcher, as `pyrunc plan` numbers "
-            "them. Creates and starts take up to twice as long."
+            "Also record each operation of the launcher, as `pyrunc plan` numbers them. Creates "
+            "and starts take up to twice as long."
         ),
     ] = False
 
@@ -431,21 +413,18 @@ class Tracing(Table):
 
     endpoint: Annotated[
         str,
-        explained(
-            "The collector, by OTLP over HTTP: http://HOST:4318 or a whole URL. "
-            "OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_HEADERS, "
-            "apply too. Empty: none. Without the Debian package: pip install "
-            "'pyrunc[tracing]'.",
-            reloads=False,
+        at_restart(
+            "The collector, by OTLP over HTTP: http://HOST:4318 or a whole URL. OpenTelemetry's "
+            "own variables, such as OTEL_EXPORTER_OTLP_HEADERS, apply too. Empty: none. Without "
+            "the Debian package: pip install 'pyrunc[tracing]'."
         ),
     ] = ""
     sampling: Annotated[
         float,
         msgspec.Meta(ge=0, le=1),
-        explained(
-            "The share of calls that are sent. A client that sends a `traceparent`, "
-            "as kubelet can, decides for its own calls.",
-            reloads=False,
+        at_restart(
+            "The share of calls that are sent. A client that sends a `traceparent`, as kubelet "
+            "can, decides for its own calls."
         ),
     ] = 1.0
 
@@ -453,50 +432,43 @@ class Tracing(Table):
 class Nri(Table):
     """Plugins of the Node Resource Interface, which adjust containers before they run."""
 
-    enabled: Annotated[
-        bool, explained("Start plugins, and let plugins connect.", reloads=False)
-    ] = False
+    enabled: Annotated[bool, at_restart("Start plugins, and let plugins connect.")] = False
     socket: Annotated[
-        str, explained("The socket for plugins that the server has not started.", reloads=False)
+        str, at_restart("The socket for plugins that the server has not started.")
     ] = "/var/run/nri/nri.sock"
     plugin_dir: Annotated[
         str,
-        explained(
-            "Plugins that start with the server: programs named INDEX-NAME, such as 10-devices.",
-            reloads=False,
+        at_restart(
+            "Plugins that start with the server: programs named INDEX-NAME, such as 10-devices."
         ),
     ] = "/opt/nri/plugins"
     plugin_config_dir: Annotated[
         str,
-        explained(
-            "The configuration of these plugins: the text of INDEX-NAME.conf, else of NAME.conf.",
-            reloads=False,
+        at_restart(
+            "The configuration of these plugins: the text of INDEX-NAME.conf, else of NAME.conf."
         ),
     ] = "/etc/nri/conf.d"
     registration_timeout_s: Annotated[
         PositiveSeconds,
-        explained(
-            "How long each of registration, configuration and synchronization of a "
-            "plugin may take.",
-            reloads=False,
+        at_restart(
+            "How long each of registration, configuration and synchronization of a plugin may take."
         ),
     ] = 5.0
     request_timeout_s: Annotated[
         PositiveSeconds,
-        explained(
-            "A plugin that has not answered a request by then is dropped, and the "
-            "request continues without it.",
-            reloads=False,
+        at_restart(
+            "A plugin that has not answered a request by then is dropped, and the request "
+            "continues without it."
         ),
     ] = 2.0
     disable_external: Annotated[
-        bool, explained("Use only plugins of `plugin_dir`, and open no socket.", reloads=False)
+        bool, at_restart("Use only plugins of `plugin_dir`, and open no socket.")
     ] = False
     required_plugins: Annotated[
         list[str],
         explained(
-            "Names of plugins, with or without their index. While one of them is "
-            "missing, no container is created."
+            "Names of plugins, with or without their index. While one of them is missing, no "
+            "container is created."
         ),
     ] = []
 
@@ -506,19 +478,15 @@ class Selinux(Table):
 
     enabled: Annotated[
         bool,
-        explained(
-            "Label processes, mounts and volumes as pods ask, and separate pods by "
-            "categories. Without SELinux in the kernel nothing is labelled.",
-            reloads=False,
+        at_restart(
+            "Label processes, mounts and volumes as pods ask, and separate pods by categories. "
+            "Without SELinux in the kernel nothing is labelled."
         ),
     ] = True
     category_range: Annotated[
         int,
         msgspec.Meta(ge=2, le=1024),
-        explained(
-            "A pod gets two categories of this many (c0, c1 and so on). A policy has 1024.",
-            reloads=False,
-        ),
+        at_restart("A pod gets two categories of this many (c0, c1 and so on). A policy has 1024."),
     ] = 1024
 
 
@@ -528,9 +496,9 @@ class Runtime(Table):
     binary: Annotated[
         str,
         explained(
-            "An OCI runtime that runs the containers, such as /usr/sbin/runc. It "
-            "must have the commands create, start, exec, kill and delete of runc's "
-            "command line. Empty: the built-in runtime."
+            "An OCI runtime that runs the containers, such as /usr/sbin/runc. It must have the "
+            "commands create, start, exec, kill and delete of runc's command line. Empty: the "
+            "built-in runtime."
         ),
     ] = ""
     arguments: Annotated[list[str], explained("Arguments of the program before the command.")] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine, warning, wrong
 
 TREES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 NEEDED, USEFUL = ("cpu", "memory", "pids"), ("cpuset", "io", "hugetlb")
@@ -22,15 +22,12 @@ def tree(host: Host) -> str:
 def version(host: Host) -> Iterator[CheckResult]:
     root = tree(host)
     if not root:
-        yield CheckResult(
-            "cgroup-v2", Level.WRONG, "no cgroup v2 tree", "the server does not start", UNIFIED
-        )
+        yield wrong("cgroup-v2", "no cgroup v2 tree", "the server does not start", UNIFIED)
         return
     if root != TREES[0]:
         strict = host.config.cgroup.missing_controllers == "error"
-        yield CheckResult(
+        yield warning(
             "cgroup-v2",
-            Level.WARNING,
             f"this is a hybrid host: besides the v2 tree at {root} it has v1 hierarchies",
             f"limits of v1 controllers are {'refused' if strict else 'not enforced'}",
             UNIFIED,
@@ -65,17 +62,15 @@ def _controllers(host: Host, root: str) -> Iterator[CheckResult]:
 def driver(host: Host) -> Iterator[CheckResult]:
     setting, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
     if setting == "systemd" and not systemd:
-        yield CheckResult(
+        yield wrong(
             "cgroup-driver",
-            Level.WRONG,
             "cgroup.driver is systemd, but systemd does not run",
             "the server does not start",
             'set [cgroup] driver = "auto"',
         )
     elif setting == "cgroupfs" and systemd:
-        yield CheckResult(
+        yield warning(
             "cgroup-driver",
-            Level.WARNING,
             "cgroup.driver is cgroupfs, but systemd manages the cgroups of this host",
             "systemd may remove controllers and limits from pods",
             'set [cgroup] driver = "auto", and cgroupDriver: systemd for kubelet',

@@ -15,7 +15,7 @@ from cri_server.doctor import (
     network,
     registries,
 )
-from cri_server.doctor.model import Check, CheckResult, Host, Level
+from cri_server.doctor.model import Check, CheckResult, Host, Level, warning
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterato
             log.debug("%s", check.__name__, exc_info=error)
             name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
             text = f"the check {name} failed: {type(error).__name__}: {error}"
-            yield CheckResult("doctor", Level.WARNING, text, "its subject was not checked")
+            yield warning("doctor", text, "its subject was not checked")
 
 
 def complain(host: Host) -> None:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine, note, warning, wrong
 from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
 from cri_server.store import file_system
 from cri_server.store.paths import Paths
@@ -28,9 +28,8 @@ def overlay(host: Host) -> Iterator[CheckResult]:
             file_system.check(paths)
     except (Error, OSError) as error:
         text = str(error).replace(str(root), str(host.config.root))
-        yield CheckResult(
+        yield wrong(
             "overlay-on-root",
-            Level.WRONG,
             text,
             "containers cannot have a root file system: the server does not start",
             "put server.root on ext4 or xfs (with ftype=1, the default of mkfs.xfs), not on an"
@@ -53,9 +52,7 @@ def images(host: Host) -> Iterator[CheckResult]:
         "boot Linux 6.15 or later; existing images stay usable, and `pyrunc-cri gc` converts them"
     )
     if store == "auto" and (sharing := sharing_obstacle()):
-        yield CheckResult(
-            "images", Level.NOTE, f"if images were mounted, {sharing}", effect, remedy
-        )
+        yield note("images", f"if images were mounted, {sharing}", effect, remedy)
         return
     try:
         why = mount_obstacle(nearest(host.path(host.config.root)))
@@ -66,9 +63,9 @@ def images(host: Host) -> Iterator[CheckResult]:
     elif store == "erofs":
         effect = 'the server does not start with [images] store = "erofs"'
         remedy = 'set [images] store = "auto"'
-        yield CheckResult("images", Level.WRONG, f"images cannot be mounted: {why}", effect, remedy)
+        yield wrong("images", f"images cannot be mounted: {why}", effect, remedy)
     else:
-        yield CheckResult("images", Level.NOTE, f"images cannot be mounted: {why}", effect, remedy)
+        yield note("images", f"images cannot be mounted: {why}", effect, remedy)
 
 
 def disk(host: Host) -> Iterator[CheckResult]:
@@ -76,9 +73,8 @@ def disk(host: Host) -> Iterator[CheckResult]:
     kind, space = file_system.file_system_type(root), os.statvfs(root)
     free, inodes = space.f_bavail * space.f_frsize, space.f_favail
     if space.f_flag & os.ST_RDONLY:
-        yield CheckResult(
+        yield wrong(
             "root-space",
-            Level.WRONG,
             f"the file system of {host.config.root} is read-only",
             "no pod can be created and no image pulled",
             f"look for disk errors in dmesg, then mount -o remount,rw {root}",
@@ -96,9 +92,8 @@ def disk(host: Host) -> Iterator[CheckResult]:
     else:
         yield fine("root-space", f"{free >> 30} GiB left for {host.config.root}")
     if kind == "ext4":
-        yield CheckResult(
+        yield note(
             "root-ext4",
-            Level.NOTE,
             f"{host.config.root} is on ext4",
             "the allocator of ext4 avoids recently deleted inodes: on nodes where many pods come"
             " and go it takes up to 18 % of the CPU time of a pod, and half of that for unpacking"
@@ -106,9 +101,8 @@ def disk(host: Host) -> Iterator[CheckResult]:
             "on such nodes put it on its own disk with xfs (mkfs.xfs)",
         )
     if space.f_flag & os.ST_NOEXEC:
-        yield CheckResult(
+        yield warning(
             "root-noexec",
-            Level.WARNING,
             f"{host.config.root} is mounted noexec",
             "CNI plugins that execute the built-in ones from there fail, such as flannel, which"
             " executes bridge",
@@ -123,9 +117,8 @@ def state(host: Host) -> Iterator[CheckResult]:
     if kind in TMPFS:
         yield fine("state-tmpfs", f"{host.config.state} is on {kind}")
     else:
-        yield CheckResult(
+        yield warning(
             "state-tmpfs",
-            Level.WARNING,
             f"{host.config.state} is on {kind}, not on a tmpfs",
             "starts of containers wait for the disk, and the state outlives a reboot",
             f"mount -t tmpfs -o mode=0711 pyrunc {host.config.state}, before the server starts",
@@ -137,9 +130,8 @@ def programs(host: Host) -> Iterator[CheckResult]:
     if host.program("nft"):
         yield fine("nft", "the program nft is installed")
     else:
-        yield CheckResult(
+        yield wrong(
             "nft",
-            Level.WRONG,
             "the program nft is missing",
             "pods cannot reach addresses outside the node, and host ports are refused",
             "apt install nftables",

@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Iterator
 
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, fine, warning, wrong
 from pyrunc.kernel.call import raw
 
 # This is the kernel of Debian 12.
@@ -41,9 +41,8 @@ def version(host: Host) -> Iterator[CheckResult]:
     release = host.text("/proc/sys/kernel/osrelease")
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
-        yield CheckResult(
+        yield wrong(
             "kernel-version",
-            Level.WRONG,
             f"Linux {release}",
             f"the server supports and is tested with Linux {OLDEST[0]}.{OLDEST[1]} or later",
             f"install a newer kernel (on Debian: apt install linux-image-{_debian_name()}) and"
@@ -57,9 +56,8 @@ def calls(host: Host) -> Iterator[CheckResult]:
     """Try the calls on the running kernel, also if `host` has other files."""
     missing = [name for name, arguments in CALLS.items() if raw(name, *arguments) == -errno.ENOSYS]
     if missing:
-        yield CheckResult(
+        yield wrong(
             "kernel-calls",
-            Level.WRONG,
             f"the kernel or a filter around this process refuses {', '.join(missing)}",
             "no container can start",
             "run the server outside of the container or VM whose seccomp filter refuses them, or"
@@ -73,18 +71,16 @@ def namespaces(host: Host) -> Iterator[CheckResult]:
     available = [kind for kind in NAMESPACES if os.path.lexists(host.path(f"/proc/self/ns/{kind}"))]
     missing = sorted(set(NAMESPACES) - set(available) - {"user"})
     if missing:
-        yield CheckResult(
+        yield wrong(
             "namespaces",
-            Level.WRONG,
             f"the kernel lacks the namespaces {', '.join(missing)}",
             "no pod can start",
             "boot a kernel with CONFIG_NAMESPACES and all kinds of namespaces",
         )
     # This limit holds for root as well (namespaces(7)).
     elif "user" not in available or host.number("/proc/sys/user/max_user_namespaces") == 0:
-        yield CheckResult(
+        yield warning(
             "namespaces",
-            Level.WARNING,
             "user namespaces are disabled",
             "pods with hostUsers: false are refused",
             "sysctl -w user.max_user_namespaces=15000",
@@ -98,9 +94,8 @@ def seccomp(host: Host) -> Iterator[CheckResult]:
     if available >= SECCOMP_ACTIONS:
         yield fine("seccomp", "filters")
     else:
-        yield CheckResult(
+        yield wrong(
             "seccomp",
-            Level.WRONG,
             f"the kernel lacks the seccomp actions {', '.join(sorted(SECCOMP_ACTIONS - available))}"
             if available
             else "the kernel has no seccomp filters",
@@ -113,9 +108,8 @@ def modules(host: Host) -> Iterator[CheckResult]:
     if re.search(r"^nodev\toverlay$", host.text("/proc/filesystems"), re.MULTILINE):
         yield fine("module-overlay", "overlay")
     else:
-        yield CheckResult(
+        yield wrong(
             "module-overlay",
-            Level.WRONG,
             "the kernel has no file system overlay",
             "no container can be created, because its root is an overlay",
             "modprobe overlay && echo overlay > /etc/modules-load.d/pyrunc.conf",
@@ -139,4 +133,4 @@ def _bridge_filter(host: Host) -> CheckResult:
         "a pod cannot reach a Service whose pod is on the same bridge, because kube-proxy does not"
         " see the replies"
     )
-    return CheckResult("module-br-netfilter", Level.WARNING, text, effect, remedy)
+    return warning("module-br-netfilter", text, effect, remedy)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cri_server.doctor import cgroups
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, fine, note, warning, wrong
 
 UNIT_FOLDERS = (
     "/etc/systemd/system",
@@ -31,15 +31,12 @@ NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 def kubelet(host: Host) -> Iterator[CheckResult]:
     arguments, source = _command(host)
     if arguments is None:
-        yield CheckResult(
-            "kubelet", Level.NOTE, "no kubelet is installed", "only `pyrunc-cri run` makes pods"
-        )
+        yield note("kubelet", "no kubelet is installed", "only `pyrunc-cri run` makes pods")
         return
     flags = _flags(arguments)
     if _waits_for_kubeadm(host, flags):
-        yield CheckResult(
+        yield note(
             "kubelet",
-            Level.NOTE,
             "kubelet waits for kubeadm, because this machine has not joined a cluster",
             "kubelet starts after kubeadm join or init",
             f"kubeadm join … --cri-socket unix://{host.config.socket_path} (or kubeadm init)",
@@ -47,9 +44,7 @@ def kubelet(host: Host) -> Iterator[CheckResult]:
         return
     settings, problem = _settings(host, flags.get("config", ""))
     if problem:
-        yield CheckResult(
-            "kubelet", Level.WARNING, problem, "kubelet does not start", "correct the file"
-        )
+        yield warning("kubelet", problem, "kubelet does not start", "correct the file")
     endpoint = flags.get(ENDPOINT) or str(
         settings.get("containerRuntimeEndpoint") or DEFAULT_ENDPOINT
     )
@@ -80,9 +75,8 @@ def _endpoint(
             f"--{ENDPOINT}=unix://{ours} for kubelet (pyrunc-cri install-node writes a drop-in"
             f" with it), then {again}"
         )
-    return CheckResult(
+    return wrong(
         "kubelet",
-        Level.WRONG,
         f"{source} uses the runtime at {endpoint}",
         f"it starts no pods with this server, whose socket is {ours}",
         remedy,
@@ -93,9 +87,8 @@ def _driver(host: Host, driver: str) -> CheckResult:
     ours = cgroups.used(host)
     if driver == ours:
         return fine("kubelet-cgroup-driver", f"{ours} for kubelet and server")
-    return CheckResult(
+    return warning(
         "kubelet-cgroup-driver",
-        Level.WARNING,
         f"kubelet's cgroupDriver is {driver}, the server's is {ours}",
         "kubelet 1.28 or later uses the server's driver; an older one, or one without"
         " KubeletCgroupDriverFromCRI, starts no pod",

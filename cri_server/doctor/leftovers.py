@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cri_server.doctor import cgroups
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine, note, warning
 from cri_server.store.disk import records_in
 from cri_server.store.facts import Process, entries
 from cri_server.store.paths import Paths
@@ -39,7 +39,7 @@ def server(host: Host) -> Iterator[CheckResult]:
     )
     start = f"pyrunc-cri serve --listen unix://{path}"
     remedy = host.service("start", "pyrunc-cri", f"{start} (systemd does not run here)")
-    yield CheckResult("server", Level.WARNING, f"no server at {path}: {problem}", pods, remedy)
+    yield warning("server", f"no server at {path}: {problem}", pods, remedy)
 
 
 def _unanswered(path: Path) -> str:
@@ -62,9 +62,8 @@ def pods(host: Host) -> Iterator[CheckResult]:
         listed = [f"{name[:12]} (pid {pid})" for name, pid in stray.items()]
         by_hand = "stop the server and run pyrunc-cri serve again"
         restart = host.service("restart", "pyrunc-cri", by_hand)
-        yield CheckResult(
+        yield warning(
             "leftover-shims",
-            Level.WARNING,
             f"{len(stray)} shims have pods without a record: {_some(listed)}",
             "their processes and addresses are of no use",
             f"{restart} (the server ends them at its start; pods with a record run on)",
@@ -82,9 +81,8 @@ def mounts(host: Host) -> Iterator[CheckResult]:
         m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)
     ]
     if paths:
-        yield CheckResult(
+        yield warning(
             "leftover-mounts",
-            Level.WARNING,
             f"{len(paths)} mounts below the server's directories: {_some(paths)}",
             "the server cannot remove files below them",
             f"umount -l {paths[-1]}",
@@ -109,9 +107,8 @@ def names(host: Host) -> Iterator[CheckResult]:
         yield fine("leftover-names", "none")
         return
     place = f"{host.config.network.netns_dir}/{stray[0]}"
-    yield CheckResult(
+    yield note(
         "leftover-names",
-        Level.NOTE,
         f"{len(stray)} names of network namespaces without a record: {_some(stray)}",
         "they belong to a server with another root, or to pods whose records were lost; each keeps"
         " a network namespace",
@@ -157,9 +154,8 @@ def records(host: Host) -> Iterator[CheckResult]:
     folders = (paths.sandbox_records, paths.container_records)
     damaged = [f / name for f in folders for name in entries(f) if name.endswith(".damaged")]
     if damaged:
-        yield CheckResult(
+        yield note(
             "damaged-records",
-            Level.NOTE,
             f"{len(damaged)} damaged records: {_some(map(str, damaged))}",
             "a disk failed, or another program wrote to them; their pods are lost",
             f"examine them, then rm {damaged[0]}",

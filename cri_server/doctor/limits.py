@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, fine, note, warning
 from cri_server.security.selinux import policy
 
 DESCRIPTORS = 65_536  # for some hundred pods
@@ -33,9 +33,8 @@ SYSCTLS = {
 
 def privilege(host: Host) -> Iterator[CheckResult]:
     if os.geteuid():
-        yield CheckResult(
+        yield note(
             "root",
-            Level.NOTE,
             f"doctor runs as user {os.geteuid()}",
             "checks that need root were skipped",
             "sudo pyrunc-cri doctor",
@@ -44,18 +43,16 @@ def privilege(host: Host) -> Iterator[CheckResult]:
 
 def apparmor(host: Host) -> Iterator[CheckResult]:
     if host.text("/sys/module/apparmor/parameters/enabled") != "Y":
-        yield CheckResult(
+        yield note(
             "apparmor",
-            Level.NOTE,
             "the kernel does not use AppArmor",
             "containers with their own AppArmor profile are refused",
         )
     elif host.program("apparmor_parser"):
         yield fine("apparmor", "on, with its parser")
     else:
-        yield CheckResult(
+        yield warning(
             "apparmor",
-            Level.WARNING,
             "AppArmor is on, but apparmor_parser is missing",
             "the default profile cannot be loaded: containers run unconfined or are refused",
             "apt install apparmor",
@@ -71,16 +68,14 @@ def selinux(host: Host) -> Iterator[CheckResult]:
     mode = "enforcing" if host.text(f"{policy.KERNEL}/enforce") == "1" else "permissive"
     unknown = [str(c) for c in (labels.process, labels.file) if not policy.is_known(c, kernel)]
     if not host.config.selinux.enabled:
-        yield CheckResult(
+        yield note(
             "selinux",
-            Level.NOTE,
             f"{mode}, and [selinux] enabled = false",
             "pods get no labels, also if they request them",
         )
     elif unknown:
-        yield CheckResult(
+        yield warning(
             "selinux",
-            Level.WARNING,
             f"{mode}; the policy lacks {' and '.join(unknown)}",
             "containers cannot start: the kernel refuses their labels",
             "install a policy for containers (package container-selinux), or set [selinux] enabled"
@@ -93,9 +88,8 @@ def selinux(host: Host) -> Iterator[CheckResult]:
 def descriptors(host: Host) -> Iterator[CheckResult]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
-        yield CheckResult(
+        yield warning(
             "descriptors",
-            Level.WARNING,
             f"the limit of descriptors is {hard}",
             "a server with this limit fails with some hundred pods",
             "LimitNOFILE=1048576 in the unit, or ulimit -Hn 1048576 before the start",
@@ -110,7 +104,7 @@ def sysctls(host: Host) -> Iterator[CheckResult]:
         value = host.number("/proc/sys/" + name.replace(".", "/"))
         if value is not None and value < least:
             remedy = f"sysctl -w {name}={least}"
-            low.append(CheckResult("sysctls", Level.WARNING, f"{name} is {value}", effect, remedy))
+            low.append(warning("sysctls", f"{name} is {value}", effect, remedy))
     yield from low or [fine("sysctls", f"{len(SYSCTLS)} limits are high enough")]
 
 
@@ -118,9 +112,8 @@ def swap(host: Host) -> Iterator[CheckResult]:
     lines = host.text("/proc/swaps").splitlines()[1:]
     if lines:
         names = ", ".join(line.split()[0] for line in lines)
-        yield CheckResult(
+        yield note(
             "swap",
-            Level.NOTE,
             f"swap is on: {names}",
             "kubelet does not start unless its failSwapOn is false",
             "swapoff -a, and remove it from /etc/fstab",
@@ -137,9 +130,8 @@ def runtimes(host: Host) -> Iterator[CheckResult]:
         if runtime.binary and not os.access(host.path(runtime.binary), os.X_OK)
     }
     for name, binary in missing.items():
-        yield CheckResult(
+        yield warning(
             "runtimes",
-            Level.WARNING,
             f"[runtimes.{name}] binary {binary} is not an executable file",
             f"containers of RuntimeClasses with the handler {name} cannot be started",
             f"install the program, or correct [runtimes.{name}] binary",

@@ -49,6 +49,21 @@ def fine(code: str, observation: str) -> CheckResult:
     return CheckResult(code, Level.FINE, observation)
 
 
+def note(code: str, observation: str, effect: str, remedy: str = "") -> CheckResult:
+    """Return a result that only informs."""
+    return CheckResult(code, Level.NOTE, observation, effect, remedy)
+
+
+def warning(code: str, observation: str, effect: str, remedy: str = "") -> CheckResult:
+    """Return a problem with which some pods fail or are slow."""
+    return CheckResult(code, Level.WARNING, observation, effect, remedy)
+
+
+def wrong(code: str, observation: str, effect: str, remedy: str) -> CheckResult:
+    """Return a problem with which the machine cannot be a node."""
+    return CheckResult(code, Level.WRONG, observation, effect, remedy)
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine and its server's configuration. `top` is the root of its file system, `/` except in

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cni_plugins.protocol.builtin import MODULES
 from cni_plugins.protocol.config import NetworkList
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, Level, fine, note, warning, wrong
 from cri_server.network.configuration import Configuration, ConfiguredNetwork, builtin_network
 from cri_server.network.leases import usage
 from pyrunc.errors import Error
@@ -55,9 +55,8 @@ def configuration(host: Host) -> Iterator[CheckResult]:
             else f"install the cluster's network add-on, such as flannel, which writes to {folder},"
             ' or without one set [network] builtin = ["10.85.0.0/16"]'
         )
-        yield CheckResult(
+        yield wrong(
             "cni-config",
-            Level.WRONG,
             decided.problem,
             "the node is NetworkReady=false: only pods with host networking start",
             remedy,
@@ -66,9 +65,8 @@ def configuration(host: Host) -> Iterator[CheckResult]:
     kinds = [str(plugin["type"]) for plugin in pods_network.plugins]
     text = f"{pods_network.name} of {decided.source}: {', '.join(kinds)}"
     if decided.skipped:
-        yield CheckResult(
+        yield warning(
             "cni-config",
-            Level.WARNING,
             "; ".join((text, *decided.skipped)),
             f"pods get the network of {decided.source}, because the other file has none",
             f"write a network configuration into the other file, or remove it from {folder}",
@@ -86,9 +84,8 @@ def _plugins(host: Host, network: NetworkList, kinds: list[str]) -> CheckResult:
     missing = [kind for kind in needed if not _is_installed(host, kind, folders)]
     if not missing:
         return fine("cni-plugins", "all plugins are installed")
-    return CheckResult(
+    return wrong(
         "cni-plugins",
-        Level.WRONG,
         f"no plugin {', '.join(missing)} in {', '.join(folders)}",
         "no pod gets a network",
         f"reinstall the add-on that wrote {network.name}, or put the executables into"
@@ -110,9 +107,8 @@ def _addresses(host: Host, network: NetworkList) -> Iterator[CheckResult]:
         if each.taken < FEW_LEFT * each.size:
             yield fine("addresses", text)
         else:
-            yield CheckResult(
+            yield warning(
                 "addresses",
-                Level.WARNING,
                 text,
                 "pods cannot start when all are taken",
                 "add ranges to the network, or lower kubelet's maxPods; addresses of removed pods"
@@ -132,9 +128,8 @@ def names(host: Host) -> Iterator[CheckResult]:
     if "shared" in max(around, key=lambda m: len(m.path)).propagation:
         yield fine("netns-dir", f"{folder} is on a shared mount")
         return
-    yield CheckResult(
+    yield note(
         "netns-dir",
-        Level.NOTE,
         f"{folder} is not on a shared mount",
         "add-ons whose pods mount it (Cilium, Istio, multus, Antrea) do not start, or do not see"
         " new pods; systemd shares all mounts",
@@ -174,15 +169,12 @@ def firewall(host: Host) -> Iterator[CheckResult]:
         )
         listed = json.loads(result.stdout or "{}").get("nftables", [])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        yield CheckResult(
-            "firewall", Level.WARNING, f"{program}: {error}", "masquerading and host ports need it"
-        )
+        yield warning("firewall", f"{program}: {error}", "masquerading and host ports need it")
         return
     if result.returncode:
         text = result.stderr.decode(errors="replace").strip().splitlines()
-        yield CheckResult(
+        yield wrong(
             "firewall",
-            Level.WRONG,
             f"nft fails: {text[0] if text else f'exit code {result.returncode}'}",
             "masquerading and host ports cannot be set up",
             "modprobe nf_tables, or boot a kernel with CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET",
@@ -192,9 +184,8 @@ def firewall(host: Host) -> Iterator[CheckResult]:
     dropping = [c for c in chains if c.get("hook") == "forward" and c.get("policy") == "drop"]
     if dropping:
         names = ", ".join(f"{c['family']} {c['table']} {c['name']}" for c in dropping)
-        yield CheckResult(
+        yield warning(
             "firewall",
-            Level.WARNING,
             f"the default policy of these chains drops forwarded packets: {names}",
             "packets of pods may be dropped (Docker and firewalld set such policies)",
             "add rules for the pods' bridge there, for Docker:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cri_server.doctor.model import CheckResult, Host, Level, fine
+from cri_server.doctor.model import CheckResult, Host, fine, note, warning
 from pyrunc.errors import Error
 
 EXAMPLE = "registry.example"  # represents the registries of the folder _default
@@ -31,9 +31,8 @@ def _repeated(host: Host, files: list[Path]) -> Iterator[CheckResult]:
         used = folder_of(registry, [folder.parent])
         if used is not None and used != folder:
             both = f"{_on_machine(host, str(used))} and {_on_machine(host, str(folder))}"
-            yield CheckResult(
+            yield warning(
                 "registries",
-                Level.WARNING,
                 f"{both} are for the same registry",
                 f"the second one is ignored for {registry}",
                 "merge both into the first one, and remove the second",
@@ -66,9 +65,8 @@ def _check_file(host: Host, file: Path) -> Iterator[CheckResult]:
             effect = f"{each.netloc} is skipped for images of {of}"
             yield _broken(host, error, effect, "correct the file, or its entry in hosts.toml")
     if content.warnings:
-        yield CheckResult(
+        yield note(
             "registries",
-            Level.NOTE,
             f"{_on_machine(host, str(file))}: {'; '.join(content.warnings)}",
             "the rest of the file is used",
             "see docs/registries.md for the supported keys",
@@ -76,9 +74,7 @@ def _check_file(host: Host, file: Path) -> Iterator[CheckResult]:
 
 
 def _broken(host: Host, error: Error, effect: str, remedy: str) -> CheckResult:
-    return CheckResult(
-        "registries", Level.WARNING, _on_machine(host, error.message), effect, remedy
-    )
+    return warning("registries", _on_machine(host, error.message), effect, remedy)
 
 
 def _on_machine(host: Host, text: str) -> str:
