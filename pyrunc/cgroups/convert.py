@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 from pyrunc.errors import InvalidSpec, Unsupported
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,32 +33,18 @@ CORE_LIMITS = ("cgroup.max.depth", "cgroup.max.descendants", "cgroup.pressure")
 V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useHierarchy")
 
 
-class CgroupSetting:
+class CgroupSetting(Value):
     """The `content` to write to the cgroup's file `file`. `dispensable`: no error if the file is
     missing, because the kernel then has nothing to limit."""
 
-    __slots__ = ("content", "dispensable", "file")
-
-    def __init__(self, file: str, content: str, dispensable: bool = False) -> None:
-        self.file, self.content, self.dispensable = file, content, dispensable
+    file: str
+    content: str
+    dispensable: bool = False
 
     @property
     def controller(self) -> str:
         """The controller of the file: `memory` for `memory.max`."""
         return self.file.partition(".")[0]
-
-    def __repr__(self) -> str:
-        return f"Setting({self.file!r}, {self.content!r}{', True' if self.dispensable else ''})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CgroupSetting) and (self.file, self.content, self.dispensable) == (
-            other.file,
-            other.content,
-            other.dispensable,
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.file, self.content, self.dispensable))
 
 
 def settings(resources: Mapping[str, Any], read: Reader) -> list[CgroupSetting]:
@@ -205,18 +192,13 @@ def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     # BFQ has its own file, with a scale that ends at 1000 like v1's; io.weight is that of the
     # iocost controller.
     bfq = read("io.bfq.weight") is not None
-    if io.get("weight"):
-        value = int(io["weight"])
-        yield (
-            CgroupSetting("io.bfq.weight", str(value))
-            if bfq
-            else CgroupSetting("io.weight", str(io_weight(value)))
-        )
-    for device in io.get("weightDevice") or []:
-        if device.get("weight"):
-            where, value = f"{device['major']}:{device['minor']}", int(device["weight"])
-            file, content = ("io.bfq.weight", value) if bfq else ("io.weight", io_weight(value))
-            yield CgroupSetting(file, f"{where} {content}")
+    file = "io.bfq.weight" if bfq else "io.weight"
+    weights = [("", io)]
+    weights += [(f"{d['major']}:{d['minor']} ", d) for d in io.get("weightDevice") or []]
+    for device, entry in weights:
+        if entry.get("weight"):
+            value = int(entry["weight"])
+            yield CgroupSetting(file, f"{device}{value if bfq else io_weight(value)}")
     for key, word in (
         ("throttleReadBpsDevice", "rbps"),
         ("throttleWriteBpsDevice", "wbps"),

@@ -11,6 +11,7 @@ every container gets. Source: runtime-spec config-linux.md, uapi bpf.h (struct b
 from __future__ import annotations
 
 from pyrunc.errors import InvalidSpec
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,20 +31,15 @@ RESULT, CONTEXT, TYPE, BITS, MAJOR, MINOR = 0, 1, 2, 3, 4, 5
 Instruction = tuple[int, int, int, int, int]  # opcode, destination, source, jump offset, immediate
 
 
-class DeviceRule:
+class DeviceRule(Value):
     """A device rule. `kind`: 0 any, 1 block, 2 character; `major`, `minor`: None for any; `bits`:
     those of ACCESS."""
 
-    __slots__ = ("allow", "bits", "kind", "major", "minor")
-
-    def __init__(
-        self, allow: bool, kind: int, major: int | None, minor: int | None, bits: int
-    ) -> None:
-        self.allow = allow
-        self.kind = kind
-        self.major = major
-        self.minor = minor
-        self.bits = bits
+    allow: bool
+    kind: int
+    major: int | None
+    minor: int | None
+    bits: int
 
     @property
     def everything(self) -> bool:

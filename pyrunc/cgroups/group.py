@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
     from typing import Any
 
-    from pyrunc.cgroups.scope import Placeholder
     from pyrunc.cgroups.stats import Stats
 
 SIGKILL = 9
@@ -35,19 +34,20 @@ REMOVE_TIMEOUT_S = 5.0
 UNMANAGED_BY_SYSTEMD = frozenset({"hugetlb", "misc", "rdma"})
 
 
-class ReleasedPlaceholder:
-    """A placeholder that is another process's child; we have its pipe's write end."""
+class Placeholder:
+    """The first process of a scope, which waits until the pipe `write_end` is closed. `pid`: 0
+    when it is another process's child."""
 
-    __slots__ = ("_write_end",)
+    __slots__ = ("pid", "write_end")
 
-    def __init__(self, write_end: int) -> None:
-        self._write_end = write_end
+    def __init__(self, write_end: int, pid: int = 0) -> None:
+        self.write_end, self.pid = write_end, pid
 
     def end(self) -> None:
-        os.close(self._write_end)
-
-    def release(self) -> int:
-        return self._write_end
+        """Let the process exit, and reap it if it is ours."""
+        os.close(self.write_end)
+        if self.pid:
+            os.waitpid(self.pid, 0)
 
 
 class Cgroup:
@@ -63,7 +63,7 @@ class Cgroup:
         self.driver = driver
         self.slice = slice
         self.unit = unit
-        self._placeholder: Placeholder | ReleasedPlaceholder | None = None
+        self._placeholder: Placeholder | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
@@ -202,11 +202,11 @@ class Cgroup:
         caller owns it from here on. The scope lives as long as any process has it open. None
         when there is no placeholder."""
         placeholder, self._placeholder = self._placeholder, None
-        return None if placeholder is None else placeholder.release()
+        return None if placeholder is None else placeholder.write_end
 
     def take_placeholder(self, write_end: int) -> None:
         """Take over a placeholder that `release_placeholder` returned, until `occupied`."""
-        self._placeholder = ReleasedPlaceholder(write_end)
+        self._placeholder = Placeholder(write_end)
 
     def give_to(self, uid: int) -> None:
         """Make `uid` the owner of the group and of the files that the kernel lists for

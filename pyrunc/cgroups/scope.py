@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from pyrunc.cgroups import scope_properties
+from pyrunc.cgroups.group import Placeholder
 from pyrunc.errors import Error
 from pyrunc.kernel import cgroup
 from pyrunc.kernel.credential import is_machine_root
@@ -28,27 +29,15 @@ FIXED_AT_START = frozenset({"OOMPolicy"})
 ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting")
 
 
-class Placeholder:
-    """A child that waits until `end`, or until its parent dies."""
-
-    __slots__ = ("_write_end", "pid")
-
-    def __init__(self) -> None:
-        read_end, self._write_end = os.pipe()
-        # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
-        self.pid = os.fork()
-        if self.pid == 0:
-            _wait_for_end_of_file(read_end)
-        os.close(read_end)
-
-    def end(self) -> None:
-        os.close(self._write_end)
-        os.waitpid(self.pid, 0)
-
-    def release(self) -> int:
-        """Return the pipe's write end, for another process to close; that process reaps the
-        child, or this one's parent does."""
-        return self._write_end
+def _fork_placeholder() -> Placeholder:
+    """Fork a child that waits until its pipe is closed, also by the end of its parent."""
+    read_end, write_end = os.pipe()
+    # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
+    pid = os.fork()
+    if pid == 0:
+        _wait_for_end_of_file(read_end)
+    os.close(read_end)
+    return Placeholder(write_end, pid)
 
 
 def _wait_for_end_of_file(read_end: int) -> None:
@@ -76,7 +65,7 @@ def start(
         *scope_properties.properties(resources),
         *scope_properties.from_annotations(annotations),
     ]
-    placeholder = None if is_slice else Placeholder()
+    placeholder = None if is_slice else _fork_placeholder()
     try:
         with Systemd() as systemd:
             systemd.start_transient(group.unit, [*_frame(group, placeholder), *limits])

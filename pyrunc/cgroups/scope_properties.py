@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pyrunc.cgroups import convert
 from pyrunc.errors import InvalidSpec
+from pyrunc.spec.check import cpu_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,9 +52,12 @@ def _cpu(cpu: Mapping[str, Any]) -> Iterator[Property]:
             "CPUQuotaPerSecUSec",
             ("t", quota_per_second(quota, period or convert.DEFAULT_PERIOD_US)),
         )
-    for key, name in (("cpus", "AllowedCPUs"), ("mems", "AllowedMemoryNodes")):
-        if cpu.get(key):
-            yield name, ("ay", bitmap(str(cpu[key])))
+    for file, name in _CPUSETS.items():
+        if text := cpu.get(file.removeprefix("cpuset.")):
+            yield name, ("ay", bitmap(text))
+
+
+_CPUSETS = {"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}
 
 
 def quota_per_second(quota: int, period: int) -> int:
@@ -68,18 +72,11 @@ def quota_per_second(quota: int, period: int) -> int:
 
 def bitmap(cpus: str) -> bytes:
     """Convert `0-2,8` to b"\\x07\\x01": lowest numbers first. Raises InvalidSpec."""
-    bits = 0
-    for part in cpus.split(","):
-        first, dash, last = part.strip().partition("-")
-        numbers = (first, last) if dash else (first,)
-        if (
-            not all(n.isascii() and n.isdigit() and len(n) <= 4 for n in numbers)
-            or int(numbers[-1]) > 8191
-        ):
-            raise InvalidSpec(f"{convert.RESOURCES}.cpu", f"{cpus!r} is not a list such as 0-3,7")
-        for number in range(int(first), int(last or first) + 1):
-            bits |= 1 << number
-    return bits.to_bytes(max(1, -(-bits.bit_length() // 8)), "little")
+    path = f"{convert.RESOURCES}.cpu"
+    bits = sum(1 << number for number in cpu_list(cpus, path))
+    if not bits:
+        raise InvalidSpec(path, f"{cpus!r} is not a list such as 0-3,7")
+    return bits.to_bytes(-(-bits.bit_length() // 8), "little")
 
 
 def _memory(memory: Mapping[str, Any]) -> Iterator[Property]:
@@ -120,11 +117,8 @@ def _unified(unified: Mapping[str, Any]) -> Iterator[Property]:
             yield "CPUQuotaPeriodUSec", ("t", period_us)
             amount = -1 if quota == "max" else _number(file, quota)
             yield "CPUQuotaPerSecUSec", ("t", quota_per_second(amount, period_us))
-        elif file in ("cpuset.cpus", "cpuset.mems"):
-            yield (
-                "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes",
-                ("ay", bitmap(text)),
-            )
+        elif file in _CPUSETS:
+            yield _CPUSETS[file], ("ay", bitmap(text))
         elif file == "memory.oom.group":
             yield "OOMPolicy", ("s", "kill" if text == "1" else "continue")
 

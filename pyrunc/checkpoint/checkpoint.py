@@ -17,15 +17,16 @@ from pyrunc.checkpoint import criu, criu_images
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import closing_fd, read_file
 from pyrunc.kernel.path import open_in_root
 from pyrunc.plan.devices import DEFAULT
 from pyrunc.plan.mounts import is_bind, normal
 from pyrunc.spec.parse import parse
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.checkpoint.criu import Fields, Value
+    from pyrunc.checkpoint.criu import FieldList, Fields, FieldValue
     from pyrunc.container.state import State
     from pyrunc.spec.model import Linux, Spec
 
@@ -36,56 +37,41 @@ NETWORK_KEY, PID_KEY = "extRootNetNS", "extRootPidNS"
 CLONE_NEWNET = 0x40000000
 
 
+_FLAGS = {
+    "tcp_established": criu.TCP_ESTABLISHED,
+    "tcp_close": criu.TCP_CLOSE,
+    "ext_unix_sk": criu.EXT_UNIX_SK,
+    "shell_job": criu.SHELL_JOB,
+    "file_locks": criu.FILE_LOCKS,
+    "lazy_pages": criu.LAZY_PAGES,
+    "link_remap": criu.LINK_REMAP,
+    "auto_dedup": criu.AUTO_DEDUP,
+}
+
+
 class CriuOptions:
     """Options for both directions, named like the command line's. Folders are as the caller wrote
     them."""
 
-    __slots__ = (
-        "auto_dedup",
-        "empty_network",
-        "ext_unix_sk",
-        "file_locks",
-        "image_path",
-        "lazy_pages",
-        "link_remap",
-        "manage_cgroups_mode",
-        "shell_job",
-        "tcp_close",
-        "tcp_established",
-        "work_path",
-    )
+    __slots__ = ("_cgroups_mode", "_empty_network", "_flags", "image_path", "work_path")
 
     def __init__(self, **values: object) -> None:
         self.image_path, self.work_path = str(values["image_path"]), str(values["work_path"])
-        self.manage_cgroups_mode = str(values["manage_cgroups_mode"] or "soft")
-        if self.manage_cgroups_mode not in criu.CGROUP_MODES:
+        mode = str(values["manage_cgroups_mode"] or "soft")
+        if mode not in criu.CGROUP_MODES:
             raise InvalidArgument(
-                f"--manage-cgroups-mode {self.manage_cgroups_mode!r}:"
-                f" not one of {', '.join(criu.CGROUP_MODES)}"
+                f"--manage-cgroups-mode {mode!r}: not one of {', '.join(criu.CGROUP_MODES)}"
             )
         if values["empty_ns"] and set(_list(values["empty_ns"])) != {"network"}:
             raise InvalidArgument("--empty-ns: only network can be left empty")
-        self.empty_network = bool(values["empty_ns"])
-        self.tcp_established = bool(values["tcp_established"])
-        self.tcp_close = bool(values.get("tcp_close"))
-        self.ext_unix_sk, self.shell_job = bool(values["ext_unix_sk"]), bool(values["shell_job"])
-        self.file_locks, self.lazy_pages = bool(values["file_locks"]), bool(values["lazy_pages"])
-        self.link_remap, self.auto_dedup = bool(values["link_remap"]), bool(values["auto_dedup"])
+        self._cgroups_mode = criu.CGROUP_MODES[mode]
+        self._empty_network = bool(values["empty_ns"])
+        self._flags = [number for name, number in _FLAGS.items() if values.get(name)]
 
-    def fields(self) -> list[tuple[int, Value]]:
+    def fields(self) -> FieldList:
         """Encode as CRIU's options, without the folders."""
-        flags = (
-            (criu.TCP_ESTABLISHED, self.tcp_established),
-            (criu.TCP_CLOSE, self.tcp_close),
-            (criu.EXT_UNIX_SK, self.ext_unix_sk),
-            (criu.SHELL_JOB, self.shell_job),
-            (criu.FILE_LOCKS, self.file_locks),
-            (criu.LAZY_PAGES, self.lazy_pages),
-            (criu.LINK_REMAP, self.link_remap),
-            (criu.AUTO_DEDUP, self.auto_dedup),
-        )
-        fields: list[tuple[int, Value]] = [(number, True) for number, on in flags if on]
-        if self.empty_network:
+        fields: FieldList = [(number, True) for number in self._flags]
+        if self._empty_network:
             fields.append((criu.EMPTY_NS, CLONE_NEWNET))
         return [
             *fields,
@@ -97,41 +83,24 @@ class CriuOptions:
             # and passes it to us.
             (criu.ORPHAN_PTS_MASTER, True),
             (criu.MANAGE_CGROUPS, True),
-            (criu.MANAGE_CGROUPS_MODE, criu.CGROUP_MODES[self.manage_cgroups_mode]),
+            (criu.MANAGE_CGROUPS_MODE, self._cgroups_mode),
         ]
 
 
-class DumpOptions:
+class DumpOptions(Value):
     """Options for a dump only. `parent_path` is relative to the images; `page_server` is
     ADDRESS:PORT."""
 
-    __slots__ = (
-        "leave_running",
-        "page_server",
-        "parent_path",
-        "pre_dump",
-        "status_fd",
-        "tcp_skip_in_flight",
-    )
+    leave_running: bool = False
+    pre_dump: bool = False
+    parent_path: str = ""
+    page_server: str = ""
+    status_fd: int | None = None
+    tcp_skip_in_flight: bool = False
 
-    def __init__(
-        self,
-        *,
-        leave_running: bool = False,
-        pre_dump: bool = False,
-        parent_path: str = "",
-        page_server: str = "",
-        status_fd: int | None = None,
-        tcp_skip_in_flight: bool = False,
-    ) -> None:
-        self.leave_running, self.pre_dump, self.parent_path = leave_running, pre_dump, parent_path
-        self.page_server = page_server
-        self.status_fd = status_fd
-        self.tcp_skip_in_flight = tcp_skip_in_flight
-
-    def fields(self) -> list[tuple[int, Value]]:
+    def fields(self) -> FieldList:
         """Encode as CRIU's options. Raises InvalidArgument."""
-        fields: list[tuple[int, Value]] = [(criu.LEAVE_RUNNING, True)] if self.leave_running else []
+        fields: FieldList = [(criu.LEAVE_RUNNING, True)] if self.leave_running else []
         if self.pre_dump:
             fields.append((criu.TRACK_MEM, True))
         if self.parent_path:
@@ -203,7 +172,8 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
 
 
 def open_folder(path: str, *, make: bool = True) -> int:
-    """Open the folder of images or CRIU's work folder; create it if `make`. Raises NotFound."""
+    """Open the folder of images or CRIU's work folder, made when it is missing and `make` is set.
+    Raises NotFound."""
     if make:
         # Images hold the memory of the processes, with all their secrets.
         os.makedirs(path, 0o700, exist_ok=True)
@@ -226,13 +196,13 @@ def _check_parent(images: int, parent: str) -> None:
 
 
 def standard_streams(pid: int) -> list[str]:
-    """The names of descriptors 0 to 2 of a process as in /proc: `pipe:[12]`, `/dev/null`; "" for a
-    closed one.
+    """Return the names of a process's descriptors 0 to 2 as in /proc: `pipe:[12]`, `/dev/null`;
+    "" for a closed one.
 
     A file on a mount outside the container is named as CRIU names it: `file[mount:inode]`, both in
     hex.
     """
-    own = {line.split(b" ", 1)[0] for line in _read(f"/proc/{pid}/mountinfo").splitlines()}
+    own = {line.split(b" ", 1)[0] for line in read_file(f"/proc/{pid}/mountinfo").splitlines()}
     return [_stream(pid, number, own) for number in range(3)]
 
 
@@ -241,9 +211,8 @@ def _stream(pid: int, number: int, own: set[bytes]) -> str:
     try:
         file_status = os.stat(path)
         if S_ISREG(file_status.st_mode):
-            fields = dict(
-                line.split(b":") for line in _read(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4]
-            )
+            lines = read_file(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4]
+            fields = dict(line.split(b":") for line in lines)
             mount = fields[b"mnt_id"].strip()
             # A file of the host that was passed as stdio: its mount is in no list that CRIU reads.
             if mount not in own:
@@ -251,11 +220,6 @@ def _stream(pid: int, number: int, own: set[bytes]) -> str:
         return os.readlink(path)
     except OSError:
         return ""
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.readall() or b""
 
 
 def configuration_file(state: State) -> Fields:
@@ -275,12 +239,10 @@ def _group(state: State) -> Fields:
 
 
 def _external_resources(state: State) -> Fields:
-    """The mounts and namespaces that CRIU must not save."""
+    """Return the options for the mounts and namespaces that CRIU must not save."""
     spec = parse(state.config())
     _refuse_mounts(spec)
-    fields: list[tuple[int, Value]] = [
-        external_mount(place, place) for place in bind_destinations(spec)
-    ]
+    fields: FieldList = [external_mount(place, place) for place in bind_destinations(spec)]
     # All get one name, so that a restore has to give a single /dev/null for them.
     fields += [external_mount(path, NULL) for path in masked_files(spec.linux, state.pid)]
     for kind, name, key in (("network", "net", NETWORK_KEY), ("pid", "pid", PID_KEY)):
@@ -293,9 +255,9 @@ def _external_resources(state: State) -> Fields:
     return fields
 
 
-def external_mount(key: str, value: str) -> tuple[int, Value]:
-    """An entry of CRIU's list of external mounts: for a dump, the path and a name; for a restore,
-    the name and the source."""
+def external_mount(key: str, value: str) -> tuple[int, FieldValue]:
+    """Return an entry of CRIU's list of external mounts: for a dump the path and a name, for a
+    restore the name and the source."""
     return criu.EXT_MNT, criu.message([(1, key), (2, value)])
 
 
@@ -314,8 +276,8 @@ def _refuse_mounts(spec: Spec) -> None:
 
 
 def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
-    """Destinations and sources of the mounts from the host. In a user namespace device files are
-    among them."""
+    """Return (destination, source) of the mounts from the host. In a user namespace device files
+    are among them."""
     sources = {
         normal(mount.destination): os.path.join(bundle, mount.source)
         for mount in spec.mounts
@@ -331,13 +293,13 @@ def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
 
 
 def bind_destinations(spec: Spec) -> list[str]:
-    """The destinations of `bind_mounts`."""
+    """Return the destinations of `bind_mounts`."""
     return [place for place, _ in bind_mounts(spec, "")]
 
 
 def masked_files(linux: Linux, pid: int) -> list[str]:
-    """The masked paths on which /dev/null is mounted: those that exist for the process and are no
-    folders. Links are resolved in its root."""
+    """Return the masked paths on which /dev/null is mounted: those that exist for the process and
+    are no folders. Links are resolved in its root."""
     masked = []
     with closing_fd(
         os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -21,8 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    Value = bool | int | str | bytes
-    Fields = Iterable[tuple[int, Value]]
+    FieldValue = bool | int | str | bytes
+    Fields = Iterable[tuple[int, FieldValue]]
+    FieldList = list[tuple[int, FieldValue]]
     Notify = Callable[[str, int, tuple[int, ...]], None]
 
 # criu_req_type
@@ -230,8 +231,9 @@ def _spawn_without_new_privileges(
     *,
     file_actions: list[tuple[int, int, int]],
 ) -> int:
-    """posix_spawn with no_new_privs, set in a thread: a child inherits it from the thread that made
-    it (prctl(2)), and other threads, which run hooks, must not have it."""
+    """Call posix_spawn with no_new_privs, set in a thread of its own: a child inherits the flag
+    from the thread that made it (prctl(2)), and other threads, which run hooks, must not have
+    it."""
     from threading import Thread
 
     pids: list[int] = []
@@ -255,8 +257,8 @@ def _spawn_without_new_privileges(
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:
-    """The restored pid. Raises PeerError without CRIU's own message, which is the first error it
-    logged, often a harmless one; the log has all."""
+    """Return the restored process's pid. Raises PeerError without CRIU's own message, which is the
+    first error in its log and often harmless; the log has all."""
     if not answer.get(_RESP_SUCCESS):
         number = _int(answer.get(_RESP_ERRNO, 0))
         raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")
@@ -265,7 +267,7 @@ def _result(answer: Mapping[int, int | bytes]) -> int:
 
 
 def find() -> str:
-    """The path of the criu program. Raises NotFound."""
+    """Return the path of the criu program. Raises NotFound."""
     for folder in os.environ.get("PATH", USUAL_PATH).split(":"):
         if os.access(f"{folder}/criu", os.X_OK):
             return f"{folder}/criu"
@@ -281,7 +283,7 @@ def _int(value: int | bytes) -> int:
 
 
 def errors_of(folder: str, log: str) -> str:
-    """The last lines with errors in CRIU's log, for a message; "" if there are none."""
+    """Return the last lines with errors in CRIU's log, for a message; "" if there are none."""
     # Without following links and without waiting: the folder may be a user's, the name a link or a
     # FIFO.
     try:

@@ -68,8 +68,8 @@ def require_dump(folder: int, name: str) -> None:
 
 
 def streams(folder: int, name: str) -> list[str]:
-    """The recorded names of descriptors 0 to 2 (`standard_streams`). Raises InvalidArgument,
-    OSError."""
+    """Return the recorded names of descriptors 0 to 2 (`standard_streams`). Raises
+    InvalidArgument, OSError."""
     number = os.open(
         DESCRIPTORS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
     )
@@ -89,8 +89,8 @@ def streams(folder: int, name: str) -> list[str]:
 
 
 def is_external(stream: str) -> bool:
-    """Whether the restored process gets another stream in its place: `pipe:[12]`, or
-    `file[mount:inode]` of the host, in hex."""
+    """Tell whether the restored process gets another stream in place of this one: a pipe
+    (`pipe:[12]`), or a file of the host (`file[mount:inode]`, in hex)."""
     kind, _, rest = stream.partition("[")
     number, end, after = rest.partition("]")
     parts = number.split(":")
@@ -106,9 +106,8 @@ def _has_parent(folder: int, name: str) -> bool:
             mode = entry.stat(follow_symlinks=False).st_mode
             if entry.name == PARENT and S_ISLNK(mode):
                 has_parent = True
-            elif not S_ISDIR(mode) and not S_ISSOCK(
-                mode
-            ):  # neither can be opened as a file for writing
+            # Folders and sockets cannot be opened as a file for writing.
+            elif not S_ISDIR(mode) and not S_ISSOCK(mode):
                 _require_regular(mode, f"{name}/{entry.name}")
     return has_parent
 

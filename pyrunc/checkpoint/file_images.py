@@ -32,11 +32,8 @@ _REGULAR, _NAME, _MODE = 3, 6, 10
 
 
 def root_mode(folder: str) -> int | None:
-    """The permission bits of the dumped processes' root folder; None if the images in `folder` do
-    not have them.
-
-    Raises InvalidArgument for a malformed `files.img`, OSError.
-    """
+    """Return the permission bits of the dumped processes' root folder; None if the images in
+    `folder` do not have them. Raises InvalidArgument for a malformed `files.img`, OSError."""
     try:
         number = os.open(
             f"{folder}/{FILES}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -26,6 +26,7 @@ from pyrunc.kernel.path import components, open_beneath, resolve
 from pyrunc.launch.run import ChildProcess
 from pyrunc.plan.mounts import normal
 from pyrunc.plan.namespaces import KERNEL_NAMES
+from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -34,29 +35,25 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.checkpoint.checkpoint import CriuOptions
-    from pyrunc.checkpoint.criu import Value
+    from pyrunc.checkpoint.criu import FieldList
     from pyrunc.container.bundle import Bundle, CreateOptions
     from pyrunc.container.state import State
     from pyrunc.spec.model import Spec
-
-    Fields = list[tuple[int, Value]]
 
 LOG = "restore.log"
 FIRST_FREE = 4  # of CRIU's descriptors, after stdio and its socket
 
 
-class Labels:
+class Labels(Value):
     """Labels that replace those in the images: an AppArmor profile or SELinux label, and the
     context of mounts."""
 
-    __slots__ = ("mount_context", "profile")
+    profile: str = ""
+    mount_context: str = ""
 
-    def __init__(self, profile: str = "", mount_context: str = "") -> None:
-        self.profile, self.mount_context = profile, mount_context
-
-    def fields(self) -> Fields:
+    def fields(self) -> FieldList:
         """Encode as CRIU's options."""
-        labels: Fields = [
+        labels: FieldList = [
             (criu.LSM_PROFILE, self.profile),
             (criu.LSM_MOUNT_CONTEXT, self.mount_context),
         ]
@@ -240,14 +237,8 @@ def _make_mount_point(root: int, place: str, is_file: bool) -> None:
         for index, name in enumerate(names):
             try:
                 if is_file and index == len(names) - 1:
-                    os.close(
-                        os.open(
-                            name,
-                            os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC,
-                            0o644,
-                            dir_fd=current,
-                        )
-                    )
+                    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+                    os.close(os.open(name, flags, 0o644, dir_fd=current))
                     return
                 os.mkdir(name, 0o755, dir_fd=current)
             except FileExistsError:
@@ -259,7 +250,7 @@ def _make_mount_point(root: int, place: str, is_file: bool) -> None:
 
 
 def _numbers(descriptors: NamedDescriptors) -> dict[int, int]:
-    """CRIU's numbers for inherited descriptors: images, work, then namespaces."""
+    """Return CRIU's numbers for inherited descriptors: images, work, then namespaces."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 
@@ -270,8 +261,8 @@ def _options(
     streams: Sequence[str],
     descriptors: NamedDescriptors,
     criu_pid: int,
-) -> list[tuple[int, Value]]:
-    fields: Fields = [
+) -> FieldList:
+    fields: FieldList = [
         (criu.IMAGES_DIR_FD, descriptors.numbers["images"]),
         (criu.WORK_DIR_FD, descriptors.numbers["work"]),
         (criu.LOG_FILE, LOG),
@@ -323,9 +314,9 @@ def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
         os.close(work)
 
 
-def _cgroup_roots(pid: int) -> Fields:
+def _cgroup_roots(pid: int) -> FieldList:
     """Map the container's former cgroups to those that CRIU is in."""
-    fields: Fields = []
+    fields: FieldList = []
     with open(f"/proc/{pid}/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)

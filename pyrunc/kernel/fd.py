@@ -33,6 +33,12 @@ _INT = Struct("@i")
 UNCHANGED = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
 
+def read_file(path: str) -> bytes:
+    """Return a file's whole content. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        return file.readall() or b""
+
+
 def write_once(path: str, content: bytes) -> None:
     """Write a whole setting with one write(2) to a file of a pseudo file system (/proc, resctrl).
     Raises OSError."""

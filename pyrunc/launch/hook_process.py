@@ -12,6 +12,7 @@ import os
 from pyrunc import jsontext
 from pyrunc.abi.clone import NAMESPACES
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import read_file
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import launch
@@ -64,11 +65,10 @@ def spawner(
 
 def inner_pid(pid: int) -> int:
     """Return the process's pid in its own pid namespace (NSpid of /proc/PID/status)."""
-    with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-        for line in (file.readall() or b"").splitlines():
-            if line.startswith(b"NSpid:"):
-                # The last of NSpid is the number in the innermost namespace (proc_pid_status(5)).
-                return int(line.split()[-1])
+    for line in read_file(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"NSpid:"):
+            # The last of NSpid is the number in the innermost namespace (proc_pid_status(5)).
+            return int(line.split()[-1])
     return pid
 
 

@@ -17,6 +17,7 @@ from pyrunc.atomic_file import write_bytes
 from pyrunc.errors import Unsupported
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.seccomp import profile as profiles
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,29 +33,13 @@ INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
 STORE_LIMIT_FILES = 128
 
 
-class SeccompFilter:
-    """A filter to load: `program` for sock_fprog, `flags` for seccomp(2), with NEW_LISTENER if
-    it notifies.
+class SeccompFilter(Value):
+    """A filter to load: `program` for sock_fprog, `flags` for seccomp(2). `notifies`: a listener in
+    user space answers some calls, and `flags` has NEW_LISTENER."""
 
-    `listener_path` is empty without a listener; `listener_metadata` is sent to the agent there.
-    `instructions` is the count.
-    """
-
-    __slots__ = ("flags", "listener_metadata", "listener_path", "program")
-
-    def __init__(
-        self, program: bytes, flags: int, listener_path: str = "", listener_metadata: str = ""
-    ) -> None:
-        self.program, self.flags = program, flags
-        self.listener_path, self.listener_metadata = listener_path, listener_metadata
-
-    @property
-    def instructions(self) -> int:
-        return len(self.program) // INSTRUCTION_SIZE_BYTES
-
-    @property
-    def notifies(self) -> bool:
-        return bool(self.listener_path)
+    program: bytes
+    flags: int
+    notifies: bool
 
 
 _filters: dict[bytes, SeccompFilter | None] = {}
@@ -102,7 +87,7 @@ def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> S
     if program is None:
         program = build(profile, machine)
         _save(store, key, program)
-    return SeccompFilter(program, _flags(profile), profile.listener_path, profile.listener_metadata)
+    return SeccompFilter(program, _flags(profile), profile.notifies)
 
 
 def build(profile: SeccompProfile, machine: str) -> bytes:

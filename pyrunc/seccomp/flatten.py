@@ -11,15 +11,23 @@ arguments stays its own program, to which the tree jumps. Measured for RuntimeDe
 
 from __future__ import annotations
 
-import struct
+from pyrunc.seccomp.stub import (
+    ARCHITECTURE_AT,
+    INSTRUCTION,
+    JUMP,
+    LOAD,
+    NUMBER_AT,
+    RETURN,
+    Instruction,
+)
+from pyrunc.seccomp.stub import JUMP_EQUAL as EQUAL
+from pyrunc.seccomp.stub import JUMP_GREATER as GREATER
+from pyrunc.seccomp.stub import JUMP_GREATER_OR_EQUAL as GREATER_OR_EQUAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-INSTRUCTION = struct.Struct("<HBBI")
-LOAD, RETURN, JUMP, EQUAL, GREATER, GREATER_OR_EQUAL = 0x20, 0x06, 0x05, 0x15, 0x25, 0x35
-NUMBER_AT, ARCHITECTURE_AT = 0, 4
 LAST_NUMBER = 0xFFFFFFFF
 NO_ARCHITECTURE = 0xFFFFFFFF
 # jt and jf of struct sock_filter have 8 bits; BPF_JA has 32.
@@ -28,7 +36,6 @@ X32_SHARES = {0x4000003E: 0xC000003E}  # x32 calls carry x86-64's architecture
 
 # first number, last number, action; None: it depends on more than the number
 Interval = tuple[int, int, int | None]
-Instruction = tuple[int, int, int, int]
 TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
 

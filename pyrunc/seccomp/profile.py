@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 
 from pyrunc.errors import InvalidSpec
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,45 +96,18 @@ class SeccompRule:
     ) -> None:
         self.name, self.action, self.conditions = name, action, conditions
 
-    def __repr__(self) -> str:
-        return f"Rule({self.name!r}, {self.action:#x}, {self.conditions})"
 
+class SeccompProfile(Value):
+    """A checked profile. `rules`: those whose action is not the default; `names`: every call that
+    the profile names. `flags` None: absent. `notifies`: a listener in user space answers some
+    calls."""
 
-class SeccompProfile:
-    """A checked profile. `names`: every call that it names, also where the rule was dropped
-    because it repeats the default.
-
-    `flags` None: absent. `listener_path` is empty unless a rule notifies.
-    """
-
-    __slots__ = (
-        "architectures",
-        "default_action",
-        "flags",
-        "listener_metadata",
-        "listener_path",
-        "names",
-        "rules",
-    )
-
-    def __init__(
-        self,
-        default_action: int,
-        rules: list[SeccompRule],
-        names: frozenset[str],
-        architectures: list[int],
-        flags: int | None,
-        listener_path: str,
-        listener_metadata: str,
-    ) -> None:
-        self.default_action, self.rules, self.names = default_action, rules, names
-        self.architectures, self.flags = architectures, flags
-        self.listener_path, self.listener_metadata = listener_path, listener_metadata
-
-    @property
-    def notifies(self) -> bool:
-        """Whether a listener in user space answers some call."""
-        return bool(self.listener_path)
+    default_action: int
+    rules: list[SeccompRule]
+    names: frozenset[str]
+    architectures: list[int]
+    flags: int | None
+    notifies: bool
 
 
 def parse(seccomp: Mapping[str, Any]) -> SeccompProfile | None:
@@ -149,7 +123,6 @@ def parse(seccomp: Mapping[str, Any]) -> SeccompProfile | None:
             f"{WHERE}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action"
         )
     rules = _all_rules(seccomp.get("syscalls") or [])
-    listener = _listener(seccomp, rules)
     return SeccompProfile(
         default,
         # libseccomp refuses such a rule with EACCES (seccomp_rule_add(3)).
@@ -160,17 +133,17 @@ def parse(seccomp: Mapping[str, Any]) -> SeccompProfile | None:
             for index, name in enumerate(seccomp.get("architectures") or [])
         ],
         _flags(seccomp.get("flags")),
-        listener,
-        seccomp.get("listenerMetadata") or "" if listener else "",
+        _notifies(seccomp, rules),
     )
 
 
-def _listener(seccomp: Mapping[str, Any], rules: list[SeccompRule]) -> str:
-    path: str = seccomp.get("listenerPath") or ""
+def _notifies(seccomp: Mapping[str, Any], rules: list[SeccompRule]) -> bool:
+    """Tell whether a rule notifies a listener. Raises InvalidSpec when that cannot work."""
+    path = seccomp.get("listenerPath")
     if seccomp.get("listenerMetadata") and not path:
         raise InvalidSpec(f"{WHERE}.listenerMetadata", "needs a listenerPath")
     if not any(rule.action == NOTIFY for rule in rules):
-        return ""
+        return False
     # The process tells its parent the number of the listener by write(2): with that call filtered,
     # both would wait for ever (as in runc).
     if any(rule.action == NOTIFY and rule.name == "write" for rule in rules):
@@ -179,7 +152,7 @@ def _listener(seccomp: Mapping[str, Any], rules: list[SeccompRule]) -> str:
         )
     if not path:
         raise InvalidSpec(f"{WHERE}.listenerPath", "is required when SCMP_ACT_NOTIFY is used")
-    return path
+    return True
 
 
 def _all_rules(items: list[Mapping[str, Any]]) -> list[SeccompRule]:

@@ -31,11 +31,11 @@ from pyrunc.spec.model import (
     TimeOffset,
     User,
 )
-from pyrunc.spec.shape import NOT_PLAIN, RESOURCES, SECCOMP, is_plain, shaped
+from pyrunc.spec.shape import FLAG, INTEL_RDT, RESOURCES, SECCOMP, TEXT, shaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, TypeVar
 
     Object = dict[str, Any]
@@ -132,7 +132,7 @@ def _user(o: Object, path: str) -> User:
         _number(o, "uid", path, 0, UINT32 - 1, 0),
         _number(o, "gid", path, 0, UINT32 - 1, 0),
         _number(o, "umask", path, 0, 0o777, None),
-        _numbers(o, "additionalGids", path, 0, UINT32 - 1),
+        tuple(_field(o, "additionalGids", path, [(0, UINT32 - 1)], ())),
     )
 
 
@@ -208,21 +208,18 @@ def _linux(o: Object, path: str) -> Linux:
         _objects(o, "namespaces", path, _namespace),
         _objects(o, "uidMappings", path, _id_map),
         _objects(o, "gidMappings", path, _id_map),
-        {
-            name: _time_offset(v, f"{path}.timeOffsets.{name}")
-            for name, v in _named(o, "timeOffsets", path)
-        },
+        _objects_by_name(o, "timeOffsets", path, _time_offset),
         _objects(o, "devices", path, _device),
         {
-            name: _text(v, "name", f"{path}.netDevices.{name}") or name
-            for name, v in _named(o, "netDevices", path)
+            name: new_name or name
+            for name, new_name in _objects_by_name(o, "netDevices", path, _link_name).items()
         },
         _text(o, "cgroupsPath", path),
-        _shaped(o, "resources", path, RESOURCES),
-        _raw(o, "intelRdt", path),
+        _field(o, "resources", path, RESOURCES),
+        _field(o, "intelRdt", path, INTEL_RDT),
         _object(o, "memoryPolicy", path, _memory_policy),
         _texts_by_name(o, "sysctl", path),
-        _shaped(o, "seccomp", path, SECCOMP),
+        _field(o, "seccomp", path, SECCOMP),
         _text(o, "rootfsPropagation", path),
         _texts(o, "maskedPaths", path),
         _texts(o, "readonlyPaths", path),
@@ -233,6 +230,10 @@ def _linux(o: Object, path: str) -> Linux:
 
 def _namespace(o: Object, path: str) -> Namespace:
     return Namespace(_text(o, "type", path, required=True), _text(o, "path", path))
+
+
+def _link_name(o: Object, path: str) -> str:
+    return _text(o, "name", path)
 
 
 def _time_offset(o: Object, path: str) -> TimeOffset:
@@ -270,126 +271,74 @@ def _at(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _text(o: Object, key: str, path: str, required: bool = False) -> str:
+def _field(
+    o: Object, key: str, path: str, shape: object, default: Any = None, required: bool = False
+) -> Any:
+    """Return the property in this shape; the default when it is absent."""
     value = o.get(key)
-    if value is None:
-        if required:
-            raise InvalidSpec(_at(path, key), "is required")
-        return ""
-    return _checked_text(value, path, key)
+    if value is not None:
+        return shaped(value, shape, _at(path, key))
+    if required:
+        raise InvalidSpec(_at(path, key), "is required")
+    return default
 
 
-def _checked_text(value: object, path: str, key: str) -> str:
-    if type(value) is not str:
-        raise InvalidSpec(_at(path, key), "must be a string")
-    if not is_plain(value):
-        raise InvalidSpec(_at(path, key), NOT_PLAIN)
-    return value
+def _text(o: Object, key: str, path: str, required: bool = False) -> str:
+    text: str = _field(o, key, path, TEXT, "", required)
+    return text
 
 
 def _texts(o: Object, key: str, path: str) -> tuple[str, ...]:
-    values = o.get(key)
-    if values is None:
-        return ()
-    if type(values) is not list:
-        raise InvalidSpec(_at(path, key), "must be a list")
-    for i, value in enumerate(values):
-        if type(value) is not str or not is_plain(value):
-            _checked_text(value, path, f"{key}[{i}]")
-    return tuple(values)
+    return tuple(_field(o, key, path, [TEXT], ()))
 
 
 def _texts_by_name(o: Object, key: str, path: str) -> dict[str, str]:
-    values = _raw(o, key, path)
-    if not values:
-        return {}
-    return {
-        _checked_text(n, path, key): _checked_text(v, _at(path, key), n) for n, v in values.items()
-    }
-
-
-def _named(o: Object, key: str, path: str) -> list[tuple[str, Object]]:
-    values = _raw(o, key, path)
-    if not values:
-        return []
-    for name, value in values.items():
-        if type(value) is not dict:
-            raise InvalidSpec(f"{_at(path, key)}.{name}", "must be an object")
-    return list(values.items())
+    return {name: shaped(value, TEXT, at) for name, value, at in _items(o, key, path)}
 
 
 def _flag(o: Object, key: str, path: str) -> bool:
-    value = o.get(key)
-    if value is None:
-        return False
-    if type(value) is not bool:
-        raise InvalidSpec(_at(path, key), "must be true or false")
-    return value
+    flag: bool = _field(o, key, path, FLAG, False)
+    return flag
 
 
 def _number(
     o: Object, key: str, path: str, low: int, high: int, default: Any, required: bool = False
 ) -> Any:
-    value = o.get(key)
-    if value is None:
-        if required:
-            raise InvalidSpec(_at(path, key), "is required")
-        return default
-    return _checked_number(value, low, high, path, key)
-
-
-def _checked_number(value: object, low: int, high: int, path: str, key: str) -> int:
-    # Not isinstance, because a bool is an int in Python.
-    if type(value) is not int:
-        raise InvalidSpec(_at(path, key), "must be an integer")
-    if not low <= value <= high:
-        raise InvalidSpec(_at(path, key), f"{value} is not between {low} and {high}")
-    return value
-
-
-def _numbers(o: Object, key: str, path: str, low: int, high: int) -> tuple[int, ...]:
-    values = o.get(key)
-    if values is None:
-        return ()
-    if type(values) is not list:
-        raise InvalidSpec(_at(path, key), "must be a list")
-    return tuple([_checked_number(v, low, high, path, f"{key}[{i}]") for i, v in enumerate(values)])
-
-
-def _raw(o: Object, key: str, path: str) -> Object | None:
-    value = o.get(key)
-    if value is not None and type(value) is not dict:
-        raise InvalidSpec(_at(path, key), "must be an object")
-    return value
-
-
-def _shaped(o: Object, key: str, path: str, shape: object) -> Object | None:
-    value = o.get(key)
-    if value is None:
-        return None
-    result: Object = shaped(value, shape, _at(path, key))
-    return result
+    return _field(o, key, path, (low, high), default, required)
 
 
 def _object(o: Object, key: str, path: str, read: Callable[[Object, str], T]) -> T | None:
     value = o.get(key)
-    if value is None:
-        return None
-    if type(value) is not dict:
-        raise InvalidSpec(_at(path, key), "must be an object")
-    return read(value, _at(path, key))
+    return None if value is None else read(_checked_object(value, _at(path, key)), _at(path, key))
 
 
 def _objects(o: Object, key: str, path: str, read: Callable[[Object, str], T]) -> tuple[T, ...]:
-    values = o.get(key)
+    values, base = o.get(key), _at(path, key)
     if values is None:
         return ()
     if type(values) is not list:
-        raise InvalidSpec(_at(path, key), "must be a list")
-    base = _at(path, key)
-    items = []
-    for i, value in enumerate(values):
-        if type(value) is not dict:
-            raise InvalidSpec(f"{base}[{i}]", "must be an object")
-        items.append(read(value, f"{base}[{i}]"))
-    return tuple(items)
+        raise InvalidSpec(base, "must be a list")
+    paths = [f"{base}[{i}]" for i in range(len(values))]
+    pairs = zip(values, paths, strict=True)
+    return tuple([read(_checked_object(value, at), at) for value, at in pairs])
+
+
+def _objects_by_name(
+    o: Object, key: str, path: str, read: Callable[[Object, str], T]
+) -> dict[str, T]:
+    items = _items(o, key, path)
+    return {name: read(_checked_object(value, at), at) for name, value, at in items}
+
+
+def _items(o: Object, key: str, path: str) -> Iterator[tuple[str, Any, str]]:
+    """Iterate over a map: name, value, the value's path. Here null is not the same as absent."""
+    values, base = o.get(key), _at(path, key)
+    if values is not None:
+        for name, value in _checked_object(values, base).items():
+            yield shaped(name, TEXT, base), value, f"{base}.{name}"
+
+
+def _checked_object(value: object, path: str) -> Object:
+    if type(value) is not dict:
+        raise InvalidSpec(path, "must be an object")
+    return value

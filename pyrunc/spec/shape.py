@@ -58,9 +58,20 @@ SECCOMP = {
 }  # fmt: skip
 
 
+INTEL_RDT = {
+    "closID": TEXT, "l3CacheSchema": TEXT, "memBwSchema": TEXT, "schemata": [TEXT],
+}  # fmt: skip
+
+
 def shaped(value: Any, shape: Any, path: str) -> Any:
     """Return `value` without nulls. Raises InvalidSpec with the JSON path of a value of another
     shape."""
+    if shape is TEXT:
+        if type(value) is not str:
+            raise InvalidSpec(path, "must be a string")
+        if not is_plain(value):
+            raise InvalidSpec(path, "must not contain a NUL byte or half a surrogate pair")
+        return value
     if type(shape) is tuple:
         if type(value) is not int:
             raise InvalidSpec(path, "must be an integer")
@@ -70,6 +81,9 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
     if type(shape) is list:
         if type(value) is not list:
             raise InvalidSpec(path, "must be a list")
+        # An environment and the names of system calls are long: half the time without paths.
+        if shape[0] is TEXT and all(type(item) is str and is_plain(item) for item in value):
+            return value
         return [shaped(item, shape[0], f"{path}[{i}]") for i, item in enumerate(value)]
     if type(shape) is dict:
         if type(value) is not dict:
@@ -80,19 +94,9 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
             for key, item in value.items()
             if item is not None
         }
-    if shape is None:
-        return value
-    if shape == FLAG:
-        if type(value) is not bool:
-            raise InvalidSpec(path, "must be true or false")
-    elif type(value) is not str:
-        raise InvalidSpec(path, "must be a string")
-    elif not is_plain(value):
-        raise InvalidSpec(path, NOT_PLAIN)
+    if shape is FLAG and type(value) is not bool:
+        raise InvalidSpec(path, "must be true or false")
     return value
-
-
-NOT_PLAIN = "must not contain a NUL byte or half a surrogate pair"
 
 
 def is_plain(text: str) -> bool:

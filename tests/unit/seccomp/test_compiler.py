@@ -175,7 +175,6 @@ def test_notify_asks_for_a_listener() -> None:
         store="",
     )  # fmt: skip
     assert compiled is not None and compiled.notifies and compiled.flags & 8
-    assert (compiled.listener_path, compiled.listener_metadata) == ("/run/l", "m")
     assert run(compiled.program, CALLS["mkdir"]) == NOTIFY
 
 
@@ -318,7 +317,8 @@ def test_flat_programs_are_short() -> None:
     from pyrunc.seccomp.default import runtime_default
 
     result = compiler.compile(runtime_default([], "x86_64"), "x86_64", store="")
-    assert result is not None and result.instructions < 700  # 1312 as libseccomp lays it out
+    assert result is not None
+    assert len(result.program) // 8 < 700  # 1312 instructions as libseccomp lays it out
 
 
 def test_intervals_cover_all_numbers_once() -> None:
