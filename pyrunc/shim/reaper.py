@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyrunc.shim.loop import Loop
+    from pyrunc.shim.loop import Loop, Timer
     from pyrunc.shim.starter import SupervisedProcess
 
     OnExit = Callable[["Ended"], None]
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # A pidfd is readable when the process is a zombie (pidfd_open(2)), but PIDFD_INFO_EXIT has its
 # status only once the parent has reaped it.
 LOOK_AGAIN_S, LOOKS = 0.02, 50  # until another process has reaped its child
+SEARCH_S = 0.005  # until expected processes are searched for one that has ended
 
 
 class Ended:
@@ -47,6 +48,7 @@ class Reaper:
         # start times of those whose end is noted before they are reaped
         self._noted: dict[int, int] = {}
         self._holds = 0
+        self._search: Timer | None = None
         self._notice, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -105,12 +107,27 @@ class Reaper:
         self._reap()
 
     def _reap(self) -> None:
-        if self._holds:
-            for pid in list(self._expected):
-                self._reap_one(pid)
+        if not self._holds:
+            self._end_search()
+            while ended := self._wait(os.P_ALL, 0):
+                self._tell(ended)
             return
-        while ended := self._wait(os.P_ALL, 0):
-            self._tell(ended)
+        while (pid := _first_zombie()) in self._expected:
+            self._reap_one(pid)
+        # A zombie that the starting code waits for may hide others. It is mostly gone at once, so
+        # the search is put off: it costs a system call for each expected process.
+        if pid and self._search is None:
+            self._search = self._loop.after(SEARCH_S, self._reap_expected)
+
+    def _reap_expected(self) -> None:
+        self._search = None
+        for pid in list(self._expected):
+            self._reap_one(pid)
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.cancel()
+            self._search = None
 
     def _reap_one(self, pid: int) -> None:
         ended = self._wait(os.P_PID, pid)
@@ -147,6 +164,15 @@ class Reaper:
             result.si_status if by_exit else 128 + result.si_status,
             None if by_exit else result.si_status,
         )
+
+
+def _first_zombie() -> int:
+    """Return the pid of one child that has ended, which stays a zombie; 0 if there is none."""
+    try:
+        result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    return result.si_pid if result else 0
 
 
 def _nothing(number: int, frame: object) -> None:

@@ -155,6 +155,28 @@ def test_a_child_that_ended_before_the_shim_listened_is_reaped() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_an_expected_exit_is_seen_behind_a_zombie_of_a_start() -> None:
+    script = (
+        "import os\n"
+        "from pyrunc.shim.loop import Loop\n"
+        "from pyrunc.shim.reaper import Reaper\n"
+        "loop = Loop()\n"
+        "reaper = Reaper(loop)\n"
+        "reaper.hold()\n"
+        "helper = os.fork() or os._exit(0)\n"
+        "os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)\n"
+        "reading, writing = os.pipe()\n"
+        "expected = os.fork() or os._exit(len(os.read(reading, 1)))\n"
+        "ended = []\n"
+        "reaper.expect(expected, ended.append)\n"
+        "os.write(writing, b'x')\n"
+        "while not ended: loop.turn()\n"
+        "assert (ended[0].pid, ended[0].exit_code) == (expected, 1)\n"
+        "assert os.waitpid(helper, 0) == (helper, 0), 'the helper is the starting code\\'s'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
 async def test_remaining_processes_of_an_ended_container_are_killed(pod: TestPod) -> None:
     started = time.monotonic()
     await pod.run("a", "setsid sleep 1000 & echo done")
