@@ -14,13 +14,8 @@ from typing import Any
 
 from cri_server.doctor import cgroups
 from cri_server.doctor.model import CheckResult, Host, fine, note, warning, wrong
+from cri_server.systemd.units import service_settings, unit_files
 
-UNIT_FOLDERS = (
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-)
 # kubelet has this default, and cgroupfs for cgroupDriver below.
 DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
@@ -113,25 +108,16 @@ def _command(host: Host) -> tuple[list[str] | None, str]:
 
 def _unit(host: Host) -> list[str] | None:
     """Return the arguments of the unit, with variables from its files expanded."""
-    files = [host.path(f"{f}/kubelet.service") for f in UNIT_FOLDERS]
-    texts = [path.read_text(errors="replace") for path in files if path.is_file()][:1]
-    # Of drop-ins with one name that in the folder of higher precedence counts (systemd.unit(5)).
-    drop_ins = {
-        p.name: p
-        for f in reversed(UNIT_FOLDERS)
-        for p in host.path(f"{f}/kubelet.service.d").glob("*.conf")
-    }
-    texts += [drop_ins[name].read_text(errors="replace") for name in sorted(drop_ins)]
     # A later ExecStart= replaces an earlier one, because drop-ins reset it with an empty one first.
     command, variables = "", dict[str, str]()
-    for line in "\n".join(texts).replace("\\\n", " ").splitlines():
-        key, _, value = line.partition("=")
-        if key == "ExecStart":
-            command = value
-        elif key == "Environment":
-            variables |= _assignments(value)
-        elif key == "EnvironmentFile":
-            variables |= _assignments(" ".join(host.text(value.lstrip("-")).splitlines()))
+    for file in unit_files(host.top, "kubelet.service"):
+        for key, value in service_settings(file.read_text(errors="replace")):
+            if key == "ExecStart":
+                command = value
+            elif key == "Environment":
+                variables |= _assignments(value)
+            elif key == "EnvironmentFile":
+                variables |= _assignments(" ".join(host.text(value.lstrip("-")).splitlines()))
     expanded = re.sub(r"\$\{?(\w+)\}?", lambda match: variables.get(match[1], ""), command)
     try:
         return shlex.split(expanded) or None

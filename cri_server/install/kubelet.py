@@ -7,28 +7,24 @@ and variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+
+from cri_server.systemd.units import service_settings, unit_files
 
 UNIT = "kubelet.service"
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/90-pyrunc.conf"
 ENDPOINT = "unix:///run/pyrunc/cri.sock"
-# earlier folders take precedence: systemd.unit(5)
-FOLDERS = (
-    "etc/systemd/system",
-    "run/systemd/system",
-    "usr/local/lib/systemd/system",
-    "usr/lib/systemd/system",
-    "lib/systemd/system",
-)
 
 
 def drop_in(root: Path) -> str | None:
     """Return the drop-in's text for the machine at `root`; None if no unit starts a kubelet. Raises
     OSError, UnicodeDecodeError."""
     command = ""
-    for file in _unit_files(root):
-        command = _last_start(file.read_text(encoding="utf-8"), command)
+    for file in unit_files(root, UNIT):
+        if file.name != Path(DROP_IN).name:
+            for key, value in service_settings(file.read_text(encoding="utf-8")):
+                # An empty ExecStart= removes earlier ones.
+                command = " ".join(value.split()) if key == "ExecStart" else command
     if not command:
         return None
     return (
@@ -40,29 +36,3 @@ def drop_in(root: Path) -> str | None:
         # (systemd.service(5)).
         f"[Service]\nExecStart=\nExecStart={command} --container-runtime-endpoint={ENDPOINT}\n"
     )
-
-
-def _unit_files(root: Path) -> Iterator[Path]:
-    """Yield the unit and its drop-ins except ours, in the order in which systemd reads them."""
-    units = [root / folder / UNIT for folder in FOLDERS]
-    yield from [unit for unit in units if unit.is_file()][:1]
-    drop_ins: dict[str, Path] = {}
-    for folder in reversed(FOLDERS):
-        drop_ins |= {path.name: path for path in (root / folder / f"{UNIT}.d").glob("*.conf")}
-    for name in sorted(drop_ins):
-        if name != Path(DROP_IN).name:
-            yield drop_ins[name]
-
-
-def _last_start(text: str, command: str) -> str:
-    """Return the command of ExecStart= after a file; an empty ExecStart= removes earlier ones."""
-    section = ""
-    for line in text.replace("\\\n", " ").splitlines():
-        line = line.strip()
-        if line.startswith("["):
-            section = line
-        elif section == "[Service]":
-            key, equals, value = line.partition("=")
-            if equals and key.rstrip() == "ExecStart":
-                command = " ".join(value.split())
-    return command

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
@@ -352,6 +352,17 @@ def container_names(
     """Return NAME, POD/NAME and NAMESPACE/POD/NAME; only NAME if the pod is gone."""
     name = container.metadata.name
     return (name, *(f"{each}/{name}" for each in (pod_names(pod) if pod else ())))
+
+
+def shortest_name(
+    container: api.Container | api.ContainerAttributes,
+    pod: api.PodSandbox | None,
+    shared: Collection[str],
+) -> str:
+    """Return POD/NAME, NAMESPACE/POD/NAME if the pod's name is in `shared`, or NAME if the pod is
+    gone."""
+    names = container_names(container, pod)
+    return names[-1] if pod and pod.metadata.name in shared else names[min(1, len(names) - 1)]
 
 
 def shared_names(pods: Iterable[api.PodSandbox]) -> frozenset[str]:

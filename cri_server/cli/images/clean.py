@@ -4,6 +4,7 @@ steps of an image."""
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection
 from typing import Any
 
 import click
@@ -23,11 +24,13 @@ def title(image: api.Image) -> str:
     return (list(image.repo_tags) or list(image.repo_digests) or [image.id])[0]
 
 
-def unused(client: Client) -> list[api.Image]:
-    """Return the images that are not pinned and that no container uses."""
+def unused(client: Client, gone: Collection[str] = ()) -> list[api.Image]:
+    """Return the images that are not pinned and that no container uses, except the containers with
+    the ids `gone`."""
     used = set()
     for container in client.containers():
-        used |= {container.image_id, container.image_ref, container.image.image}
+        if container.id not in gone:
+            used |= {container.image_id, container.image_ref, container.image.image}
     return [
         i
         for i in client.images()
@@ -92,19 +95,7 @@ def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> No
         gone = {c.id for c in containers} | {
             c.id for p in pods for c in client.containers(pod_sandbox_id=p.id)
         }
-        used = {
-            x
-            for c in client.containers()
-            if c.id not in gone
-            for x in (c.image_id, c.image_ref, c.image.image)
-        }
-        images = [
-            i
-            for i in client.images()
-            if not i.pinned
-            and (with_names or not i.repo_tags)
-            and not used & {i.id, *i.repo_tags, *i.repo_digests}
-        ]
+        images = [i for i in unused(client, gone) if with_names or not i.repo_tags]
         descriptions = [f"pod {p.metadata.namespace}/{p.metadata.name}" for p in pods]
         descriptions += [f"container {c.metadata.name}" for c in containers]
         descriptions += [f"image {title(i)}" for i in images]

@@ -19,6 +19,7 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.cli.images import credential_helpers
 from cri_server.images.formats.reference import DOCKER, Reference, normal_registry
+from pyrunc import atomic_file
 from pyrunc.errors import InvalidSpec, NotFound
 
 DOCKERS_NAME = "https://index.docker.io/v1/"  # docker's key for Docker Hub
@@ -173,16 +174,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # The file has its mode from its creation on: others could read the password before a chmod(2).
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(document, file, indent=2)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    atomic_file.write_bytes(str(path), json.dumps(document, indent=2).encode(), mode=0o600)
 
 
 def _config(login: Any, server: str, path: Path) -> api.AuthConfig:

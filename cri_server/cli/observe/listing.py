@@ -10,7 +10,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import ownership, selection
 from cri_server.cli.arguments.selection import Selection
-from cri_server.cli.connection.client import Client, container_names, shared_names
+from cri_server.cli.connection.client import Client, shared_names, shortest_name
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output
 from cri_server.cli.output.show import PAUSED, POD_STATES, STATES, age
@@ -52,8 +52,7 @@ def _containers(client: Client, output: Output) -> Listing[api.Container]:
         return pod.metadata.namespace if pod else ""
 
     def name(container: api.Container) -> str:
-        names = container_names(container, pods.get(container.pod_sandbox_id))
-        return names[-1] if pod(container) in shared else names[min(1, len(names) - 1)]
+        return shortest_name(container, pods.get(container.pod_sandbox_id), shared)
 
     def state(container: api.Container) -> str:
         name = STATES.get(container.state, "?")

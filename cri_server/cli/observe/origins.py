@@ -35,28 +35,29 @@ def origins(
     """Return the values of a container from its request, its pod's request, the `config` of its
     image, and its runtime spec without environment."""
     process = spec.get("process") or {}
+    linux = spec.get("linux") or {}
     return [
         *_arguments(config, process),
         *_environment(config, image),
         _cwd(config, image, process),
         _user(config, image, process),
         _hostname(pod, spec),
-        *_security(config, process, spec),
+        *_security(config, process, spec, linux),
         *_mounts(config, image, spec),
-        *_namespaces(spec),
-        *_resources(config, spec),
+        *_namespaces(linux),
+        *_resources(config, linux),
         Origin(
             "limits of processes",
             f"{len(process.get('rlimits') or ())}",
             "server: [containers] rlimits, or its own",
         ),
-        _cgroup(pod, spec),
+        _cgroup(pod, linux),
     ]
 
 
-def _cgroup(pod: api.PodSandboxConfig, spec: Mapping[str, Any]) -> Origin:
+def _cgroup(pod: api.PodSandboxConfig, linux: Mapping[str, Any]) -> Origin:
     origin = f"{POD}: cgroup_parent" if pod.linux.cgroup_parent else "server: [cgroup]"
-    return Origin("cgroup", str((spec.get("linux") or {}).get("cgroupsPath", "")), origin)
+    return Origin("cgroup", str(linux.get("cgroupsPath", "")), origin)
 
 
 def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Iterator[Origin]:
@@ -117,34 +118,31 @@ def _hostname(pod: api.PodSandboxConfig, spec: Mapping[str, Any]) -> Origin:
 
 
 def _security(
-    config: api.ContainerConfig, process: Mapping[str, Any], spec: Mapping[str, Any]
+    config: api.ContainerConfig,
+    process: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    linux: Mapping[str, Any],
 ) -> Iterator[Origin]:
     context = config.linux.security_context
-    held = (process.get("capabilities") or {}).get("effective") or ()
+    effective = (process.get("capabilities") or {}).get("effective") or ()
     changes = [f"+{name}" for name in context.capabilities.add_capabilities]
     changes += [f"-{name}" for name in context.capabilities.drop_capabilities]
     origin = f"{DEFAULT}, {REQUEST}: {' '.join(changes)}" if changes else DEFAULT
-    yield Origin(
-        "capabilities", f"{len(held)}", f"{REQUEST}: privileged" if context.privileged else origin
-    )
+    origin = f"{REQUEST}: privileged" if context.privileged else origin
+    yield Origin("capabilities", f"{len(effective)}", origin)
     if context.HasField("seccomp"):
         profile = api.SecurityProfile.ProfileType.Name(context.seccomp.profile_type)
         yield Origin("seccomp", profile, f"{REQUEST}: seccomp")
     else:
-        filtered = bool((spec.get("linux") or {}).get("seccomp"))
-        yield Origin("seccomp", "RuntimeDefault" if filtered else "Unconfined", DEFAULT)
-    readonly = bool((spec.get("root") or {}).get("readonly"))
-    yield Origin(
-        "read-only root",
-        str(readonly).lower(),
-        f"{REQUEST}: readonly_rootfs" if readonly else DEFAULT,
-    )
-    privileges = bool(process.get("noNewPrivileges"))
-    yield Origin(
-        "no new privileges",
-        str(privileges).lower(),
-        f"{REQUEST}: no_new_privs" if privileges else DEFAULT,
-    )
+        profile = "RuntimeDefault" if linux.get("seccomp") else "Unconfined"
+        yield Origin("seccomp", profile, DEFAULT)
+    yield _flag("read-only root", (spec.get("root") or {}).get("readonly"), "readonly_rootfs")
+    yield _flag("no new privileges", process.get("noNewPrivileges"), "no_new_privs")
+
+
+def _flag(item: str, value: object, field: str) -> Origin:
+    """Return the origin of a flag, which is set only if the field of the request is set."""
+    return Origin(item, "true" if value else "false", f"{REQUEST}: {field}" if value else DEFAULT)
 
 
 def _mounts(
@@ -170,29 +168,22 @@ def _mounts(
         yield Origin(f"mount {place}", source, origin)
 
 
-def _namespaces(spec: Mapping[str, Any]) -> Iterator[Origin]:
-    own = {
-        entry.get("type"): entry.get("path")
-        for entry in (spec.get("linux") or {}).get("namespaces") or ()
-    }
+def _namespaces(linux: Mapping[str, Any]) -> Iterator[Origin]:
+    own = {entry.get("type"): entry.get("path") for entry in linux.get("namespaces") or ()}
     for kind in ("network", "ipc", "uts", "pid", "user", "cgroup", "mount"):
-        if kind not in own:
+        item = f"namespace {kind}"
+        if kind in own:
+            yield Origin(item, str(own[kind] or "its own"), POD if own[kind] else DEFAULT)
+        else:
             in_request = kind in ("network", "ipc", "pid")
             origin = f"{REQUEST}: namespace_options" if in_request else DEFAULT
-            yield Origin(f"namespace {kind}", "the host's", origin)
-        else:
-            yield Origin(
-                f"namespace {kind}", str(own[kind] or "its own"), POD if own[kind] else DEFAULT
-            )
+            yield Origin(item, "the host's", origin)
 
 
-def _resources(config: api.ContainerConfig, spec: Mapping[str, Any]) -> Iterator[Origin]:
-    limits = (spec.get("linux") or {}).get("resources") or {}
+def _resources(config: api.ContainerConfig, linux: Mapping[str, Any]) -> Iterator[Origin]:
+    limits = linux.get("resources") or {}
     for group, (key, name) in LIMITS.items():
         value = (limits.get(group) or {}).get(key)
         is_requested = getattr(config.linux.resources, name)
-        yield Origin(
-            f"{group} {key}",
-            str(value or "none"),
-            f"{REQUEST}: resources" if is_requested else DEFAULT,
-        )
+        origin = f"{REQUEST}: resources" if is_requested else DEFAULT
+        yield Origin(f"{group} {key}", str(value or "none"), origin)

@@ -13,7 +13,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, selection
 from cri_server.cli.arguments.selection import Selection
-from cri_server.cli.connection.client import Client, container_names, shared_names
+from cri_server.cli.connection.client import Client, shared_names, shortest_name
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output
 from cri_server.cli.output.show import size
@@ -147,8 +147,7 @@ def _containers(
         return str(getattr(sandbox.metadata, field)) if sandbox else ""
 
     def name(stats: api.ContainerStats) -> str:
-        names = container_names(stats.attributes, of.get(stats.attributes.id))
-        return names[-1] if pod(stats) in shared else names[min(1, len(names) - 1)]
+        return shortest_name(stats.attributes, of.get(stats.attributes.id), shared)
 
     return Listing(
         "stats",

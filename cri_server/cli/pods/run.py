@@ -283,9 +283,9 @@ def output_lines(path: str) -> Iterator[str]:
 def follow(client: Client, running: Running) -> None:
     """Print the output of the containers until all have ended. Raises KeyboardInterrupt."""
     click.echo("--- output; interrupt to stop and remove the pod")
-    logs.follow(
-        client, running.containers.values(), {running.containers[name] for name in running.sidecars}
-    )
+    names = dict.fromkeys(running.containers.values(), "")
+    sidecars = {running.containers[name] for name in running.sidecars}
+    logs.show(client, names, logs.Writer(), following=True, sidecars=sidecars)
 
 
 def exit_code(client: Client, running: Running) -> int:

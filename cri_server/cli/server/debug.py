@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import click
 
 from cri_server.cli.connection.client import Client
@@ -49,8 +51,7 @@ def _table(stacks: list[str]) -> str:
     """Return the functions of the event loop's thread with their shares of the samples, alone and
     with the functions that they called."""
     samples = 0
-    total: dict[str, int] = {}
-    own: dict[str, int] = {}
+    total, own = Counter[str](), Counter[str]()
     for line in stacks:
         stack, _, number = line.rpartition(" ")
         thread, *frames = stack.split(";")
@@ -58,11 +59,10 @@ def _table(stacks: list[str]) -> str:
             continue
         samples += int(number)
         for name in set(frames):
-            total[name] = total.get(name, 0) + int(number)
-        own[frames[-1]] = own.get(frames[-1], 0) + int(number)
+            total[name] += int(number)
+        own[frames[-1]] += int(number)
     rows = [f"{'itself':>8} {'with calls':>10}  function ({samples} samples)"]
-    for name in sorted(total, key=lambda each: (-own.get(each, 0), -total[each]))[
-        :LISTED_FUNCTIONS
-    ]:
-        rows.append(f"{own.get(name, 0) / samples:>8.1%} {total[name] / samples:>10.1%}  {name}")
+    names = sorted(total, key=lambda each: (-own[each], -total[each]))
+    for name in names[:LISTED_FUNCTIONS]:
+        rows.append(f"{own[name] / samples:>8.1%} {total[name] / samples:>10.1%}  {name}")
     return "\n".join(rows).translate(VISIBLE | {10: "\n"})

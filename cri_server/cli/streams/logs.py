@@ -8,7 +8,7 @@ import datetime
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import click
@@ -181,12 +181,6 @@ def show(
                     del pending[identifier]
             if pending.keys() - set(sidecars):
                 time.sleep(POLL_S)
-
-
-def follow(client: Client, identifiers: Iterable[str], sidecars: Collection[str] = ()) -> None:
-    """Print all output of containers until all except the sidecars have exited. Raises NotFound,
-    OSError."""
-    show(client, dict.fromkeys(identifiers, ""), Writer(), following=True, sidecars=sidecars)
 
 
 def log_path(client: Client, identifier: str) -> str:

@@ -1,0 +1,41 @@
+"""The settings of a systemd unit on a machine's disk: those of its file and its drop-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# Earlier folders take precedence (systemd.unit(5)).
+FOLDERS = (
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+)
+
+
+def unit_files(root: Path, unit: str) -> list[Path]:
+    """Return the files of a unit on the machine at `root` in the order in which systemd reads them:
+    the unit, then its drop-ins by name."""
+    files = [root / folder / unit for folder in FOLDERS]
+    # Of several files with one name, that in the folder of the highest precedence counts.
+    drop_ins: dict[str, Path] = {}
+    for folder in reversed(FOLDERS):
+        drop_ins |= {path.name: path for path in (root / folder / f"{unit}.d").glob("*.conf")}
+    return [file for file in files if file.is_file()][:1] + [
+        drop_ins[name] for name in sorted(drop_ins)
+    ]
+
+
+def service_settings(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the assignments in the section [Service] of a file."""
+    section = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.strip()
+        if line.startswith("["):
+            section = line
+        elif section == "[Service]":
+            key, equals, value = line.partition("=")
+            if equals:
+                yield key.rstrip(), value.strip()
