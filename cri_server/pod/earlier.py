@@ -26,8 +26,9 @@ from cri_server.pod.client import ShimClient
 from cri_server.store.facts import Process, entries
 from cri_server.store.model import Sandbox
 from cri_server.store.paths import Paths
-from pyrunc import ipc
-from pyrunc.errors import Unavailable
+from pyrunc import atomic_file, ipc
+from pyrunc.abi.arch import arch
+from pyrunc.errors import Error, Unavailable
 from pyrunc.keeper.client import PROGRAM, ensure
 from pyrunc.kernel.process import stat, wait_status
 from pyrunc.records import Record, Request
@@ -41,7 +42,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROTOCOL = 2
-ENDED_S = 0.005  # between two looks whether a killed shim has ended
+LOOK_S = 0.0005  # between two looks at the state of a shim
+LOOKS = 1000  # until a stopped shim counts as stopped
+STOPPED = "stopped"
+"""The content of the file of a shim that is to stay stopped."""
+STOPS = 500  # until a shim is stopped that is never idle
 
 
 class Keep(Request):
@@ -72,6 +77,8 @@ class EarlierShims:
         self._paths = paths
         self._lock = asyncio.Lock()
         self._kills: bool | None = None
+        for name in entries(paths.earlier_shims):
+            self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
         """Store the pods of the sandbox's earlier shim in the keeper and end the shim. It may serve
@@ -87,10 +94,10 @@ class EarlierShims:
                 running += await self._store(one)
             if self._kills is None:
                 self._kills = await asyncio.to_thread(kernel_reports_exits)
-            self._end(shim, served, running)
+            await self._end(shim, running)
+            for one in served:
+                one.shim = None
             log.info("shim %d is of an earlier version: its pods move", shim.pid)
-            while self._kills and shim.alive():
-                await asyncio.sleep(ENDED_S)
 
     async def _store(self, sandbox: Sandbox) -> list[Process]:
         """Put the entries of the sandbox's processes into the keeper; return the processes."""
@@ -127,39 +134,92 @@ class EarlierShims:
         finally:
             keeper.close()
 
-    def _end(self, shim: Process, sandboxes: Iterable[Sandbox], running: Sequence[Process]) -> None:
+    async def _end(self, shim: Process, running: Sequence[Process]) -> None:
         """Kill the shim, or stop it for the rest of its children's lives. Raises Unavailable when
         it has reaped one of the processes that were `running`: then it is about to write an exit
         record."""
-        pidfd = os.pidfd_open(shim.pid)
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
-            if not all(map(_is_unreaped, running)):
-                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-                raise Unavailable(f"a process of shim {shim.pid} has just ended")
-            if self._kills:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                return
-        except ProcessLookupError:
-            return
-        finally:
-            os.close(pidfd)
         self._paths.earlier_shims.mkdir(mode=0o700, exist_ok=True)
-        (self._paths.earlier_shims / f"{shim.pid}-{shim.start_time}").touch()
-        for sandbox in sandboxes:
-            _remove_traces(self._paths.sandbox_state(sandbox.id))
-            sandbox.shim = None
+        file = self._paths.earlier_shims / f"{shim.pid}-{shim.start_time}"
+        file.touch()
+        try:
+            await _stop_idle(shim)
+            if not all(map(_is_unreaped, running)):
+                raise Unavailable(f"a process of shim {shim.pid} has just ended")
+            if not self._kills:
+                file.write_text(STOPPED)
+                return
+            orphans.kill_process(shim)
+            while shim.alive():
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._resume_unless_stopped(file)
+
+    def _resume_unless_stopped(self, file: Path) -> None:
+        """Have the shim of this file go on, unless it is to stay stopped. A server that was killed
+        while it ended the shim has left the file."""
+        shim = _process_of(file)
+        if file.read_text() == STOPPED:
+            self._remove_traces(shim)
+        else:
+            orphans.send_signal(shim, signal.SIGCONT)
+            self._remove(file)
+
+    def _remove_traces(self, shim: Process) -> None:
+        """Remove the files by which a stopped shim would be taken for the shim of its pods."""
+        for name in entries(self._paths.sandbox_states):
+            folder = self._paths.sandbox_state(name)
+            with contextlib.suppress(Error):  # it has no shim
+                record = atomic_file.read_json(str(folder / messages.SHIM_RECORD))
+                if Process.of(record) == shim:
+                    for trace in (messages.SOCKET, messages.LOG, messages.SHIM_RECORD):
+                        (folder / trace).unlink(missing_ok=True)
 
     def end_stopped(self) -> None:
         """Kill the stopped shims whose children have all ended."""
         for name in entries(self._paths.earlier_shims):
-            shim = Process(*map(int, name.split("-")))
-            if shim.alive() and any(map(_runs, _children(shim.pid))):
-                continue
-            orphans.kill_process(shim)
-            (self._paths.earlier_shims / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # others are in it
-                self._paths.earlier_shims.rmdir()
+            file = self._paths.earlier_shims / name
+            shim = _process_of(file)
+            if file.read_text() == STOPPED and not (shim.alive() and _has_children(shim)):
+                orphans.kill_process(shim)
+                self._remove(file)
+
+    def _remove(self, file: Path) -> None:
+        file.unlink()
+        with contextlib.suppress(OSError):  # others are in it
+            self._paths.earlier_shims.rmdir()
+
+
+def _process_of(file: Path) -> Process:
+    return Process(*map(int, file.name.split("-")))
+
+
+async def _stop_idle(shim: Process) -> None:
+    """Send SIGSTOP to the shim while it waits for events, so that it has no output that it has read
+    but not logged. A shim that is never idle is stopped all the same."""
+    for _ in range(STOPS):
+        orphans.send_signal(shim, signal.SIGSTOP)
+        for _ in range(LOOKS):
+            status = stat(shim.pid)
+            if status is None or status.state == "T" or not status.alive:
+                break
+            await asyncio.sleep(LOOK_S)
+        if _waits_for_events(shim.pid):
+            return
+        orphans.send_signal(shim, signal.SIGCONT)
+        await asyncio.sleep(LOOK_S)
+    orphans.send_signal(shim, signal.SIGSTOP)
+    await asyncio.sleep(LOOK_S)
+
+
+def _waits_for_events(pid: int) -> bool:
+    """Whether the stopped process is in epoll_wait(2) or its like; True when it has ended."""
+    numbers = arch().syscalls
+    waits = {str(numbers.get(name)) for name in ("epoll_wait", "epoll_pwait", "epoll_pwait2")}
+    try:
+        with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
+            return file.read().split()[0] in waits
+    except OSError:
+        return True
 
 
 def _is_unreaped(process: Process) -> bool:
@@ -168,20 +228,11 @@ def _is_unreaped(process: Process) -> bool:
     return status is not None and status.start_time == process.start_time
 
 
-def _runs(pid: int) -> bool:
-    status = stat(pid)
-    return status is not None and status.alive
-
-
-def _children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return [int(child) for child in file.read().split()]
-
-
-def _remove_traces(folder: Path) -> None:
-    """Remove the files by which a stopped shim would be taken for the sandbox's shim."""
-    for name in (messages.SOCKET, messages.SHIM_RECORD, messages.LOG):
-        (folder / name).unlink(missing_ok=True)
+def _has_children(process: Process) -> bool:
+    """Whether the process has a child that is no zombie."""
+    with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+        children = map(stat, map(int, file.read().split()))
+    return any(child is not None and child.alive for child in children)
 
 
 def kernel_reports_exits() -> bool:

@@ -119,15 +119,20 @@ def _locked(descriptor: int) -> bool:
 
 
 def kill_process(process: Process) -> None:
-    """SIGKILL to this very process: through a pidfd that is checked against the start time, never
-    by number alone."""
+    """Send SIGKILL to this very process (`send_signal`)."""
+    send_signal(process, signal.SIGKILL)
+
+
+def send_signal(process: Process, number: int) -> None:
+    """Send a signal to this very process: through a pidfd that is checked against the start time,
+    never by number alone. Does nothing when it has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return
     try:
         if process.alive():
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         pass
     finally:
