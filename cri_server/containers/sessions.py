@@ -17,7 +17,6 @@ from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.backend import (
     AttachOptions,
-    Descriptors,
     ExecOptions,
     PortForwardOptions,
     Session,
@@ -87,7 +86,7 @@ def _check_ready(sandbox: Sandbox) -> None:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
 
 
-class ExecStreamSession(Descriptors):
+class ExecStreamSession(Session):
     """A client's command; it is killed when the client disconnects."""
 
     def __init__(self, pod: Pod, session: ExecSession) -> None:
@@ -106,7 +105,7 @@ class ExecStreamSession(Descriptors):
             await self._pod.kill_exec(self._session.exec_id)
 
 
-class AttachStreamSession(Descriptors):
+class AttachStreamSession(Session):
     """A client attached to a container's stdio; disconnecting does not affect the container."""
 
     def __init__(self, pod: Pod, container: Container, streams: Streams) -> None:

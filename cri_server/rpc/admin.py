@@ -59,7 +59,7 @@ class Admin:
         changes = {"user": request.user, "cwd": request.cwd, "env": list(request.env)}
         changes = {name: value for name, value in changes.items() if value}
         options = sessions.check_exec(self._services, exec_request, changes)
-        return private.Session(self._streaming.url_for_exec(options))
+        return private.Session(self._streaming.url_for(options))
 
     async def pause_container(self, request: private.PauseContainer) -> None:
         """Freeze the container. Raises NotFound, WrongState, DeadlineExceeded, KernelError."""

@@ -209,15 +209,15 @@ class RuntimeService:
 
     def Exec(self, request: api.ExecRequest) -> api.ExecResponse:
         options = sessions.check_exec(self._services, request)
-        return api.ExecResponse(url=self._streaming.url_for_exec(options))
+        return api.ExecResponse(url=self._streaming.url_for(options))
 
     def Attach(self, request: api.AttachRequest) -> api.AttachResponse:
         options = sessions.check_attach(self._services, request)
-        return api.AttachResponse(url=self._streaming.url_for_attach(options))
+        return api.AttachResponse(url=self._streaming.url_for(options))
 
     def PortForward(self, request: api.PortForwardRequest) -> api.PortForwardResponse:
         options = sessions.check_port_forward(self._services, request)
-        return api.PortForwardResponse(url=self._streaming.url_for_port_forward(options))
+        return api.PortForwardResponse(url=self._streaming.url_for(options))
 
     # -- usage and events
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -48,32 +49,42 @@ class PortForwardOptions:
     ports: tuple[int, ...] = ()
 
 
-class Session(Protocol):
-    """A running exec or attach.
+class Session(ABC):
+    """A running exec or attach. It owns up to three descriptors and closes each once.
 
-    The descriptors are pipes, sockets or a pty's master; `None` where the client did not ask for
-    the stream. With a tty `stdout_fd` is the master and `stdin_fd` a duplicate. They stay valid
-    until `close_stdin` and `close`, and are made non-blocking.
+    The descriptors are pipes, sockets or a pty's master; `None` for streams that the client did not
+    request. With a tty `stdout_fd` is the master and `stdin_fd` a duplicate. They stay valid until
+    `close_stdin` and `close`, and the streaming server makes them non-blocking.
     """
 
-    @property
-    def stdin_fd(self) -> int | None: ...
-    @property
-    def stdout_fd(self) -> int | None: ...
-    @property
-    def stderr_fd(self) -> int | None: ...
+    def __init__(self, stdin: int | None, stdout: int | None, stderr: int | None) -> None:
+        self.stdin_fd, self.stdout_fd, self.stderr_fd = stdin, stdout, stderr
 
     def close_stdin(self) -> None:
-        """Close stdin after the client has ended its input; `stdin_fd` is not used afterwards."""
+        """Close stdin after the client has ended its input, unless it is closed."""
+        # The number is forgotten first: a second close could hit a new file with the same number.
+        fd, self.stdin_fd = self.stdin_fd, None
+        if fd is not None:
+            os.close(fd)
 
+    def close_descriptors(self) -> None:
+        """Close all descriptors that are open."""
+        self.close_stdin()
+        fds, self.stdout_fd, self.stderr_fd = (self.stdout_fd, self.stderr_fd), None, None
+        for fd in fds:
+            if fd is not None:
+                os.close(fd)
+
+    @abstractmethod
     async def resize(self, width: int, height: int) -> None:
         """Set the terminal's size in characters."""
 
+    @abstractmethod
     async def wait(self) -> int:
         """Wait for the command (exec) or container (attach); return its exit code, 128 + n for
         signal n."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Release everything. A running exec is killed with its descendants; an attached container
         continues."""
@@ -87,25 +98,3 @@ class Backend(Protocol):
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         """Connect to TCP `port` on the pod's loopback; the caller closes the socket."""
         ...
-
-
-class Descriptors:
-    """Base of sessions: owns up to three descriptors and closes each once."""
-
-    def __init__(self, stdin: int | None, stdout: int | None, stderr: int | None) -> None:
-        self.stdin_fd, self.stdout_fd, self.stderr_fd = stdin, stdout, stderr
-
-    def close_stdin(self) -> None:
-        """Close stdin, unless it is closed."""
-        # The number is forgotten first: a second close could hit a new file with the same number.
-        fd, self.stdin_fd = self.stdin_fd, None
-        if fd is not None:
-            os.close(fd)
-
-    def close_descriptors(self) -> None:
-        """Close all descriptors that are open."""
-        self.close_stdin()
-        fds, self.stdout_fd, self.stderr_fd = (self.stdout_fd, self.stderr_fd), None, None
-        for fd in fds:
-            if fd is not None:
-                os.close(fd)

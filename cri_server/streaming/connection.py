@@ -27,9 +27,9 @@ from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.streams import Inbound, StreamGone
 from cri_server.streaming.tokens import Tickets
-from cri_server.streaming.transport import ConnectionLost, SocketWire, Wire
+from cri_server.streaming.transport import ConnectionLost, SocketTransport, Transport
 from cri_server.streaming.upgrade import Refused, Request, RequestReader
-from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages, TunnelWire
+from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages
 
 log = logging.getLogger(__name__)
 
@@ -71,43 +71,45 @@ class Connections:
 
     async def serve(self, sock: socket.socket) -> None:
         """Serve the session of one connection, then close the connection."""
-        wire = SocketWire(sock, idle_s=self._idle_s)
+        transport = SocketTransport(sock, idle_s=self._idle_s)
         try:
-            session = await self._open(wire)
+            session = await self._open(transport)
             if session is not None:
                 request, options = session
-                await self._serve(request, options, wire)
-            await wire.close()
+                await self._serve(request, options, transport)
+            await transport.close()
         except (ConnectionLost, StreamGone):
             pass
         except Exception:
             log.exception("streaming: unexpected error in a session")
         finally:
-            wire.abort()
+            transport.abort()
 
-    async def _open(self, wire: SocketWire) -> tuple[Request, object] | None:
+    async def _open(self, transport: SocketTransport) -> tuple[Request, object] | None:
         """Read the request within `REQUEST_S` and redeem its ticket; None after a refusal was
         sent."""
         try:
             try:
                 async with asyncio.timeout(REQUEST_S):
-                    request = await self._read_request(wire)
+                    request = await self._read_request(transport)
             except TimeoutError:
                 raise Refused(408, "the request took too long") from None
             options = self._redeem(request)
         except Refused as refused:
-            await wire.send(refused.response())
+            await transport.send(refused.response())
             return None
         self._on_ticket()
         return request, options
 
-    async def _read_request(self, wire: SocketWire) -> Request:
+    async def _read_request(self, transport: SocketTransport) -> Request:
         reader = RequestReader()
-        while (data := await wire.receive()) and (request := reader.receive(bytes(data))) is None:
+        while (data := await transport.receive()) and (
+            request := reader.receive(bytes(data))
+        ) is None:
             pass
         if not data or request is None:
             raise ConnectionLost("the client disconnected within its request")
-        wire.unread(request.ahead)
+        transport.unread(request.ahead)
         return request
 
     def _redeem(self, request: Request) -> object:
@@ -122,14 +124,14 @@ class Connections:
             raise Refused(404, "no such session")
         return options
 
-    async def _serve(self, request: Request, options: object, wire: SocketWire) -> None:
+    async def _serve(self, request: Request, options: object, transport: SocketTransport) -> None:
         kind = request.path.split("/")[1]
         self._sessions[kind] += 1
         try:
             if request.upgrade == "spdy/3.1":
-                serving = self._over_spdy(request, options, wire)
+                serving = self._over_spdy(request, options, transport)
             elif request.upgrade == "websocket":
-                serving = self._over_websocket(request, options, wire)
+                serving = self._over_websocket(request, options, transport)
             else:
                 raise Refused(
                     400,
@@ -138,23 +140,25 @@ class Connections:
                 )
             await serving
         except Refused as refused:
-            await wire.send(refused.response())
+            await transport.send(refused.response())
         finally:
             self._sessions[kind] -= 1
 
     # ---- SPDY ----
 
-    async def _over_spdy(self, request: Request, options: object, wire: SocketWire) -> None:
+    async def _over_spdy(
+        self, request: Request, options: object, transport: SocketTransport
+    ) -> None:
         if isinstance(options, PortForwardOptions):
             protocol = upgrade.choose_stream_protocol(request, (portforward.PROTOCOL,))
-            await wire.send(upgrade.switch_to_spdy(protocol))
-            await self._forward_over_spdy(options, wire)
+            await transport.send(upgrade.switch_to_spdy(protocol))
+            await self._forward_over_spdy(options, transport)
             return
         assert isinstance(options, ExecOptions | AttachOptions)
         protocol = upgrade.choose_stream_protocol(request, COMMAND_PROTOCOLS)
-        await wire.send(upgrade.switch_to_spdy(protocol))
+        await transport.send(upgrade.switch_to_spdy(protocol))
         collector = _Collector(_roles(options), resizable=options.tty)
-        multiplexer = Multiplexer(wire, "server", collector.on_open, streams_limit=2 * RESIZE)
+        multiplexer = Multiplexer(transport, collector.on_open, streams_limit=2 * RESIZE)
         await _while_connected(
             multiplexer.run(), self._command_over_spdy(options, protocol, collector)
         )
@@ -178,9 +182,9 @@ class Connections:
             ),
         )
 
-    async def _forward_over_spdy(self, options: PortForwardOptions, wire: Wire) -> None:
+    async def _forward_over_spdy(self, options: PortForwardOptions, transport: Transport) -> None:
         forwarder = portforward.Forwarder(self._backend, options.sandbox_id, self.forward_limits)
-        multiplexer = Multiplexer(wire, "server", forwarder.on_open)
+        multiplexer = Multiplexer(transport, forwarder.on_open)
         try:
             await multiplexer.run()
         finally:
@@ -188,14 +192,16 @@ class Connections:
 
     # ---- WebSocket ----
 
-    async def _over_websocket(self, request: Request, options: object, wire: SocketWire) -> None:
+    async def _over_websocket(
+        self, request: Request, options: object, transport: SocketTransport
+    ) -> None:
         if isinstance(options, PortForwardOptions):
-            await self._forward_over_websocket(request, options, wire)
+            await self._forward_over_websocket(request, options, transport)
             return
         assert isinstance(options, ExecOptions | AttachOptions)
         subprotocol = upgrade.choose_subprotocol(request, tuple(DIALECTS))
-        await wire.send(upgrade.switch_to_websocket(request, subprotocol))
-        messages = Messages(wire)
+        await transport.send(upgrade.switch_to_websocket(request, subprotocol))
+        messages = Messages(transport)
         channels = Channels(messages, DIALECTS[subprotocol])
         streams = _channel_streams(options, channels, DIALECTS[subprotocol].json_status)
         # Clients wait for a first, empty message on the lowest channel that the server writes.
@@ -204,7 +210,7 @@ class Connections:
         messages.leave()
 
     async def _forward_over_websocket(
-        self, request: Request, options: PortForwardOptions, wire: SocketWire
+        self, request: Request, options: PortForwardOptions, transport: SocketTransport
     ) -> None:
         subprotocol = upgrade.choose_subprotocol(request, (TUNNEL, *FORWARD_SUBPROTOCOLS))
         if subprotocol != TUNNEL and not options.ports:
@@ -215,10 +221,10 @@ class Connections:
                 400,
                 f"{len(options.ports)} ports: the limit of a WebSocket is {limit}",
             )
-        await wire.send(upgrade.switch_to_websocket(request, subprotocol))
-        messages = Messages(wire)
+        await transport.send(upgrade.switch_to_websocket(request, subprotocol))
+        messages = Messages(transport)
         if subprotocol == TUNNEL:
-            await self._forward_over_spdy(options, TunnelWire(messages))
+            await self._forward_over_spdy(options, messages)
         else:
             channels = Channels(messages, DIALECTS[subprotocol])
             pairs = [
@@ -232,11 +238,9 @@ class Connections:
         messages.leave()
 
     def _session(self, options: ExecOptions | AttachOptions) -> Awaitable[Session]:
-        return (
-            self._backend.exec(options)
-            if isinstance(options, ExecOptions)
-            else self._backend.attach(options)
-        )
+        if isinstance(options, ExecOptions):
+            return self._backend.exec(options)
+        return self._backend.attach(options)
 
 
 def _resolved(inbound: Inbound) -> asyncio.Future[Inbound]:

@@ -1,4 +1,4 @@
-"""Streams over one SPDY connection: connects the core in `spdy.connection` with a `Wire`.
+"""Streams over one SPDY connection: connects the core in `spdy.connection` with a `Transport`.
 
 `run` is the only reader. It hands data to the streams and pauses while they hold too much. It posts
 the replies to pings and resets, so that it never waits for the peer to read. The owner of a stream
@@ -17,15 +17,13 @@ from cri_server.streaming.spdy.connection import (
     Event,
     Failed,
     Opened,
-    Replied,
     Reset,
-    Side,
     StreamClosed,
 )
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.spdy.headers import Headers
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
-from cri_server.streaming.transport import ConnectionLost, Wire, room_or_hang_up
+from cri_server.streaming.transport import ConnectionLost, Transport, room_or_hang_up
 
 # All sessions and kubelet's calls share the event loop: without a limit 40,000 refused streams were
 # handled in one turn, which took seconds.
@@ -39,7 +37,6 @@ class MultiplexedStream:
         self._multiplexer, self.stream_id, self.headers = multiplexer, stream_id, headers
         self.inbound = Inbound(multiplexer.budget)
         self.gone = asyncio.Event()
-        self.replied = asyncio.Event()
 
     def header(self, name: str) -> str:
         """The first value of a header; empty without it."""
@@ -68,31 +65,29 @@ class MultiplexedStream:
     def lose(self) -> None:
         """Mark the stream as reset by the peer or lost with the connection."""
         self.gone.set()
-        self.replied.set()
         self.inbound.lose()
 
 
 class Multiplexer:
-    """All streams of a connection. `on_open` is called with each stream that the peer opens, after
-    it was accepted."""
+    """All streams of a connection. `on_open` is called with each stream that the client opens,
+    after it was accepted."""
 
     def __init__(
         self,
-        wire: Wire,
-        side: Side,
+        transport: Transport,
         on_open: Callable[[MultiplexedStream], None],
         streams_limit: int = 1024,
     ) -> None:
         self.budget = Budget()
-        self._wire, self._side, self._on_open = wire, side, on_open
-        self._core = Connection(side, streams_limit)
+        self._transport, self._on_open = transport, on_open
+        self._core = Connection(streams_limit)
         self._handled_before = 0  # this turn
         self._streams: dict[int, MultiplexedStream] = {}
 
     async def run(self) -> str:
         """Read until the connection ends; return the reason. All streams are lost afterwards."""
         try:
-            while data := await self._wire.receive():
+            while data := await self._transport.receive():
                 rest = memoryview(data)
                 while len(rest):
                     events, rest = self._core.receive_some(rest, FRAMES_PER_TURN)
@@ -124,12 +119,7 @@ class Multiplexer:
 
     async def _room(self) -> bool:
         """Wait until the streams have room; return False if the client disconnects before."""
-        # A client ignores that the connection is closed: a server closes it after its last data, of
-        # which a part is still to be read.
-        if self._side == "client":
-            await self.budget.room()
-            return True
-        return await room_or_hang_up(self.budget, self._wire, self._probe)
+        return await room_or_hang_up(self.budget, self._transport, self._probe)
 
     def _probe(self) -> None:
         self._core.probe()
@@ -145,13 +135,11 @@ class Multiplexer:
                 if fin:
                     stream.inbound.end()
                 self._on_open(stream)
-            case Replied(stream_id, _, fin) | Data(stream_id, _, fin):
+            case Data(stream_id, data, fin):
                 target = self._streams.get(stream_id)
                 if target is None:
                     return
-                if isinstance(event, Data):
-                    target.inbound.feed(event.data)
-                target.replied.set()
+                target.inbound.feed(data)
                 if fin:
                     target.inbound.end()
                     self._forget_if_over(target)
@@ -166,19 +154,11 @@ class Multiplexer:
         if not self._core.is_open(stream.stream_id):
             self._streams.pop(stream.stream_id, None)
 
-    async def open(self, headers: Headers) -> MultiplexedStream:
-        """Open a stream to the peer and wait until it is accepted. Raises `StreamGone`."""
-        stream = MultiplexedStream(self, self._core.open(headers), headers)
-        self._streams[stream.stream_id] = stream
-        self._post()
-        await stream.replied.wait()
-        if stream.gone.is_set():
-            raise StreamGone
-        return stream
-
     async def send(self, stream: MultiplexedStream, data: bytes, *, fin: bool) -> None:
         try:
-            await self._wire.send(self._core.data_head(stream.stream_id, len(data), fin=fin), data)
+            await self._transport.send(
+                self._core.data_head(stream.stream_id, len(data), fin=fin), data
+            )
         except (StreamClosed, ConnectionLost):
             raise StreamGone from None
         if fin:
@@ -203,7 +183,7 @@ class Multiplexer:
     def _post(self) -> None:
         data = self._core.data_to_send()
         if data:
-            self._wire.post(data)
+            self._transport.post(data)
 
     def _post_last(self) -> None:
         try:

@@ -69,7 +69,7 @@ async def _open_and_serve(opening: Awaitable[Session], streams: CommandStreams) 
     try:
         return await _serve(session, streams)
     finally:
-        await _finish(session)
+        await asyncio.shield(_close(session))
 
 
 async def _open(opening: Awaitable[Session]) -> Session:
@@ -88,17 +88,15 @@ _closing: set[asyncio.Task[None]] = set()
 
 def _close_when_opened(task: asyncio.Future[Session]) -> None:
     if not task.cancelled() and task.exception() is None:
-        closing = asyncio.ensure_future(task.result().close())
-        _closing.add(closing)
-        closing.add_done_callback(_closing.discard)
+        _close(task.result())
 
 
-async def _finish(session: Session) -> None:
-    """Close the session, even if this task is cancelled meanwhile."""
+def _close(session: Session) -> asyncio.Task[None]:
+    """Close the session in a task, which no cancellation of the caller stops."""
     closing = asyncio.ensure_future(session.close())
     _closing.add(closing)
     closing.add_done_callback(_closing.discard)
-    await asyncio.shield(closing)
+    return closing
 
 
 async def _serve(session: Session, streams: CommandStreams) -> int:

@@ -26,6 +26,8 @@ HANDSHAKE_S = 10.0
 CONNECTIONS_LIMIT = 2048
 UNOPENED_LIMIT = 256  # of these, connections without a redeemed ticket
 BACKLOG = 512
+KINDS = {ExecOptions: "exec", AttachOptions: "attach", PortForwardOptions: "portforward"}
+"""The first part of a URL's path, by the options of its session."""
 
 
 class StreamingServer:
@@ -100,22 +102,10 @@ class StreamingServer:
 
     # ---- URLs ----
 
-    def url_for_exec(self, options: ExecOptions) -> str:
-        """Return a URL that opens this exec once, within a minute. Raises `ResourceExhausted` when
-        too many URLs are unused."""
-        return self._url("exec", options)
-
-    def url_for_attach(self, options: AttachOptions) -> str:
-        """Return a URL that opens this attach once, within a minute. Raises `ResourceExhausted`
+    def url_for(self, options: ExecOptions | AttachOptions | PortForwardOptions) -> str:
+        """Return a URL that opens this session once, within a minute. Raises `ResourceExhausted`
         when too many URLs are unused."""
-        return self._url("attach", options)
-
-    def url_for_port_forward(self, options: PortForwardOptions) -> str:
-        """Return a URL that opens this port-forward once, within a minute. Raises
-        `ResourceExhausted` when too many URLs are unused."""
-        return self._url("portforward", options)
-
-    def _url(self, kind: str, options: object) -> str:
+        kind = KINDS[type(options)]
         host = f"[{self._host}]" if ":" in self._host else self._host
         scheme = "https" if self._tls else "http"
         return f"{scheme}://{host}:{self._port}/{kind}/{self._tickets.issue(kind, options)}"

@@ -28,14 +28,7 @@ class ConnectionLost(Exception):
     """The peer has disconnected, is idle for too long, or does not read replies."""
 
 
-class Leaving(Protocol):
-    """A connection that can report that its peer has disconnected."""
-
-    async def hung_up(self) -> None:
-        """Wait until the peer has closed its side, also while no task receives."""
-
-
-class Wire(Leaving, Protocol):
+class Transport(Protocol):
     """A stream of bytes to and from one peer."""
 
     async def receive(self) -> bytes | memoryview:
@@ -48,14 +41,17 @@ class Wire(Leaving, Protocol):
     def post(self, data: bytes) -> None:
         """Send without waiting. Raises `ConnectionLost` when too much is queued."""
 
+    async def hung_up(self) -> None:
+        """Wait until the peer has closed its side, also while no task receives."""
 
-async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], None]) -> bool:
+
+async def room_or_hang_up(budget: Budget, transport: Transport, probe: Callable[[], None]) -> bool:
     """Wait, without reading, until the streams of a connection have room; return False if the
     client disconnects before.
 
     `probe` sends an empty message that needs no reply.
     """
-    room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(wire.hung_up())
+    room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(transport.hung_up())
     try:
         while not room.done() and not leaving.done():
             done, _ = await asyncio.wait(
@@ -73,8 +69,8 @@ async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], Non
         await asyncio.gather(room, leaving, return_exceptions=True)
 
 
-class SocketWire:
-    """A `Wire` over a connected stream socket, which it owns until `close`.
+class SocketTransport:
+    """A `Transport` over a connected stream socket, which it owns until `close`.
 
     The connection is lost after `idle_s` without traffic.
     """

@@ -13,6 +13,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import h11
@@ -22,16 +23,6 @@ HEAD_LIMIT_BYTES = 16 * 1024
 PROTOCOL_HEADER = "X-Stream-Protocol-Version"
 ACCEPTED_HEADER = "X-Accepted-Stream-Protocol-Versions"
 
-_REASONS = {
-    101: "Switching Protocols",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 Fields = Sequence[tuple[str, str]]
 
 
@@ -146,15 +137,17 @@ def choose_stream_protocol(request: Request, supported: Sequence[str]) -> str:
     offered = request.values(PROTOCOL_HEADER.lower())
     if not offered:
         raise Refused(400, f"{PROTOCOL_HEADER} is missing")
+    return _first_supported(offered, supported, [(ACCEPTED_HEADER, name) for name in supported])
+
+
+def _first_supported(
+    offered: Sequence[str], supported: Sequence[str], refusal_fields: Fields = ()
+) -> str:
     # The client's order decides, as in Kubernetes' `httpstream.Handshake`; 403 is its answer, too.
     for name in offered:
         if name in supported:
             return name
-    raise Refused(
-        403,
-        f"none of {', '.join(offered)[:200]} is supported",
-        [(ACCEPTED_HEADER, name) for name in supported],
-    )
+    raise Refused(403, f"none of {', '.join(offered)[:200]} is supported", refusal_fields)
 
 
 def switch_to_spdy(protocol: str) -> bytes:
@@ -166,12 +159,7 @@ def choose_subprotocol(request: Request, supported: Sequence[str]) -> str:
     """Return the first WebSocket subprotocol of the client that is supported; empty if it offers
     none. Raises `Refused`."""
     offered = request.values("sec-websocket-protocol")
-    for name in offered:
-        if name in supported:
-            return name
-    if offered:
-        raise Refused(403, f"none of {', '.join(offered)[:200]} is supported")
-    return ""
+    return _first_supported(offered, supported) if offered else ""
 
 
 def switch_to_websocket(request: Request, subprotocol: str) -> bytes:
@@ -197,7 +185,7 @@ def _is_key(text: str) -> bool:
 
 def _head(status: int, fields: Fields) -> bytes:
     lines = [
-        f"HTTP/1.1 {status} {_REASONS[status]}",
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         *(f"{name}: {value}" for name, value in fields),
     ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -1,4 +1,5 @@
-"""WebSocket sessions: channels in messages, or a SPDY connection in messages (`TunnelWire`).
+"""WebSocket sessions: messages, and channels in messages. `Messages` is also the transport of a
+tunnelled SPDY connection.
 
 A message of the channel protocols is a channel's number and data: an octet and bytes, or an ASCII
 digit and base64 text. A channel can be half-closed in v5 only, by the message `[255, channel]`. The
@@ -19,7 +20,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
-from cri_server.streaming.transport import ConnectionLost, Wire, room_or_hang_up
+from cri_server.streaming.transport import ConnectionLost, Transport, room_or_hang_up
 
 MESSAGE_LIMIT_BYTES = 1024 * 1024
 CLOSE_CHANNEL = 255
@@ -53,10 +54,11 @@ TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
 
 class Messages:
-    """Messages over a `Wire`. One task receives; any task may send."""
+    """Messages over a `Transport`, themselves a `Transport`. One task receives; any task may
+    send."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         # The state is OPEN from the start, because `upgrade` has done the handshake.
         self._core = Protocol(Side.SERVER, max_size=MESSAGE_LIMIT_BYTES, logger=_QUIET)
         self._fragments: list[bytes] = []
@@ -70,7 +72,7 @@ class Messages:
             if self._core.state is not State.OPEN:
                 return b""
             if not self._unread:
-                data = await self._wire.receive()
+                data = await self._transport.receive()
                 if not data:
                     self._core.receive_eof()
                     return b""
@@ -80,7 +82,7 @@ class Messages:
             frames = self._core.events_received()
             for frame in frames:
                 self._take(frame)
-            self._wire.post(self._out())
+            self._transport.post(self._out())
             await self._end_turn(len(frames))
         return self._ready.popleft()
 
@@ -106,21 +108,20 @@ class Messages:
             if message:
                 self._ready.append(message)
 
-    async def send(self, data: bytes, *, text: bool = False) -> None:
-        """Send one message; wait until TCP accepts it. Raises `ConnectionLost`."""
+    async def send(self, *parts: bytes, text: bool = False) -> None:
+        """Send the parts as one message; wait until TCP accepts it. Raises `ConnectionLost`."""
+        await self._transport.send(self._encoded(b"".join(parts), text))
+
+    def post(self, data: bytes) -> None:
+        """Send one message without waiting. Raises `ConnectionLost`."""
+        self._transport.post(self._encoded(data, text=False))
+
+    def _encoded(self, data: bytes, text: bool) -> bytes:
         try:
             (self._core.send_text if text else self._core.send_binary)(data)
         except WebSocketException:
             raise ConnectionLost("the WebSocket is closed") from None
-        await self._wire.send(self._out())
-
-    def post(self, data: bytes) -> None:
-        """Send one message without waiting. Raises `ConnectionLost`."""
-        try:
-            self._core.send_binary(data)
-        except WebSocketException:
-            raise ConnectionLost("the WebSocket is closed") from None
-        self._wire.post(self._out())
+        return self._out()
 
     def fail(self, reason: str) -> None:
         """Close after a protocol error of the peer."""
@@ -135,42 +136,24 @@ class Messages:
         if self._core.state is State.OPEN:
             self._core.send_close(code, reason)
         try:
-            self._wire.post(self._out())
+            self._transport.post(self._out())
         except ConnectionLost:
             pass
 
     async def hung_up(self) -> None:
         """Wait until the peer has closed its side, also while no task receives."""
-        await self._wire.hung_up()
+        await self._transport.hung_up()
 
     def probe(self) -> None:
         """Send a pong, which needs no reply (RFC 6455, section 5.5.3)."""
         if self._core.state is State.OPEN:
             self._core.send_pong(b"")
-            self._wire.post(self._out())
+            self._transport.post(self._out())
 
     def _out(self) -> bytes:
-        # SEND_EOF asks for a half-close, which `SocketWire.close` does after all bytes are sent.
+        # SEND_EOF asks for a half-close, which `SocketTransport.close` does once all bytes are
+        # sent.
         return b"".join(part for part in self._core.data_to_send() if part is not SEND_EOF)
-
-
-class TunnelWire:
-    """A `Wire` over messages."""
-
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
-
-    async def receive(self) -> bytes:
-        return await self._messages.receive()
-
-    async def send(self, *parts: bytes) -> None:
-        await self._messages.send(b"".join(parts))
-
-    def post(self, data: bytes) -> None:
-        self._messages.post(data)
-
-    async def hung_up(self) -> None:
-        await self._messages.hung_up()
 
 
 class Channel:

@@ -1,4 +1,5 @@
-"""A SPDY/3.1 connection as a state machine without I/O and clock: bytes in, events and bytes out.
+"""The server's side of a SPDY/3.1 connection as a state machine without I/O and clock: bytes in,
+events and bytes out. The server opens no streams and sends no pings.
 
 `receive` does not raise for any input of a peer. A wrong frame on a stream resets that stream. An
 error of framing, compression or stream ids, after which both sides disagree on the state, is
@@ -10,7 +11,6 @@ a stream is dropped once both directions have ended.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from cri_server.streaming.spdy import frames
 from cri_server.streaming.spdy.frames import (
@@ -27,21 +27,11 @@ from cri_server.streaming.spdy.headers import Headers, MalformedHeaders, Packer,
 
 CONTROL_LIMIT_BYTES = 64 * 1024
 STREAMS_LIMIT = 1024
-Side = Literal["client", "server"]
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The peer has opened a stream; reply with `reply` or `reset`. `fin`: it sends no data."""
-
-    stream_id: int
-    headers: Headers
-    fin: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Replied:
-    """The peer has accepted a stream of this side."""
+    """The client has opened a stream; reply with `reply` or `reset`. `fin`: it sends no data."""
 
     stream_id: int
     headers: Headers
@@ -66,28 +56,13 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Pong:
-    """The reply to a ping of this side."""
-
-    ping_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class GoneAway:
-    """The peer accepts no more streams and has ignored those after `last_stream_id`."""
-
-    last_stream_id: int
-    status: int
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """A connection error. The GOAWAY frame is ready to be sent."""
 
     reason: str
 
 
-Event = Opened | Replied | Data | Reset | Pong | GoneAway | Failed
+Event = Opened | Data | Reset | Failed
 
 
 class StreamClosed(Exception):
@@ -106,10 +81,9 @@ class _Stream:
 
 @dataclass(slots=True)
 class Connection:
-    """The state of one side. `data_to_send` returns frames to send, except the bodies of data
+    """The state of a connection. `data_to_send` returns frames to send, except the bodies of data
     frames, which the caller sends."""
 
-    side: Side
     streams_limit: int = STREAMS_LIMIT
     failed: bool = False
     frames_handled: int = 0
@@ -122,12 +96,7 @@ class Connection:
     _data_left: int = 0
     _data_fin: bool = False
     _last_received: int = 0
-    _next_stream: int = 0
-    _next_ping: int = 0
     _leaving: bool = False
-
-    def __post_init__(self) -> None:
-        self._next_stream = self._next_ping = 1 if self.side == "client" else 2
 
     # ---- receiving ----
 
@@ -205,27 +174,22 @@ class Connection:
             self._ended_receiving(stream_id, stream)
 
     def _was_open(self, stream_id: int) -> bool:
-        if self._is_mine(stream_id):
-            return 0 < stream_id < self._next_stream
-        return 0 < stream_id <= self._last_received
-
-    def _is_mine(self, stream_id: int) -> bool:
-        return stream_id % 2 == (1 if self.side == "client" else 0)
+        return _is_clients(stream_id) and stream_id <= self._last_received
 
     def _control(self, kind: int, flags: int, body: bytes, events: list[Event]) -> None:
         match kind:
             case Type.SYN_STREAM:
                 self._syn_stream(flags, body, events)
             case Type.SYN_REPLY | Type.HEADERS:
-                self._more_headers(kind, flags, body, events)
+                self._more_headers(flags, body, events)
             case Type.RST_STREAM:
                 stream_id, status = _two_words(body, "RST_STREAM")
                 if self._streams.pop(stream_id, None) is not None:
                     events.append(Reset(stream_id, status))
             case Type.PING:
-                self._ping(body, events)
+                self._ping(body)
             case Type.GOAWAY:
-                events.append(GoneAway(*_two_words(body, "GOAWAY")))
+                _two_words(body, "GOAWAY")  # it would refuse streams of the server
             case Type.SETTINGS | Type.WINDOW_UPDATE:
                 pass  # the Go peers have no flow control, see spdy/__init__.py
             case _:
@@ -238,7 +202,7 @@ class Connection:
         stream_id = first & frames.STREAM_ID_MAX
         # A refused stream is unpacked, too: all blocks of a direction share one zlib state.
         headers = self._unpack(body[10:])
-        if stream_id == 0 or self._is_mine(stream_id) or stream_id <= self._last_received:
+        if not _is_clients(stream_id) or stream_id <= self._last_received:
             raise _Broken(f"stream id {stream_id} after {self._last_received}")
         self._last_received = stream_id
         if flags & frames.UNIDIRECTIONAL or associated & frames.STREAM_ID_MAX:
@@ -250,19 +214,13 @@ class Connection:
             self._streams[stream_id] = _Stream(receiving=not flags & FIN, sending=True)
             events.append(Opened(stream_id, headers, bool(flags & FIN)))
 
-    def _more_headers(self, kind: int, flags: int, body: bytes, events: list[Event]) -> None:
+    def _more_headers(self, flags: int, body: bytes, events: list[Event]) -> None:
         if len(body) < WORD.size:
             raise _Broken("a frame with headers is too short")
         stream_id = WORD.unpack_from(body)[0] & frames.STREAM_ID_MAX
-        headers = self._unpack(body[WORD.size :])
+        self._unpack(body[WORD.size :])
         stream = self._streams.get(stream_id)
-        if stream is None or not stream.receiving:
-            return
-        if kind == Type.SYN_REPLY and self._is_mine(stream_id):
-            events.append(Replied(stream_id, headers, bool(flags & FIN)))
-            if flags & FIN:
-                self._ended_receiving(stream_id, stream)
-        elif flags & FIN:
+        if stream is not None and stream.receiving and flags & FIN:
             events.append(Data(stream_id, b"", True))
             self._ended_receiving(stream_id, stream)
 
@@ -272,15 +230,13 @@ class Connection:
         except MalformedHeaders as error:
             raise _Broken(str(error)) from None
 
-    def _ping(self, body: bytes, events: list[Event]) -> None:
+    def _ping(self, body: bytes) -> None:
         if len(body) != WORD.size:
             raise _Broken("PING with a wrong size")
         ping_id = int(WORD.unpack(body)[0])
-        # A client's pings are odd, a server's even; the receiver returns foreign ones (draft,
-        # section 2.6.5).
-        if self._is_mine(ping_id):
-            events.append(Pong(ping_id))
-        else:
+        # A client's pings are odd, a server's even; only foreign ones are returned (draft, section
+        # 2.6.5).
+        if _is_clients(ping_id):
             self._out.append(frames.ping(ping_id))
 
     def _ended_receiving(self, stream_id: int, stream: _Stream) -> None:
@@ -296,16 +252,8 @@ class Connection:
         self._out.clear()
         return out
 
-    def open(self, headers: Headers, *, fin: bool = False) -> int:
-        """Open a stream and return its id. A Go peer drops data sent before its reply."""
-        stream_id = self._next_stream
-        self._next_stream += 2
-        self._streams[stream_id] = _Stream(receiving=True, sending=not fin)
-        self._out.append(frames.syn_stream(stream_id, self._packer.pack(headers), fin=fin))
-        return stream_id
-
     def reply(self, stream_id: int) -> None:
-        """Accept a stream of the peer."""
+        """Accept a stream of the client."""
         if stream_id in self._streams:
             self._out.append(frames.syn_reply(stream_id, self._packer.pack({})))
 
@@ -338,13 +286,6 @@ class Connection:
         """Drop a stream that this side has closed; further frames of the peer on it are ignored."""
         self._streams.pop(stream_id, None)
 
-    def ping(self) -> int:
-        """Send a ping and return the id of its `Pong`."""
-        ping_id = self._next_ping
-        self._next_ping = (self._next_ping + 2) & frames.STREAM_ID_MAX
-        self._out.append(frames.ping(ping_id))
-        return ping_id
-
     def probe(self) -> None:
         """Send an empty data frame on an open stream, which has no effect and needs no reply."""
         for stream_id, stream in self._streams.items():
@@ -357,6 +298,11 @@ class Connection:
         if not self._leaving:
             self._leaving = True
             self._out.append(frames.goaway(self._last_received, status))
+
+
+def _is_clients(number: int) -> bool:
+    """Whether the id of a stream or ping is a client's; a server's are even."""
+    return number % 2 == 1
 
 
 def _two_words(body: bytes, name: str) -> tuple[int, int]:

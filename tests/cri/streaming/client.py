@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import h11
 
 from cri_server.streaming.descriptors import write_all
-from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
-from cri_server.streaming.spdy.frames import Status
+from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
-from cri_server.streaming.transport import ConnectionLost, SocketWire
+from cri_server.streaming.transport import ConnectionLost, SocketTransport
 from pyrunc.errors import PeerError
+from tests.support.spdy import ClientMultiplexer
 
 V4 = "v4.channel.k8s.io"
 OUTCOME_LIMIT_BYTES = 64 * 1024
@@ -50,10 +50,10 @@ async def run(url: str, terminal: Terminal) -> int:
 
 
 @asynccontextmanager
-async def connect(url: str, protocol: str) -> AsyncIterator[Multiplexer]:
+async def connect(url: str, protocol: str) -> AsyncIterator[ClientMultiplexer]:
     """Provide a SPDY connection to a streaming URL. Raises `PeerError`."""
-    wire = await _upgrade(url, protocol)
-    multiplexer = Multiplexer(wire, "client", lambda stream: stream.reset(Status.REFUSED_STREAM))
+    transport = await _upgrade(url, protocol)
+    multiplexer = ClientMultiplexer(transport)
     reading = asyncio.create_task(multiplexer.run())
     try:
         yield multiplexer
@@ -61,10 +61,10 @@ async def connect(url: str, protocol: str) -> AsyncIterator[Multiplexer]:
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await wire.close(linger_s=1.0)
+        await transport.close(linger_s=1.0)
 
 
-async def _serve(multiplexer: Multiplexer, terminal: Terminal) -> int:
+async def _serve(multiplexer: ClientMultiplexer, terminal: Terminal) -> int:
     error = await _open(multiplexer, "error")
     await error.end()
     inputs, outputs = [], []
@@ -92,7 +92,7 @@ async def _serve(multiplexer: Multiplexer, terminal: Terminal) -> int:
         await asyncio.gather(*inputs, *outputs, return_exceptions=True)
 
 
-async def _open(multiplexer: Multiplexer, role: str) -> MultiplexedStream:
+async def _open(multiplexer: ClientMultiplexer, role: str) -> MultiplexedStream:
     return await multiplexer.open({"streamtype": [role]})
 
 
@@ -145,7 +145,7 @@ def _exit_code(outcome: bytes) -> int:
         raise PeerError(f"the session ended with {outcome[:200]!r}") from None
 
 
-async def _upgrade(url: str, protocol: str) -> SocketWire:
+async def _upgrade(url: str, protocol: str) -> SocketTransport:
     """Connect and switch to SPDY/3.1."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or not parts.port:
@@ -155,20 +155,20 @@ async def _upgrade(url: str, protocol: str) -> SocketWire:
     except OSError as error:
         raise PeerError(f"connecting to {parts.netloc}: {error.strerror}") from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    wire = SocketWire(sock)
+    transport = SocketTransport(sock)
     try:
         async with asyncio.timeout(30):
-            await _handshake(wire, parts.netloc, parts.path, protocol)
+            await _handshake(transport, parts.netloc, parts.path, protocol)
     except (ConnectionLost, TimeoutError, h11.RemoteProtocolError) as error:
-        wire.abort()
+        transport.abort()
         raise PeerError(f"opening a session at {parts.netloc}: {error or 'timed out'}") from None
     except BaseException:
-        wire.abort()
+        transport.abort()
         raise
-    return wire
+    return transport
 
 
-async def _handshake(wire: SocketWire, host: str, path: str, protocol: str) -> None:
+async def _handshake(transport: SocketTransport, host: str, path: str, protocol: str) -> None:
     http = h11.Connection(h11.CLIENT)
     fields = [
         ("Host", host),
@@ -176,7 +176,7 @@ async def _handshake(wire: SocketWire, host: str, path: str, protocol: str) -> N
         ("Upgrade", "SPDY/3.1"),
         ("X-Stream-Protocol-Version", protocol),
     ]
-    await wire.send(
+    await transport.send(
         (
             http.send(
                 h11.Request(method="POST", target=path, headers=[*fields, ("Content-Length", "0")])
@@ -189,9 +189,9 @@ async def _handshake(wire: SocketWire, host: str, path: str, protocol: str) -> N
     while True:
         event = http.next_event()
         if event is h11.NEED_DATA:
-            http.receive_data(bytes(await wire.receive()))
+            http.receive_data(bytes(await transport.receive()))
         elif isinstance(event, h11.InformationalResponse) and event.status_code == 101:
-            wire.unread(bytes(http.trailing_data[0]))
+            transport.unread(bytes(http.trailing_data[0]))
             return
         elif isinstance(event, h11.Data):
             text += event.data

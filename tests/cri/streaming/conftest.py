@@ -79,7 +79,7 @@ class GoExec:
             stderr=stderr and not tty,
             tty=tty,
         )
-        arguments = ["exec", "-url", self._server.url_for_exec(options), "-stdout"]
+        arguments = ["exec", "-url", self._server.url_for(options), "-stdout"]
         protocol_name = protocol.removeprefix("websocket ")
         arguments += ["-protocol", protocol_name] + (
             ["-websocket"] if protocol_name != protocol else []

@@ -18,13 +18,13 @@ import struct
 import termios
 from dataclasses import dataclass, field
 
-from cri_server.streaming.backend import AttachOptions, Descriptors, ExecOptions
+from cri_server.streaming.backend import AttachOptions, ExecOptions, Session
 from pyrunc.errors import KernelError, NotFound
 
 CATCHABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
 
 
-class ProcessSession(Descriptors):
+class ProcessSession(Session):
     """A command with the ends of its stdio, in its own process group that `close` kills."""
 
     def __init__(self, pid: int, stdin: int | None, stdout: int | None, stderr: int | None):
@@ -66,7 +66,7 @@ class ProcessSession(Descriptors):
         return self._code
 
 
-class AttachSession(Descriptors):
+class AttachSession(Session):
     """A session attached to the process of another one. Closing it does not end the process."""
 
     def __init__(self, session: ProcessSession):

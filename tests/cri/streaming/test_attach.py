@@ -30,7 +30,7 @@ async def seat(
     arguments = [
         "exec",
         "-url",
-        server.url_for_attach(options),
+        server.url_for(options),
         *(f"-{stream}" for stream in streams),
     ]
     pipe = asyncio.subprocess.PIPE
@@ -78,7 +78,7 @@ async def test_a_terminal_can_be_attached_to_without_a_resize_stream(
         "t", ("/bin/sh", "-c", "read line; echo got $line"), stdin=True, stdout=True, tty=True
     )
     session = backend.containers["t"] = start(options)
-    url = server.url_for_attach(AttachOptions("t", stdin=True, stdout=True, tty=True))
+    url = server.url_for(AttachOptions("t", stdin=True, stdout=True, tty=True))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         goclient, "exec", "-url", url, "-stdin", "-stdout", stdin=pipe, stdout=pipe

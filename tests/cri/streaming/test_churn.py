@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import pytest
 
 from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
-from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
+from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.streams import StreamGone
 from pyrunc.errors import PeerError
 from tests.cri.streaming import client
 from tests.cri.streaming.client import Terminal
 from tests.cri.streaming.processes import ProcessBackend
+from tests.support.spdy import ClientMultiplexer
 
 
 async def once(server: StreamingServer, command: str, *pieces: bytes) -> tuple[int, bytes]:
@@ -31,7 +32,7 @@ async def once(server: StreamingServer, command: str, *pieces: bytes) -> tuple[i
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as file:
         try:
-            url = server.url_for_exec(
+            url = server.url_for(
                 ExecOptions("c", ("/bin/sh", "-c", command), stdin=True, stdout=True)
             )
             code = await client.run(url, Terminal(stdin=stdin(), stdout_fd=writing))
@@ -58,7 +59,7 @@ async def test_a_thousand_sessions(server: StreamingServer, backend: ProcessBack
 async def test_failures_are_told(server: StreamingServer) -> None:
     with pytest.raises(PeerError, match="container nobody"):
         await client.run(
-            server.url_for_attach(AttachOptions("nobody", stdout=True)), Terminal(stdout_fd=1)
+            server.url_for(AttachOptions("nobody", stdout=True)), Terminal(stdout_fd=1)
         )
     with pytest.raises(PeerError, match="no such session"):
         await client.run("http://{}:{}/exec/guess".format(*server.address), Terminal(stdout_fd=1))
@@ -81,8 +82,8 @@ async def test_a_server_that_goes_away_ends_its_sessions(
 
 
 @contextlib.asynccontextmanager
-async def forwarding(server: StreamingServer) -> AsyncIterator[Multiplexer]:
-    url = server.url_for_port_forward(PortForwardOptions("pod"))
+async def forwarding(server: StreamingServer) -> AsyncIterator[ClientMultiplexer]:
+    url = server.url_for(PortForwardOptions("pod"))
     async with client.connect(url, "portforward.k8s.io") as multiplexer, asyncio.timeout(60):
         yield multiplexer
 
@@ -210,7 +211,7 @@ of_each_client = pytest.mark.parametrize("client_name", CLIENTS)
 
 
 async def pair(
-    multiplexer: Multiplexer, port: int, client_name: str, number: int = 0
+    multiplexer: ClientMultiplexer, port: int, client_name: str, number: int = 0
 ) -> tuple[MultiplexedStream, MultiplexedStream]:
     """Open the streams as the client does: data, error."""
     error = await multiplexer.open(headers("error", port, str(number)))

@@ -25,12 +25,13 @@ from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.spdy import frames
 from cri_server.streaming.spdy.connection import Connection
 from cri_server.streaming.streams import BUDGET_BYTES
-from cri_server.streaming.transport import SocketWire
+from cri_server.streaming.transport import SocketTransport
 from cri_server.streaming.websocket import Messages
 from tests.cri.streaming.client import V4, connect
 from tests.cri.streaming.conftest import GoExec
 from tests.cri.streaming.processes import ProcessBackend
 from tests.cri.streaming.test_hostile import SPDY, WEBSOCKET, connection, path_of, request
+from tests.support.spdy import SpdyClient
 
 FLOOD_BYTES = 1 << 20
 FRAMES_OF_A_TURN = 1000
@@ -39,7 +40,7 @@ STUCK = ExecOptions("c", ("/bin/sh", "-c", "exec sleep 1000"), stdin=True, stdou
 
 def spdy(*roles: str) -> tuple[Connection, bytes]:
     """Return a client's side with a stream for each role, and what opens them."""
-    client = Connection("client")
+    client = SpdyClient()
     for role in roles:
         client.open({"streamtype": [role]})
     return client, client.data_to_send()
@@ -50,7 +51,7 @@ def pings() -> bytes:
 
 
 def refused_streams() -> bytes:
-    client = Connection("client")
+    client = SpdyClient()
     parts: list[bytes] = []
     while len(parts) * 26 < FLOOD_BYTES:
         client.open({"streamtype": ["no such thing"]})
@@ -135,7 +136,7 @@ async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
 
 
 def opening(server: StreamingServer, flood: Callable[[], bytes]) -> bytes:
-    path = path_of(server.url_for_exec(STUCK))
+    path = path_of(server.url_for(STUCK))
     if flood.__name__.startswith("websocket"):
         return request(path, *WEBSOCKET, method="GET")
     return request(path, *SPDY)
@@ -226,7 +227,7 @@ async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended:
         "c", ("/bin/sh", "-c", "cat; exit 5"), stdin=True, stdout=True, stderr=True
     )
     for roles in itertools.permutations(("error", "stdin", "stdout", "stderr")):
-        async with connect(server.url_for_exec(options), V4) as multiplexer, asyncio.timeout(60):
+        async with connect(server.url_for(options), V4) as multiplexer, asyncio.timeout(60):
             streams = {}
             for role in roles:
                 streams[role] = await multiplexer.open({"streamtype": [role]})
@@ -246,15 +247,15 @@ async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended:
 
 ENDS = {
     "no such ticket": lambda s: request("/exec/none", *SPDY),
-    "no stream protocol": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY[:2]),
-    "broken SPDY": lambda s: request(path_of(s.url_for_exec(STUCK)), *SPDY) + b"\xff" * 100,
+    "no stream protocol": lambda s: request(path_of(s.url_for(STUCK)), *SPDY[:2]),
+    "broken SPDY": lambda s: request(path_of(s.url_for(STUCK)), *SPDY) + b"\xff" * 100,
     "broken session": lambda s: (
         opening(s, pings) + spdy("error", "stdin", "stdout", "stderr")[1] + b"\xff" * 100
     ),
     "broken WebSocket": lambda s: opening(s, websocket_pings) + b"\xff" * 100,
     "port-forward": lambda s: (
         request(
-            path_of(s.url_for_port_forward(PortForwardOptions("pod"))),
+            path_of(s.url_for(PortForwardOptions("pod"))),
             *SPDY[:2],
             "X-Stream-Protocol-Version: portforward.k8s.io",
         )
@@ -264,7 +265,7 @@ ENDS = {
     "input and gone": lambda s: opening(s, tiny_data) + tiny_data()[:5000],
     "WebSocket input and gone": lambda s: opening(s, websocket_input) + websocket_input()[:4800],
     "a second request": lambda s: (
-        request(path_of(s.url_for_exec(STUCK)), *SPDY) + request("/exec/none", *SPDY)
+        request(path_of(s.url_for(STUCK)), *SPDY) + request("/exec/none", *SPDY)
     ),
 }
 
@@ -274,14 +275,14 @@ async def test_a_connection_that_has_ended_is_freed_at_once(
     backend: ProcessBackend, server: StreamingServer, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """The connection's buffers are freed at once, not at the next run of the garbage collector."""
-    wires: list[weakref.ref[SocketWire]] = []
+    wires: list[weakref.ref[SocketTransport]] = []
 
-    class Remembered(SocketWire):
+    class Remembered(SocketTransport):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             wires.append(weakref.ref(self))
 
-    monkeypatch.setattr(connection_module, "SocketWire", Remembered)
+    monkeypatch.setattr(connection_module, "SocketTransport", Remembered)
     gc.collect()
     gc.disable()
     try:
@@ -295,6 +296,6 @@ async def test_a_connection_that_has_ended_is_freed_at_once(
                 not session.closed.is_set() for session in backend.sessions
             ):
                 await asyncio.sleep(0.01)
-        assert [wire() for wire in wires] == [None]
+        assert [transport() for transport in wires] == [None]
     finally:
         gc.enable()

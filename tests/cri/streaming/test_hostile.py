@@ -23,11 +23,11 @@ from cri_server.streaming import server as server_module
 from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
 from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.server import StreamingServer
-from cri_server.streaming.spdy.connection import Connection
 from pyrunc.errors import KernelError
 from tests.cri.streaming.client import connect
 from tests.cri.streaming.conftest import GoExec
 from tests.cri.streaming.processes import ProcessBackend
+from tests.support.spdy import SpdyClient
 
 SPDY = ("Connection: Upgrade", "Upgrade: SPDY/3.1", "X-Stream-Protocol-Version: v4.channel.k8s.io")
 WEBSOCKET = (
@@ -74,7 +74,7 @@ async def answer(server: StreamingServer, data: bytes) -> tuple[int, bytes]:
 
 
 async def test_a_url_opens_a_single_session(server: StreamingServer) -> None:
-    path = path_of(server.url_for_exec(SHELL))
+    path = path_of(server.url_for(SHELL))
     assert (await answer(server, request(path, *SPDY)))[0] == 101
     assert (await answer(server, request(path, *SPDY)))[0] == 404
 
@@ -85,7 +85,7 @@ async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -
 
     server = StreamingServer(backend, tickets=Tickets(ttl_s=0.05))
     await server.start()
-    expired = path_of(server.url_for_exec(SHELL))
+    expired = path_of(server.url_for(SHELL))
     await asyncio.sleep(0.1)
     answers = {
         await answer(server, request(path, *SPDY)) for path in (expired, "/exec/" + "x" * 43)
@@ -112,7 +112,7 @@ async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -
     ],
 )
 async def test_only_the_exact_path_works(server: StreamingServer, twist: str) -> None:
-    token = path_of(server.url_for_exec(SHELL)).removeprefix("/exec/")
+    token = path_of(server.url_for(SHELL)).removeprefix("/exec/")
     status, _ = await answer(server, request(twist.format(t=token), *SPDY))
     assert status in (400, 404)
     assert (await answer(server, request(f"/exec/{token}", *SPDY)))[0] == 101
@@ -145,7 +145,7 @@ async def test_only_the_exact_path_works(server: StreamingServer, twist: str) ->
     ],
 )
 async def test_refused(server: StreamingServer, data: bytes, status: int) -> None:
-    path = path_of(server.url_for_exec(SHELL)).encode()
+    path = path_of(server.url_for(SHELL)).encode()
     got, _ = await answer(server, data.replace(b"/exec/T", path))
     assert got == status
 
@@ -154,7 +154,7 @@ async def test_the_kubelets_host_is_not_ours(server: StreamingServer) -> None:
     """kubelet forwards the Host header of its own client. The server therefore ignores the name and
     checks the token."""
     for host in ("10.1.2.3:10250", "node.example", "[::1]:10250"):
-        path = path_of(server.url_for_exec(SHELL))
+        path = path_of(server.url_for(SHELL))
         assert (await answer(server, request(path, *SPDY, host=host)))[0] == 101
 
 
@@ -162,10 +162,10 @@ async def test_urls_are_limited(server: StreamingServer) -> None:
     from pyrunc.errors import ResourceExhausted
 
     for _ in range(500):
-        server.url_for_attach(AttachOptions("c", stdout=True))
-        server.url_for_port_forward(PortForwardOptions("c"))
+        server.url_for(AttachOptions("c", stdout=True))
+        server.url_for(PortForwardOptions("c"))
     with pytest.raises(ResourceExhausted):
-        server.url_for_exec(SHELL)
+        server.url_for(SHELL)
 
 
 @pytest.mark.requirement("9.1")
@@ -275,7 +275,7 @@ async def forward_many(
     server: StreamingServer, stack: contextlib.AsyncExitStack, count: int, pod: str = "pod"
 ) -> list[MultiplexedStream]:
     """Open a session with `count` connections into `pod`; return their error streams."""
-    url = server.url_for_port_forward(PortForwardOptions(pod))
+    url = server.url_for(PortForwardOptions(pod))
     multiplexer = await stack.enter_async_context(connect(url, "portforward.k8s.io"))
     errors = []
     for number in range(count):
@@ -342,7 +342,7 @@ async def test_a_client_that_resets_while_a_port_is_refused_leaves_no_connection
     server = StreamingServer(backend)
     await server.start()
     try:
-        url = server.url_for_port_forward(PortForwardOptions("pod", (80, 1)))
+        url = server.url_for(PortForwardOptions("pod", (80, 1)))
         async with connection(server) as (reader, writer):
             writer.write(request(path_of(url), *WEBSOCKET, method="GET"))
             async with asyncio.timeout(10):
@@ -428,7 +428,7 @@ async def test_a_dial_that_waits_too_long_fails_with_its_reason(
 
 async def test_more_ports_than_channels(server: StreamingServer) -> None:
     for count, status in ((127, 101), (128, 400)):
-        url = server.url_for_port_forward(PortForwardOptions("pod", tuple(range(1, count + 1))))
+        url = server.url_for(PortForwardOptions("pod", tuple(range(1, count + 1))))
         got, text = await answer(server, request(path_of(url), *WEBSOCKET, method="GET"))
         assert got == status
     assert b"128 ports" in text
@@ -462,21 +462,21 @@ async def test_streams_that_never_come(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "STREAMS_S", 0.3)
-    client = Connection("client")
+    client = SpdyClient()
     client.open({"streamtype": ["error"]})
     async with connection(server) as (reader, writer), asyncio.timeout(60):
-        writer.write(request(path_of(server.url_for_exec(SHELL)), *SPDY) + client.data_to_send())
+        writer.write(request(path_of(server.url_for(SHELL)), *SPDY) + client.data_to_send())
         await reader.read()
 
 
 @pytest.mark.parametrize("role", ["stdin", "nonsense", "", "error"])
 async def test_unrequested_streams_are_reset(server: StreamingServer, role: str) -> None:
-    client = Connection("client")
+    client = SpdyClient()
     client.open({"streamtype": ["error"]})
     extra = client.open({"streamtype": [role]})
     options = ExecOptions("c", ("/bin/sh",), stdout=True)
     async with connection(server) as (reader, writer), asyncio.timeout(60):
-        writer.write(request(path_of(server.url_for_exec(options)), *SPDY) + client.data_to_send())
+        writer.write(request(path_of(server.url_for(options)), *SPDY) + client.data_to_send())
         await reader.readuntil(b"\r\n\r\n")
         events: list[str] = []
         while "Reset" not in events:
@@ -488,26 +488,24 @@ async def test_unrequested_streams_are_reset(server: StreamingServer, role: str)
 
 
 def exec_bytes(server: StreamingServer, rng: random.Random) -> bytes:
-    client = Connection("client")
+    client = SpdyClient()
     for role in ("error", "stdin", "stdout", "stderr"):
         client.open({"streamtype": [role]})
     data = rng.randbytes(rng.randrange(100_000))
     opening = client.data_to_send()
     body = client.data_head(3, len(data)) + data + client.data_head(3, 0, fin=rng.random() < 0.5)
-    return request(path_of(server.url_for_exec(SHELL)), *SPDY) + opening + body
+    return request(path_of(server.url_for(SHELL)), *SPDY) + opening + body
 
 
 def websocket_bytes(server: StreamingServer, rng: random.Random) -> bytes:
     fields = (*WEBSOCKET, "Sec-WebSocket-Protocol: v5.channel.k8s.io")
     data = b"\0" + rng.randbytes(rng.randrange(60_000))
     frame = b"\x82\xfe" + len(data).to_bytes(2, "big") + bytes(4) + data
-    return request(
-        path_of(server.url_for_exec(SHELL)), *fields, method="GET"
-    ) + frame * rng.randrange(4)
+    return request(path_of(server.url_for(SHELL)), *fields, method="GET") + frame * rng.randrange(4)
 
 
 def forward_bytes(server: StreamingServer, rng: random.Random, port: int) -> bytes:
-    client, sent = Connection("client"), b""
+    client, sent = SpdyClient(), b""
     for number in range(rng.randrange(1, 5)):
         for role in ("error", "data"):
             stream = client.open(
@@ -516,7 +514,7 @@ def forward_bytes(server: StreamingServer, rng: random.Random, port: int) -> byt
         data = rng.randbytes(rng.randrange(50_000))
         sent += client.data_to_send() + client.data_head(stream, len(data)) + data
     fields = (*SPDY[:2], "X-Stream-Protocol-Version: portforward.k8s.io")
-    return request(path_of(server.url_for_port_forward(PortForwardOptions("pod"))), *fields) + sent
+    return request(path_of(server.url_for(PortForwardOptions("pod"))), *fields) + sent
 
 
 async def cut(server: StreamingServer, sent: bytes, rng: random.Random) -> None:
@@ -592,7 +590,7 @@ async def test_sessions_of_others_go_on(server: StreamingServer, go: GoExec) -> 
     rng = random.Random(21)
     running = asyncio.create_task(go("for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.1; done"))
     while not running.done():
-        nonsense = request(path_of(server.url_for_exec(SHELL)), *SPDY) + rng.randbytes(
+        nonsense = request(path_of(server.url_for(SHELL)), *SPDY) + rng.randbytes(
             rng.randrange(1, 5000)
         )
         await cut(server, nonsense, rng)

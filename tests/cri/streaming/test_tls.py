@@ -63,7 +63,7 @@ def trusting(authority: Authority, client: str = "client") -> ssl.SSLContext:
 
 
 def session(server: StreamingServer, options: ExecOptions, context: ssl.SSLContext) -> connect:
-    url = server.url_for_exec(options)
+    url = server.url_for(options)
     assert url.startswith("https://127.0.0.1:")
     return connect(
         url.replace("http", "ws", 1), ssl=context, proxy=None, compression=None, max_size=None,

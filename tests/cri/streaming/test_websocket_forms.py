@@ -46,7 +46,7 @@ SHELL = ExecOptions(
 async def test_a_client_without_a_subprotocol_gets_the_first_version(
     server: StreamingServer,
 ) -> None:
-    async with open_websocket(server.url_for_exec(SHELL)) as client, asyncio.timeout(10):
+    async with open_websocket(server.url_for(SHELL)) as client, asyncio.timeout(10):
         assert client.subprotocol is None
         assert await client.recv() == b"\x01"
         await client.send(b"\x00this\n")
@@ -59,7 +59,7 @@ async def test_a_client_without_a_subprotocol_gets_the_first_version(
 @pytest.mark.requirement("9.9")
 async def test_a_base64_session_is_encoded(server: StreamingServer) -> None:
     name = "v4.base64.channel.k8s.io"
-    async with open_websocket(server.url_for_exec(SHELL), name) as client, asyncio.timeout(10):
+    async with open_websocket(server.url_for(SHELL), name) as client, asyncio.timeout(10):
         assert client.subprotocol == name
         assert await client.recv() == "1"
         await client.send("0" + base64.b64encode(b"this\n").decode())
@@ -73,7 +73,7 @@ async def test_a_base64_session_is_encoded(server: StreamingServer) -> None:
 async def test_any_origin_is_welcome(server: StreamingServer, origin: str) -> None:
     """The API server passes on its client's Origin and kubelet its own client's Host: they need not
     agree."""
-    client = open_websocket(server.url_for_exec(SHELL), "v4.channel.k8s.io", origin=origin)
+    client = open_websocket(server.url_for(SHELL), "v4.channel.k8s.io", origin=origin)
     async with client as session, asyncio.timeout(10):
         await session.send(b"\x00this\n")
         assert b"\x01got this\n" in await receive_all(session)
@@ -82,7 +82,7 @@ async def test_any_origin_is_welcome(server: StreamingServer, origin: str) -> No
 async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) -> None:
     """A foreign page cannot open a session, because it cannot know the URL."""
     own = "http://{}:{}".format(*server.address)
-    url = server.url_for_exec(SHELL)
+    url = server.url_for(SHELL)
     with pytest.raises(InvalidStatus) as refused:
         await open_websocket(url[:-1] + ("A" if url[-1] != "A" else "B"), origin=own)
     assert refused.value.response.status_code == 404
@@ -97,7 +97,7 @@ async def test_ports_by_channels(server: StreamingServer, name: str) -> None:
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as service:
         port = service.sockets[0].getsockname()[1]
-        url = server.url_for_port_forward(PortForwardOptions("pod", (port, 1)))
+        url = server.url_for(PortForwardOptions("pod", (port, 1)))
         async with open_websocket(url, *filter(None, [name])) as client, asyncio.timeout(10):
             await client.send(b"\x00there\n")
             messages = await receive_all(client)

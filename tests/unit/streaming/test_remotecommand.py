@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cri_server.streaming import remotecommand
-from cri_server.streaming.backend import Descriptors
+from cri_server.streaming.backend import Session
 from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
 from pyrunc.errors import Error, NotFound, PeerError, WrongState
@@ -63,7 +63,7 @@ class Client:
         return json.loads(self.error.data)  # type: ignore[no-any-return]
 
 
-class Process(Descriptors):
+class Process(Session):
     """A session whose process is the test: it has the other ends of the pipes, and exits when
     told."""
 

@@ -19,10 +19,7 @@ from cri_server.streaming.spdy.connection import (
     Data,
     Event,
     Failed,
-    GoneAway,
     Opened,
-    Pong,
-    Replied,
     Reset,
     StreamClosed,
 )
@@ -35,15 +32,16 @@ from cri_server.streaming.spdy.headers import (
     Packer,
     Unpacker,
 )
+from tests.support.spdy import GoneAway, Pong, Replied, SpdyClient
 
 GOAWAY_PROTOCOL_ERROR = struct.pack(">HHIII", 0x8003, 7, 8, 0, 1)
 
 
-def pair() -> tuple[Connection, Connection]:
-    return Connection("client"), Connection("server")
+def pair() -> tuple[SpdyClient, Connection]:
+    return SpdyClient(), Connection()
 
 
-def opened(**headers: str) -> tuple[Connection, Connection, int]:
+def opened(**headers: str) -> tuple[SpdyClient, Connection, int]:
     """Returns a client and a server with one stream open in both directions."""
     client, server = pair()
     stream = client.open(
@@ -132,8 +130,11 @@ def test_either_side_may_end_first(first: str) -> None:
 
 def test_the_client_has_odd_and_the_server_even_ids() -> None:
     client, server = pair()
-    assert [client.open({}), client.open({}), server.open({}), server.open({})] == [1, 3, 2, 4]
-    assert [client.ping(), client.ping(), server.ping()] == [1, 3, 2]
+    assert [client.open({}), client.open({}), client.ping(), client.ping()] == [1, 3, 1, 3]
+    server.receive(client.data_to_send())
+    assert server.data_to_send() == frames.ping(1) + frames.ping(3)
+    assert server.receive(frames.ping(2)) == [] == list(server.data_to_send())
+    assert "stream id 2" in failed(server.receive(frames.syn_stream(2, client._packer.pack({}))))
 
 
 @pytest.mark.requirement("9.3")
@@ -174,7 +175,7 @@ def test_a_probe_frame_has_no_effect() -> None:
     sent = server.data_to_send()
     assert sent == frames.data_head(stream, 0, False)
     assert client.receive(sent) == []
-    Connection("server").probe()
+    Connection().probe()
 
 
 def test_unknown_frames_are_skipped() -> None:
@@ -241,7 +242,7 @@ def joined(events: list[Event]) -> list[Event]:
 
 def test_input_byte_by_byte_has_the_same_events() -> None:
     sent, expected = conversation()
-    server = Connection("server")
+    server = Connection()
     events = [event for byte in sent for event in server.receive(bytes((byte,)))]
     assert joined(events) == expected
     assert server.data_to_send() == frames.ping(1)
@@ -251,7 +252,7 @@ def test_input_byte_by_byte_has_the_same_events() -> None:
 @settings(max_examples=200, deadline=None)
 def test_input_cut_at_any_byte_has_the_same_events(cuts: list[int]) -> None:
     sent, expected = conversation()
-    server = Connection("server")
+    server = Connection()
     events: list[Event] = []
     for size in cuts:
         events += server.receive(sent[:size])
@@ -274,7 +275,7 @@ SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
         pytest.param(
             frames.data_head(2, 0, True), "never opened", id="data on a stream of ours that is not"
         ),
-        pytest.param(frames.syn_stream(2, block({})), "stream id 2", id="even id"),
+        pytest.param(frames.syn_stream(2, client._packer.pack({})), "stream id 2", id="even id"),
         pytest.param(frames.syn_stream(0, block({})), "stream id 0", id="id 0"),
         pytest.param(SYN + SAME_SYN, "stream id 1 after 1", id="id again"),
         pytest.param(struct.pack(">HHI", 0x8002, 1, 10) + bytes(10), "version 2", id="version 2"),
@@ -301,7 +302,7 @@ SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
     ],
 )
 def test_a_protocol_error_ends_the_connection(sent: bytes, reason: str) -> None:
-    server = Connection("server")
+    server = Connection()
     assert reason in failed(server.receive(sent))
     out = server.data_to_send()
     assert out.endswith(struct.pack(">I", 1)) and struct.pack(">HHI", 0x8003, 7, 8) in out
@@ -309,7 +310,7 @@ def test_a_protocol_error_ends_the_connection(sent: bytes, reason: str) -> None:
 
 
 def test_the_goaway_names_the_last_stream() -> None:
-    server = Connection("server")
+    server = Connection()
     server.receive(SYN)
     failed(server.receive(b"\x80\x09" + bytes(6)))
     assert server.data_to_send() == frames.goaway(1, 1)
@@ -325,7 +326,7 @@ def test_data_after_the_end_resets_the_stream() -> None:
 
 
 def test_open_streams_are_limited_and_ended_streams_are_forgotten() -> None:
-    client, server = Connection("client"), Connection("server", streams_limit=2)
+    client, server = SpdyClient(), Connection(streams_limit=2)
     streams = [client.open({}) for _ in range(3)]
     assert [
         e.stream_id for e in server.receive(client.data_to_send()) if isinstance(e, Opened)
@@ -339,7 +340,7 @@ def test_open_streams_are_limited_and_ended_streams_are_forgotten() -> None:
 def test_unidirectional_streams_are_refused() -> None:
     sent = bytearray(SYN)
     sent[4] = frames.UNIDIRECTIONAL
-    server = Connection("server")
+    server = Connection()
     assert server.receive(bytes(sent)) == []
     assert server.data_to_send() == frames.rst_stream(1, Status.PROTOCOL_ERROR)
 
@@ -381,7 +382,7 @@ def test_a_zlib_bomb_uses_little_memory() -> None:
     unpacked = Unpacker()
     with pytest.raises(MalformedHeaders, match="exceeds"):
         unpacked.unpack(bomb)
-    assert "exceeds" in failed(Connection("server").receive(frames.syn_stream(1, bomb)))
+    assert "exceeds" in failed(Connection().receive(frames.syn_stream(1, bomb)))
 
 
 # ---- nonsense ----
@@ -414,7 +415,7 @@ def frames_of_nonsense() -> st.SearchStrategy[bytes]:
 def test_invalid_frames_raise_nothing_and_use_little_memory(
     nonsense: list[bytes], whole: bool
 ) -> None:
-    server = Connection("server", streams_limit=8)
+    server = Connection(streams_limit=8)
     over = False
     for sent in [b"".join(nonsense)] if whole else nonsense:
         events = server.receive(sent)
@@ -461,7 +462,7 @@ def test_a_million_mutated_frames_raise_nothing() -> None:
                     del mutated[at : at + rng.randrange(1, 30)]
                 case _:
                     mutated[at:at] = mutated[at : at + rng.randrange(1, 30)]
-        server = Connection("server", streams_limit=8)
+        server = Connection(streams_limit=8)
         events = server.receive(mutated)
         frames_seen += max(1, len(events))
         heads += bool(server.data_to_send())

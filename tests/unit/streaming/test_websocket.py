@@ -15,7 +15,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
 from cri_server.streaming.streams import StreamGone
-from cri_server.streaming.transport import SocketWire
+from cri_server.streaming.transport import SocketTransport
 from cri_server.streaming.websocket import DIALECTS, MESSAGE_LIMIT_BYTES, Channels, Messages
 
 
@@ -59,8 +59,8 @@ async def connected(
 ) -> AsyncIterator[tuple[Peer, Channels, asyncio.Task[str]]]:
     """Yields a peer and our channels 0 to 4, which are being read."""
     ours, theirs = socket.socketpair()
-    wire = SocketWire(ours)
-    channels = Channels(Messages(wire), DIALECTS[subprotocol])
+    transport = SocketTransport(ours)
+    channels = Channels(Messages(transport), DIALECTS[subprotocol])
     for number in range(5):
         channels.channel(number)
     reading = asyncio.create_task(channels.run())
@@ -70,7 +70,7 @@ async def connected(
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        wire.abort()
+        transport.abort()
         theirs.close()
 
 

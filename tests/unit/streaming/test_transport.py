@@ -1,5 +1,5 @@
-"""A wire keeps order and frames whole, under back-pressure and cancellation, and notices peers that
-are gone."""
+"""A transport keeps order and whole frames under back-pressure and cancellation, and notices peers
+that are gone."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cri_server.streaming.descriptors import read_some, write_all
-from cri_server.streaming.transport import POSTED_LIMIT_BYTES, ConnectionLost, SocketWire
+from cri_server.streaming.transport import POSTED_LIMIT_BYTES, ConnectionLost, SocketTransport
 
 
 @contextlib.asynccontextmanager
-async def pair(**options: float) -> AsyncIterator[tuple[SocketWire, socket.socket]]:
-    """Yields a wire over TCP on loopback, and the other end."""
+async def pair(**options: float) -> AsyncIterator[tuple[SocketTransport, socket.socket]]:
+    """Yields a transport over TCP on loopback, and the other end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
     for sock in (ours, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
     theirs.setblocking(False)
-    wire = SocketWire(ours, **options)
+    transport = SocketTransport(ours, **options)
     try:
         async with asyncio.timeout(20):
-            yield wire, theirs
+            yield transport, theirs
     finally:
-        wire.abort()
+        transport.abort()
         theirs.close()
 
 
@@ -40,36 +40,36 @@ async def read_all(sock: socket.socket) -> bytes:
 
 
 async def test_pieces_of_many_senders_stay_whole() -> None:
-    async with pair() as (wire, theirs):
+    async with pair() as (transport, theirs):
         pieces = [bytes((n,)) * 4096 for n in range(200)]
-        sending = [asyncio.create_task(wire.send(b"<", piece, b">")) for piece in pieces]
+        sending = [asyncio.create_task(transport.send(b"<", piece, b">")) for piece in pieces]
         reading = asyncio.create_task(read_all(theirs))
         await asyncio.gather(*sending)
-        await wire.close(1)
+        await transport.close(1)
         assert await reading == b"".join(b"<" + piece + b">" for piece in pieces)
 
 
 async def test_posted_bytes_are_sent_between_pieces() -> None:
-    async with pair() as (wire, theirs):
-        big = asyncio.create_task(wire.send(b"a" * 10_000_000))
+    async with pair() as (transport, theirs):
+        big = asyncio.create_task(transport.send(b"a" * 10_000_000))
         await asyncio.sleep(0.05)
         assert not big.done()
-        wire.post(b"1")
-        wire.post(b"2")
-        after = asyncio.create_task(wire.send(b"b"))
+        transport.post(b"1")
+        transport.post(b"2")
+        after = asyncio.create_task(transport.send(b"b"))
         reading = asyncio.create_task(read_all(theirs))
         await asyncio.gather(big, after)
-        wire.post(b"3")
-        await wire.close(1)
+        transport.post(b"3")
+        await transport.close(1)
         assert await reading == b"a" * 10_000_000 + b"12b3"
 
 
 async def test_posting_never_waits_and_is_bounded() -> None:
-    async with pair() as (wire, theirs):
+    async with pair() as (transport, theirs):
         sent = 0
         with pytest.raises(ConnectionLost):
             for _ in range(10_000):
-                wire.post(b"p" * 1000)
+                transport.post(b"p" * 1000)
                 sent += 1
         assert sent * 1000 > POSTED_LIMIT_BYTES
         got = len(await asyncio.wait_for(read_some(theirs.fileno(), 1 << 20), 60))
@@ -77,10 +77,10 @@ async def test_posting_never_waits_and_is_bounded() -> None:
 
 
 async def test_posted_bytes_are_sent_when_the_peer_reads_again() -> None:
-    async with pair() as (wire, theirs):
+    async with pair() as (transport, theirs):
         with contextlib.suppress(ConnectionLost):
             for n in range(100_000):
-                wire.post(b"%06d" % n)
+                transport.post(b"%06d" % n)
                 await asyncio.sleep(0)
         total = n * 6
         data = b""
@@ -90,72 +90,75 @@ async def test_posted_bytes_are_sent_when_the_peer_reads_again() -> None:
 
 
 async def test_a_cancelled_sender_does_not_cut_a_frame() -> None:
-    async with pair() as (wire, theirs):
-        cut = asyncio.create_task(wire.send(b"x" * 10_000_000))
+    async with pair() as (transport, theirs):
+        cut = asyncio.create_task(transport.send(b"x" * 10_000_000))
         await asyncio.sleep(0.05)
         cut.cancel()
         await asyncio.gather(cut, return_exceptions=True)
-        after = asyncio.create_task(wire.send(b"next"))
+        after = asyncio.create_task(transport.send(b"next"))
         reading = asyncio.create_task(read_all(theirs))
         await after
-        await wire.close(1)
+        await transport.close(1)
         assert await reading == b"x" * 10_000_000 + b"next"
 
 
 async def test_a_silent_connection_is_lost() -> None:
-    async with pair(idle_s=1.5) as (wire, theirs):
+    async with pair(idle_s=1.5) as (transport, theirs):
         for _ in range(5):
             await asyncio.sleep(0.4)
             await write_all(theirs.fileno(), b"x")
-            assert bytes(await wire.receive()) == b"x"
+            assert bytes(await transport.receive()) == b"x"
         with pytest.raises(ConnectionLost, match="no traffic"):
-            await wire.receive()
+            await transport.receive()
 
 
 async def test_output_resets_the_idle_timeout() -> None:
-    async with pair(idle_s=1.5) as (wire, _theirs):
-        receiving = asyncio.create_task(wire.receive())
+    async with pair(idle_s=1.5) as (transport, _theirs):
+        receiving = asyncio.create_task(transport.receive())
         for _ in range(5):
             await asyncio.sleep(0.4)
-            await wire.send(b"x")
+            await transport.send(b"x")
         assert not receiving.done()
         with pytest.raises(ConnectionLost):
             await receiving
 
 
 async def test_a_hang_up_is_noticed_without_reading() -> None:
-    async with pair() as (wire, theirs):
+    async with pair() as (transport, theirs):
         await write_all(theirs.fileno(), b"unread")
-        watching = asyncio.create_task(wire.hung_up())
+        watching = asyncio.create_task(transport.hung_up())
         await asyncio.sleep(0.05)
         assert not watching.done()
         theirs.shutdown(socket.SHUT_WR)
         await watching
-        assert bytes(await wire.receive()) == b"unread"
+        assert bytes(await transport.receive()) == b"unread"
 
 
 async def test_a_reset_is_a_loss() -> None:
-    async with pair() as (wire, theirs):
+    async with pair() as (transport, theirs):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         theirs.close()
         with pytest.raises(ConnectionLost):
-            await wire.receive()
+            await transport.receive()
         with pytest.raises(ConnectionLost):
             while True:
-                await wire.send(b"x" * 1000)
+                await transport.send(b"x" * 1000)
 
 
 async def test_unread_bytes_are_returned_before_the_end() -> None:
-    async with pair() as (wire, theirs):
-        wire.unread(b"first")
+    async with pair() as (transport, theirs):
+        transport.unread(b"first")
         await write_all(theirs.fileno(), b"second")
-        assert [bytes(await wire.receive()), bytes(await wire.receive())] == [b"first", b"second"]
+        assert [bytes(await transport.receive()), bytes(await transport.receive())] == [
+            b"first",
+            b"second",
+        ]
 
 
 async def test_closing_waits_for_the_peer_but_not_for_ever() -> None:
-    async with pair() as (wire, theirs):
-        await wire.send(b"bye")
+    async with pair() as (transport, theirs):
+        await transport.send(b"bye")
         started = asyncio.get_running_loop().time()
-        await wire.close(0.3)
+        await transport.close(0.3)
         assert 0.25 < asyncio.get_running_loop().time() - started < 2
         assert await read_all(theirs) == b"bye"
