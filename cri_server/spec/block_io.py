@@ -11,17 +11,14 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from cri_server import typed
 from cri_server.spec import resource_classes
 from pyrunc.errors import InvalidArgument, WrongState
 
 KIND = "blockio"
-SIZE_LIMIT_BYTES = 1 << 20
 # The range of runtime-spec's `blockIO.weight`.
 WEIGHTS = range(10, 1001)
 _QUANTITY = re.compile(r"(\d+)(k|M|G|T|Ki|Mi|Gi|Ti)?")
@@ -59,22 +56,11 @@ class _BlockIoFile(msgspec.Struct, forbid_unknown_fields=True):
     classes: dict[str, list[BlockIoEntry]] = msgspec.field(default_factory=dict, name="Classes")
 
 
-def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
-    """The class of the container `name` by its pod's annotations and its own; empty for none."""
-    return resource_classes.find(KIND, name, pod, container)
-
-
 def read(path: str) -> dict[str, list[BlockIoEntry]]:
     """The classes of a file. Raises WrongState."""
-    import yaml  # takes 20 ms to import, and few servers need it
-
     try:
-        with open(path, "rb") as file:
-            content = file.read(SIZE_LIMIT_BYTES + 1)
-        if len(content) > SIZE_LIMIT_BYTES:
-            raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        return typed.convert(yaml.safe_load(content) or {}, _BlockIoFile).classes
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return resource_classes.read(path, _BlockIoFile).classes
+    except (OSError, ValueError) as error:
         raise WrongState(f"block I/O classes in {path}: {' '.join(str(error).split())}") from None
 
 

@@ -24,6 +24,7 @@ from cri_server.spec import (
     path_length,
     process,
     rdt,
+    resource_classes,
     resources,
     security,
     user,
@@ -196,7 +197,7 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
         resources.to_oci(inputs.config.linux.resources), inputs.node.cgroup_controllers
     )
     annotations = inputs.config.metadata.name, inputs.sandbox.annotations, inputs.config.annotations
-    if io_class := block_io.class_of(*annotations):
+    if io_class := resource_classes.find(block_io.KIND, *annotations):
         limits["blockIO"] = block_io.to_oci(inputs.settings.block_io_classes, io_class)
     limits["devices"] = _device_rules(inputs.devices, privileged)
     result: dict[str, Any] = {
@@ -210,7 +211,7 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
         "maskedPaths": [] if privileged else list(context.masked_paths),
         "readonlyPaths": [] if privileged else list(context.readonly_paths),
     }
-    if rdt_class := rdt.class_of(*annotations):
+    if rdt_class := resource_classes.find(rdt.KIND, *annotations):
         result["intelRdt"] = rdt.to_oci(inputs.settings.rdt_classes, rdt_class)
     if inputs.devices:
         result["devices"] = _devices(inputs)
@@ -236,26 +237,15 @@ def _devices(inputs: Inputs) -> list[dict[str, Any]]:
     if inputs.settings.device_ownership and not context.privileged:
         uid, gid = max(0, context.run_as_user.value), max(0, context.run_as_group.value)
     return [
-        {
-            "path": device.path,
-            "type": device.type,
-            "major": device.major,
-            "minor": device.minor,
-            "fileMode": device.file_mode,
-            "uid": uid or device.uid,
-            "gid": gid or device.gid,
-        }
-        for device in inputs.devices
+        {"path": d.path, **d.to_oci(), "uid": uid or d.uid, "gid": gid or d.gid}
+        for d in inputs.devices
     ]
 
 
 def _device_rules(devices: list[HostDevice], privileged: bool) -> list[dict[str, Any]]:
     if privileged:
         return [ALLOW_ALL]
-    return [DENY_ALL] + [
-        {"allow": True, "type": d.type, "major": d.major, "minor": d.minor, "access": d.access}
-        for d in devices
-    ]
+    return [DENY_ALL] + [cdi.device_rule(device.to_oci(), device.access) for device in devices]
 
 
 def _annotations(inputs: Inputs) -> dict[str, str]:

@@ -200,7 +200,8 @@ def apply(spec: dict[str, Any], edits: Sequence[CdiEdits]) -> None:
         for node in edit.device_nodes:
             devices.pop(node.path, None)
             devices[node.path] = _device(node)
-            linux["resources"]["devices"].append(_rule(node, devices[node.path]))
+            rule = device_rule(devices[node.path], node.permissions or "rwm")
+            linux["resources"]["devices"].append(rule)
         for mount in edit.mounts:
             spec["mounts"].append(
                 {
@@ -218,25 +219,21 @@ def apply(spec: dict[str, Any], edits: Sequence[CdiEdits]) -> None:
 
 
 def _device(node: CdiDeviceNode) -> dict[str, Any]:
-    device: dict[str, Any] = {
-        "path": node.path,
-        "type": node.type,
-        "major": node.major,
-        "minor": node.minor,
-    }
+    device: dict[str, Any] = {"path": node.path}
     if not node.type or node.major is None or node.minor is None:
-        facts = device_facts(node.host_path or node.path)
-        device |= {"type": facts.type, "major": facts.major, "minor": facts.minor}
-        device |= {"fileMode": facts.file_mode, "uid": facts.uid, "gid": facts.gid}
+        device |= device_facts(node.host_path or node.path).to_oci()
+    else:
+        device |= {"type": node.type, "major": node.major, "minor": node.minor}
     for key, value in (("fileMode", node.file_mode), ("uid", node.uid), ("gid", node.gid)):
         if value is not None:
             device[key] = value
     return device
 
 
-def _rule(node: CdiDeviceNode, device: dict[str, Any]) -> dict[str, Any]:
-    device_key = {key: device[key] for key in ("type", "major", "minor")}
-    return {"allow": True, **device_key, "access": node.permissions or "rwm"}
+def device_rule(device: Mapping[str, Any], access: str) -> dict[str, Any]:
+    """The rule that permits `access` to an OCI device."""
+    number = {key: device[key] for key in ("type", "major", "minor")}
+    return {"allow": True, **number, "access": access}
 
 
 def _add_hook(spec: dict[str, Any], hook: CdiHook) -> None:

@@ -21,53 +21,41 @@ def entries(
     if options.network == api.POD:
         result.append({"type": "network", "path": f"/proc/{pause_pid}/ns/net"})
         result.append({"type": "uts", "path": f"/proc/{pause_pid}/ns/uts"})
-    result += _ipc(options.ipc, pause_pid)
-    result += _pid(options.pid, pause_pid, target_pid)
+    for kind, mode in (("ipc", options.ipc), ("pid", options.pid)):
+        if mode == api.CONTAINER:
+            result.append({"type": kind})
+        elif mode in (api.POD, api.TARGET):
+            owner = pause_pid if mode == api.POD else target_pid
+            result.append({"type": kind, "path": f"/proc/{owner}/ns/{kind}"})
     if has_user_namespace(options):
         result.append({"type": "user", "path": f"/proc/{pause_pid}/ns/user"})
     return result
 
 
-def _ipc(mode: int, pause_pid: int) -> Entries:
-    if mode == api.POD:
-        return [{"type": "ipc", "path": f"/proc/{pause_pid}/ns/ipc"}]
-    return [{"type": "ipc"}] if mode == api.CONTAINER else []
-
-
-def _pid(mode: int, pause_pid: int, target_pid: int) -> Entries:
-    if mode == api.CONTAINER:
-        return [{"type": "pid"}]
-    if mode == api.POD:
-        return [{"type": "pid", "path": f"/proc/{pause_pid}/ns/pid"}]
-    if mode == api.TARGET:
-        return [{"type": "pid", "path": f"/proc/{target_pid}/ns/pid"}]
-    return []
-
-
 def check_sandbox(options: api.NamespaceOption) -> None:
     """Check a sandbox's modes. Raises InvalidArgument."""
-    if options.network not in (api.POD, api.NODE):
-        raise InvalidArgument("namespace_options.network must be POD or NODE")
-    if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
-        raise InvalidArgument("namespace_options.ipc must be POD, CONTAINER or NODE")
-    if options.pid not in (api.POD, api.CONTAINER, api.NODE):
+    _check_modes(options)
+    if options.pid == api.TARGET:
         raise InvalidArgument("namespace_options.pid must be POD, CONTAINER or NODE")
-    if options.HasField("userns_options"):
-        check_user_namespace(options.userns_options)
 
 
-def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> None:
-    """Check a container's modes; its user namespace is the sandbox's. Raises InvalidArgument."""
+def _check_modes(options: api.NamespaceOption) -> None:
+    """Check that each mode exists, and the user namespace. Raises InvalidArgument."""
     if options.network not in (api.POD, api.NODE):
         raise InvalidArgument("namespace_options.network must be POD or NODE")
     if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
         raise InvalidArgument("namespace_options.ipc must be POD, CONTAINER or NODE")
     if options.pid not in (api.POD, api.CONTAINER, api.NODE, api.TARGET):
         raise InvalidArgument(f"namespace_options.pid: unknown mode {options.pid}")
-    if options.pid == api.TARGET and not options.target_id:
-        raise InvalidArgument("namespace_options.pid is TARGET without target_id")
     if options.HasField("userns_options"):
         check_user_namespace(options.userns_options)
+
+
+def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> None:
+    """Check a container's modes; its user namespace is the sandbox's. Raises InvalidArgument."""
+    _check_modes(options)
+    if options.pid == api.TARGET and not options.target_id:
+        raise InvalidArgument("namespace_options.pid is TARGET without target_id")
     if _id_ranges(options) != _id_ranges(sandbox):
         raise InvalidArgument("namespace_options.userns_options must be the sandbox's")
 

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from cri_server import typed
 from cri_server.spec import resource_classes
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.launch import rdt
 
 KIND = "rdt"
-SIZE_LIMIT_BYTES = 1 << 20
 # goresctrl's name of the group that all processes are in at first.
 ROOT_CLASS, ROOT_GROUP = "system/default", "/"
 # Folders of resctrl that are not groups.
@@ -44,24 +41,13 @@ class _RdtFile(msgspec.Struct, forbid_unknown_fields=True):
     classes: dict[str, RdtClass] = msgspec.field(default_factory=dict, name="Classes")
 
 
-def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
-    """The class of the container `name` by its pod's annotations and its own; empty for none."""
-    return resource_classes.find(KIND, name, pod, container)
-
-
 def read(path: str) -> dict[str, RdtClass]:
     """The classes of a file. Raises WrongState."""
-    import yaml  # takes 20 ms to import, and few servers need it
-
     try:
-        with open(path, "rb") as file:
-            content = file.read(SIZE_LIMIT_BYTES + 1)
-        if len(content) > SIZE_LIMIT_BYTES:
-            raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        classes = typed.convert(yaml.safe_load(content) or {}, _RdtFile).classes
+        classes = resource_classes.read(path, _RdtFile).classes
         for name, entry in classes.items():
             _check(name, entry)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise WrongState(f"RDT classes in {path}: {' '.join(str(error).split())}") from None
     return classes
 

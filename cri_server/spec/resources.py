@@ -22,30 +22,22 @@ def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
     Without a swap limit a memory limit also limits memory and swap together: the container gets no
     swap."""
     check(request)
-    cpu: dict[str, Any] = {}
-    for key, value in (
-        ("shares", request.cpu_shares),
-        ("quota", request.cpu_quota),
-        ("period", request.cpu_period),
-    ):
-        if value:
-            cpu[key] = value
-    for key, text in (("cpus", request.cpuset_cpus), ("mems", request.cpuset_mems)):
-        if text:
-            cpu[key] = text
-    result: dict[str, Any] = {}
-    if cpu:
-        result["cpu"] = cpu
-    memory = _memory(request)
-    if memory:
-        result["memory"] = memory
-    if request.hugepage_limits:
-        result["hugepageLimits"] = [
+    cpu = {
+        "shares": request.cpu_shares,
+        "quota": request.cpu_quota,
+        "period": request.cpu_period,
+        "cpus": request.cpuset_cpus,
+        "mems": request.cpuset_mems,
+    }
+    result = {
+        "cpu": {key: value for key, value in cpu.items() if value},
+        "memory": _memory(request),
+        "hugepageLimits": [
             {"pageSize": h.page_size, "limit": h.limit} for h in request.hugepage_limits
-        ]
-    if request.unified:
-        result["unified"] = dict(request.unified)
-    return result
+        ],
+        "unified": dict(request.unified),
+    }
+    return {key: value for key, value in result.items() if value}
 
 
 def check(request: api.LinuxContainerResources) -> None:
@@ -133,10 +125,7 @@ def merge(
 def _merge_hugepages(
     result: api.LinuxContainerResources, update: api.LinuxContainerResources
 ) -> None:
-    if not update.hugepage_limits:
-        return
-    limits = {h.page_size: h.limit for h in result.hugepage_limits}
-    limits.update({h.page_size: h.limit for h in update.hugepage_limits})
+    limits = {h.page_size: h.limit for h in (*result.hugepage_limits, *update.hugepage_limits)}
     del result.hugepage_limits[:]
     for size, limit in limits.items():
         result.hugepage_limits.add(page_size=size, limit=limit)

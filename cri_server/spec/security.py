@@ -18,6 +18,7 @@ from pyrunc.errors import InvalidArgument, Unsupported
 from pyrunc.seccomp.default import runtime_default
 
 DEFAULT, UNCONFINED, LOCALHOST = "default", "unconfined", "localhost"
+RUNTIME_DEFAULT = "runtime/default"
 PROFILE_SIZE_LIMIT_BYTES = 4 << 20
 
 _TYPES = {
@@ -44,14 +45,10 @@ def seccomp_profile(
         return ProfileChoice(UNCONFINED)
     if context.HasField("seccomp"):
         return _profile(context.seccomp, "seccomp")
-    text = context.seccomp_profile_path
-    if text in ("", "unconfined"):
-        return ProfileChoice(UNCONFINED)
-    if text in ("runtime/default", "docker/default"):
+    text = context.seccomp_profile_path or UNCONFINED
+    if text == "docker/default":
         return ProfileChoice(DEFAULT)
-    if text.startswith("localhost/"):
-        return ProfileChoice(LOCALHOST, text.removeprefix("localhost/"))
-    raise InvalidArgument(f"seccomp_profile_path {text!r} is not a known form")
+    return _named_profile(text, "seccomp_profile_path")
 
 
 def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoice:
@@ -61,14 +58,18 @@ def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoic
     if context.HasField("apparmor"):
         profile = _profile(context.apparmor, "apparmor")
         return ProfileChoice(profile.kind, profile.reference.removeprefix("localhost/"))
-    text = context.apparmor_profile
-    if text in ("", "runtime/default"):
-        return ProfileChoice(DEFAULT)
-    if text == "unconfined":
+    return _named_profile(context.apparmor_profile or RUNTIME_DEFAULT, "apparmor_profile")
+
+
+def _named_profile(text: str, field: str) -> ProfileChoice:
+    """The profile that the text of a deprecated field names. Raises InvalidArgument."""
+    if text == UNCONFINED:
         return ProfileChoice(UNCONFINED)
+    if text == RUNTIME_DEFAULT:
+        return ProfileChoice(DEFAULT)
     if text.startswith("localhost/"):
         return ProfileChoice(LOCALHOST, text.removeprefix("localhost/"))
-    raise InvalidArgument(f"apparmor_profile {text!r} is not a known form")
+    raise InvalidArgument(f"{field} {text!r} is not a known form")
 
 
 def _profile(requested: api.SecurityProfile, what: str) -> ProfileChoice:

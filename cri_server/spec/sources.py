@@ -43,6 +43,17 @@ class HostDevice:
     gid: int
     access: str = "rwm"
 
+    def to_oci(self) -> dict[str, Any]:
+        """The fields of an OCI device except its path."""
+        return {
+            "type": self.type,
+            "major": self.major,
+            "minor": self.minor,
+            "fileMode": self.file_mode,
+            "uid": self.uid,
+            "gid": self.gid,
+        }
+
 
 async def run_with_deadline(
     timeout_s: float,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from cri_server.spec import block_io
+from cri_server.spec import block_io, resource_classes
 from pyrunc.errors import InvalidArgument, WrongState
 
 FILE = """\
@@ -59,9 +60,10 @@ def test_the_nearest_annotation_counts() -> None:
         "blockio.resources.beta.kubernetes.io/container.one": "b",
     }
     own = {"io.kubernetes.cri.blockio-class": "c"}
-    assert [block_io.class_of(n, pod, {}) for n in ("one", "two")] == ["b", "a"]
-    assert block_io.class_of("one", pod, own) == "c" and block_io.class_of("one", {}, {}) == ""
-    assert block_io.class_of("one", pod, {"io.kubernetes.cri.blockio-class": ""}) == ""
+    find = functools.partial(resource_classes.find, block_io.KIND)
+    assert [find(n, pod, {}) for n in ("one", "two")] == ["b", "a"]
+    assert find("one", pod, own) == "c" and find("one", {}, {}) == ""
+    assert find("one", pod, {"io.kubernetes.cri.blockio-class": ""}) == ""
 
 
 def test_a_missing_class(tmp_path: Path) -> None:

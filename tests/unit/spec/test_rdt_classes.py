@@ -3,11 +3,13 @@ a container, and its OCI object."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
 from cri_server.spec import rdt as classes
+from cri_server.spec import resource_classes
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.launch import rdt
 from pyrunc.spec.check import check
@@ -99,9 +101,13 @@ def test_the_nearest_annotation_counts() -> None:
         "rdt.resources.beta.kubernetes.io/container.one": "b",
     }
     own = {"io.kubernetes.cri.rdt-class": "c"}
-    assert [classes.class_of(name, pod, {}) for name in ("one", "two")] == ["b", "a"]
-    assert classes.class_of("one", pod, own) == "c" and classes.class_of("one", {}, {}) == ""
-    assert classes.class_of("one", pod, {"io.kubernetes.cri.rdt-class": ""}) == ""
+    find = functools.partial(resource_classes.find, classes.KIND)
+    assert [find(name, pod, {}) for name in ("one", "two")] == [
+        "b",
+        "a",
+    ]
+    assert find("one", pod, own) == "c" and find("one", {}, {}) == ""
+    assert find("one", pod, {"io.kubernetes.cri.rdt-class": ""}) == ""
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
         pytest.param(
             frames.data_head(2, 0, True), "never opened", id="data on a stream of ours that is not"
         ),
-        pytest.param(frames.syn_stream(2, client._packer.pack({})), "stream id 2", id="even id"),
+        pytest.param(frames.syn_stream(2, block({})), "stream id 2", id="even id"),
         pytest.param(frames.syn_stream(0, block({})), "stream id 0", id="id 0"),
         pytest.param(SYN + SAME_SYN, "stream id 1 after 1", id="id again"),
         pytest.param(struct.pack(">HHI", 0x8002, 1, 10) + bytes(10), "version 2", id="version 2"),
