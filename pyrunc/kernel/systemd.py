@@ -16,7 +16,6 @@ from pyrunc.kernel.credential import is_machine_root, outer_uid
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
     from typing import Any
 
     Property = tuple[str, tuple[str, Any]]
@@ -55,12 +54,7 @@ class Systemd:
     def __enter__(self) -> Systemd:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._connection.close()
 
     def start_transient(self, unit: str, properties: Sequence[Property]) -> None:

@@ -92,15 +92,8 @@ def _enter(current: int, stack: list[_Folder]) -> int:
 
 def _leave(current: int, stack: list[_Folder], parent_fd: int) -> int:
     """Move to the parent; returns its descriptor."""
-    if not stack:
-        # The caller's descriptor: `..` of the tree's top could have been moved as well.
-        above = os.dup(parent_fd)
-    else:
-        above = os.open("..", FOLDER, dir_fd=current)
-        # A hostile process may have moved the folder: its `..` would lead out of the tree.
-        if identity(above) != stack[-1].identity:
-            os.close(above)
-            raise OSError(errno.ESTALE, "moved during its removal", stack[-1].name)
+    # At the top the caller's descriptor, because the top could have been moved as well.
+    above = open_parent(current, stack[-1].identity) if stack else os.dup(parent_fd)
     os.close(current)
     return above
 
@@ -130,6 +123,16 @@ def open_folder(parent_fd: int, name: str) -> int:
         return openat2(parent_fd, name, FOLDER, resolve=RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS)
     except KernelError as error:
         raise OSError(error.errno, os.strerror(error.errno), name) from None
+
+
+def open_parent(folder: int, expected: tuple[int, int]) -> int:
+    """Open the parent of a folder, whose `identity` is `expected`. Raises OSError, ESTALE if a
+    hostile process has moved the folder: its `..` would lead out of the tree."""
+    above = os.open("..", FOLDER, dir_fd=folder)
+    if identity(above) != expected:
+        os.close(above)
+        raise OSError(errno.ESTALE, "a folder was moved")
+    return above
 
 
 def identity(fd: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from stat import S_ISDIR
 
-from pyrunc.kernel.tree import FOLDER, identity, open_folder
+from pyrunc.kernel.tree import FOLDER, identity, open_folder, open_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,13 +65,9 @@ def _entries(path: str | os.PathLike[str]) -> Iterator[os.stat_result]:
             else:
                 stack.pop()
                 if stack:
-                    above = os.open("..", FOLDER, dir_fd=current)
+                    above = open_parent(current, stack[-1].identity)
                     os.close(current)
                     current = above
-                    # A process moved the folder meanwhile: its `..` leads elsewhere, maybe out of
-                    # the tree.
-                    if identity(current) != stack[-1].identity:
-                        return
     except OSError:
         return
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -86,10 +87,35 @@ def cli(
     server: Server, *arguments: str, code: int = 0, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `pyrunc-cri` as a program and check its exit code."""
-    command = command_line(server, *arguments)
+    return _run(command_line(server, *arguments), code, stdin)
+
+
+def local_cli(server: Server, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[bytes]:
+    """Run `pyrunc-cri` as a program outside of the server's network namespace."""
+    return _run(local_command_line(server, *arguments), code, b"")
+
+
+def _run(command: list[str], code: int, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
     done = subprocess.run(command, input=stdin, capture_output=True, cwd=REPOSITORY, timeout=60)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
+
+
+def on_terminal(
+    server: Server, *arguments: str, stdin: str = "", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `pyrunc-cri` on a terminal that script(1) makes, and type `stdin` there."""
+    command = shlex.join(local_command_line(server, *arguments))
+    return subprocess.run(
+        ["script", "-qec", command, "/dev/null"],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
 
 
 @contextlib.contextmanager

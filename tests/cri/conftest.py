@@ -6,14 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 
-
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+module_server = server_fixture("module")
 
 
 @pytest.fixture

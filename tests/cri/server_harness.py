@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
+import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
@@ -481,6 +482,18 @@ class Server:
     def wait_logged(self, container: str, text: str) -> None:
         """Wait until the container's log contains this line."""
         assert wait_until(lambda: text in self.log_lines(container), 60), self.log_lines(container)
+
+
+def server_fixture(scope: Literal["function", "module", "package"], **options: Any) -> Any:
+    """Return a fixture: a server with these options, which has loaded the busybox image."""
+
+    @pytest.fixture(scope=scope)
+    def server() -> Iterator[Server]:
+        with Server(**options) as started:
+            started.load_image()
+            yield started
+
+    return server
 
 
 def busybox_archive(reference: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -11,17 +11,13 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import Server, code_of
+from tests.cri.server_harness import Server, code_of, server_fixture
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNKNOWN_ID = "f" * 64
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+server = server_fixture("module")
 
 
 @pytest.fixture(scope="module")

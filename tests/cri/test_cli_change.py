@@ -22,7 +22,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.containers.stop import signal_number
 from cri_server.cli.streams import session
 from pyrunc.errors import Error
-from tests.cri.client_verbs import call, cli, command_line, ended, ok, started
+from tests.cri.client_verbs import call, cli, command_line, ended, ok, on_terminal, started
 from tests.cri.server_harness import REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -87,17 +87,9 @@ def test_pods_of_kubelet_are_changed_only_on_request(server: Server, verb: list[
 
 
 def test_a_confirmation_is_requested_on_a_terminal(server: Server) -> None:
-    """script(1) makes a terminal and passes the input on."""
     pod(server, "web")
-    command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} rm -a"
     for typed, left in (("n\n", {"web"}), ("y\n", set())):
-        done = subprocess.run(
-            ["script", "-qec", command, "/dev/null"],
-            input=typed,
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-        )
+        done = on_terminal(server, "rm", "-a", stdin=typed)
         assert "remove default/web" in done.stdout and "[y/N]" in done.stdout
         assert names(server) == left
 

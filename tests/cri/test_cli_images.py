@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,16 @@ from cri_server.images.formats.platforms import host_platform
 from cri_server.rpc import private
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns
-from tests.cri.client_verbs import Result, call, cli, ended, local_command_line, ok, started
+from tests.cri.client_verbs import (
+    Result,
+    call,
+    cli,
+    ended,
+    local_command_line,
+    ok,
+    on_terminal,
+    started,
+)
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
 from tests.support.registry import Registry
@@ -217,38 +225,19 @@ def test_an_invalid_platform_is_refused(server: Server, platform: str) -> None:
 def test_a_pull_shows_its_progress_on_a_terminal_only(server: Server, registry: Registry) -> None:
     name = f"{registry.host}/team/progress:1"
     ok(server, "push", "--creds", "user:secret", IMAGE, name)
-    command = (
-        f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} pull --creds"
-        f" user:secret {name}"
-    )
-    done = subprocess.run(
-        ["script", "-qec", command, "/dev/null"],
-        capture_output=True,
-        cwd=REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
-    assert done.returncode == 0 and f"pulling {name}".encode() in done.stdout, done
-    assert done.stdout.split(b"\x1b[K")[-1].startswith(b"sha256:"), "the line is gone at the end"
+    done = on_terminal(server, "pull", "--creds", "user:secret", name)
+    assert done.returncode == 0 and f"pulling {name}" in done.stdout, done
+    assert done.stdout.split("\x1b[K")[-1].startswith("sha256:"), "the line is gone at the end"
     assert ok(server, "pull", "--creds", "user:secret", name).err == ""
 
 
 def test_a_load_shows_its_progress_on_a_terminal_only(server: Server, tmp_path: Path) -> None:
     archive = tmp_path / "small.tar"
     archive.write_bytes(small("registry.test/progress:1"))
-    command = (
-        f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} load {archive}"
-    )
-    done = subprocess.run(
-        ["script", "-qec", command, "/dev/null"],
-        capture_output=True,
-        cwd=REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
-    assert done.returncode == 0 and b"loading small.tar" in done.stdout, done
-    assert b"unpacking" in done.stdout, "the server goes on when it has read all"
-    assert done.stdout.split(b"\x1b[K")[-1].startswith(b"sha256:"), "the line is gone at the end"
+    done = on_terminal(server, "load", str(archive))
+    assert done.returncode == 0 and "loading small.tar" in done.stdout, done
+    assert "unpacking" in done.stdout, "the server goes on when it has read all"
+    assert done.stdout.split("\x1b[K")[-1].startswith("sha256:"), "the line is gone at the end"
     assert ok(server, "load", str(archive)).err == ""
     ok(server, "rmi", "registry.test/progress:1")
 

@@ -16,7 +16,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.main import ALIASES, COMMANDS, INSTEAD
-from tests.cri.client_verbs import call, ok, started
+from tests.cri.client_verbs import call, ok, on_terminal, started
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -148,22 +148,13 @@ def test_pods_lists_and_filters_pods(web: Server) -> None:
 
 
 def test_only_a_terminal_gets_colours(web: Server) -> None:
-    """script(1) makes the terminal."""
-    command = f"{sys.executable} -m cri_server.cli.main --address unix://{web.socket} ps"
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
 
-    def output_with(**more: str) -> bytes:
-        done = subprocess.run(
-            ["script", "-qec", command, "/dev/null"],
-            capture_output=True,
-            cwd=REPOSITORY,
-            env={**environment, **more},
-            stdin=subprocess.DEVNULL,
-        )
-        return done.stdout
+    def output_with(**more: str) -> str:
+        return on_terminal(web, "ps", environment=environment | more).stdout
 
-    assert b"\x1b[32mrunning" in output_with(TERM="xterm")
-    assert b"\x1b" not in output_with(TERM="xterm", NO_COLOR="1")
+    assert "\x1b[32mrunning" in output_with(TERM="xterm")
+    assert "\x1b" not in output_with(TERM="xterm", NO_COLOR="1")
     assert "\x1b" not in ok(web, "ps").out
 
 

@@ -6,22 +6,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cri.client_verbs import PROGRAM
-from tests.cri.server_harness import REPOSITORY, Server
+from tests.cri.server_harness import REPOSITORY, Server, server_fixture
 from tests.support.processes import wait_until
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+server = server_fixture("module")
 
 
 def configuration(server: Server, **cgroup: str) -> Path:

@@ -4,13 +4,12 @@ today's shims take them over while they run, and the earlier shims end."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 from tests.cri.test_recovery import nothing_left, shim_pid
 from tests.cri.test_upgrade import COUNTS, ENDS, wait_until_moved
 from tests.support.keeper import is_gone, keeper_pid
@@ -20,11 +19,7 @@ EARLIER, THIS = "tests.cri.earlier_version", "cri_server.cli.main"
 BEFORE_6_15 = "tests.cri.without_exit_info"
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(module=EARLIER) as started:
-        started.load_image()
-        yield started
+server = server_fixture("function", module=EARLIER)
 
 
 def upgrade(server: Server, module: str = THIS) -> None:

@@ -6,14 +6,11 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 from tests.cri.test_foreign_paths import mounted
 from tests.cri.test_recovery import nothing_left, shim_pid
 from tests.support.processes import wait_until
@@ -24,11 +21,7 @@ RATIO = 50
 would not answer at all."""
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(settings={"shims": {"count": 1}}) as started:
-        started.load_image()
-        yield started
+server = server_fixture("function", settings={"shims": {"count": 1}})
 
 
 def times(server: Server, container: str) -> list[float]:

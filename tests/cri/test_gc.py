@@ -5,33 +5,24 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from pyrunc.kernel.process import alive_since
 from pyrunc.zygote.descendants import below
-from tests.cri.client_verbs import local_command_line
-from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
+from tests.cri.client_verbs import local_cli
+from tests.cri.server_harness import IMAGE, Server, image_archive, server_fixture
 from tests.support.processes import comm
 
 OTHER = "registry.test/other:1"
 ID = "0123456789abcdef" * 4
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+server = server_fixture("module")
 
 
 def run(server: Server, *words: str, code: int = 0) -> str:
-    command = local_command_line(server, "gc", *words)
-    done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
-    assert (done.returncode, done.stderr) == (code, b"")
+    done = local_cli(server, "gc", *words, code=code)
+    assert done.stderr == b""
     return done.stdout.decode()
 
 

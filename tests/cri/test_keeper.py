@@ -9,7 +9,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -21,7 +20,7 @@ from pyrunc.errors import Unavailable
 from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import alive_since, stat
 from pyrunc.zygote.descendants import below
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
 from tests.cri.test_takeover import at_the_end, life_of, lose_shim
 from tests.support.keeper import end_keeper, keeper_pid
@@ -32,11 +31,7 @@ SHIMS = default_count()
 MODULE = "tests.cri.without_exit_info"
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(module=MODULE) as server:
-        server.load_image()
-        yield server
+server = server_fixture("function", module=MODULE)
 
 
 def parent_of(pid: int) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,12 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import IMAGE, Server, code_of, message_of
+from tests.cri.server_harness import IMAGE, Server, code_of, message_of, server_fixture
 
 SECRET = "s3cret-w0rd"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(settings={"server": {"log_format": "json", "log_limit_per_s": 5}}) as server:
-        server.load_image()
-        yield server
+server = server_fixture("module", settings={"server": {"log_format": "json", "log_limit_per_s": 5}})
 
 
 class Log:

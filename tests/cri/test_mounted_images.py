@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,16 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.images.archives.build import Node, docker_archive, image, layer
 from tests.cri.client_verbs import call, local_command_line, ok
-from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
+from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive, server_fixture
 
 EROFS = {"images": {"store": "erofs"}}
 
 
-@pytest.fixture(scope="module")
-def mounting_server() -> Iterator[Server]:
-    with Server(settings=EROFS) as server:
-        server.load_image()
-        yield server
+module_server = server_fixture("module", settings=EROFS)
 
 
-@pytest.fixture
-def server(mounting_server: Server) -> Iterator[Server]:
-    yield mounting_server
-    mounting_server.remove_all()
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """Start a server that the test may restart."""
-    with Server(settings=EROFS) as server:
-        server.load_image()
-        yield server
+# for tests that restart the server
+own_server = server_fixture("function", settings=EROFS)
 
 
 def files(server: Server, folder: str) -> list[Path]:

@@ -21,7 +21,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.operations.steps import FAILPOINT, Steps
 from pyrunc.kernel.process import alive_since
-from tests.cri.server_harness import Server, code_of, message_of
+from tests.cri.server_harness import Server, code_of, message_of, server_fixture
 from tests.support.processes import wait_until
 
 
@@ -32,11 +32,7 @@ def all_points() -> list[str]:
     return Steps.points()
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+server = server_fixture("function")
 
 
 def named(server: Server, name: str, script: str) -> api.ContainerConfig:

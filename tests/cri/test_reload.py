@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,17 +15,13 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.images.archives import build
 from tests.cri import inner_registry
-from tests.cri.server_harness import IMAGE, Server, code_of
+from tests.cri.server_harness import IMAGE, Server, code_of, server_fixture
 from tests.support.processes import wait_until
 
 DONE = ("the configuration is reloaded", "the configuration is not reloaded")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as made:
-        made.load_image()
-        yield made
+server = server_fixture("module")
 
 
 def reload(server: Server, text: str) -> str:

@@ -8,23 +8,15 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 from tests.cri.test_recovery import nothing_left, shim_pid
 from tests.support.processes import wait_until
 
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(settings={"shims": {"count": 2}}) as started:
-        started.load_image()
-        yield started
+server = server_fixture("function", settings={"shims": {"count": 2}})
 
 
 def shims(server: Server) -> set[int]:

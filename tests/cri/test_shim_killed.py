@@ -20,7 +20,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from pyrunc.zygote.descendants import below
-from tests.cri.server_harness import Server, code_of
+from tests.cri.server_harness import Server, code_of, server_fixture
 from tests.cri.test_recovery import nothing_left, shim_pid
 from tests.cri.test_shared_shims import shims
 from tests.cri.test_takeover import wait_for_it
@@ -29,20 +29,11 @@ from tests.support.processes import wait_until
 HELD_US = 20_000_000
 
 
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server(network=False) as server:
-        server.load_image()
-        yield server
+module_server = server_fixture("module", network=False)
 
 
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """Provide a server for one test that leaves other processes than before. The next test gets a
-    new server."""
-    with Server(network=False) as server:
-        server.load_image()
-        yield server
+# for one test that leaves other processes than before
+own_server = server_fixture("function", network=False)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from cri_server.zygote.client import Zygote
 from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import alive_since
 from pyrunc.zygote.descendants import below
-from tests.cri.server_harness import Server, code_of
+from tests.cri.server_harness import Server, code_of, server_fixture
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
 from tests.support.keeper import keeper_pid
 from tests.support.processes import comm, wait_until
@@ -43,18 +43,7 @@ def at_the_end(script: str) -> list[str]:
 COUNTS = ["sh", "-c", "i=0; while true; do echo $i; i=$((i+1)); usleep 1000; done"]
 
 
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+own_server = server_fixture("function")
 
 
 def lose_shim(server: Server, pod: str) -> int:

@@ -7,29 +7,21 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.cri.client_verbs import local_command_line
-from tests.cri.server_harness import REPOSITORY, Server
+from tests.cri.client_verbs import local_cli, local_command_line
+from tests.cri.server_harness import REPOSITORY, Server, server_fixture
 from tests.support.processes import wait_until
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+server = server_fixture("module")
 
 
 def run(server: Server, *words: str, code: int = 0) -> str:
-    command = local_command_line(server, "timeline", *words)
-    done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
-    assert done.returncode == code, done.stderr
+    done = local_cli(server, "timeline", *words, code=code)
     return (done.stdout or done.stderr).decode()
 
 

@@ -7,22 +7,16 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cri_server.store import trash as trashes
 from cri_server.store.trash import Trash
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 from tests.support.processes import wait_until
 
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        server.load_image()
-        yield server
+server = server_fixture("function")
 
 
 def trash(server: Server) -> list[str]:

@@ -4,13 +4,12 @@ over, and no process of them ends."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 from tests.cri.test_recovery import nothing_left, shim_pid
 from tests.cri.test_shared_shims import shims
 from tests.support.processes import wait_until
@@ -20,11 +19,7 @@ COUNTS = ["sh", "-c", "i=0; while true; do echo $i; i=$((i+1)); usleep 20000; do
 ENDS = ["sh", "-c", "trap 'exit 7' TERM; echo ready; sleep 1000 & wait"]
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(module=OTHER) as started:
-        started.load_image()
-        yield started
+server = server_fixture("function", module=OTHER)
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])

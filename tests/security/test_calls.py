@@ -72,15 +72,7 @@ def test_a_container_cannot_type_into_the_callers_terminal(runtime: Runtime) -> 
     although the kernel permits TIOCSTI to the terminal's own session (the test tries it), and the
     terminal has no input."""
     box, probe = runtime.box("probe", "type", "echo evil\n"), runtime.rootfs / "bin/probe"
-    command = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "run",
-        "--bundle",
-        str(box.folder),
-        box.id,
-    ]
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
     results = {}
     for name, words in (("own", [str(probe), "type", "x"]), ("container", command)):
         pid, master = pty.fork()

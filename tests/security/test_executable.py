@@ -70,15 +70,7 @@ def test_executables_cannot_be_overwritten_through_another_process(runtime: Runt
     out = runtime.folder / "hunter.out"
     with open(out, "wb") as to:
         hunter = subprocess.Popen(
-            [
-                *runtime.program,
-                "--root",
-                str(runtime.root),
-                "run",
-                "--bundle",
-                str(box.folder),
-                box.id,
-            ],
+            runtime.command("run", "--bundle", str(box.folder), box.id),
             stdout=to,
         )
     eventually(lambda: out.read_bytes().startswith(b"hunting"))

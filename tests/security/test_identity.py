@@ -244,9 +244,7 @@ def test_a_hostile_passwd_does_no_harm(
         "-c",
         'ulimit -v 400000; exec "$@"',
         "-",
-        *runtime.program,
-        "--root",
-        str(runtime.root),
+        *runtime.command(),
     ]
     result = subprocess.run(
         [*command, "run", "--bundle", box.folder, box.id],

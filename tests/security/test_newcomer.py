@@ -30,15 +30,7 @@ class Spy:
 
         self.box: Box = runtime.box("probe", "spy", "100", change=change)
         self.out = runtime.folder / f"{self.box.id}.spy"
-        command = [
-            *runtime.program,
-            "--root",
-            str(runtime.root),
-            "run",
-            "--bundle",
-            str(self.box.folder),
-            self.box.id,
-        ]
+        command = runtime.command("run", "--bundle", str(self.box.folder), self.box.id)
         with open(self.out, "wb") as to:
             self.child = subprocess.Popen(command, stdout=to, stdin=subprocess.DEVNULL)
         eventually(lambda: self.out.read_bytes().startswith(b"spying"))

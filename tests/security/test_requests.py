@@ -218,10 +218,7 @@ def test_files_that_are_no_regular_files_are_refused(
             "-c",
             'ulimit -v 300000; exec "$@"',
             "-",
-            *runtime.program,
-            "--root",
-            str(runtime.root),
-            *words,
+            *runtime.command(*words),
         ]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode != 0 and "Traceback" not in result.stderr, result

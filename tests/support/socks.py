@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from types import TracebackType
 
 NO_LOGIN, LOGIN, NONE_FITS = 0, 2, 0xFF
 DOMAIN = 3
@@ -33,12 +32,7 @@ class SocksProxy:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

@@ -21,10 +21,7 @@ def searched(runtime: Runtime, trace: Path, *words: str) -> list[str]:
         str(trace),
         "-e",
         "trace=openat,newfstatat",
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        *words,
+        *runtime.command(*words),
     ]
     with open(trace.with_suffix(".out"), "wb") as output:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True)

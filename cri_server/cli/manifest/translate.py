@@ -13,26 +13,13 @@ from cri_server.cli.manifest import check, dns, host_names, pod_model, volumes
 from cri_server.cli.manifest.expand import environment, expand, undefined
 from cri_server.containers import log_rotation
 from pyrunc.errors import InvalidSpec
+from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
 
 HOSTNAME_LIMIT = 63
 LOCALHOST_PROFILES = Path("/var/lib/kubelet/seccomp")
 CPU_PERIOD_US = 100_000  # kubelet's
-# kubelet's paths for the proc mount type Default (pkg/securitycontext); runc's own list is shorter
-MASKED = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-]
-READONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
+# kubelet's paths for the proc mount type Default (pkg/securitycontext) are runc's and two more
+MASKED = [*MASKED_PATHS, "/proc/interrupts", "/sys/devices/virtual/powercap"]
 PROPAGATION = {
     "None": api.PROPAGATION_PRIVATE,
     "HostToContainer": api.PROPAGATION_HOST_TO_CONTAINER,
@@ -232,7 +219,7 @@ def _security(
     # containerd clears these paths of privileged containers, too.
     if not security.privileged:
         target.masked_paths.extend(MASKED)
-        target.readonly_paths.extend(READONLY)
+        target.readonly_paths.extend(READONLY_PATHS)
 
 
 def _user(

@@ -16,7 +16,7 @@ from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV
 from pyrunc.errors import InvalidArgument, KernelError, kernel_errors
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import openat2
-from pyrunc.kernel.tree import FOLDER, identity, open_folder
+from pyrunc.kernel.tree import FOLDER, identity, open_folder, open_parent
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -123,13 +123,9 @@ def _relabel_below(current: int, label: bytes, path: str) -> None:
                 continue
             stack.pop()
             if stack:
-                above = os.open("..", FOLDER, dir_fd=current)
+                above = open_parent(current, stack[-1].identity)
                 os.close(current)
                 current = above
-                if identity(current) != stack[-1].identity:
-                    raise KernelError(
-                        "open", f"'..' below {path!r}", errno.ESTALE, "a folder was moved"
-                    )
     except OSError as error:
         raise KernelError.of(error, "open", f"a folder below {path!r}") from None
     finally:

@@ -8,17 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cri import inner_registry
-from tests.cri.server_harness import Server
+from tests.cri.server_harness import Server, server_fixture
 from tests.support.registry import Registry
 
 CDI = "/run/pyrunc-test-cdi"  # where devices of test_create_container.py are described
 
 
-@pytest.fixture(scope="package")
-def module_server() -> Iterator[Server]:
-    with Server(settings={"containers": {"cdi_dirs": [CDI]}}) as server:
-        server.load_image()
-        yield server
+module_server = server_fixture("package", settings={"containers": {"cdi_dirs": [CDI]}})
 
 
 @pytest.fixture(scope="package")

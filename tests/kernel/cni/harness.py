@@ -281,6 +281,13 @@ def link_names() -> set[str]:
     return {name for _, name in socket.if_nameindex()}
 
 
+def find_link(name: str) -> Any:
+    """Return pyroute2's message about the link; None when it is missing."""
+    with IPRoute() as route:
+        matches = [entry for entry in route.get_links() if entry.get_attr("IFLA_IFNAME") == name]
+    return matches[0] if matches else None
+
+
 def delete_link(name: str) -> None:
     with IPRoute() as route:
         route.link("del", index=route.link_lookup(ifname=name)[0])

@@ -23,6 +23,7 @@ from tests.kernel.cni.harness import (
     all_elements,
     attach,
     call,
+    find_link,
     link_names,
     listen,
     nft,
@@ -31,12 +32,6 @@ from tests.kernel.cni.harness import (
     read_sysctl,
     unreachable,
 )
-
-
-def link(name: str) -> Any:
-    with IPRoute() as route:
-        matches = [entry for entry in route.get_links() if entry.get_attr("IFLA_IFNAME") == name]
-    return matches[0] if matches else None
 
 
 def addresses_on(name: str) -> set[str]:
@@ -56,12 +51,12 @@ def test_a_pod_gets_addresses_routes_and_a_result_that_is_true(host: Host) -> No
     result = attach(pod, host.bridge_config(isDefaultGateway=True))
     assert addresses_of(result) == ["10.88.0.2", "fd88::2"]
     bridge, port, inner = result["interfaces"]
-    assert bridge["mac"] == link("cni0").get_attr("IFLA_ADDRESS")
-    assert port["mac"] == link(port["name"]).get_attr("IFLA_ADDRESS")
+    assert bridge["mac"] == find_link("cni0").get_attr("IFLA_ADDRESS")
+    assert port["mac"] == find_link(port["name"]).get_attr("IFLA_ADDRESS")
     assert "sandbox" not in bridge and inner["sandbox"] == pod.path
     assert {"10.88.0.1/16", "fd88::1/64"} <= addresses_on("cni0")
     with netns.entered(pod.fd):
-        assert link("eth0").get_attr("IFLA_ADDRESS") == inner["mac"] == "0a:58:0a:58:00:02"
+        assert find_link("eth0").get_attr("IFLA_ADDRESS") == inner["mac"] == "0a:58:0a:58:00:02"
         assert {"10.88.0.2/16", "fd88::2/64"} <= addresses_on("eth0")
         with IPRoute() as route:
             gateways = {
@@ -70,7 +65,7 @@ def test_a_pod_gets_addresses_routes_and_a_result_that_is_true(host: Host) -> No
                 if r["dst_len"] == 0 and r.get_attr("RTA_GATEWAY")
             }
     assert gateways == {"10.88.0.1", "fd88::1"}
-    assert link(port["name"]).get_attr("IFLA_MASTER") == link("cni0")["index"]
+    assert find_link(port["name"]).get_attr("IFLA_MASTER") == find_link("cni0")["index"]
 
 
 def test_pods_and_host_reach_each_other_at_once(host: Host) -> None:
@@ -126,7 +121,7 @@ def test_hairpin_lets_a_pod_reach_itself_through_the_bridge(host: Host) -> None:
 
 
 def hairpin(name: str) -> bool:
-    data = link(name).get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
+    data = find_link(name).get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
     return bool(data.get_attr("IFLA_BRPORT_MODE"))
 
 
@@ -141,15 +136,19 @@ def test_isolated_ports_reach_the_host_only(host: Host) -> None:
 
 def test_promiscuous_mode(host: Host) -> None:
     attach(host.pod(), host.bridge_config(promiscMode=True))
-    assert link("cni0")["flags"] & 0x100
+    assert find_link("cni0")["flags"] & 0x100
 
 
 def test_mtu_is_the_bridges_and_both_ends(host: Host) -> None:
     pod = host.pod()
     result = attach(pod, host.bridge_config(mtu=1400))
-    assert link("cni0").get_attr("IFLA_MTU") == link(port_of(result)).get_attr("IFLA_MTU") == 1400
+    assert (
+        find_link("cni0").get_attr("IFLA_MTU")
+        == find_link(port_of(result)).get_attr("IFLA_MTU")
+        == 1400
+    )
     with netns.entered(pod.fd):
-        assert link("eth0").get_attr("IFLA_MTU") == 1400
+        assert find_link("eth0").get_attr("IFLA_MTU") == 1400
     assert [i["mtu"] for i in result["interfaces"]] == [1400, 1400, 1400]
 
 
@@ -189,7 +188,7 @@ def test_a_network_without_addresses(host: Host) -> None:
     result = attach(pod, config)
     assert "ips" not in result
     with netns.entered(pod.fd):
-        assert link("eth0")["flags"] & 1
+        assert find_link("eth0")["flags"] & 1
 
 
 def test_disable_container_interface_leaves_the_interface_down(host: Host) -> None:
@@ -200,7 +199,7 @@ def test_disable_container_interface_leaves_the_interface_down(host: Host) -> No
     pod = host.pod()
     attach(pod, config)
     with netns.entered(pod.fd):
-        assert not link("eth0")["flags"] & 1
+        assert not find_link("eth0")["flags"] & 1
 
 
 def test_unsupported_options_are_refused_by_name(host: Host) -> None:
@@ -519,7 +518,7 @@ def test_loopback_is_set_up(host: Host) -> None:
     assert [entry["address"] for entry in result["ips"]] == ["127.0.0.1/8", "::1/128"]
     call(LOOPBACK, "CHECK", pod, config)
     with netns.entered(pod.fd):
-        assert link("lo")["flags"] & 1
+        assert find_link("lo")["flags"] & 1
     call(LOOPBACK, "DEL", pod, config)
     call(LOOPBACK, "DEL", pod, config, netns_path="/nowhere")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from ipaddress import ip_address, ip_interface, ip_network
-from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
@@ -26,11 +25,7 @@ from cni_plugins.net.rtnetlink import (
 )
 from pyrunc.errors import KernelError
 from tests.kernel.cni.harness import Host
-
-
-def seen(name: str) -> Any:
-    with IPRoute() as route:
-        return next((x for x in route.get_links() if x.get_attr("IFLA_IFNAME") == name), None)
+from tests.kernel.cni.harness import find_link as find_by_pyroute2
 
 
 def test_pyroute2_reads_links_of_the_codec(host: Host) -> None:
@@ -48,15 +43,15 @@ def test_pyroute2_reads_links_of_the_codec(host: Host) -> None:
             peer_mac="02:00:00:00:00:02",
         )
         route.call(veth, set_link(name="v0", alias="net/a/eth0", hairpin=True, isolated=True))
-    state = seen("br0")
+    state = find_by_pyroute2("br0")
     assert state.get_attr("IFLA_ADDRESS") == "02:00:00:00:00:01"
-    port = seen("v0")
+    port = find_by_pyroute2("v0")
     data = port.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
     assert port.get_attr("IFLA_MASTER") == state["index"] and port["flags"] & 1
     assert port.get_attr("IFLA_IFALIAS") == "net/a/eth0" and port.get_attr("IFLA_MTU") == 1410
     assert data.get_attr("IFLA_BRPORT_MODE") == data.get_attr("IFLA_BRPORT_ISOLATED") == 1
     with netns.entered(pod.fd):
-        peer = seen("eth9")
+        peer = find_by_pyroute2("eth9")
     assert (
         peer.get_attr("IFLA_ADDRESS") == "02:00:00:00:00:02" and peer.get_attr("IFLA_MTU") == 1410
     )
@@ -87,7 +82,7 @@ def test_the_codec_reads_links_of_pyroute2(host: Host) -> None:
         assert bridge is not None and port is not None
         assert (bridge.kind, bridge.mtu, bridge.mac, bridge.up) == (
             "bridge",
-            seen("br1").get_attr("IFLA_MTU"),
+            find_by_pyroute2("br1").get_attr("IFLA_MTU"),
             "02:00:00:00:00:03",
             False,
         )

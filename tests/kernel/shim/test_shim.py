@@ -10,13 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from cri_server.pod.client import ShimClient
 from cri_server.zygote.peer import answered
@@ -45,12 +43,6 @@ from tests.support.capabilities import holds
 # Where the alternative is to wait for minutes or for ever: "at once" on a machine that is busy with
 # something else, too.
 AT_ONCE_S = 19  # what is waited for otherwise takes 20 at least
-
-
-@pytest_asyncio.fixture
-async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
-    async with TestPod(tmp_path / "pod") as test_pod:
-        yield test_pod
 
 
 # -- exits

@@ -8,11 +8,9 @@ import os
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from cri_server.pod.client import ExecSession, ShimClient
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, WrongState
@@ -31,12 +29,6 @@ from tests.kernel.shim.pod import (
 )
 
 PYTHON = "/usr/bin/python3"
-
-
-@pytest_asyncio.fixture
-async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
-    async with TestPod(tmp_path / "pod") as test_pod:
-        yield test_pod
 
 
 # -- log

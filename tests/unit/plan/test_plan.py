@@ -25,7 +25,7 @@ from pyrunc.plan.parent import ParentOptions
 from pyrunc.plan.show import LINES, STEP_LINES, line, numbered, show
 from pyrunc.program.errors import failure
 from pyrunc.spec.check import cpu_list
-from pyrunc.spec.default import default
+from pyrunc.spec.default import MASKED_PATHS, default
 from pyrunc.spec.model import CpuAffinity, Mount, Namespace, Process, Spec
 from pyrunc.spec.parse import parse
 
@@ -121,27 +121,7 @@ def test_lines_of_the_default() -> None:
                 ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
             )
         ),
-        *(
-            f"{37 + i:4}  mask '{path}'"
-            for i, path in enumerate(
-                (
-                    *(
-                        "/proc/acpi",
-                        "/proc/asound",
-                        "/proc/kcore",
-                        "/proc/keys",
-                        "/proc/latency_stats",
-                    ),
-                    *(
-                        "/proc/timer_list",
-                        "/proc/timer_stats",
-                        "/proc/sched_debug",
-                        "/sys/firmware",
-                        "/proc/scsi",
-                    ),
-                )
-            )
-        ),
+        *(f"{37 + i:4}  mask '{path}'" for i, path in enumerate(MASKED_PATHS)),
         "  47  setrlimit RLIMIT_NOFILE 1024:1024",
         "  48  chdir '/' if root may",
         "  49  drop capabilities but 5,10,29 from the bounding set",

@@ -35,24 +35,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 @pytest.fixture(scope="module")
 def long(podman: Podman) -> str:
     """Return a container with limits that runs as long as this file's tests."""
-    podman(
-        "run",
-        "-d",
-        "--name",
-        "long",
-        "--network",
-        "none",
-        "--memory",
-        "64m",
-        "--cpus",
-        "0.5",
-        "--pids-limit",
-        "44",
-        IMAGE,
-        "sh",
-        "-c",
-        "trap 'exit 5' TERM; while :; do sleep 0.2; done",
-    )
+    podman.start("long", "--memory", "64m", "--cpus", "0.5", "--pids-limit", "44")
     return "long"
 
 
