@@ -355,11 +355,11 @@ async def _late_work(config: Config) -> AsyncIterator[None]:
 
 
 def _work_late(config: Config) -> None:
-    from cri_server.doctor.examine import complain
+    from cri_server.doctor.examine import log_problems
     from cri_server.doctor.model import Host
     from cri_server.streaming import connection  # noqa: F401
 
-    complain(Host(config))
+    log_problems(Host(config))
 
 
 @contextlib.asynccontextmanager

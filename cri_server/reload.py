@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.config import Config
-from cri_server.config.changes import Change, changes, taken
+from cri_server.config.changes import Change, after_reload, changes
 from cri_server.network.configuration import builtin_network
 from cri_server.node import host
 from cri_server.observability.logs.setup import configure
@@ -66,7 +66,7 @@ def take(services: Services, changed: Config) -> list[Change]:
     Raises InvalidSpec, WrongState, before anything has changed."""
     before = services.config
     differences = changes(before, changed)
-    config = taken(before, changed)
+    config = after_reload(before, changed)
     # Everything that can fail comes before the first change.
     limits = host.limits(config.containers.rlimits)
     floor = host.oom_score_adj_floor(config.containers.restrict_oom_score_adj)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import pyrunc
-from cri_server.cli.output.complaint import complain, exit_code
+from cri_server.cli.output.report import exit_code, report
 from pyrunc.cli.log import describe_error
 from pyrunc.errors import Error
 
@@ -124,7 +124,7 @@ INSTEAD = {
 
 
 class Commands(click.Group):
-    """The commands of COMMANDS, imported when used."""
+    """The group of all verbs. Imports a verb when it is used."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command and flush its output here, so that a write error can still be
@@ -216,8 +216,8 @@ def program(context: click.Context, address: str) -> None:
 
 
 def summary(text: str) -> str:
-    """Return what fits a line of 80 columns: the first sentence of a help text, or the beginning of
-    it."""
+    """Shorten a help text to its first sentence, or to a beginning that fits a line of 80
+    columns."""
     sentence = " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
     for end in ("", "; ", ": ", " (", ", "):
         short = sentence.partition(end)[0] if end else sentence
@@ -252,7 +252,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Error as error:
-        complain(str(error))
+        report(str(error))
         sys.exit(exit_code(error))
 
 

@@ -36,8 +36,9 @@ def changes(before: Config, after: Config) -> list[Change]:
     return result
 
 
-def taken(before: Config, after: Config) -> Config:
-    """Return `after`, with the values of `before` for keys that need a restart."""
+def after_reload(before: Config, after: Config) -> Config:
+    """Return the configuration of a server that has reloaded: `after`, but with the values of
+    `before` for keys that need a restart."""
     values_by_table: dict[str, dict[str, Any]] = {}
     for table, key, reloads in keys():
         if not reloads:
@@ -50,8 +51,8 @@ def taken(before: Config, after: Config) -> Config:
 
 
 def keys() -> Iterator[tuple[str, str, bool]]:
-    """Yield each table, key and whether the key reloads, without those of [runtimes.NAME], which
-    reload."""
+    """Yield each table and key, and True if a running server applies a new value. Without
+    [runtimes.NAME], whose keys a running server applies."""
     for table in msgspec.structs.fields(Config):
         if table.name == "runtimes":
             continue

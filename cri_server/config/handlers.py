@@ -26,14 +26,14 @@ def names(config: Config) -> list[str]:
 
 
 def find(config: Config, name: str) -> Runtime | None:
-    """Return the handler of a name, or None."""
+    """Return the handler with this name, or None."""
     if name in OURS:
         return config.runtimes.get(name) or Runtime()
     return config.runtimes.get(name)
 
 
 def require(config: Config, name: str) -> Runtime:
-    """Return the handler of a name. Raises InvalidArgument if there is none."""
+    """Return the handler with this name. Raises InvalidArgument if there is none."""
     handler = find(config, name)
     if handler is None:
         available = ", ".join(filter(None, names(config)))

@@ -24,8 +24,8 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The configuration, the files in the order in which they were read, and the origins of values
-    that are no defaults; None is the command line."""
+    """A configuration and the files it was read from, in order. `origins`: the source of each value
+    that is no default; None is the command line."""
 
     config: Config
     files: tuple[Path, ...]
@@ -51,8 +51,8 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def load_with_origins(
     path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
 ) -> Loaded:
-    """Load a configuration as `load` does, with origins. `also` is a further check, such as for
-    limits of this machine; the error of a key in it gets the place of the key."""
+    """Load a configuration as `load` does, with the origin of each value. `also` checks the result
+    once more, such as for limits of this machine; its errors get file and line, too."""
     files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}
@@ -78,8 +78,9 @@ Problems = Callable[[Config], Iterable[InvalidSpec]]
 
 
 def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[InvalidSpec]:
-    """Return all errors in the files of `load`, also in values; the first one for each key. `also`
-    checks the whole, as in `load_with_origins`. Raises InvalidSpec for an unreadable file."""
+    """Return every error in the files that `load` reads, the first one for each key: unknown keys,
+    wrong types, wrong values, and those that `also` yields. Raises InvalidSpec for an unreadable
+    file."""
     errors_by_place: dict[str, InvalidSpec] = {}
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}
@@ -197,7 +198,8 @@ def _with_place(error: InvalidSpec, origins: Mapping[Key, Source | None]) -> Inv
 
 
 def _place(key: Key, origins: Mapping[Key, Source | None]) -> str:
-    """Return the place of a key; for a table that of its first key."""
+    """Return `FILE:LINE`, `command line` or `default` for a key; for a table that of its first
+    key."""
     sources_of_key = [source for each, source in origins.items() if each[: len(key)] == key]
     if not sources_of_key:
         return DEFAULT

@@ -260,7 +260,7 @@ class Shims(Table):
 
 
 class Shim(Table):
-    """For configurations of earlier versions."""
+    """A table of earlier versions, which [shims] replaces."""
 
     pods_per_shim: Annotated[
         int,
@@ -397,7 +397,7 @@ class Metrics(Table):
 
 
 class Timeline(Table):
-    """What is recorded of each call (`pyrunc-cri timeline`)."""
+    """The record of each call, which `pyrunc-cri timeline` shows."""
 
     operations: Annotated[
         bool,

@@ -78,10 +78,10 @@ def _reason(error: OSError) -> str:
 
 @functools.lru_cache(8)
 def lines(text: str) -> dict[Key, int]:
-    """Return the line, from 1, of each key and each table of a valid TOML file.
+    """Return the line number, from 1, of each key and each table of a valid TOML file.
 
-    A statement of TOML ends with the first line up to which the text is valid: no beginning of a
-    statement is a statement.
+    Adds lines to a statement until it parses. That finds its end, because the beginning of a TOML
+    statement never parses.
     """
     # tomllib does not report the lines of keys.
     result: dict[Key, int] = {}
@@ -131,8 +131,8 @@ def merge(
     origins: dict[Key, Source | None],
     before: Key = (),
 ) -> None:
-    """Put `values` over `into`, key by key, and the source of each into `origins`; None is the
-    command line."""
+    """Write `values` into the tables of `into`, key by key, and the source of each key into
+    `origins`; the source None is the command line."""
     for name, value in values.items():
         key = (*before, name)
         if isinstance(value, dict):

@@ -76,10 +76,10 @@ def driver(host: Host) -> Iterator[CheckResult]:
             'set [cgroup] driver = "auto", and cgroupDriver: systemd for kubelet',
         )
     else:
-        yield fine("cgroup-driver", used(host))
+        yield fine("cgroup-driver", driver_in_use(host))
 
 
-def used(host: Host) -> str:
+def driver_in_use(host: Host) -> str:
     """Return the driver that the server uses."""
     if host.config.cgroup.driver != "auto":
         return host.config.cgroup.driver

@@ -1,4 +1,4 @@
-"""All checks, in the order of the output."""
+"""Runs the checks of doctor, in the order of its output."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterato
             yield warning("doctor", text, "its subject was not checked")
 
 
-def complain(host: Host) -> None:
-    """Log the problems that a starting server has."""
+def log_problems(host: Host) -> None:
+    """Log the problems that the checks which only read find, when a server starts."""
     for result in examine(host, PASSIVE):
         if result.level >= Level.WARNING:
             level = logging.WARNING if result.level == Level.WRONG else logging.INFO

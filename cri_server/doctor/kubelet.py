@@ -79,7 +79,7 @@ def _endpoint(
 
 
 def _driver(host: Host, driver: str) -> CheckResult:
-    ours = cgroups.used(host)
+    ours = cgroups.driver_in_use(host)
     if driver == ours:
         return fine("kubelet-cgroup-driver", f"{ours} for kubelet and server")
     return warning(

@@ -1,4 +1,4 @@
-"""A result, and the host that a check examines."""
+"""The result of a check, and the host that the checks examine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cri_server.config import Config
 
 
 class Level(IntEnum):
-    """The severity. `NOTE`: information; `WARNING`: some pods fail or are slow; `WRONG`: the
-    machine cannot be a node."""
+    """The severity of a result. `NOTE`: information; `WARNING`: some pods fail or are slow;
+    `WRONG`: the machine cannot be a node."""
 
     FINE = 0
     NOTE = 1
@@ -95,7 +95,8 @@ class Host:
             return ""
 
     def number(self, path: str | Path) -> int | None:
-        """Return the number in a file that has only a number."""
+        """Return the number that a file consists of; None if it cannot be read or has other
+        text."""
         text = self.text(path)
         return int(text) if text.lstrip("-").isdecimal() else None
 

@@ -21,7 +21,7 @@ NFT_S = 10.0
 
 
 def network(host: Host) -> ConfiguredNetwork:
-    """Return the network of pods, with paths of the machine."""
+    """Return the network that pods get; its texts name paths as the machine has them."""
     settings, default = host.config.network, None
     if settings.builtin:
         folder = str(host.path(host.config.root / "network" / "leases"))

@@ -22,8 +22,8 @@ def registries(host: Host) -> Iterator[CheckResult]:
 
 
 def _repeated(host: Host, files: list[Path]) -> Iterator[CheckResult]:
-    """Yield a result for each folder whose registry has another folder under another spelling:
-    only one of them is read."""
+    """Yield a result for each folder that the server ignores because another folder is for the same
+    registry under another spelling."""
     from cri_server.images.registry.hosts import folder_of, registry_of
 
     for file in files:

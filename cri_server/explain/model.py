@@ -38,8 +38,8 @@ def find(pages: tuple[Page, ...], query: str) -> list[Page]:
     """Return the pages for a name, a gRPC code or the text of a message, the best first.
 
     If `query` is no name or code, the pages whose patterns match it come first, then those whose
-    names occur in it, in the order of the text. A name of plain lower-case letters does not count
-    there: ENOSPC, OOMKilled and root-space do, `server` does not.
+    names occur in it, in the order of the text. Names that are plain words, such as `server`, are
+    not searched in a text, unlike ENOSPC, OOMKilled and root-space.
     """
     named = _named(pages, query.strip())
     if named:
@@ -52,7 +52,8 @@ def find(pages: tuple[Page, ...], query: str) -> list[Page]:
 
 
 def _named(pages: tuple[Page, ...], name: str) -> list[Page]:
-    """Return the pages of a name, and the first page, the most general one, of a gRPC code."""
+    """Return the pages with this name and, if it is a gRPC code, the first page of that code, which
+    is the most general one."""
     normalized = _normalize(name)
     by_name = [page for page in pages if normalized in page.search_names]
     by_code = [page for page in pages if page.code and _normalize(page.code) == normalized]

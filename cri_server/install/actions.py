@@ -37,6 +37,8 @@ def read(file: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
+    """Creates a folder."""
+
     path: str
     mode: int = 0o755
 
@@ -55,6 +57,8 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Write:
+    """Writes a file, also over another one."""
+
     path: str
     content: bytes
     mode: int = 0o644
@@ -74,6 +78,8 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Link:
+    """Makes a symbolic link, also over a file."""
+
     path: str
     target: str
 
@@ -94,8 +100,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Removes a file or a link; a folder only if it is empty, or with its contents if `whole`. A
-    mount point and the file system's own files on it stay."""
+    """Removes a file, a link or an empty folder; with `whole` also a folder with its contents. Of a
+    mount point only the contents are removed, without the file system's own lost+found."""
 
     path: str
     whole: bool = False
@@ -181,7 +187,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A path that stays as it is, and the reason, for the report."""
+    """Leaves a path as it is, and reports the reason."""
 
     path: str
     why: str

@@ -79,6 +79,7 @@ class Request:
 
 
 def is_packaged() -> bool:
+    """Return True if this program was installed as a Debian package."""
     return os.path.realpath(__file__).startswith(f"{PACKAGE}/")
 
 
@@ -119,7 +120,7 @@ def uninstall_actions(request: Request, purge: bool) -> list[Action]:
     if request.scripts is not None:  # a package's scripts do this when they stop the server
         actions.append(EndKeeper(_settings(request.root).server.state))
     for path, digest in record.files.items():
-        actions.append(_take_back(request.root, path, digest, path in record.keep and not purge))
+        actions.append(_removal(request.root, path, digest, path in record.keep and not purge))
     actions.append(Remove(RECORD))
     if purge:
         actions += _data(request.root)
@@ -178,7 +179,8 @@ def _unit_runs() -> bool:
 def carry_out(
     root: Path, actions: Iterable[Action], dry_run: bool
 ) -> Iterator[tuple[Action, bool]]:
-    """Yield each action, and whether it was (or would be) carried out. Raises OSError, Error."""
+    """Carry out the actions that are needed, with `dry_run` none. Yields each action, and True if
+    it was (or would be) carried out. Raises OSError, Error."""
     for action in actions:
         needed = not action.is_done(root)
         if needed and not dry_run:
@@ -230,6 +232,8 @@ def _plugins(request: Request) -> Iterator[Action]:
 
 
 def _is_free_for_ours(path: Path) -> bool:
+    """Return True if a CNI plugin may be written to the path: nothing is there, or a plugin of this
+    project."""
     if path.is_symlink() and os.readlink(path).startswith(f"{PACKAGED_PLUGINS}/"):
         return True
     try:
@@ -245,7 +249,8 @@ def _kubelet(request: Request) -> Iterator[Action]:
 
 
 def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
-    """Return the missing folders of the files and of any node, parents first."""
+    """Return the actions that create the missing folders of a node and of the files, parents
+    first."""
     modes = dict(FOLDERS)
     for action in actions:
         if isinstance(action, Write | Link):
@@ -270,7 +275,9 @@ def _start(request: Request) -> Iterator[Action]:
         yield Run(("systemctl", "enable", "--now", files.UNIT))
 
 
-def _take_back(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
+def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
+    """Return the action that undoes the installation of a file: Remove, or Keep if the file belongs
+    to another program, or was changed and `keep_changes`."""
     target = beneath(root, path)
     if digest and target.is_file() and not target.is_symlink():
         changed = _digest(read(target)) != digest
@@ -284,8 +291,8 @@ def _take_back(root: Path, path: str, digest: str, keep_changes: bool) -> Action
 
 
 def _data(root: Path) -> list[Action]:
-    """Remove all data. /run/pyrunc is also the root of the OCI runtime; it is removed only if it
-    contains nothing but compiled filters."""
+    """Return the actions that remove all data. /run/pyrunc is also the root of the OCI runtime, and
+    is removed only if nothing but compiled seccomp filters was in it."""
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]

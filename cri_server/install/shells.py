@@ -1,5 +1,5 @@
-"""Completion scripts for bash, zsh and fish: click's, with another one for bash and another end for
-zsh.
+"""Completion scripts for bash, zsh and fish: those of click, except that of bash and the end of
+that of zsh.
 
 The scripts run the program, which knows its commands and, for some arguments, the existing objects.
 """

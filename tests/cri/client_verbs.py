@@ -17,7 +17,7 @@ import click
 from click.testing import CliRunner
 
 from cri_server.cli.main import program
-from cri_server.cli.output.complaint import exit_code
+from cri_server.cli.output.report import exit_code
 from pyrunc.errors import Error
 from tests.cri.server_harness import REPOSITORY, Server
 

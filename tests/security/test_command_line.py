@@ -112,7 +112,9 @@ def test_cp_does_not_open_a_file_that_became_a_device(
             changed.setattr(os, "lstat", lambda *_, **__: plain)
             changed.setattr("sys.stdout", out)
             if way == "a copy":
-                file_copy.Copy(lambda _: None, lambda _: None).one(number, "file", number, "new")
+                file_copy.Copy(lambda _: None, lambda _: None).copy_entry(
+                    number, "file", number, "new"
+                )
             else:
                 archive.write(number, "file")
         assert not Canary.seen(watched)

@@ -126,7 +126,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "cri_server/cli/pods/restart.py",
-                "sources.check(client, identifier, config, plain)",
+                "sources.check(client, identifier, config, without_links)",
                 "pass",
             )
         ],

@@ -1,4 +1,4 @@
-"""Shell completion of arguments: names of pods, containers and images from the running server.
+"""Completers for a shell's TAB key: names of pods, containers and images from the running server.
 
 Completion never fails: without a server, or when a call takes longer than TIMEOUT_S, it has no
 results. click completes verbs and options.
@@ -106,7 +106,7 @@ def states(*kinds: str) -> Completer:
 
 
 def _offer(candidates: list[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Return the candidates that begin with `incomplete`, without ids while it is empty."""
+    """Return the candidates that begin with `incomplete`; ids only after their first character."""
     offered: dict[str, str] = {}
     for word, text in candidates:
         is_id = len(word) == SHORT and not set(word) - set("0123456789abcdef")

@@ -1,8 +1,8 @@
 """Who made a pod (kubelet or `run`), and confirmation before one is stopped or removed.
 
-kubelet puts its labels on every pod and container that it makes, and overwrites labels of the same
-name from the manifest; `run` sets MARK. kubelet makes its pods again, so stopping one by hand is
-rarely the intention.
+kubelet puts its labels on every pod and container that it makes, also over labels of the same name
+from the manifest. `run` sets MARK. A pod of kubelet that a user stops is made again by kubelet, so
+the user is asked first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.output.complaint import complain
+from cri_server.cli.output.report import report
 from cri_server.cli.output.show import printable
 from pyrunc.errors import WrongState
 
@@ -21,7 +21,7 @@ KUBELET = "io.kubernetes.pod.uid"
 MARK = "io.pyrunc.made-by"
 SIDECAR = "io.pyrunc.sidecar"
 INIT = "io.pyrunc.init"
-# annotation of containers, as kubelet sets it: a JSON list of the manifest's
+# annotation of containers, as kubelet sets it: the ports of the manifest as a JSON list
 PORTS = "io.kubernetes.container.ports"
 ADDRESSES = "io.pyrunc.pod-ips"  # annotation of containers whose manifest uses status.podIP
 GRACE = "io.kubernetes.pod.terminationGracePeriod"  # annotation of containers, as kubelet sets it
@@ -34,18 +34,18 @@ def owner(labels: Mapping[str, str]) -> str:
     return "kubelet" if KUBELET in labels else labels.get(MARK, "")
 
 
-def spare(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSandbox]:
-    """Return the pods that --all selects: without kubelet's unless `kubelets`, with a note about
-    those."""
+def permitted(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSandbox]:
+    """Return the pods that --all and --label may act on: those of kubelet only with `kubelets`.
+    Prints how many are skipped."""
     selected = [pod for pod in pods if kubelets or owner(pod.labels) != "kubelet"]
     if len(selected) < len(pods):
-        complain(f"{len(pods) - len(selected)} pods of kubelet are skipped (see --kubelet)")
+        report(f"{len(pods) - len(selected)} pods of kubelet are skipped (see --kubelet)")
     return selected
 
 
 def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
-    """Ask the user on the terminal; return True without a question if `force`. Raises WrongState
-    without a terminal."""
+    """Ask the user on the terminal whether to go on; with `force` return True without a question.
+    Raises WrongState without a terminal."""
     if force or not things:
         return True
     if not sys.stdin.isatty():

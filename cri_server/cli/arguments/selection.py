@@ -36,8 +36,8 @@ FILTERS = {
 
 @functools.cache
 def _grammar() -> tuple[re.Pattern[str], ...]:
-    """Compile the patterns of a requirement: set, equality, existence. Cached, because most calls
-    have no selector."""
+    """Compile the patterns of a requirement: set, equality, existence. They are compiled on first
+    use, because most calls have no selector."""
     return (
         re.compile(r"([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)"),
         re.compile(r"([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)"),

@@ -2,8 +2,8 @@
 with blocking reads and writes.
 
 The gRPC library takes longer to import (80 ms of CPU) than all other modules of `ps`. Its further
-features are for long-lived clients: names, balancing, retries, many calls on a connection. Here
-each call has a connection to itself, which the next call reuses if it is intact. Several threads
+features are for long-lived clients: names, balancing, retries, many calls on a connection. Here a
+connection carries one call at a time, and the next call reuses it if it is intact. Several threads
 may call at the same time.
 """
 
@@ -117,7 +117,7 @@ class Channel:
         except OSError as error:
             raise CallError(Code.UNAVAILABLE, error.strerror or str(error)) from None
         finally:
-            if connection.ended and connection.in_order:
+            if connection.ended and connection.intact:
                 self._idle.append(connection)
             else:
                 connection.close()
@@ -142,7 +142,7 @@ class _Connection:
 
     def __init__(self, path: str, deadline: float | None) -> None:
         self.deadline = deadline
-        self.in_order = True
+        self.intact = True
         self.ended = True  # no call is in progress
         self._stream_id = -1
         self._greeted = False  # the server's settings have arrived
@@ -176,7 +176,7 @@ class _Connection:
                 self._housekeeping(kind, flags, stream_id, body)
         except (CallError, OSError):
             return False
-        return self.in_order
+        return self.intact
 
     def begin(self, path: str, request: bytes, timeout_s: float | None) -> None:
         """Send the request."""
@@ -276,7 +276,7 @@ class _Connection:
             elif stream_id == self._stream_id:
                 self._stream_window += increment
         elif kind == frames.GOAWAY:
-            self.in_order = False  # no further calls; the reply to this one may still arrive
+            self.intact = False  # no further calls; the reply to this one may still arrive
             last = frames.WORD.unpack_from(body)[0]
             code = frames.WORD.unpack_from(body, frames.WORD.size)[0]
             # A server that stops in order names the last stream that it still answers (RFC 9113,
@@ -285,7 +285,7 @@ class _Connection:
                 debug_data = body[2 * frames.WORD.size :].decode("utf-8", "replace")
                 raise CallError(Code.UNAVAILABLE, debug_data or "the server is going away")
         elif kind == frames.RST_STREAM and stream_id == self._stream_id:
-            self.in_order = False
+            self.intact = False
             reset = frames.WORD.unpack(body)[0]
             raise CallError(
                 BY_RESET.get(reset, Code.INTERNAL), f"the call was reset with code {reset}"
@@ -358,7 +358,7 @@ class _Connection:
         self._socket.settimeout(max(left_s, 0.001))
 
     def _broken(self, why: str) -> CallError:
-        self.in_order = False
+        self.intact = False
         return CallError(Code.UNAVAILABLE, why)
 
 

@@ -254,7 +254,7 @@ class Client:
         """Remove a container, which the server stops first if it runs."""
         self.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=container))
 
-    def either(self, reference: str) -> api.PodSandbox | api.Container:
+    def pod_or_container(self, reference: str) -> api.PodSandbox | api.Container:
         """Return the pod or container with this name or id. A name of either kind takes precedence
         over a prefix of an id. Raises NotFound, ServerError."""
         for find in (self.pod, self.container):

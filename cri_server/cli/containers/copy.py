@@ -1,5 +1,5 @@
-"""`pyrunc-cri cp`: copies files between this machine and a running container. The destination has
-the meaning that it has in docker."""
+"""`pyrunc-cri cp`: copies files between this machine and a running container, with docker's rules
+for the destination."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cri_server.cli.connection.client import Client
 from cri_server.cli.containers import archive as archives
 from cri_server.cli.containers.container_root import ContainerRoot
 from cri_server.cli.containers.file_copy import FOLDER, Copy
-from cri_server.cli.output.complaint import complain
 from cri_server.cli.output.progress import Progress
+from cri_server.cli.output.report import report
 from pyrunc.errors import InvalidArgument, KernelError, WrongState, kernel_errors
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_in_root, resolve
@@ -37,8 +37,8 @@ class Place:
 
 
 def parse(text: str) -> Place:
-    """Parse `CONTAINER:PATH`, `POD/NAME:PATH` or a path of this machine. One with a colon begins
-    with `.` or `/`."""
+    """Parse `CONTAINER:PATH`, `POD/NAME:PATH` or a path of this machine. A path of this machine
+    that contains a colon must begin with `.` or `/`."""
     container, colon, path = text.partition(":")
     if colon and container and not container.startswith((".", "/")):
         return Place(container, "/" + path.lstrip("/"))
@@ -76,7 +76,7 @@ def cp(
             Progress(f"copying {source}", quiet=quiet or destination_place.is_archive)
         )
         owner = root.owner if destination_place.container else None
-        copy = Copy(progress.add, complain, keep_owner=keep_owner, owner=owner)
+        copy = Copy(progress.add, report, keep_owner=keep_owner, owner=owner)
         source_root = root.descriptor if source_place.container else here
         if destination_place.is_archive:
             with _last(source_root, source_place.path, follow) as (folder, last):
@@ -86,7 +86,7 @@ def cp(
                 archives.extract(copy, target)
         else:
             target_root = root.descriptor if destination_place.container else here
-            between(
+            copy_path(
                 copy,
                 (source_root, source_place.path),
                 (target_root, destination_place.path),
@@ -94,11 +94,11 @@ def cp(
             )
 
 
-def between(
+def copy_path(
     copy: Copy, source: tuple[int, str], destination: tuple[int, str], *, follow: bool = False
 ) -> None:
-    """Copy by docker's rules. Source and destination are the descriptor of a root and an absolute
-    path in it. Raises Error, OSError."""
+    """Copy a file or folder by docker's rules. Source and destination are each the descriptor of a
+    root and an absolute path below it. Raises Error, OSError."""
     (source_root, source_path), (root, path) = source, destination
     contents = source_path.endswith("/.") or not source_path.strip("/")
     with _last(source_root, source_path, follow) as (folder, name), contextlib.ExitStack() as stack:
@@ -111,20 +111,20 @@ def between(
             if path.endswith("/") and not is_folder:
                 raise WrongState(f"{path} is not a folder") from None
             above, new = stack.enter_context(_last(root, path, False))
-            copy.one(folder, name, above, new)
+            copy.copy_entry(folder, name, above, new)
             return
         if is_folder and contents:
             inner = os.open(name, FOLDER, dir_fd=folder)
             stack.callback(os.close, inner)
-            copy.contents(inner, target)
+            copy.copy_contents(inner, target)
         else:
-            copy.one(folder, name, target, name)
+            copy.copy_entry(folder, name, target, name)
 
 
 @contextlib.contextmanager
 def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
-    """Open the folder that contains the last component of a path; yield it and that component, `.`
-    for the root. Raises KernelError."""
+    """Open the parent folder of a path, and yield its descriptor and the last component of the
+    path; for the root the component is `.`. Raises KernelError."""
     path = resolve(root, path) if follow else path
     while path.endswith(("/", "/.")):
         path = path.removesuffix("/").removesuffix("/.")
@@ -137,7 +137,8 @@ def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _folder_at(root: int | None, path: str) -> Iterator[int]:
-    """Open a folder. Raises KernelError if there is none at the path."""
+    """Open a folder and yield its descriptor; `root` None is the host's root. Raises KernelError if
+    the path is no folder."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     # In a container each link is resolved as the container sees it, so that none leads to the host.
     with closing_fd(

@@ -70,7 +70,7 @@ def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
 
 
 class Change(NamedTuple):
-    """A difference; `hides`: the folder hides the image's contents."""
+    """A changed path. `hides`: it is a folder that hides what the image has there."""
 
     kind: str
     path: bytes

@@ -1,6 +1,8 @@
-"""Copies between folders by descriptors. No link is followed on either side, because a container
-may replace its files by links during the copy. A file is written under a temporary name and appears
-whole."""
+"""Copies files and folders between two folders that are open as descriptors.
+
+No link is followed on either side, because a container may replace its files by links during the
+copy. A file is written under a temporary name and then renamed, so that it appears complete.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ class _Level(NamedTuple):
 
 
 class Copy:
-    """How to copy: `count` is called with the bytes of each write, `warn` with a message for each
-    skipped file. `owner` owns the copies (None: the caller).
+    """Copies files and folders. `count` is called with the number of bytes of each write, `warn`
+    with a message for each skipped file. The copies belong to `owner` (None: to this user).
 
     Set-user-ID and set-group-ID bits are kept only together with the owners.
     """
@@ -55,17 +57,18 @@ class Copy:
         self._keep_owner = keep_owner
         self._owner = owner
 
-    def one(self, source: int, name: str, target: int, new: str) -> None:
-        """Copy `name` in the folder `source`, with its contents, as `new` into the folder `target`.
-        Raises Error, OSError."""
+    def copy_entry(self, source: int, name: str, target: int, new: str) -> None:
+        """Copy the file or folder `name` in `source` to `new` in `target`. Raises Error,
+        OSError."""
         status = os.lstat(name, dir_fd=source)
         if stat.S_ISDIR(status.st_mode):
             self._copy_tree(self._enter(status, source, name, target, new))
         else:
             self._leaf(status, source, name, target, new)
 
-    def contents(self, source: int, target: int) -> None:
-        """Copy all contents of a folder into another one. Raises Error, OSError."""
+    def copy_contents(self, source: int, target: int) -> None:
+        """Copy everything in the folder `source` into the folder `target`. Raises Error,
+        OSError."""
         self._copy_tree(_Level(None, os.dup(source), os.dup(target), iter(os.listdir(source))))
 
     def _copy_tree(self, top: _Level) -> None:

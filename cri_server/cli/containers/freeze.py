@@ -7,7 +7,7 @@ import click
 from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers import stop
-from cri_server.cli.output.complaint import for_each
+from cri_server.cli.output.report import for_each
 from cri_server.rpc import private
 from pyrunc.errors import WrongState
 

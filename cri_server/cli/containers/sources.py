@@ -21,9 +21,9 @@ def real_sources(client: Client, container: str) -> dict[str, str]:
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 
 
-def without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
-    """Return the container paths of mounts whose host paths had no link when `container` was
-    created, and must have none now."""
+def paths_without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
+    """Return the container paths of the mounts whose host paths had no link when `container` was
+    created. The mounts of its next attempt are checked for the same."""
     sources_by_path = real_sources(client, container)
     return [
         m.container_path

@@ -18,7 +18,7 @@ from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers.container_root import has_process
 from cri_server.cli.manifest import folders
 from cri_server.cli.output import show
-from cri_server.cli.output.complaint import complain, for_each
+from cri_server.cli.output.report import for_each, report
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.kernel.fd import closing_fd
@@ -32,7 +32,7 @@ FORCED = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A pod or container on the command line, with the running ones of its containers."""
+    """A named pod or container. `running`: the container itself, or those of the pod, that run."""
 
     name: str
     id: str
@@ -44,7 +44,7 @@ class Target:
 def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
     """Find a pod or, unless `only_pods`, a container by name or id. Raises NotFound,
     ServerError."""
-    match = client.pod(name) if only_pods else client.either(name)
+    match = client.pod(name) if only_pods else client.pod_or_container(name)
     if isinstance(match, api.Container):
         own = [match] if match.state == api.CONTAINER_RUNNING else []
         return Target(name, match.id, False, _labels(client, match), own)
@@ -89,7 +89,7 @@ def grace(container: api.Container, option_s: int | None) -> int:
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that the verbs of this module share."""
+    """Add the options that select pods by more than names, and --force."""
     for option in (
         click.option(
             "--kubelet", "kubelets", is_flag=True, help="With --all: also kubelet's pods."
@@ -107,7 +107,8 @@ Act = Callable[[Client, Target], None]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The objects of a call: names, or all that the options select."""
+    """The pods and containers that a verb acts on: the named ones, or all that the options
+    select."""
 
     names: Sequence[str]
     all_pods: bool
@@ -137,7 +138,9 @@ class Choice:
 
     def _selected_pods(self, client: Client, verb: str) -> list[str]:
         """Return the ids of the pods that the options select; none if the user declines."""
-        pods = ownership.spare(Selection(labels=self.labels).pods(client), kubelets=self.kubelets)
+        pods = ownership.permitted(
+            Selection(labels=self.labels).pods(client), kubelets=self.kubelets
+        )
         descriptions = [
             f"{p.metadata.namespace}/{p.metadata.name}  {p.id[: show.SHORT]}" for p in pods
         ]
@@ -303,13 +306,14 @@ def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = F
 
 
 def _release_network(client: Client, pod: str) -> bool:
-    """Give up the pod's network, with warnings. Returns True if a network plugin had failed."""
+    """Have the server give up the pod's network, and print the errors of network plugins. Returns
+    True if a plugin failed."""
     try:
         lines = client.admin(private.ReleaseNetwork(pod), private.Refusals, None).lines
     except (ServerError, Unsupported):
         return False
     for line in lines:
-        complain(f"warning: the pod's network was not detached: {line}")
+        report(f"warning: the pod's network was not detached: {line}")
     return bool(lines)
 
 

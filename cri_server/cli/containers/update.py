@@ -9,7 +9,7 @@ from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
 from cri_server.cli.manifest.pod_model import quantity
 from cri_server.cli.output import formats
-from cri_server.cli.output.complaint import complain, for_each
+from cri_server.cli.output.report import for_each, report
 from pyrunc.errors import InvalidArgument, InvalidSpec
 
 DOCKER_UNITS = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi", "kb": "Ki", "mb": "Mi", "gb": "Gi"}
@@ -109,7 +109,7 @@ def update(
 
         for_each(names, act)
         for field in not_set(client, limits):
-            complain(
+            report(
                 f"warning: {field} is not set: this node lacks the cgroup v2 controller"
                 f" {CONTROLLERS[field]}"
             )

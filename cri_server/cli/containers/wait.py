@@ -9,7 +9,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output.complaint import for_each
+from cri_server.cli.output.report import for_each
 
 # Servers need not send events of exits, so the status is read again and again.
 EXIT_POLL_S = 0.02

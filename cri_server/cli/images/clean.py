@@ -14,8 +14,8 @@ from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers.stop import remove_pod
 from cri_server.cli.output import formats
-from cri_server.cli.output.complaint import for_each
 from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.report import for_each
 from cri_server.cli.output.show import age, size
 
 

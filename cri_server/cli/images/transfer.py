@@ -23,8 +23,8 @@ from cri_server.cli.arguments import completion, options
 from cri_server.cli.arguments.files import FILE
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.images import credentials
-from cri_server.cli.output.complaint import complain, for_each
 from cri_server.cli.output.progress import Progress
+from cri_server.cli.output.report import for_each, report
 from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
 from pyrunc.errors import Error, InvalidArgument
@@ -84,7 +84,7 @@ def _parse_platform(text: str | None) -> str | None:
     except InvalidArgument as error:
         raise click.BadParameter(error.message) from None
     if platforms.rank(platform, platforms.host_processors()) is None:
-        complain(f"this processor runs images for {platform} only with binfmt_misc")
+        report(f"this processor runs images for {platform} only with binfmt_misc")
     return str(platform)
 
 
@@ -324,7 +324,7 @@ def login(
         try:
             client.admin(private.CheckLogin(registry, auth), private.Empty)
         except Unsupported:
-            complain("warning: the server cannot check the login")
+            report("warning: the server cannot check the login")
     path = credentials.save(registry, username, password or "", authfile)
     click.echo(f"logged in at {registry}; stored in {path}")
 

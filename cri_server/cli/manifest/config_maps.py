@@ -21,9 +21,10 @@ from cri_server.cli.manifest.check import VARIABLE
 from cri_server.cli.manifest.pod_model import quantity
 from pyrunc.errors import InvalidSpec
 
-# key of a volume's files for `pod_model.Volume`; no field of Kubernetes begins with @
+# the key with which a volume passes its files to `pod_model.Volume`; no field of Kubernetes begins
+# with @
 FILES = "@files"
-# for variables only: `run` writes volumes before the sandbox has addresses
+# fields for variables only, because `run` writes volumes before the sandbox has addresses
 STATUS = ("status.podIP", "status.podIPs")
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 SIZE_LIMIT_BYTES = 1 << 20  # Kubernetes' limit for a ConfigMap or a Secret
@@ -162,15 +163,14 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
 
 
 class UnsupportedField(InvalidSpec):
-    """Kubernetes supports it, `run` does not."""
+    """A field or value that Kubernetes supports and `run` does not."""
 
 
 def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> list[str]:
-    """Replace the Pod's references to other objects by their content, and return a message for each
-    part that is left out.
+    """Replace the Pod's references to ConfigMaps and Secrets by their content. Returns a message
+    for each part of the Pod that is left out.
 
-    `lenient`: also leaves out unsupported parts. Raises InvalidSpec.
-    """
+    `lenient`: also leaves out unsupported parts. Raises InvalidSpec."""
     messages: list[str] = []
     spec = pod.get("spec")
     if not isinstance(spec, dict):
@@ -192,7 +192,7 @@ def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> 
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list. The types report other values later."""
+    """Return the objects in a list. `read` reports values of other types afterwards."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from cri_server.cli.manifest import pod_model
 
-# no value changes anything: the API server sets the field, or `run` lacks its subject
+# All values are accepted: the API server sets the field, or it concerns what `run` does not have.
 ANY = None
 NONE: tuple[Any, ...] = ()
 EMPTY: tuple[Any, ...] = ("", [], {})
@@ -36,7 +36,7 @@ _METADATA: dict[str, Harmless] = {
 }
 
 _SPEC: dict[str, Harmless] = {
-    # for the scheduler, the API server or a controller; `run` has placed the pod already
+    # for the scheduler, the API server or a controller, which `run` replaces
     **dict.fromkeys(
         ("affinity", "nodeName", "nodeSelector", "overhead", "priority", "priorityClassName"), ANY
     ),

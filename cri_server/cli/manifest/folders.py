@@ -1,4 +1,4 @@
-"""The folder for logs and volumes that `run` makes for a pod.
+"""The folder that `run` makes for the logs and volumes of a pod.
 
 `rm` finds it by a file with the pod's id. Paths never come from the pod, such as from its
 annotations: kubelet copies them from users who may create pods, and `rm` deletes as root.
@@ -53,12 +53,12 @@ def locked(base: Path) -> Iterator[None]:
         yield
 
 
-def give(folder: Path, pod: str) -> None:
-    """Record the pod that the folder belongs to. Raises OSError."""
+def set_owner(folder: Path, pod: str) -> None:
+    """Write the id of the pod that the folder belongs to into the folder. Raises OSError."""
     (folder / OWNER).write_text(pod)
 
 
-def owned(base: Path, pod: str) -> list[Path]:
+def folders_of(base: Path, pod: str) -> list[Path]:
     """Return the folder below `base` that `run` made for a pod, as a list of one or none. Raises
     OSError."""
     # Another user may have put a folder with such a file there: only those of this user count.
@@ -70,15 +70,16 @@ def owned(base: Path, pod: str) -> list[Path]:
     ]
 
 
-def pass_on(base: Path, pod: str, successor: str) -> None:
-    """Give the folder of a pod, if `run` made one, to the pod `successor`. Raises OSError."""
-    for folder in owned(base, pod):
-        give(folder, successor)
+def change_owner(base: Path, pod: str, successor: str) -> None:
+    """Make the folder of a pod, if `run` made one, the folder of the pod `successor`. Raises
+    OSError."""
+    for folder in folders_of(base, pod):
+        set_owner(folder, successor)
 
 
 def remove(base: Path, pod: str) -> None:
     """Delete the folder of a pod, if `run` made one. Raises OSError."""
-    for folder in owned(base, pod):
+    for folder in folders_of(base, pod):
         delete(folder)
 
 

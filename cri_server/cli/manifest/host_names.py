@@ -61,8 +61,8 @@ def mount(config: api.ContainerConfig, folder: Path) -> None:
         config.mounts.add(container_path=PLACE, host_path=str(folder / NAME))
 
 
-def replaced(content: str, before: Sequence[str], now: Sequence[str]) -> str:
-    """Replace the addresses of the previous attempt of a pod in a text."""
+def replace_addresses(content: str, before: Sequence[str], now: Sequence[str]) -> str:
+    """Replace the addresses `before` in a text by the addresses `now`, in the same order."""
     for old, new in zip(before, now, strict=False):
         content = re.sub(rf"(?<![0-9A-Fa-f:.]){re.escape(old)}(?![0-9A-Fa-f:.])", new, content)
     return content

@@ -1,6 +1,8 @@
-"""The supported fields of a Pod manifest as types. `fields` has the fields that Kubernetes knows
-beyond them, `check` the rules beyond types; a wrong type or a missing field is an error such as
-`spec.containers[0].image: expected a string`."""
+"""The supported fields of a Pod manifest as types.
+
+A wrong type or a missing field is an error such as `spec.containers[0].image: expected a string`.
+`fields` lists the fields that only Kubernetes supports, and `check` has the rules beyond types.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class Object(msgspec.Struct, rename="camel", kw_only=True):
 class Env(Object):
     name: str
     value: str = ""
-    # podIP or podIPs, which are known when the sandbox runs; `objects` sets it
+    # podIP or podIPs, which are known when the sandbox runs; `config_maps` sets it
     status: Literal["", "podIP", "podIPs"] = msgspec.field(default="", name="@status")
 
 

@@ -1,8 +1,8 @@
 """A pod's volumes on the host: hostPath with the rules of its type, emptyDir in the pod's folder,
 and subPath below either.
 
-Containers write a volume's content, so a link in it may lead anywhere. The kernel resolves a
-subPath and refuses to leave the volume (CVE-2017-1002101, CVE-2021-25741).
+Containers write to volumes, so a link in a volume may lead anywhere. The kernel resolves a subPath
+(openat2 with RESOLVE_BENEATH) and refuses to leave the volume (CVE-2017-1002101, CVE-2021-25741).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def moment(nanoseconds: int) -> str:
 KINDS: dict[str, Describe] = {"container": container, "pod": pod, "image": image}
 
 
-def anything(client: Client, name: str, verbose: bool) -> dict[str, Any]:
+def any_object(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """Return the status of the container, pod or image with this name, or else with this prefix of
     an id. Raises NotFound, ServerError."""
     for prefix in (False, True):
@@ -111,7 +111,7 @@ def inspect(
     if origins:
         _show_origins(address, names)
         return
-    show(address, names, KINDS[kind] if kind else anything, quiet, output)
+    show(address, names, KINDS[kind] if kind else any_object, quiet, output)
 
 
 def _show_origins(address: str, names: Sequence[str]) -> None:

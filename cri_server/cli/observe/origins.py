@@ -1,6 +1,8 @@
-"""The origins of a container's values: its request (from kubelet or a manifest), its pod, its
-image, the server's configuration, or a default. Compares the runtime spec with each of them,
-without I/O."""
+"""Finds out where each value of a container comes from: its request (from kubelet or a manifest),
+its pod, its image, the server's configuration, or a default.
+
+Compares the runtime spec with each of them, without I/O.
+"""
 
 from __future__ import annotations
 

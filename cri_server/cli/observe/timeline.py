@@ -17,7 +17,7 @@ import click
 from cri_server.cli.connection.client import Client, ServerError, Unsupported
 from cri_server.cli.observe.waterfall import Call, lines
 from cri_server.cli.output import formats
-from cri_server.cli.output.complaint import complain
+from cri_server.cli.output.report import report
 from cri_server.rpc import private
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, NotFound
@@ -140,6 +140,6 @@ def _ending(address: str, pod: str, after_ns: int) -> Iterator[Entry]:
             raise
         except ServerError as error:
             if not reported:
-                complain(f"{error}; waiting for the server")
+                report(f"{error}; waiting for the server")
             reported = True
         time.sleep(RETRY_S)

@@ -77,7 +77,7 @@ def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:
 
 
 def _containers(client: Client, name: str) -> list[tuple[str, str]]:
-    match = client.either(name)
+    match = client.pod_or_container(name)
     if isinstance(match, api.Container):
         return [(match.id, match.metadata.name)]
     containers = client.containers(pod_sandbox_id=match.id)

@@ -22,8 +22,8 @@ SECONDS = click.FloatRange(0, 3600)
 
 
 @dataclass(slots=True)
-class Processor:
-    """CPU time and its timestamp by id, in nanoseconds, at the last sample and the one before."""
+class CpuSamples:
+    """The last two samples of CPU times: by id the time and its timestamp, both in nanoseconds."""
 
     before: dict[str, tuple[int, int]] = field(default_factory=dict)
     now: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class _View:
         call: str,
         chosen: Callable[[], Iterable[Any]],
         cpu: Callable[[Any], Any],
-        listing: Callable[[Processor], Listing[Any]],
+        listing: Callable[[CpuSamples], Listing[Any]],
     ) -> None:
         """Take two samples of the chosen objects with a CRI call and print the table; with
         `watching` repeat it with further samples. `cpu` returns the CpuUsage of an object."""
-        processor = Processor()
+        samples = CpuSamples()
         request = getattr(api, f"{call}Request")()
 
         def sampled() -> list[Any]:
@@ -69,7 +69,7 @@ class _View:
             usages = [
                 each for each in client.runtime(call, request).stats if each.attributes.id in ids
             ]
-            processor.sample((each.attributes.id, cpu(each)) for each in usages)
+            samples.sample((each.attributes.id, cpu(each)) for each in usages)
             return sorted(usages, key=lambda each: each.attributes.metadata.name)
 
         output = self.output
@@ -78,7 +78,7 @@ class _View:
             # CRI reports a counter of CPU time; a rate needs two samples.
             sampled()
             time.sleep(self.seconds)
-        formats.repeat(lambda: output.render_list(listing(processor), sampled()), self.watching)
+        formats.repeat(lambda: output.render_list(listing(samples), sampled()), self.watching)
 
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,13 +131,11 @@ def stats(
             "ListContainerStats",
             chosen,
             lambda stats: stats.cpu,
-            lambda processor: _containers(client, output, processor),
+            lambda samples: _containers(client, output, samples),
         )
 
 
-def _containers(
-    client: Client, output: Output, processor: Processor
-) -> Listing[api.ContainerStats]:
+def _containers(client: Client, output: Output, samples: CpuSamples) -> Listing[api.ContainerStats]:
     pods = {p.id: p for p in client.pods()}
     of = {c.id: pods[c.pod_sandbox_id] for c in client.containers() if c.pod_sandbox_id in pods}
     shared = shared_names(pods.values())
@@ -156,7 +154,7 @@ def _containers(
             Column("NAMESPACE", lambda s: pod(s, "namespace"), wide=not shared),
             Column("POD", pod),
             Column("NAME", lambda s: s.attributes.metadata.name),
-            Column("CPU %", lambda s: processor.percent(s.attributes.id)),
+            Column("CPU %", lambda s: samples.percent(s.attributes.id)),
             Column("MEM", lambda s: size(s.memory.working_set_bytes.value)),
             Column("DISK", lambda s: size(s.writable_layer.used_bytes.value)),
             Column("INODES", lambda s: str(s.writable_layer.inodes_used.value)),
@@ -190,18 +188,18 @@ def statsp(
             "ListPodSandboxStats",
             lambda: [client.pod(target)] if target else selection.pods(client),
             lambda stats: stats.linux.cpu,
-            lambda processor: _pods(output, processor),
+            lambda samples: _pods(output, samples),
         )
 
 
-def _pods(output: Output, processor: Processor) -> Listing[api.PodSandboxStats]:
+def _pods(output: Output, samples: CpuSamples) -> Listing[api.PodSandboxStats]:
     return Listing(
         "stats",
         (
             Column("POD", lambda s: output.short(s.attributes.id)),
             Column("NAMESPACE", lambda s: s.attributes.metadata.namespace),
             Column("NAME", lambda s: s.attributes.metadata.name),
-            Column("CPU %", lambda s: processor.percent(s.attributes.id)),
+            Column("CPU %", lambda s: samples.percent(s.attributes.id)),
             Column("MEM", lambda s: size(s.linux.memory.working_set_bytes.value)),
             Column("PIDS", lambda s: str(s.linux.process.process_count.value)),
             Column("RX", lambda s: size(s.linux.network.default_interface.rx_bytes.value)),

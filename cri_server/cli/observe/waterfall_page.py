@@ -23,9 +23,9 @@ ROW, HEAD = 22, 24  # pixels
 NAME_PERCENT, TOOK_PERCENT = 36, 9  # of the width: names, and durations at the right
 NAME_LIMIT = 50  # characters of a name, two fewer at each depth; the rest is in its tooltip
 TICKS = 4
-LEAST_PERCENT = 0.5  # of the axis: shorter bars would be invisible
+LEAST_PERCENT = 0.5  # the least width of a bar in percent of the axis, so that it is visible
 OPEN_LIMIT = 12  # pages with at most so many calls show their steps
-MOST = 0.5  # the share of a call's time from which on a step is named
+MOST = 0.5  # a step with at least this share of the call's time is named
 
 STYLE = Path(__file__).with_name("waterfall.css").read_text()
 

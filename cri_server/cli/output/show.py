@@ -1,5 +1,5 @@
-"""Values as people read them: ages, sizes, states; and what the kernel shows of a pod: processes,
-namespaces, cgroup."""
+"""Formats values for people: ages, sizes, states; and what /proc says of a process: its memory,
+namespaces and cgroup."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import folders, host_names
-from cri_server.cli.output.complaint import complain, for_each
+from cri_server.cli.output.report import for_each, report
 from cri_server.cli.pods import run
 from pyrunc.errors import Error, WrongState
 
@@ -124,11 +124,11 @@ def _start_container(client: Client, container: api.Container) -> None:
 def restart_container(client: Client, container: api.Container, grace_s: int | None) -> str:
     """Stop a container, start its next attempt, and return the new id. Raises ServerError."""
     config, sandbox = client.container_config(container.id)
-    plain = sources.without_links(client, container.id, config)
+    without_links = sources.paths_without_links(client, container.id, config)
     others = _attempts(client, container)
     stop.stop_container(client, container, grace_s)
     attempt = max(c.metadata.attempt for c in others) + 1
-    identifier = _make(client, container.pod_sandbox_id, sandbox, config, attempt, plain)
+    identifier = _make(client, container.pod_sandbox_id, sandbox, config, attempt, without_links)
     for previous in others:
         if previous.id != container.id and previous.state != api.CONTAINER_RUNNING:
             client.remove_container(previous.id)
@@ -144,24 +144,26 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
     """
     containers = _newest(client, pod)
     configs = {c.id: client.container_config(c.id)[0] for c in containers}
-    plain = {c.id: sources.without_links(client, c.id, configs[c.id]) for c in containers}
+    without_links = {
+        c.id: sources.paths_without_links(client, c.id, configs[c.id]) for c in containers
+    }
     config = client.pod_config(pod.id)
     config.metadata.attempt = pod.metadata.attempt + 1
     new_pod = client.run_pod(config, pod.runtime_handler)
     try:
         addresses = run.addresses(client, new_pod)
-        for own_folder in folders.owned(folder, pod.id):
+        for own_folder in folders.folders_of(folder, pod.id):
             host_names.renew(own_folder, config.hostname, addresses)
         for container in containers:
             attempt = container.metadata.attempt + 1
             config_of_container = configs[container.id]
             _readdress(config_of_container, addresses)
             identifier = _make(
-                client, new_pod, config, config_of_container, attempt, plain[container.id]
+                client, new_pod, config, config_of_container, attempt, without_links[container.id]
             )
             if ownership.INIT in container.labels:
                 run.wait_init(client, identifier, container.metadata.name)
-        folders.pass_on(folder, pod.id, new_pod)
+        folders.change_owner(folder, pod.id, new_pod)
     except BaseException:
         _discard(client, new_pod)
         raise
@@ -176,11 +178,11 @@ def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
         return
     for variable in config.envs:
         text = variable.value.decode(errors="surrogateescape")
-        variable.value = host_names.replaced(text, before, addresses).encode(
+        variable.value = host_names.replace_addresses(text, before, addresses).encode(
             errors="surrogateescape"
         )
     for arguments in (config.command, config.args):
-        arguments[:] = [host_names.replaced(word, before, addresses) for word in arguments]
+        arguments[:] = [host_names.replace_addresses(word, before, addresses) for word in arguments]
     config.annotations[ownership.ADDRESSES] = ",".join(addresses)
 
 
@@ -190,15 +192,15 @@ def _make(
     sandbox: api.PodSandboxConfig,
     config: api.ContainerConfig,
     attempt: int,
-    plain: Sequence[str],
+    without_links: Sequence[str],
 ) -> str:
-    """Create and start an attempt of a container; see `sources.check` for `plain`. Raises
-    ServerError."""
+    """Create and start an attempt of a container, and return its id. `without_links`: the paths
+    that `sources.check` checks. Raises ServerError."""
     config.metadata.attempt = attempt
     config.log_path = next_log(config.log_path, attempt)
     identifier = client.create_container(pod, config, sandbox)
     try:
-        sources.check(client, identifier, config, plain)
+        sources.check(client, identifier, config, without_links)
     except ServerError:
         client.remove_container(identifier)
         raise
@@ -210,7 +212,7 @@ def _discard(client: Client, pod: str) -> None:
     try:
         stop.remove_pod(client, pod, 0)
     except Error as error:
-        complain(f"pod {pod} could not be removed: {error}")
+        report(f"pod {pod} could not be removed: {error}")
 
 
 def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:

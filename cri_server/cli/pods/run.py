@@ -21,7 +21,7 @@ from cri_server.cli.containers.wait import wait_exit
 from cri_server.cli.images import credentials, transfer
 from cri_server.cli.manifest import folders, host_names, pod_model, read, translate, volumes
 from cri_server.cli.output import show
-from cri_server.cli.output.complaint import complain
+from cri_server.cli.output.report import report
 from cri_server.cli.streams import log_lines, logs
 from pyrunc.cli.log import describe_error
 from pyrunc.errors import AlreadyExists, Error
@@ -90,7 +90,7 @@ def load(*files: Path, lenient: bool = False) -> pod_model.Pod:
     InvalidSpec."""
     pod, ignored = read.read(*files, lenient=lenient)
     for line in ignored:
-        complain(f"warning: ignored {line}")
+        report(f"warning: ignored {line}")
     return pod
 
 
@@ -149,7 +149,7 @@ def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.Pod
     with running.timed("run sandbox"), folders.locked(running.folder.parent):
         refuse_twin(client, pod)
         running.id = client.run_pod(config, "")
-    folders.give(running.folder, running.id)
+    folders.set_owner(running.folder, running.id)
     return config
 
 
@@ -301,9 +301,9 @@ def clean_up(client: Client, running: Running, grace_s: int) -> None:
         try:
             stop.remove_pod(client, running.id, grace_s)
         except Error as error:
-            complain(f"pod {running.id} could not be removed: {error}")
+            report(f"pod {running.id} could not be removed: {error}")
             return
     try:
         folders.delete(running.folder)
     except OSError as error:
-        complain(f"{running.folder} could not be removed: {describe_error(error)}")
+        report(f"{running.folder} could not be removed: {describe_error(error)}")

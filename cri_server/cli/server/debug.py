@@ -17,7 +17,7 @@ LISTED_FUNCTIONS = 25
 
 @click.group()
 def debug() -> None:
-    """Look into the running server."""
+    """Print what the running server does."""
 
 
 @debug.command()

@@ -42,7 +42,7 @@ COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Lev
 @click.pass_context
 def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine: bool) -> None:
     """Check this machine for missing or wrong settings, for the server that --address names. Each
-    result says what follows and what to do.
+    result names the effect and a remedy.
 
     The exit code is 1 if something is wrong. Doctor changes nothing; as root it mounts an overlay
     below the server's root for a moment.

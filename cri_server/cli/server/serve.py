@@ -41,7 +41,7 @@ _OPTIONS = (
     click.option(
         "--cgroup-driver",
         type=click.Choice(["auto", "systemd", "cgroupfs"]),
-        help="Who makes cgroups.",
+        help="Whether systemd or the server itself (cgroupfs) makes cgroups.",
     ),
     click.option(
         "--container-rlimit",
@@ -52,7 +52,7 @@ _OPTIONS = (
     click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
-        help="The least level of messages in the log.",
+        help="The lowest level that is logged.",
     ),
     click.option(
         "--log-format",

@@ -18,7 +18,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import show
-from cri_server.cli.output.complaint import complain
+from cri_server.cli.output.report import report
 from cri_server.cli.streams import logs, session
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, KernelError, NotFound
@@ -137,7 +137,7 @@ def exec_(
         raise click.UsageError("Missing argument 'COMMAND'.")
     if stdin and tty and not sys.stdin.isatty():
         # As in kubectl: a command on a terminal would not see the end of piped input.
-        complain("stdin is not a terminal: -t is ignored")
+        report("stdin is not a terminal: -t is ignored")
         tty = False
     reference = "/".join(filter(None, (namespace, container, container_of_pod)))
     with Client(address) as client:

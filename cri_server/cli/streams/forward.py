@@ -19,7 +19,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output.complaint import complain
+from cri_server.cli.output.report import report
 from cri_server.cli.streams import session
 from pyrunc.errors import Error, InvalidArgument, NotFound
 
@@ -163,7 +163,7 @@ def _forward(client: Client, pod: str, port: int, connection: socket.socket) -> 
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)  # ends the thread that reads
     except Error as error:
-        complain(str(error))
+        report(str(error))
 
 
 def _receive(connection: socket.socket, channel: Any) -> None:

@@ -19,7 +19,7 @@ from socket import SHUT_RDWR
 from typing import Any
 
 from cri_server.cli.connection.client import ServerError
-from cri_server.cli.output.complaint import complain
+from cri_server.cli.output.report import report
 from pyrunc.errors import InvalidArgument
 
 PROTOCOL, OLDER = "v5.channel.k8s.io", "v4.channel.k8s.io"
@@ -38,7 +38,7 @@ def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s
     ServerError, Detached."""
     socket = connect(url, PROTOCOL, OLDER)
     if stdin and not tty and socket.subprotocol == OLDER and not sys.stdin.isatty():
-        complain(f"warning: the server uses {OLDER}, which cannot signal the end of stdin")
+        report(f"warning: the server uses {OLDER}, which cannot signal the end of stdin")
     with socket, _raw_terminal(tty and sys.stdin.isatty()):
         if tty:
             _send_size(socket)

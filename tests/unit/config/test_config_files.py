@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from cri_server.cli.server.configuration import config as command
 from cri_server.config import Config, load, load_with_origins
-from cri_server.config.changes import changes, taken
+from cri_server.config.changes import after_reload, changes
 from cri_server.config.loader import problems
 from cri_server.config.sources import Source, lines, read
 from pyrunc.errors import InvalidSpec
@@ -142,7 +142,7 @@ def test_changes_that_a_running_server_applies() -> None:
     assert [(c.key, c.reloads) for c in changes(before, after)] == [
         ("server.root", False), ("server.log_level", True), ("registry.config_path", True),
     ]  # fmt: skip
-    applied = taken(before, after)
+    applied = after_reload(before, after)
     assert (applied.server.log_level, applied.server.root) == ("debug", before.server.root)
     assert applied.registry.config_path == "/x"
 

@@ -385,7 +385,7 @@ def test_a_starting_server_logs_only_problems(
         "/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2",
     }
     with caplog.at_level(logging.INFO):
-        examine.complain(machine(tmp_path, changes))
+        examine.log_problems(machine(tmp_path, changes))
     levels = {r.getMessage().split(":")[0]: r.levelname for r in caplog.records}
     assert levels["module-overlay"] == "WARNING" and levels["sysctls"] == "INFO"
     assert not {"swap", "kernel-version", "cgroup-v2", "seccomp"} & set(levels)

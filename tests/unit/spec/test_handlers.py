@@ -10,7 +10,7 @@ import pytest
 from cri_server import config
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
-from cri_server.config.changes import changes, taken
+from cri_server.config.changes import after_reload, changes
 from cri_server.spec import external_runtime
 from cri_server.spec.mounts import MountRequest
 from pyrunc.compile.image_mount import Image
@@ -81,7 +81,7 @@ def test_a_running_server_takes_handlers(tmp_path: Path) -> None:
     before, after = load(tmp_path, ""), load(tmp_path, TEXT)
     reloads = {change.key: change.reloads for change in changes(before, after)}
     assert reloads["runtimes.runc"] and reloads["runtimes.other"]
-    assert "runc" in taken(before, after).runtimes
+    assert "runc" in after_reload(before, after).runtimes
 
 
 def test_descriptors_become_paths_for_an_external_runtime(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Error messages on stderr, exit codes, and the loop of verbs that take several names."""
+"""Messages on stderr, exit codes, and the loop of verbs that take several names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import click
 from pyrunc.errors import VISIBLE, Error, InvalidArgument, InvalidSpec
 
 
-def complain(text: str) -> None:
-    """Print an error on stderr, without control characters, because it may quote an image or a
-    container."""
+def report(text: str) -> None:
+    """Print an error or a warning on stderr. Control characters are escaped, because the text may
+    come from an image or a container."""
     visible = "\n".join(line.translate(VISIBLE) for line in text.split("\n"))
     with contextlib.suppress(OSError):
         click.echo(f"pyrunc-cri: {visible}", err=True)
@@ -35,7 +35,7 @@ def for_each(names: Iterable[str], act: Callable[[str], None]) -> None:
         except Error as error:
             if len(names) == 1:
                 raise
-            complain(str(error))
+            report(str(error))
             failed = True
     if failed:
         raise click.exceptions.Exit(1)
