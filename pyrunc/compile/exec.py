@@ -22,11 +22,38 @@ from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.compile.descriptors import NamedDescriptors
+    from pyrunc.plan.model import Plan
+    from pyrunc.program.model import LoweredProgram
     from pyrunc.spec.model import Process, Spec
+
+PROGRAMS_AT_MOST, SEEN_AT_MOST = 2, 8  # of one container; a program has 28 KiB
+
+
+class ExecPrograms:
+    """The plans and programs of commands that were executed before in one container, such as those
+    of probes."""
+
+    __slots__ = ("_programs", "_seen")
+
+    def __init__(self) -> None:
+        self._programs: dict[Hashable, tuple[Plan, LoweredProgram]] = {}
+        self._seen: list[int] = []
+
+    def load(self, key: Hashable) -> tuple[Plan, LoweredProgram] | None:
+        """Return the plan and the program that were stored for these inputs."""
+        return self._programs.get(key)
+
+    def store(self, key: Hashable, plan: Plan, program: LoweredProgram) -> None:
+        """Store a plan and its program, when the inputs come for the second time."""
+        if hash(key) not in self._seen:
+            self._seen = [*self._seen[1 - SEEN_AT_MOST :], hash(key)]
+        elif len(self._programs) < PROGRAMS_AT_MOST:
+            self._programs[key] = plan, program
 
 
 class ExecRequest(Value):
@@ -36,7 +63,8 @@ class ExecRequest(Value):
     `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
     the caller's. The caller closes `stdio`, which a terminal replaces. `id` and `bundle` are sent
     to a seccomp agent; `id` names the group of intelRdt, too. `attached`: see `plan.parent`.
-    `timed`: the program reports when each operation is done.
+    `timed`: the program reports when each operation is done. `programs`: those of earlier requests
+    with the same configuration.
     """
 
     pid: int
@@ -54,6 +82,7 @@ class ExecRequest(Value):
     keep_groups: bool = False
     attached: bool = False
     timed: bool = False
+    programs: ExecPrograms | None = None
 
 
 def merged(spec: Spec, document: dict[str, Any]) -> Process:
@@ -108,10 +137,8 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
         descriptors.take("container", os.dup(request.pidfd))
     if request.cgroup is not None:
         descriptors.take("cgroup", request.cgroup.open_directory())
-    plan = plans.build_exec(
-        spec.linux,
-        process,
-        host.host(),
+    plan, program = _program(
+        request,
         plans.ExecOptions(
             load_filter=load_filter,
             cgroup=request.cgroup is not None,
@@ -124,7 +151,7 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
         ),
     )
     launch = Launch(
-        lower(plan, timed=request.timed),
+        program,
         descriptors.numbers,
         request.stdio,
         args=process.args,
@@ -139,6 +166,20 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
         cgroup=request.cgroup,
     )
     return CompiledLaunch(launch, plan, plan.warnings)
+
+
+def _program(request: ExecRequest, options: plans.ExecOptions) -> tuple[Plan, LoweredProgram]:
+    """Plan and lower the exec, or load what an earlier request has stored."""
+    facts, programs = host.host(), request.programs
+    key = request.process, facts, options, request.timed
+    stored = programs.load(key) if programs is not None else None
+    if stored is not None:
+        return stored
+    plan = plans.build_exec(request.spec.linux, request.process, facts, options)
+    program = lower(plan, timed=request.timed)
+    if programs is not None:
+        programs.store(key, plan, program)
+    return plan, program
 
 
 def _with_maps(spec: Spec, pid: int) -> Spec:

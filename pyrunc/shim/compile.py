@@ -16,7 +16,7 @@ from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import NamedDescriptors
-from pyrunc.compile.exec import ExecRequest, compile_exec, merged
+from pyrunc.compile.exec import ExecPrograms, ExecRequest, compile_exec, merged
 from pyrunc.compile.pause import PauseRequest, compile_pause
 from pyrunc.compile.sources import Overlay, clone_bind, open_image_volume, open_overlay, open_root
 from pyrunc.container import state as states
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Prepared = tuple[Message, list[int]]
     """The result of a fork: fields and descriptors."""
 
-SPECS_AT_MOST = 16
+CONFIGURATIONS_AT_MOST = 32
 """Configurations whose parsed form is cached, for containers with exec probes."""
 
 
@@ -135,7 +135,7 @@ class ContainerCompiler:
         self._source_fds = dict(zip(request.opened, fds[images:], strict=False))
         self._parts = Timings()
         self._file = LaunchFile.read(directory)
-        self._spec = _spec(directory)
+        self._spec = _configuration(directory).spec
         self._parts.end("read and parse")
 
     def fork_first(self) -> Callable[[], Prepared] | None:
@@ -379,7 +379,8 @@ def execute(
     """Compile the OCI process object `process` for the container in `directory` whose first process
     is `pid`, which `pidfd` stands for. Raises Error, OSError."""
     parts = Timings()
-    spec, state = _with_oom_score(_spec(directory), oom_score_adj), State.read(directory)
+    configuration, state = _configuration(directory), State.read(directory)
+    spec = _with_oom_score(configuration.spec, oom_score_adj)
     if state.pid != pid or state.cgroup is None:
         raise WrongState("the container is not running")
     parts.end("read and parse")
@@ -395,6 +396,7 @@ def execute(
                 cgroup=Cgroup.from_record(state.cgroup),
                 keyring=state.keyring,
                 timed=timed,
+                programs=configuration.programs,
             ),
             descriptors,
         )
@@ -403,24 +405,40 @@ def execute(
     return Compiled(compiled.launch, _used(compiled.launch, descriptors), compiled.warnings, parts)
 
 
-_specs: dict[str, tuple[tuple[int, ...], Spec]] = {}
+class _Configuration:
+    """A container's configuration, parsed, and the programs of its execs. `identity`: of the
+    file."""
+
+    __slots__ = ("identity", "programs", "spec")
+
+    def __init__(self, identity: tuple[int, ...], spec: Spec) -> None:
+        self.identity, self.spec = identity, spec
+        self.programs = ExecPrograms()
 
 
-def _spec(directory: str) -> Spec:
+_configurations: dict[str, _Configuration] = {}
+
+
+def _configuration(directory: str) -> _Configuration:
     """Return the container's configuration, from a cache unless the file has changed."""
     path = f"{directory}/{messages.CONFIG}"
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         # More than the inode's number, which a filesystem may give out again.
         identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        cached = _specs.get(path)
-        if cached is not None and cached[0] == identity:
-            return cached[1]
-        spec = parse(jsontext.loads(file.readall() or b""))
-    if len(_specs) >= SPECS_AT_MOST:
-        _specs.clear()
-    _specs[path] = identity, spec
-    return spec
+        cached = _configurations.pop(path, None)
+        if cached is None or cached.identity != identity:
+            cached = _Configuration(identity, parse(jsontext.loads(file.readall() or b"")))
+    while len(_configurations) >= CONFIGURATIONS_AT_MOST:
+        del _configurations[next(iter(_configurations))]
+    # At the end: the first one was used the longest time ago.
+    _configurations[path] = cached
+    return cached
+
+
+def forget(directory: str) -> None:
+    """Forget what is cached of the container."""
+    _configurations.pop(f"{directory}/{messages.CONFIG}", None)
 
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:

@@ -10,7 +10,7 @@ from pyrunc import atomic_file, ipc
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
-from pyrunc.shim import messages
+from pyrunc.shim import compile, messages
 from pyrunc.shim.loop import Steps
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
@@ -401,6 +401,7 @@ class Pod:
         # exit.json is on disk (`Container._complete`), so no other shim needs the descriptors.
         self._pods.keeper.drop(messages.StoredContainer.name_of(container.id))
         self._server.event(container.exited().replace(container=container.id))
+        compile.forget(container.directory)
         if container.of_other_runtime:
             self._delete(container)
             return

@@ -219,13 +219,27 @@ def _linux(o: Object, path: str) -> Linux:
         _field(o, "intelRdt", path, INTEL_RDT),
         _object(o, "memoryPolicy", path, _memory_policy),
         _texts_by_name(o, "sysctl", path),
-        _field(o, "seccomp", path, SECCOMP),
+        _seccomp(o, path),
         _text(o, "rootfsPropagation", path),
         _texts(o, "maskedPaths", path),
         _texts(o, "readonlyPaths", path),
         _text(o, "mountLabel", path),
         _object(o, "personality", path, _personality),
     )
+
+
+_last_seccomp: tuple[Any, Any] = None, None
+"""The last seccomp profile: its JSON and the parsed one."""
+
+
+def _seccomp(o: Object, path: str) -> Any:
+    """Parse the seccomp profile. Nearly all containers of a node have the same one, so equal ones
+    in a row are parsed once and share the 46 KiB of memory."""
+    global _last_seccomp
+    profile = o.get("seccomp")
+    if profile is None or profile != _last_seccomp[0]:
+        _last_seccomp = profile, _field(o, "seccomp", path, SECCOMP)
+    return _last_seccomp[1]
 
 
 def _namespace(o: Object, path: str) -> Namespace:
