@@ -14,7 +14,6 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.observability import stats
@@ -298,14 +297,8 @@ async def _of_container(
     root = services.paths.container_root(container.id)
     _, layer_bytes, _ = await stats.layers.of(container.id, root)
     figures = await asyncio.to_thread(_measure, services, container, layer_bytes)
-    metadata = sandbox.config.metadata
-    base = [
-        metadata.name,
-        metadata.namespace,
-        container.config.metadata.name,
-        container.id,
-        container.image_name,
-    ]
+    pod, name = sandbox.config.metadata, container.config.metadata.name
+    base = [pod.name, pod.namespace, name, container.id, container.image_name]
     return [
         api.Metric(
             name=metric.full_name,
@@ -362,21 +355,13 @@ def _open_files_limit(container: Container) -> int | None:
 
 
 def _network(base: list[str], pid: int) -> Iterator[api.Metric]:
-    try:
-        lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
-    except OSError:
-        return
-    for line in lines:
-        interface, _, rest = line.partition(":")
-        fields = rest.split()
-        if interface.strip() == "lo":
-            continue
+    for interface, columns in stats.interface_counters(pid).items():
         for name, _, column in NETWORK:
             yield api.Metric(
                 name=f"container_{name}",
                 metric_type=api.COUNTER,
-                label_values=[*base, interface.strip()],
-                value=api.UInt64Value(value=int(fields[column])),
+                label_values=[*base, interface],
+                value=api.UInt64Value(value=columns[column]),
             )
 
 

@@ -54,24 +54,25 @@ class LayerSizes:
         cached = self._cache.get(container_id)
         if cached is not None and (time.monotonic() < cached[0] or container_id in self._walks):
             return cached[1:]
-        walk = self._walks.get(container_id)
-        if walk is None:
-            walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
-            walk.add_done_callback(lambda _: self._walks.pop(container_id, None))
         # A caller whose deadline has passed must not cancel the walk of the others.
-        return await asyncio.shield(walk)
+        return await asyncio.shield(self._start_walk(container_id, root))
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
         """Return the cached bytes and inodes of all these layers without waiting; start a walk of
         each layer that was never measured."""
         for container_id, root in roots.items():
-            if container_id not in self._cache and container_id not in self._walks:
-                walk = self._walks[container_id] = asyncio.create_task(
-                    self._walk(container_id, root)
-                )
-                walk.add_done_callback(lambda done, name=container_id: self._forget(name, done))  # type: ignore[misc]
+            if container_id not in self._cache:
+                self._start_walk(container_id, root)
         sizes = [self._cache[container_id] for container_id in roots if container_id in self._cache]
         return sum(used for _, _, used, _ in sizes), sum(inodes for _, _, _, inodes in sizes)
+
+    def _start_walk(self, container_id: str, root: Path) -> asyncio.Task[tuple[int, int, int]]:
+        """Return the walk of the layer, which is started unless it is running."""
+        walk = self._walks.get(container_id)
+        if walk is None:
+            walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
+            walk.add_done_callback(lambda done: self._forget(container_id, done))
+        return walk
 
     def _forget(self, container_id: str, walk: asyncio.Task[tuple[int, int, int]]) -> None:
         self._walks.pop(container_id, None)
@@ -175,11 +176,14 @@ def _attributes(services: Services, container: Container) -> bytes:
     """The constant part of the message, encoded."""
 
     def make() -> bytes:
-        result = api.ContainerStats()
-        result.attributes.id = container.id
-        result.attributes.metadata.CopyFrom(container.config.metadata)
-        _copy(result.attributes.labels, container.config.labels)
-        _copy(result.attributes.annotations, container.config.annotations)
+        config = container.config
+        attributes = api.ContainerAttributes(
+            id=container.id,
+            metadata=config.metadata,
+            labels=config.labels,
+            annotations=config.annotations,
+        )
+        result = api.ContainerStats(attributes=attributes)
         result.writable_layer.fs_id.mountpoint = str(services.paths.images)
         return result.SerializeToString()
 
@@ -236,12 +240,14 @@ async def _sandbox(
 
 
 def _pod_attributes(sandbox: Sandbox) -> bytes:
-    result = api.PodSandboxStats()
-    result.attributes.id = sandbox.id
-    result.attributes.metadata.CopyFrom(sandbox.config.metadata)
-    _copy(result.attributes.labels, sandbox.config.labels)
-    _copy(result.attributes.annotations, sandbox.config.annotations)
-    result.linux.SetInParent()
+    config = sandbox.config
+    attributes = api.PodSandboxAttributes(
+        id=sandbox.id,
+        metadata=config.metadata,
+        labels=config.labels,
+        annotations=config.annotations,
+    )
+    result = api.PodSandboxStats(attributes=attributes, linux=api.LinuxPodSandboxStats())
     return result.SerializeToString()
 
 
@@ -356,24 +362,24 @@ def _network(usage: api.NetworkUsage, pid: int) -> None:
     interface is always present."""
     usage.timestamp = time.time_ns()
     usage.default_interface.name = DEFAULT_INTERFACE
+    for name, columns in interface_counters(pid).items():
+        entry = usage.interfaces.add(name=name)
+        entry.rx_bytes.value, entry.rx_errors.value = columns[0], columns[2]
+        entry.tx_bytes.value, entry.tx_errors.value = columns[8], columns[10]
+        if name == DEFAULT_INTERFACE:
+            usage.default_interface.CopyFrom(entry)
+
+
+def interface_counters(pid: int) -> dict[str, list[int]]:
+    """The columns of /proc/PID/net/dev by interface, without `lo`; empty after the process's
+    exit."""
     # The file shows the namespace of PID, so that no thread has to enter it with setns(2).
     try:
         with open(f"/proc/{pid}/net/dev", "rb", buffering=0) as file:
             lines = file.read().decode().splitlines()[2:]
     except OSError:
-        return
-    for line in lines:
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if name.strip() == "lo" or len(fields) < 11:
-            continue
-        entry = usage.interfaces.add(name=name.strip())
-        entry.rx_bytes.value, entry.rx_errors.value = int(fields[0]), int(fields[2])
-        entry.tx_bytes.value, entry.tx_errors.value = int(fields[8]), int(fields[10])
-        if entry.name == DEFAULT_INTERFACE:
-            usage.default_interface.CopyFrom(entry)
-
-
-def _copy(target: Any, source: Mapping[str, str]) -> None:
-    for key, value in source.items():
-        target[key] = value
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    counters = {name.strip(): [int(field) for field in rest.split()] for name, _, rest in pairs}
+    counters.pop("lo", None)
+    return counters

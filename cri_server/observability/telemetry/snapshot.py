@@ -81,38 +81,31 @@ class Source:
                 ("verb", "step"),
                 meters.STEPS,
             ),
-            _gauge(
+            _value(
                 "pyrunc_calls_running",
                 "Calls that are being answered, including streams.",
-                (),
-                {(): self.server.calls},
+                self.server.calls,
             ),
-            _gauge(
+            _value(
                 "pyrunc_operations_running",
                 "Operations on pods and containers that are running.",
-                (),
-                {(): len(self.services.running)},
+                len(self.services.running),
             ),
             *self._pods(),
             *self._processes(),
             *self._images(),
-            _gauge(
+            _value(
                 "pyrunc_root_free_bytes",
                 "Free space below the root directory.",
-                (),
-                {(): space.f_bavail * space.f_frsize},
+                space.f_bavail * space.f_frsize,
             ),
-            _gauge(
-                "pyrunc_root_free_inodes",
-                "Free inodes below the root directory.",
-                (),
-                {(): space.f_favail},
+            _value(
+                "pyrunc_root_free_inodes", "Free inodes below the root directory.", space.f_favail
             ),
-            _gauge(
+            _value(
                 "pyrunc_network_attachments",
                 "Sandboxes that are attached to the network.",
-                (),
-                {(): sum(s.network == "attached" for s in self.services.index.sandboxes)},
+                sum(s.network == "attached" for s in self.services.index.sandboxes),
             ),
             _gauge(
                 "pyrunc_network_leases",
@@ -200,36 +193,34 @@ class Source:
                 ("role",),
                 alive,
             ),
-            _gauge(
+            _value(
                 "pyrunc_keeper_up",
                 "Whether the keeper runs, with which pods outlive their shims.",
-                (),
-                {(): keeper is not None and keeper.pid > 0},
+                keeper is not None and keeper.pid > 0,
             ),
             _gauge("pyrunc_sessions", "Open streaming sessions.", ("kind",), sessions),
-            _gauge(
+            _value(
                 "pyrunc_event_subscribers",
                 "Subscribers of container events.",
-                (),
-                {(): self.services.events.subscribers},
+                self.services.events.subscribers,
             ),
         ]
 
     def _images(self) -> Snapshot:
         usage = self.services.images.usage()
         return [
-            _gauge("pyrunc_images", "Images.", (), {(): usage.images}),
-            _gauge(
-                "pyrunc_image_bytes",
-                "Disk space of images, unpacked and packed.",
-                (),
-                {(): usage.size_bytes},
+            _value("pyrunc_images", "Images.", usage.images),
+            _value(
+                "pyrunc_image_bytes", "Disk space of images, unpacked and packed.", usage.size_bytes
             ),
-            _gauge(
-                "pyrunc_image_inodes", "Files that images have on the disk.", (), {(): usage.inodes}
-            ),
-            _gauge("pyrunc_pulls_running", "Pulls that are running.", (), {(): usage.pulls}),
+            _value("pyrunc_image_inodes", "Files that images have on the disk.", usage.inodes),
+            _value("pyrunc_pulls_running", "Pulls that are running.", usage.pulls),
         ]
+
+
+def _value(name: str, text: str, value: float) -> Family:
+    """A gauge without labels."""
+    return _gauge(name, text, (), {(): value})
 
 
 def _gauge(name: str, text: str, labels: Labels, samples: Mapping[Labels, float]) -> Family:
