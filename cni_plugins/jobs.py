@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from cni_plugins.bridge import masquerade
 from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
-from cni_plugins.bridge.restore import elements as masquerade_elements
 from cni_plugins.host_local.plugin import PLUGIN as HOST_LOCAL
 from cni_plugins.loopback.plugin import PLUGIN as LOOPBACK
 from cni_plugins.net import host_rules, netns, nfnetlink, rtnetlink
@@ -59,7 +59,7 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
     another namespace than at its start."""
     reaper.set_name("pyrunc-cni")
     initial_netns = netns.current_id()
-    for part in (netns, nfnetlink, rtnetlink):
+    for part in (netns, nfnetlink.filter_socket, rtnetlink.host_socket):
         part.keep_open()
     with socket.socket(fileno=fds[0]) as link:
         while (received := ipc.receive(link)) is not None:
@@ -188,7 +188,7 @@ def _host_rules_of(
         rules = derive_ports(call, config, previous)
         return list(rules.elements), set(rules.subnets)
     if config.kind == "bridge":
-        return masquerade_elements(call, config, previous)
+        return masquerade.expected(call, config, previous)
     return [], set()
 
 

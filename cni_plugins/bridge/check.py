@@ -4,6 +4,7 @@ one damage. Reads through pyroute2."""
 from __future__ import annotations
 
 from cni_plugins import ipam
+from cni_plugins.bridge import masquerade
 from cni_plugins.bridge.addressing import installed_routes
 from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
 from cni_plugins.net import host_rules, netns
@@ -106,12 +107,8 @@ def _check_gateway(settings: BridgeSettings, ips: tuple[AssignedAddress, ...]) -
 
 def _check_masquerade(call: CniCall, config: PluginConfig, previous: Result) -> None:
     _require(host_rules.is_intact(), "rules of the nftables table are gone")
-    tag = host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
     addresses_of_pod = previous.addresses_of(call.ifname, call.netns)
-    elements = [
-        host_rules.masquerade_element(a.address.ip, a.address.network, tag)
-        for a in addresses_of_pod
-    ]
+    elements = masquerade.elements(addresses_of_pod, host_rules.tag_of(call, config))
     for expected, existing in zip(elements, host_rules.lookup(elements), strict=True):
         _require(existing == expected, f"the masquerade of {expected.key.hex()} is gone")
 

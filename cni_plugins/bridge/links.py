@@ -11,7 +11,7 @@ from cni_plugins.bridge.addressing import Addressing
 from cni_plugins.bridge.settings import BridgeSettings
 from cni_plugins.net import netns
 from cni_plugins.net.neighbours import advertise, open_advertiser
-from cni_plugins.net.netlink import NetlinkRequest, NetlinkSocket
+from cni_plugins.net.netlink import NetlinkSocket
 from cni_plugins.net.pod import PodNamespace
 from cni_plugins.net.rtnetlink import (
     IFA_F_DADFAILED,
@@ -48,9 +48,8 @@ def ensure_bridge(host: NetlinkSocket, settings: BridgeSettings) -> Link:
     for another kind of link."""
     link = find_link(host, name=settings.bridge)
     if link is None:
-        (outcome,) = host.attempt(new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu))
-        if isinstance(outcome, KernelError) and outcome.errno != errno.EEXIST:
-            raise outcome
+        request = new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu)
+        host.try_call(request, errno.EEXIST)
         # Otherwise a pod that sends router advertisements becomes the host's default route for
         # IPv6.
         netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_ra", "0")  # CVE-2020-10749
@@ -152,10 +151,10 @@ def configure_gateway(
                     f"{bridge.name} has {foreign.address}, not {gateway};"
                     " forceAddress would replace it",
                 )
-            _tolerate(host, delete_address(bridge.index, foreign.address), errno.EADDRNOTAVAIL)
+            host.try_call(delete_address(bridge.index, foreign.address), errno.EADDRNOTAVAIL)
         # Pods that start at the same time all set up the bridge, in other workers or other
         # runtimes.
-        _tolerate(host, new_address(bridge.index, gateway), errno.EEXIST)
+        host.try_call(new_address(bridge.index, gateway), errno.EEXIST)
     for version in {gateway.version for gateway in addressing.gateways}:
         netns.write_sysctl(_FORWARDING[version], "1")
 
@@ -200,23 +199,13 @@ def announce(
 def disconnect(host: NetlinkSocket, name: str) -> bool:
     """Remove the host's end and with it the pod's; waits for the kernel, 16 to 24 ms. Returns False
     if it does not exist."""
-    (outcome,) = host.attempt(delete_link(name=name))
-    if isinstance(outcome, KernelError):
-        if outcome.errno == errno.ENODEV:
-            return False
-        raise outcome
-    return True
+    return host.try_call(delete_link(name=name), errno.ENODEV) is not None
 
 
 def quiesce(host: NetlinkSocket, name: str) -> bool:
     """Set the host's end down: no packet passes any more, and the kernel removes both ends with the
     namespace (0.1 ms). Returns False if it does not exist."""
-    (outcome,) = host.attempt(set_link(name=name, change=IFF_UP))
-    if isinstance(outcome, KernelError):
-        if outcome.errno == errno.ENODEV:
-            return False
-        raise outcome
-    return True
+    return host.try_call(set_link(name=name, change=IFF_UP), errno.ENODEV) is not None
 
 
 def remove_from_pod(path: str, ifname: str) -> None:
@@ -244,12 +233,6 @@ def _collides(existing: LinkAddress, gateway: AddressInNetwork, addressing: Addr
     if gateway.version == 4:
         return True
     return existing.scope != _SCOPE_LINK and existing.address.network.overlaps(gateway.network)
-
-
-def _tolerate(host: NetlinkSocket, request: NetlinkRequest, number: int) -> None:
-    (outcome,) = host.attempt(request)
-    if isinstance(outcome, KernelError) and outcome.errno != number:
-        raise outcome
 
 
 def _wait_for_dad(route: NetlinkSocket, index: int) -> None:

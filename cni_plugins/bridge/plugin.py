@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from cni_plugins import ipam
-from cni_plugins.bridge import links
+from cni_plugins.bridge import links, masquerade
 from cni_plugins.bridge.addressing import Addressing, derive
 from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
 from cni_plugins.net import host_rules
@@ -61,7 +61,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
         port = links.wait_for_forwarding(host, names.link, settings)
         links.announce(host, pod, bridge, inner, addressing)
         if settings.ip_masq:
-            _masquerade(addressing, names.tag)
+            subnets = {a.address.network for a in addressing.ips}
+            host_rules.add_elements(masquerade.elements(addressing.ips, names.tag), subnets)
         undo.pop_all()
     interfaces = (
         Interface(name=bridge.name, mac=bridge.mac, mtu=bridge.mtu),
@@ -102,14 +103,7 @@ def collect(call: CniCall, config: PluginConfig) -> None:
     longer valid."""
     from cni_plugins.net.inventory import links as all_links
 
-    valid = {
-        host_rules.owner_tag(config.name, *pair, config.scope())
-        for pair in config.valid_attachments()
-    }
-
-    def stale(tag: str) -> bool:
-        return host_rules.belongs_to(tag, config.name, config.scope()) and tag not in valid
-
+    stale = host_rules.stale_tags(config)
     leftover = [
         link.name
         for link in all_links()
@@ -122,13 +116,6 @@ def collect(call: CniCall, config: PluginConfig) -> None:
         e for e in host_rules.all_elements(host_rules.MASQUERADE_SETS) if stale(e.comment)
     )
     ipam.run("GC", call, config)
-
-
-def _masquerade(addressing: Addressing, tag: str) -> None:
-    elements = [
-        host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addressing.ips
-    ]
-    host_rules.add_elements(elements, {a.address.network for a in addressing.ips})
 
 
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
@@ -146,9 +133,7 @@ def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
     except CniError:
         previous = None
     addresses = previous.addresses_of(call.ifname, call.netns) if previous else ()
-    expected = [
-        host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addresses
-    ]
+    expected = masquerade.elements(addresses, tag)
     # The address may belong to another pod by now, if an earlier DEL has released it.
     existing = [e for e in host_rules.lookup(expected) if e is not None and e.comment == tag]
     host_rules.remove_elements(existing or host_rules.elements_of(host_rules.MASQUERADE_SETS, tag))
@@ -177,7 +162,7 @@ def _attempt(failures: list[Exception], function: Callable[..., None], *argument
 def _names(call: CniCall, config: PluginConfig) -> _Names:
     return _Names(
         link=host_link_name(call.container_id, call.ifname),
-        tag=host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope()),
+        tag=host_rules.tag_of(call, config),
     )
 
 

@@ -148,14 +148,12 @@ def _subnet(value: object, where: str) -> Network:
 def _address(value: object, where: str) -> Address | None:
     if value is None or value == "":
         return None
+    if not isinstance(value, str):
+        raise CniError(INVALID_CONFIG, f"{where}: not a string")
     try:
-        return parse_address(value) if isinstance(value, str) else _not_a_string(where)
+        return parse_address(value)
     except ValueError as error:
         raise CniError(INVALID_CONFIG, f"{where}: {error}") from None
-
-
-def _not_a_string(where: str) -> Address:
-    raise CniError(INVALID_CONFIG, f"{where}: not a string")
 
 
 def _address_in(value: object, subnet: Network, where: str) -> Address | None:

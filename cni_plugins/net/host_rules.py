@@ -24,9 +24,10 @@ import hashlib
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Network, IPv6Network
 
+from cni_plugins.net.netlink import NetlinkSocket
 from cni_plugins.net.nfnetlink import (
     Element,
     change_elements,
@@ -36,6 +37,8 @@ from cni_plugins.net.nfnetlink import (
     find_element,
 )
 from cni_plugins.protocol.addresses import Address, Network
+from cni_plugins.protocol.call import CniCall
+from cni_plugins.protocol.config import PluginConfig
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, PeerError, Unsupported
 
 TABLE = "pyrunc_cni"
@@ -133,6 +136,19 @@ def belongs_to(tag: str, network: str, scope: str = "") -> bool:
     return parts[0] in (network, _network_tag(network)) and (not scope or parts[3:] == [scope])
 
 
+def tag_of(call: CniCall, config: PluginConfig) -> str:
+    """The owner of the elements and the link of the call's attachment."""
+    return owner_tag(config.name, call.container_id, call.ifname, config.scope())
+
+
+def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
+    """Return a predicate for GC: whether a tag is of an attachment to this network, of the same
+    scope, that is no longer valid. Raises CniError."""
+    scope = config.scope()
+    valid = {owner_tag(config.name, *pair, scope) for pair in config.valid_attachments()}
+    return lambda tag: belongs_to(tag, config.name, scope) and tag not in valid
+
+
 def masquerade_element(address: Address, subnet: Network, tag: str) -> Element:
     """The element that makes a pod's packets leave under the host's address, unless sent to its
     subnet or to multicast."""
@@ -217,7 +233,7 @@ def remove_elements(elements: Iterable[Element]) -> None:
             # ENOENT of one element aborts the whole transaction: a DEL that is called again must
             # still remove the rest.
             for element in removed:
-                _remove_one(element)
+                _remove_one(netfilter, element)
 
 
 def elements_of(sets: Iterable[str], tag: str) -> list[Element]:
@@ -335,13 +351,12 @@ def protocol_of(element: Element) -> str:
     return next((name for name, number in PROTOCOLS.items() if number == element.key[0]), "?")
 
 
-def _remove_one(element: Element) -> None:
-    with filter_socket() as netfilter:
-        try:
-            change_elements(netfilter, TABLE, remove=(element,))
-        except KernelError as error:
-            if error.errno != errno.ENOENT:
-                raise
+def _remove_one(netfilter: NetlinkSocket, element: Element) -> None:
+    try:
+        change_elements(netfilter, TABLE, remove=(element,))
+    except KernelError as error:
+        if error.errno != errno.ENOENT:
+            raise
 
 
 def _masquerade_chain(subnet: Network) -> str:

@@ -13,7 +13,8 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from pyrunc.errors import KernelError, kernel_errors
 
@@ -151,16 +152,20 @@ class NetlinkSocket:
                 )
         return [errors.get(i) or answers[i] for i in range(len(requests))]
 
+    def try_call(self, request: NetlinkRequest, *tolerated: int) -> list[bytes] | None:
+        """Send a request; returns the answers' bodies, or None when it fails with one of the error
+        numbers `tolerated`. Raises any other KernelError."""
+        (outcome,) = self.attempt(request)
+        if not isinstance(outcome, KernelError):
+            return outcome
+        if outcome.errno not in tolerated:
+            raise outcome
+        return None
+
     def dump(self, request: NetlinkRequest) -> list[bytes]:
         """All objects of a kind; repeats the request while they change during the listing
         (NLM_F_DUMP_INTR)."""
-        dump_request = NetlinkRequest(
-            request.kind,
-            request.body,
-            request.name,
-            request.subject,
-            request.flags & ~NLM_F_ACK | NLM_F_DUMP,
-        )
+        dump_request = replace(request, flags=request.flags & ~NLM_F_ACK | NLM_F_DUMP)
         for _ in range(_DUMP_ATTEMPTS):
             self._interrupted = False
             (answers,) = self.call(dump_request)
@@ -216,6 +221,28 @@ class NetlinkSocket:
                 self._interrupted = True
             yield kind, flags, sequence, packet[offset + 16 : offset + length]
             offset += (length + 3) & ~3
+
+
+class HostSocket:
+    """The host's netlink socket of one protocol. A call provides it for a block: the socket of
+    `keep_open`, or a new one in the namespace of the process."""
+
+    def __init__(self, protocol: int) -> None:
+        self._protocol = protocol
+        self._shared: NetlinkSocket | None = None
+
+    def keep_open(self) -> None:
+        """Open one socket in the current namespace for all later calls; for processes that serve
+        many requests."""
+        self._shared = NetlinkSocket(self._protocol)
+
+    @contextmanager
+    def __call__(self) -> Iterator[NetlinkSocket]:
+        if self._shared is not None:
+            yield self._shared
+            return
+        with NetlinkSocket(self._protocol) as own:
+            yield own
 
 
 def _encode(request: NetlinkRequest, sequence: int, flags: int) -> bytes:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cni_plugins.net.netlink import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
+    HostSocket,
     NetlinkRequest,
     NetlinkSocket,
     attribute,
@@ -38,7 +37,6 @@ _RULE_TABLE, _RULE_CHAIN = 1, 2
 _COMMENT = 0
 _ELEMENTS_PER_REQUEST = 100
 _AGREE_ATTEMPTS = 50
-_open_socket: NetlinkSocket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +54,9 @@ class Element:
     comment: str = ""
 
 
-def keep_open() -> None:
-    """Open one socket in the current namespace for all later calls; for processes that serve many
-    requests.
-
-    Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms
-    (nft_rcv_nl_event, net/netfilter/nf_tables_api.c)."""
-    global _open_socket
-    _open_socket = NetlinkSocket(_NETLINK_NETFILTER)
-
-
-@contextmanager
-def filter_socket() -> Iterator[NetlinkSocket]:
-    """The socket of `keep_open`, or a new one in the namespace of the process."""
-    if _open_socket is not None:
-        yield _open_socket
-        return
-    with NetlinkSocket(_NETLINK_NETFILTER) as netfilter:
-        yield netfilter
+# Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms
+# (nft_rcv_nl_event, net/netfilter/nf_tables_api.c), so a worker keeps it open.
+filter_socket = HostSocket(_NETLINK_NETFILTER)
 
 
 def change_elements(
@@ -132,14 +115,9 @@ def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes
     body = _address(table, set_name) + nested(
         _LIST_ELEMENTS, nested(_LIST_ELEMENT, nested(_KEY, attribute(_VALUE, key)))
     )
-    (outcome,) = netfilter.attempt(
-        NetlinkRequest(_GETSETELEM, body, "NFT_MSG_GETSETELEM", set_name)
-    )
-    if isinstance(outcome, KernelError):
-        if outcome.errno == errno.ENOENT:
-            return None
-        raise outcome
-    matches = [element for answer in outcome for element in _elements(set_name, answer)]
+    request = NetlinkRequest(_GETSETELEM, body, "NFT_MSG_GETSETELEM", set_name)
+    answers = netfilter.try_call(request, errno.ENOENT) or []
+    matches = [element for answer in answers for element in _elements(set_name, answer)]
     return matches[0] if matches else None
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface
 
@@ -22,6 +21,7 @@ from cni_plugins.net.netlink import (
     NLM_F_CREATE,
     NLM_F_EXCL,
     NLM_F_REPLACE,
+    HostSocket,
     NetlinkRequest,
     NetlinkSocket,
     attribute,
@@ -30,7 +30,6 @@ from cni_plugins.net.netlink import (
     text,
 )
 from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
-from pyrunc.errors import KernelError
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
@@ -52,7 +51,8 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_METRICS, _RTA_TABLE = 1, 4
 _RTAX_MTU, _RTAX_ADVMSS = 2, 8
 _RTN_LOCAL = 2
 _NDA_DST, _NDA_LLADDR, _NUD_STALE = 1, 2, 4
-_open_socket: NetlinkSocket | None = None
+_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+_CREATE = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
 _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 253, 1
 
 
@@ -94,21 +94,7 @@ def open_route_socket() -> NetlinkSocket:
     return NetlinkSocket(socket.NETLINK_ROUTE)
 
 
-def keep_open() -> None:
-    """Open one socket in the current namespace for all users of `host_socket`; for processes that
-    serve many requests."""
-    global _open_socket
-    _open_socket = open_route_socket()
-
-
-@contextmanager
-def host_socket() -> Iterator[NetlinkSocket]:
-    """The socket of `keep_open`, or a new one in the namespace of the process."""
-    if _open_socket is not None:
-        yield _open_socket
-        return
-    with open_route_socket() as route:
-        yield route
+host_socket = HostSocket(socket.NETLINK_ROUTE)
 
 
 def new_veth(
@@ -152,7 +138,7 @@ def new_veth(
         body + info,
         "RTM_NEWLINK",
         f"veth {host_name}",
-        NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
+        _CREATE,
     )
 
 
@@ -163,9 +149,7 @@ def new_bridge(name: str, *, mac: str, mtu: int = 0) -> NetlinkRequest:
     # Without IFLA_ADDRESS the bridge takes the lowest address of its ports, which changes with the
     # pods (br_stp_recalculate_bridge_id, net/bridge/br_stp_if.c).
     body += attribute(_IFLA_LINKINFO, attribute(_INFO_KIND, b"bridge"))
-    return NetlinkRequest(
-        _NEWLINK, body, "RTM_NEWLINK", f"bridge {name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-    )
+    return NetlinkRequest(_NEWLINK, body, "RTM_NEWLINK", f"bridge {name}", _CREATE)
 
 
 def set_link(
@@ -214,9 +198,7 @@ def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True)
     # A /31 has two hosts and no broadcast address (RFC 3021).
     elif address.network.prefixlen < 31:
         body += attribute(_IFA_BROADCAST, address.network.broadcast_address.packed)
-    return NetlinkRequest(
-        _NEWADDR, body, "RTM_NEWADDR", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-    )
+    return NetlinkRequest(_NEWADDR, body, "RTM_NEWADDR", str(address), _CREATE)
 
 
 def delete_address(index: int, address: AddressInNetwork) -> NetlinkRequest:
@@ -234,7 +216,7 @@ def new_route(
     """Add a unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as
     in CNI."""
     options = dict(numbers)
-    family = socket.AF_INET if destination.version == 4 else socket.AF_INET6
+    family = _FAMILIES[destination.version]
     table = options.get("table", _TABLE_MAIN)
     scope = options.get("scope", _SCOPE_UNIVERSE if gateway else _SCOPE_LINK)
     body = struct.pack(
@@ -262,15 +244,13 @@ def new_route(
     )
     body += nested(_RTA_METRICS, metrics) if metrics else b""
     subject = f"{destination}" + (f" via {gateway}" if gateway else "")
-    return NetlinkRequest(
-        _NEWROUTE, body, "RTM_NEWROUTE", subject, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
-    )
+    return NetlinkRequest(_NEWROUTE, body, "RTM_NEWROUTE", subject, _CREATE)
 
 
 def new_neighbour(index: int, address: Address, mac: str) -> NetlinkRequest:
     """Set a neighbour entry, replacing an existing one; the kernel confirms it when it is used
     (NUD_STALE)."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    family = _FAMILIES[address.version]
     body = struct.pack("BxxxiHBB", family, index, _NUD_STALE, 0, 0)
     body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, pack_mac(mac))
     return NetlinkRequest(
@@ -284,14 +264,9 @@ def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link |
     # Without this the kernel sums IPv6's counters over all processors for each answer
     # (inet6_fill_ifla6_attrs, net/ipv6/addrconf.c).
     body += attribute(_IFLA_EXT_MASK, _SKIP_STATISTICS)
-    (outcome,) = route.attempt(
-        NetlinkRequest(_GETLINK, body, "RTM_GETLINK", name or str(index), flags=0)
-    )
-    if isinstance(outcome, KernelError):
-        if outcome.errno in (errno.ENODEV, errno.ENOENT):
-            return None
-        raise outcome
-    return _link(outcome[0]) if outcome else None
+    request = NetlinkRequest(_GETLINK, body, "RTM_GETLINK", name or str(index), flags=0)
+    answers = route.try_call(request, errno.ENODEV, errno.ENOENT)
+    return _link(answers[0]) if answers else None
 
 
 def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
@@ -320,18 +295,12 @@ def is_local(route: NetlinkSocket, address: Address) -> bool:
 
 def _lookup(route: NetlinkSocket, destination: Address) -> bytes:
     """The kernel's route to one destination; empty if there is none."""
-    family, bits = (socket.AF_INET, 32) if destination.version == 4 else (socket.AF_INET6, 128)
-    body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(
-        _RTA_DST, destination.packed
-    )
-    (outcome,) = route.attempt(
-        NetlinkRequest(_GETROUTE, body, "RTM_GETROUTE", str(destination), flags=0)
-    )
-    if isinstance(outcome, KernelError):
-        if outcome.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESRCH):
-            return b""
-        raise outcome
-    return outcome[0] if outcome else b""
+    family, bits = _FAMILIES[destination.version], destination.max_prefixlen
+    header = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0)
+    body = header + attribute(_RTA_DST, destination.packed)
+    request = NetlinkRequest(_GETROUTE, body, "RTM_GETROUTE", str(destination), flags=0)
+    answers = route.try_call(request, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESRCH)
+    return answers[0] if answers else b""
 
 
 def pack_mac(mac: str) -> bytes:
@@ -343,7 +312,7 @@ def _link_header(*, index: int = 0, flags: int = 0, change: int = 0) -> bytes:
 
 
 def _address_header(address: AddressInNetwork, index: int) -> bytes:
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    family = _FAMILIES[address.version]
     return struct.pack("BBBBI", family, address.network.prefixlen, 0, 0, index)
 
 

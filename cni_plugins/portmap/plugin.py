@@ -53,7 +53,7 @@ def delete(call: CniCall, config: PluginConfig) -> None:
     elements of all pods is skipped."""
     if config.scope() and not config.capability("portMappings"):
         return
-    owned = host_rules.elements_of(host_rules.PORT_SETS, _tag(call, config))
+    owned = host_rules.elements_of(host_rules.PORT_SETS, host_rules.tag_of(call, config))
     host_rules.remove_elements(owned)
     _drop_udp_flows(owned)
 
@@ -79,15 +79,8 @@ def status(call: CniCall, config: PluginConfig) -> None:
 
 def collect(call: CniCall, config: PluginConfig) -> None:
     """Run GC: remove the ports of this network's attachments that are no longer valid."""
-    valid = {
-        host_rules.owner_tag(config.name, *pair, config.scope())
-        for pair in config.valid_attachments()
-    }
-    stale = [
-        e
-        for e in host_rules.all_elements(host_rules.PORT_SETS)
-        if host_rules.belongs_to(e.comment, config.name, config.scope()) and e.comment not in valid
-    ]
+    is_stale = host_rules.stale_tags(config)
+    stale = [e for e in host_rules.all_elements(host_rules.PORT_SETS) if is_stale(e.comment)]
     host_rules.remove_elements(stale)
     _drop_udp_flows(stale)
 
@@ -112,7 +105,7 @@ def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
                     pod.ip,
                     mapping.container_port,
                     masqueraded_clients,
-                    _tag(call, config),
+                    host_rules.tag_of(call, config),
                 )
     all_client_subnets = (
         {host_rules.all_clients(version) for version in pods} if options.masquerade_all else set()
@@ -170,10 +163,6 @@ def _drop_udp_flows(elements: Iterable[Element]) -> None:
         from cni_plugins.net.conntrack import drop_udp_flows
 
         drop_udp_flows(ports)
-
-
-def _tag(call: CniCall, config: PluginConfig) -> str:
-    return host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
 
 
 PLUGIN = CniPlugin("portmap", add=add, delete=delete, check=check, status=status, gc=collect)

@@ -44,12 +44,8 @@ class PluginConfig:
     @classmethod
     def from_object(cls, value: dict[str, Any]) -> PluginConfig:
         """Parse a plugin's input object, whatever its version. Raises CniError 7."""
-        name = value.get("name")
-        kind = value.get("type")
+        name, kind = _name(value), value.get("type")
         cni_version = value.get("cniVersion") or version.DEFAULT
-        if not isinstance(name, str) or not name:
-            raise CniError(INVALID_CONFIG, "name: missing or not a string")
-        check_name(name)
         if not isinstance(kind, str) or not isinstance(cni_version, str):
             raise CniError(INVALID_CONFIG, "type and cniVersion must be strings")
         return cls(name=name, cni_version=cni_version, kind=kind, raw=value)
@@ -121,14 +117,11 @@ class PluginConfig:
         pairs = set()
         for index, item in enumerate(value):
             where = f"{VALID_ATTACHMENTS}[{index}]"
-            pair = (
-                (item.get("containerID"), item.get("ifname"))
-                if isinstance(item, dict)
-                else (None, None)
-            )
-            if not isinstance(pair[0], str) or not isinstance(pair[1], str):
+            fields = item if isinstance(item, dict) else {}
+            container_id, ifname = fields.get("containerID"), fields.get("ifname")
+            if not isinstance(container_id, str) or not isinstance(ifname, str):
                 raise CniError(INVALID_CONFIG, f"{where}: needs containerID and ifname")
-            pairs.add((pair[0], pair[1]))
+            pairs.add((container_id, ifname))
         return pairs
 
 
@@ -156,10 +149,7 @@ class NetworkList:
 def parse_list_object(value: dict[str, Any]) -> NetworkList:
     """Parse a `*.conflist`, or a single plugin's configuration, which becomes a list of one. Raises
     CniError 1 or 7."""
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        raise CniError(INVALID_CONFIG, "name: missing or not a string")
-    check_name(name)
+    name = _name(value)
     plugins = value.get("plugins", [value] if "type" in value else None)
     if not isinstance(plugins, list) or not plugins:
         raise CniError(INVALID_CONFIG, "plugins: missing, not a list or empty")
@@ -182,11 +172,7 @@ def plugin_folder(value: dict[str, Any]) -> str:
     7."""
     if ("type" in value and "plugins" not in value) or _flag(value, "loadOnlyInlinedPlugins"):
         return ""
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        return ""
-    check_name(name)
-    return name
+    return _name(value) if isinstance(value.get("name"), str) and value["name"] else ""
 
 
 def plugin_input(
@@ -235,12 +221,16 @@ def decode_object(content: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def check_name(name: str) -> None:
-    """Raise CniError 7 unless `name` is valid as a network's name."""
+def _name(value: dict[str, Any]) -> str:
+    """The network's name. Raises CniError 7."""
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise CniError(INVALID_CONFIG, "name: missing or not a string")
     try:
         check_identifier(name, "name")
     except CniError as error:
         raise CniError(INVALID_CONFIG, error.message) from None
+    return name
 
 
 def _check_plugin(plugin: object, where: str) -> None:

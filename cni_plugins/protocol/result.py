@@ -255,14 +255,12 @@ def _read_dns(raw: dict[str, Any], strict: bool) -> Dns:
 
 def _lists_json(result: Result, form: version.Form) -> dict[str, Any]:
     newest, old = form is version.Form.NEWEST, form is version.Form.VERSIONED_LISTS
-    value: dict[str, Any] = {}
-    if result.interfaces:
-        value["interfaces"] = [_interface_json(i, newest) for i in result.interfaces]
-    if result.ips:
-        value["ips"] = [_assigned_json(a, old) for a in result.ips]
-    if result.routes:
-        value["routes"] = [_route_json(r, newest) for r in result.routes]
-    return value
+    lists = {
+        "interfaces": [_interface_json(i, newest) for i in result.interfaces],
+        "ips": [_assigned_json(a, old) for a in result.ips],
+        "routes": [_route_json(r, newest) for r in result.routes],
+    }
+    return {key: entries for key, entries in lists.items() if entries}
 
 
 def _single_addresses_json(result: Result) -> dict[str, Any]:
@@ -304,16 +302,13 @@ def dns_from_json(value: object) -> Dns:
 
 def dns_json(dns: Dns) -> dict[str, Any]:
     """The object without empty keys, as the reference writes it."""
-    value: dict[str, Any] = {}
-    if dns.nameservers:
-        value["nameservers"] = list(dns.nameservers)
-    if dns.domain:
-        value["domain"] = dns.domain
-    if dns.search:
-        value["search"] = list(dns.search)
-    if dns.options:
-        value["options"] = list(dns.options)
-    return value
+    fields = {
+        "nameservers": list(dns.nameservers),
+        "domain": dns.domain,
+        "search": list(dns.search),
+        "options": list(dns.options),
+    }
+    return {key: value for key, value in fields.items() if value}
 
 
 def route_from_json(value: object, where: str) -> Route:
@@ -386,18 +381,14 @@ def _route(value: object, where: str) -> Route:
 
 
 def _interface_json(interface: Interface, newest: bool) -> dict[str, Any]:
-    value: dict[str, Any] = {"name": interface.name}
-    if interface.mac:
-        value["mac"] = interface.mac
-    if newest and interface.mtu:
-        value["mtu"] = interface.mtu
-    if interface.sandbox:
-        value["sandbox"] = interface.sandbox
-    if newest and interface.socket_path:
-        value["socketPath"] = interface.socket_path
-    if newest and interface.pci_id:
-        value["pciID"] = interface.pci_id
-    return value
+    fields: dict[str, Any] = {"mac": interface.mac, "sandbox": interface.sandbox}
+    if newest:
+        fields |= {
+            "mtu": interface.mtu,
+            "socketPath": interface.socket_path,
+            "pciID": interface.pci_id,
+        }
+    return {"name": interface.name, **{key: value for key, value in fields.items() if value}}
 
 
 def _assigned_json(assigned: AssignedAddress, old: bool) -> dict[str, Any]:

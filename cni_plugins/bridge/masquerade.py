@@ -1,0 +1,30 @@
+"""Derives the masquerades of an attachment: elements of the host's nftables maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cni_plugins.bridge.settings import parse
+from cni_plugins.net import host_rules
+from cni_plugins.net.nfnetlink import Element
+from cni_plugins.protocol.addresses import Network
+from cni_plugins.protocol.call import CniCall
+from cni_plugins.protocol.config import PluginConfig
+from cni_plugins.protocol.result import AssignedAddress, Result
+
+
+def elements(addresses: Iterable[AssignedAddress], tag: str) -> list[Element]:
+    """The masquerades of a pod's addresses."""
+    return [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addresses]
+
+
+def expected(
+    call: CniCall, config: PluginConfig, previous: Result
+) -> tuple[list[Element], set[Network]]:
+    """Derive from a recorded configuration and result the elements, and the subnets whose chains
+    they jump into; empty without ipMasq."""
+    if not parse(config, call).ip_masq:
+        return [], set()
+    addresses = previous.addresses_of(call.ifname, call.netns)
+    tag = host_rules.tag_of(call, config)
+    return elements(addresses, tag), {a.address.network for a in addresses}
