@@ -199,19 +199,6 @@ class PluginRunner:
         begun = self._steps(attachment, _previous_of_delete(attachment))[: attachment.begun]
         return [_in_background(step) for step in reversed(begun)]
 
-    async def check(self, attachment: Attachment) -> None:
-        """Run CHECK of every plugin unless the configuration disables it. Raises PeerError for the
-        first damage."""
-        network = attachment.network
-        if (
-            network.disable_check
-            or not version.at_least(network.cni_version, "0.4.0")
-            or attachment.result is None
-        ):
-            return
-        call = self._call("CHECK", attachment, attachment.netns_path)
-        await self._run_steps(call, self._steps(attachment, attachment.result), network)
-
     async def status(
         self, network: NetworkList, capabilities: Mapping[str, Any], timeout_s: float
     ) -> None:

@@ -61,16 +61,8 @@ def _ranges(ipam: dict[str, Any]) -> Iterator[tuple[int, int]]:
     for address_range in [ipam, *ranges]:
         try:
             subnet = parse_network(address_range["subnet"], strict=False)
-            first = (
-                parse_address(address_range["rangeStart"])
-                if "rangeStart" in address_range
-                else subnet[1]
-            )
-            last = (
-                parse_address(address_range["rangeEnd"])
-                if "rangeEnd" in address_range
-                else subnet[-2]
-            )
-        except (KeyError, TypeError, ValueError, IndexError):
+            first = parse_address(address_range.get("rangeStart") or subnet[1])
+            last = parse_address(address_range.get("rangeEnd") or subnet[-2])
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
             continue
         yield subnet.version, max(0, int(last) - int(first) + 1)

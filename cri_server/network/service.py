@@ -1,13 +1,12 @@
-"""The pod network: attaches pods by a chain of CNI plugins and stores what their detachment needs.
+"""The pod network: attaches pods by a chain of CNI plugins and stores the records that their
+detachment needs.
 
-
-
-network = Network(conf_dir, bin_dir, state_dir, jobs, netns_dir=netns_dir)
-(await network.status()).ready
-result = await network.attach(PodNetwork(...))   # result.ips[0] is the pod's primary address
-await network.detach(sandbox_id, netns_path)      # idempotent, also when the namespace is gone
-await network.reconcile(live_sandbox_ids)         # at start and about every ten seconds
-network.close()
+    network = NetworkService(conf_dir, bin_dir, state_dir, jobs, netns_dir=netns_dir)
+    (await network.status()).ready
+    result = await network.attach(PodNetwork(...))   # result.ips[0] is the pod's primary address
+    await network.detach(sandbox_id, netns_path)     # idempotent, also when the namespace is gone
+    await network.reconcile(live_sandbox_ids)        # at start and about every ten seconds
+    network.close()
 """
 
 from __future__ import annotations
@@ -259,13 +258,6 @@ class NetworkService:
             attachment = await self._load(sandbox_id)
             if attachment is not None and not is_name(attachment.netns_path):
                 await self._store(attachment.with_path(netns_path))
-
-    async def check(self, sandbox_id: str) -> None:
-        """Run the chain's CHECK. Raises NotFound, PeerError for the first damage."""
-        attachment = await self._load(sandbox_id)
-        if attachment is None or attachment.result is None:
-            raise NotFound(f"sandbox {sandbox_id} is not attached to the network")
-        await self._plugins.check(attachment)
 
     async def result_of(self, sandbox_id: str) -> NetworkResult | None:
         """The result of an attachment that was not detached, also after a restart of the server;

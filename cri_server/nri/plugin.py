@@ -30,20 +30,9 @@ INDEX, NAME = re.compile(r"[0-9]{2}"), re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 OBJECTS_PER_MESSAGE = 256  # of a Synchronize that exceeds one message
 
 METHODS = {
-    api.RUN_POD_SANDBOX: "RunPodSandbox",
-    api.STOP_POD_SANDBOX: "StopPodSandbox",
-    api.REMOVE_POD_SANDBOX: "RemovePodSandbox",
-    api.CREATE_CONTAINER: "CreateContainer",
-    api.POST_CREATE_CONTAINER: "PostCreateContainer",
-    api.START_CONTAINER: "StartContainer",
-    api.POST_START_CONTAINER: "PostStartContainer",
-    api.UPDATE_CONTAINER: "UpdateContainer",
-    api.POST_UPDATE_CONTAINER: "PostUpdateContainer",
-    api.STOP_CONTAINER: "StopContainer",
-    api.REMOVE_CONTAINER: "RemoveContainer",
-    api.UPDATE_POD_SANDBOX: "UpdatePodSandbox",
-    api.POST_UPDATE_POD_SANDBOX: "PostUpdatePodSandbox",
-    api.VALIDATE_CONTAINER_ADJUSTMENT: "ValidateContainerAdjustment",
+    number: name.title().replace("_", "")  # RUN_POD_SANDBOX is sent as RunPodSandbox
+    for name, number in api.Event.items()
+    if name not in ("UNKNOWN", "LAST")
 }
 # Events that plugins of NRI before v0.12 get by the method StateChange.
 STATE_CHANGES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from dataclasses import dataclass
 
 from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
@@ -41,6 +42,13 @@ class GoneAway:
 ClientEvent = Event | Replied | Pong | GoneAway
 
 
+def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
+    """Encode a SYN_STREAM; `block`: the compressed headers. No associated stream, highest
+    priority."""
+    head = struct.pack(">IIBB", stream_id, 0, 0, 0)
+    return frames.control(Type.SYN_STREAM, FIN if fin else 0, head + block)
+
+
 class SpdyClient(Connection):
     """The client's state: it opens streams and sends pings, and accepts no stream."""
 
@@ -53,7 +61,7 @@ class SpdyClient(Connection):
         stream_id = self._next_stream
         self._next_stream += 2
         self._streams[stream_id] = connection._Stream(receiving=True, sending=not fin)
-        self._out.append(frames.syn_stream(stream_id, self._packer.pack(headers), fin=fin))
+        self._out.append(syn_stream(stream_id, self._packer.pack(headers), fin=fin))
         return stream_id
 
     def ping(self) -> int:

@@ -49,6 +49,7 @@ from pyrunc.shim.log_file import HELD_LIMIT_BYTES, LogFile
 from pyrunc.shim.log_lines import LogLines
 from pyrunc.spec import check, parse
 from tests.support.growth import GrowsTooFast, Work, check_growth
+from tests.support.spdy import syn_stream
 
 REFUSED = (Error, CniError, Refused, ValueError, grpc_wire.CallFailed)
 
@@ -229,7 +230,7 @@ def test_grpc_messages_are_read_in_linear_time(cut: int) -> None:
 def syn_streams(count: int) -> bytes:
     packer = Packer()
     block = {"streamtype": ["data"]}
-    return b"".join(spdy.syn_stream(2 * n + 1, packer.pack(block), fin=False) for n in range(count))
+    return b"".join(syn_stream(2 * n + 1, packer.pack(block), fin=False) for n in range(count))
 
 
 SPDY_ATTACKS: dict[str, Callable[[int], bytes]] = {
@@ -268,7 +269,7 @@ def test_spdy_headers_are_unpacked_in_linear_time(plain: bytes) -> None:
         packer = Packer()._stream
         block = packer.compress(plain * size) + packer.flush(zlib.Z_SYNC_FLUSH)
         connection = Spdy()
-        data = spdy.syn_stream(1, block[:60_000], fin=False)
+        data = syn_stream(1, block[:60_000], fin=False)
         return lambda: connection.receive(data)
 
     check_growth(prepare, 20_000)

@@ -72,14 +72,6 @@ def data_head(stream_id: int, length: int, fin: bool) -> bytes:
     return HEAD.pack(stream_id, (FIN if fin else 0) << 24 | length)
 
 
-def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
-    """Encode a SYN_STREAM; `block`: the compressed headers. No associated stream, highest
-    priority."""
-    return control(
-        Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, 0, 0) + block
-    )
-
-
 def syn_reply(stream_id: int, block: bytes) -> bytes:
     """Encode a SYN_REPLY, which accepts a stream."""
     return control(Type.SYN_REPLY, 0, WORD.pack(stream_id) + block)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from cni_plugins.protocol import version
 from cri_server.network.configuration import builtin_network
 from cri_server.network.model import NetworkResult, PodNetwork
 from cri_server.network.names import remove as remove_name
@@ -105,6 +106,16 @@ class Node:
         fields = {"name": "web", "namespace": "default", "uid": "u-1", **changes}
         network = PodNetwork(sandbox_id=pod.id, netns_path=pod.path, **fields)
         return await self.network.attach(network, durable=durable)
+
+    async def check(self, sandbox_id: str) -> None:
+        """Run CHECK of the pod's plugins, unless its configuration has none. Raises PeerError for
+        the first damage."""
+        attachment, runner = await self.network._load(sandbox_id), self.network._plugins
+        assert attachment is not None and attachment.result is not None
+        network = attachment.network
+        if version.at_least(network.cni_version, "0.4.0") and not network.disable_check:
+            call = runner._call("CHECK", attachment, attachment.netns_path)
+            await runner._run_steps(call, runner._steps(attachment, attachment.result), network)
 
     def remembered(self) -> set[str]:
         folder = self.folder / "state"

@@ -62,7 +62,7 @@ async def test_hundreds_of_faults_leave_nothing_behind(node: Node, seed: int) ->
     assert {e.comment.split("/")[1] for e in all_elements()} == set(living)
     assert len(node.leases()) == len(living)
     for name, pod in list(living.items()):
-        await node.network.check(name)
+        await node.check(name)
         await node.network.detach(name, pod.path)
     for pod in node.host.pods:
         pod.close()
@@ -120,7 +120,7 @@ async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, ho
     assert {e.comment.split("/")[1] for e in all_elements()} == {"mine", "theirs"}
     (node.folder / "kept").rename(first_state)
     node.restart()
-    await node.network.check(mine.id)
+    await node.check(mine.id)
     await node.network.detach(mine.id, mine.path)
     assert {e.comment.split("/")[1] for e in all_elements()} == {"theirs"}
 
@@ -139,4 +139,4 @@ async def test_a_left_over_masquerade_rule_is_replaced_by_the_next_owner_of_the_
     assert {e.comment.split("/")[1] for e in all_elements()} == {second.id}
     await node.network.detach(first.id)
     assert {e.comment.split("/")[1] for e in all_elements()} == {second.id}
-    await node.network.check(second.id)
+    await node.check(second.id)

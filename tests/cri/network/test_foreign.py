@@ -27,7 +27,7 @@ async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
     )
     pod = node.host.pod()
     assert (await node.attach(pod, port_mappings=(PortMapping(8080, 80),))).ips == ("10.88.0.2",)
-    await node.network.check(pod.id)
+    await node.check(pod.id)
     await node.network.detach(pod.id, pod.path)
     assert all_elements() == []
 
@@ -171,7 +171,7 @@ async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:
     assert (await node.attach(other)).ips == ("10.88.0.3",)
     with listen(pod.fd, "0.0.0.0", 80) as server:
         assert reach(other.fd, "10.88.0.2", 80, server) == "10.88.0.3"
-    await node.network.check(pod.id)
+    await node.check(pod.id)
     for each in (pod, other):
         await node.network.detach(each.id, each.path)
         each.close()

@@ -25,7 +25,7 @@ async def test_twenty_pods_at_once(node: Node) -> None:
     assert len({ip for result in results for ip in result.ips}) == 40
     # one by one: a worker that checks imports pyroute2 first, which takes a while
     for pod in pods[::5]:
-        await node.network.check(pod.id)
+        await node.check(pod.id)
     await asyncio.gather(*(node.network.detach(pod.id, pod.path) for pod in pods))
     for pod in pods:
         pod.close()
@@ -73,7 +73,7 @@ async def test_a_worker_that_has_grown_is_not_kept(node: Node) -> None:
     pod = node.host.pod()
     await node.attach(pod)
     await node.network.reconcile([pod.id])  # the first one collects
-    await node.network.check(pod.id)
+    await node.check(pod.id)
     assert node.zygote.pid is not None
     await until(
         lambda: all(memory.private_kib([pid]) < 8 * 1024 for pid in below(node.zygote.pid or 0))

@@ -34,7 +34,7 @@ async def test_every_call_gets_the_same_name_while_the_pod_is_attached(node: Nod
     name = node.name_of(pod)
     assert result.netns_path == name and is_of(name, pod) and os.path.basename(name) == pod.id
     assert [i["sandbox"] for i in result.raw["interfaces"]] == [name]
-    await node.network.check(pod.id)
+    await node.check(pod.id)
     node.restart()
     await node.network.update_path(pod.id, "/proc/1/fd/1")  # another shim has the pod: a name stays
     assert (await node.network.result_of(pod.id)).netns_path == name  # type: ignore[union-attr]

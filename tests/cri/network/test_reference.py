@@ -43,7 +43,7 @@ async def test_a_pods_life_with_foreign_plugins(node: Node, names: tuple[str, ..
         with listen(pod.fd, "0.0.0.0", 80) as server:
             assert reach(node.host.outside, "192.0.2.1", 8080 + number, server) == "192.0.2.2"
             assert reach(None, "127.0.0.1", 8080 + number, server)
-        await node.network.check(pod.id)
+        await node.check(pod.id)
     node.restart()
     assert await node.network.reconcile([pod.id for pod in pods]) == []
     for pod in pods:

@@ -42,7 +42,7 @@ async def test_a_pod_has_addresses_loopback_and_a_way_out(node: Node) -> None:
         assert reach(pod.fd, "127.0.0.1", 80, server) == "127.0.0.1"
     with listen(pod.fd, "0.0.0.0", 80) as server:
         assert reach(None, "10.85.0.2", 80, server) == "10.85.0.1"
-    await node.network.check(pod.id)
+    await node.check(pod.id)
     await node.network.detach(pod.id, pod.path)
     pod.close()
     await until(lambda: clean(node))
@@ -169,7 +169,7 @@ async def test_attached_twice_is_refused(node: Node) -> None:
     with pytest.raises(AlreadyExists):
         await node.attach(pod)
     assert await node.network.result_of(pod.id) == first
-    await node.network.check(pod.id)
+    await node.check(pod.id)
 
 
 # misbehaviour (S-17, R-25)
@@ -346,7 +346,7 @@ async def test_after_a_restart_everything_is_known(node: Node) -> None:
     result = await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
     node.restart()
     assert await node.network.result_of(pod.id) == result
-    await node.network.check(pod.id)
+    await node.check(pod.id)
     assert await node.network.reconcile([pod.id]) == []
     await node.network.detach(pod.id, None)
     assert await node.network.result_of(pod.id) is None and not all_elements()
@@ -362,7 +362,7 @@ async def test_reconcile_detaches_the_dead_and_collects_the_unknown(node: Node) 
     assert node.remembered() == {live.id}
     assert {e.comment.rsplit("/", 1)[0] for e in all_elements()} == {f"pyrunc/{live.id}/eth0"}
     assert len(node.leases()) == 2
-    await node.network.check(live.id)
+    await node.check(live.id)
 
 
 async def test_lost_rules_come_back(node: Node) -> None:

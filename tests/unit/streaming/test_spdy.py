@@ -32,7 +32,7 @@ from cri_server.streaming.spdy.headers import (
     Packer,
     Unpacker,
 )
-from tests.support.spdy import GoneAway, Pong, Replied, SpdyClient
+from tests.support.spdy import GoneAway, Pong, Replied, SpdyClient, syn_stream
 
 GOAWAY_PROTOCOL_ERROR = struct.pack(">HHIII", 0x8003, 7, 8, 0, 1)
 
@@ -77,7 +77,7 @@ def test_frames_have_the_bytes_of_the_draft() -> None:
     assert frames.ping(1) == b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01"
     assert frames.rst_stream(5, Status.CANCEL) == b"\x80\x03\0\x03\0\0\0\x08\0\0\0\x05\0\0\0\x05"
     assert frames.goaway(7, 0) == b"\x80\x03\0\x07\0\0\0\x08\0\0\0\x07\0\0\0\0"
-    assert frames.syn_stream(1, b"xyz", fin=True) == (
+    assert syn_stream(1, b"xyz", fin=True) == (
         b"\x80\x03\0\x01\x01\0\0\x0d\0\0\0\x01\0\0\0\0\0\0" + b"xyz"
     )
     assert frames.syn_reply(1, b"xyz") == b"\x80\x03\0\x02\0\0\0\x07\0\0\0\x01" + b"xyz"
@@ -134,7 +134,7 @@ def test_the_client_has_odd_and_the_server_even_ids() -> None:
     server.receive(client.data_to_send())
     assert server.data_to_send() == frames.ping(1) + frames.ping(3)
     assert server.receive(frames.ping(2)) == [] == list(server.data_to_send())
-    assert "stream id 2" in failed(server.receive(frames.syn_stream(2, client._packer.pack({}))))
+    assert "stream id 2" in failed(server.receive(syn_stream(2, client._packer.pack({}))))
 
 
 @pytest.mark.requirement("9.3")
@@ -263,8 +263,8 @@ def test_input_cut_at_any_byte_has_the_same_events(cuts: list[int]) -> None:
 # ---- what a peer must not do ----
 
 _packer = Packer()
-SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
-SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
+SYN = syn_stream(1, _packer.pack({"streamtype": ["error"]}))
+SAME_SYN = syn_stream(1, _packer.pack({"streamtype": ["error"]}))
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
         pytest.param(
             frames.data_head(2, 0, True), "never opened", id="data on a stream of ours that is not"
         ),
-        pytest.param(frames.syn_stream(2, block({})), "stream id 2", id="even id"),
-        pytest.param(frames.syn_stream(0, block({})), "stream id 0", id="id 0"),
+        pytest.param(syn_stream(2, block({})), "stream id 2", id="even id"),
+        pytest.param(syn_stream(0, block({})), "stream id 0", id="id 0"),
         pytest.param(SYN + SAME_SYN, "stream id 1 after 1", id="id again"),
         pytest.param(struct.pack(">HHI", 0x8002, 1, 10) + bytes(10), "version 2", id="version 2"),
         pytest.param(
@@ -295,9 +295,9 @@ SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
             "control frame of",
             id="oversized",
         ),
-        pytest.param(frames.syn_stream(1, b"\xff" * 20), "header block", id="not zlib"),
+        pytest.param(syn_stream(1, b"\xff" * 20), "header block", id="not zlib"),
         pytest.param(
-            frames.syn_stream(1, zlib.compress(b"\0\0\0\0")), "header", id="without the dictionary"
+            syn_stream(1, zlib.compress(b"\0\0\0\0")), "header", id="without the dictionary"
         ),
     ],
 )
@@ -382,7 +382,7 @@ def test_a_zlib_bomb_uses_little_memory() -> None:
     unpacked = Unpacker()
     with pytest.raises(MalformedHeaders, match="exceeds"):
         unpacked.unpack(bomb)
-    assert "exceeds" in failed(Connection().receive(frames.syn_stream(1, bomb)))
+    assert "exceeds" in failed(Connection().receive(syn_stream(1, bomb)))
 
 
 # ---- nonsense ----
@@ -398,7 +398,7 @@ def frames_of_nonsense() -> st.SearchStrategy[bytes]:
     control = st.builds(
         lambda k, f, i, b: frames.control(k, f, struct.pack(">I", i) + b), kinds, flags, ids, blocks
     )
-    syn = st.builds(lambda i, b, f: frames.syn_stream(i, b, fin=f), ids, blocks, st.booleans())
+    syn = st.builds(lambda i, b, f: syn_stream(i, b, fin=f), ids, blocks, st.booleans())
     data = st.builds(
         lambda i, b, f, extra: frames.data_head(i, len(b) + extra, f) + b,
         ids,
