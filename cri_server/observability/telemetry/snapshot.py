@@ -24,6 +24,32 @@ from pyrunc.errors import Error
 
 Labels = tuple[str, ...]
 
+GAUGES: dict[str, tuple[str, Labels]] = {
+    "pyrunc_build_info": ("Always 1; the version in its labels.", ("version", "python")),
+    "pyrunc_calls_running": ("Calls that are being answered, including streams.", ()),
+    "pyrunc_operations_running": ("Operations on pods and containers that are running.", ()),
+    "pyrunc_sandboxes": ("Sandboxes by state.", ("state",)),
+    "pyrunc_containers": ("Containers by state.", ("state",)),
+    "pyrunc_shims": ("Shims by whether they answer.", ("state",)),
+    "pyrunc_zygote_up": ("Whether the zygote that forks shims, or jobs, runs.", ("role",)),
+    "pyrunc_keeper_up": ("Whether the keeper runs, with which pods outlive their shims.", ()),
+    "pyrunc_sessions": ("Open streaming sessions.", ("kind",)),
+    "pyrunc_event_subscribers": ("Subscribers of container events.", ()),
+    "pyrunc_images": ("Images.", ()),
+    "pyrunc_image_bytes": ("Disk space of images, unpacked and packed.", ()),
+    "pyrunc_image_inodes": ("Files that images have on the disk.", ()),
+    "pyrunc_pulls_running": ("Pulls that are running.", ()),
+    "pyrunc_root_free_bytes": ("Free space below the root directory.", ()),
+    "pyrunc_root_free_inodes": ("Free inodes below the root directory.", ()),
+    "pyrunc_network_attachments": ("Sandboxes that are attached to the network.", ()),
+    "pyrunc_network_leases": (
+        "Addresses that host-local has handed out.",
+        ("network", "family"),
+    ),
+    "pyrunc_network_addresses": ("Addresses that host-local manages.", ("network", "family")),
+}
+"""The help text of each gauge, and the names of its labels."""
+
 
 @dataclass(slots=True)
 class Family:
@@ -48,6 +74,8 @@ class Histogram:
 
 
 Snapshot = list[Family | Histogram]
+Value = float | dict[Labels, float]
+"""The value of a metric without labels, or the values of one with labels."""
 
 
 @dataclass(slots=True)
@@ -62,12 +90,26 @@ class Source:
         """Read all metrics."""
         leases = await self._leases()
         space = await asyncio.to_thread(os.statvfs, self.services.paths.root)
+        values: dict[str, Value] = {
+            "pyrunc_build_info": {(pyrunc.__version__, platform.python_version()): 1},
+            "pyrunc_calls_running": self.server.calls,
+            "pyrunc_operations_running": len(self.services.running),
+            **self._pods(),
+            **self._processes(),
+            **self._images(),
+            "pyrunc_root_free_bytes": space.f_bavail * space.f_frsize,
+            "pyrunc_root_free_inodes": space.f_favail,
+            "pyrunc_network_leases": {_network(u): u.taken for u in leases},
+            "pyrunc_network_addresses": {_network(u): u.size for u in leases},
+        }
         return [
-            _gauge(
-                "pyrunc_build_info",
-                "Always 1; the version in its labels.",
-                ("version", "python"),
-                {(pyrunc.__version__, platform.python_version()): 1},
+            *(_gauge(name, value) for name, value in values.items()),
+            Family(
+                "pyrunc_container_exits",
+                "counter",
+                "Containers that have ended since the server started, by reason.",
+                ("reason",),
+                _labelled(meters.EXITS),
             ),
             _histogram(
                 "pyrunc_call_duration_seconds",
@@ -80,44 +122,6 @@ class Source:
                 "Steps that succeeded, of the verbs that are made of steps.",
                 ("verb", "step"),
                 meters.STEPS,
-            ),
-            _value(
-                "pyrunc_calls_running",
-                "Calls that are being answered, including streams.",
-                self.server.calls,
-            ),
-            _value(
-                "pyrunc_operations_running",
-                "Operations on pods and containers that are running.",
-                len(self.services.running),
-            ),
-            *self._pods(),
-            *self._processes(),
-            *self._images(),
-            _value(
-                "pyrunc_root_free_bytes",
-                "Free space below the root directory.",
-                space.f_bavail * space.f_frsize,
-            ),
-            _value(
-                "pyrunc_root_free_inodes", "Free inodes below the root directory.", space.f_favail
-            ),
-            _value(
-                "pyrunc_network_attachments",
-                "Sandboxes that are attached to the network.",
-                sum(s.network == "attached" for s in self.services.index.sandboxes),
-            ),
-            _gauge(
-                "pyrunc_network_leases",
-                "Addresses that host-local has handed out.",
-                ("network", "family"),
-                {_network(u): u.taken for u in leases},
-            ),
-            _gauge(
-                "pyrunc_network_addresses",
-                "Addresses that host-local manages.",
-                ("network", "family"),
-                {_network(u): u.size for u in leases},
             ),
         ]
 
@@ -144,87 +148,47 @@ class Source:
         except (Error, OSError):
             return []
 
-    def _pods(self) -> Snapshot:
-        index = self.services.index
-        pods = Counter(
-            api.PodSandboxState.Name(s.state).removeprefix("SANDBOX_").lower()
-            for s in index.sandboxes
+    def _pods(self) -> dict[str, Value]:
+        sandboxes, containers = self.services.index.sandboxes, self.services.index.containers
+        pod_states = Counter(
+            api.PodSandboxState.Name(s.state).removeprefix("SANDBOX_").lower() for s in sandboxes
         )  # type: ignore[arg-type]
-        containers = Counter(
-            api.ContainerState.Name(c.state).removeprefix("CONTAINER_").lower()
-            for c in index.containers
+        container_states = Counter(
+            api.ContainerState.Name(c.state).removeprefix("CONTAINER_").lower() for c in containers
         )  # type: ignore[arg-type]
-        return [
-            _gauge(
-                "pyrunc_sandboxes",
-                "Sandboxes by state.",
-                ("state",),
-                _counted(pods, "ready", "notready"),
+        return {
+            "pyrunc_sandboxes": _counted(pod_states, "ready", "notready"),
+            "pyrunc_containers": _counted(
+                container_states, "created", "running", "exited", "unknown"
             ),
-            _gauge(
-                "pyrunc_containers",
-                "Containers by state.",
-                ("state",),
-                _counted(containers, "created", "running", "exited", "unknown"),
-            ),
-            Family(
-                "pyrunc_container_exits",
-                "counter",
-                "Containers that have ended since the server started, by reason.",
-                ("reason",),
-                _labelled(meters.EXITS),
-            ),
-        ]
+            "pyrunc_network_attachments": sum(s.network == "attached" for s in sandboxes),
+        }
 
-    def _processes(self) -> Snapshot:
-        sessions = _counted(self.streaming.sessions, "exec", "attach", "portforward")
-        keeper = self.services.keeper
-        alive = _labelled({name: z.pid is not None for name, z in self.services.zygotes.items()})
-        return [
-            _gauge(
-                "pyrunc_shims",
-                "Shims by whether they answer.",
-                ("state",),
-                _labelled(self.services.shims.count()),
-            ),
-            _gauge(
-                "pyrunc_zygote_up",
-                "Whether the zygote that forks shims, or jobs, runs.",
-                ("role",),
-                alive,
-            ),
-            _value(
-                "pyrunc_keeper_up",
-                "Whether the keeper runs, with which pods outlive their shims.",
-                keeper is not None and keeper.pid > 0,
-            ),
-            _gauge("pyrunc_sessions", "Open streaming sessions.", ("kind",), sessions),
-            _value(
-                "pyrunc_event_subscribers",
-                "Subscribers of container events.",
-                self.services.events.subscribers,
-            ),
-        ]
+    def _processes(self) -> dict[str, Value]:
+        services, keeper = self.services, self.services.keeper
+        return {
+            "pyrunc_shims": _labelled(services.shims.count()),
+            "pyrunc_zygote_up": {
+                (name,): zygote.pid is not None for name, zygote in services.zygotes.items()
+            },
+            "pyrunc_keeper_up": keeper is not None and keeper.pid > 0,
+            "pyrunc_sessions": _counted(self.streaming.sessions, "exec", "attach", "portforward"),
+            "pyrunc_event_subscribers": services.events.subscribers,
+        }
 
-    def _images(self) -> Snapshot:
+    def _images(self) -> dict[str, Value]:
         usage = self.services.images.usage()
-        return [
-            _value("pyrunc_images", "Images.", usage.images),
-            _value(
-                "pyrunc_image_bytes", "Disk space of images, unpacked and packed.", usage.size_bytes
-            ),
-            _value("pyrunc_image_inodes", "Files that images have on the disk.", usage.inodes),
-            _value("pyrunc_pulls_running", "Pulls that are running.", usage.pulls),
-        ]
+        return {
+            "pyrunc_images": usage.images,
+            "pyrunc_image_bytes": usage.size_bytes,
+            "pyrunc_image_inodes": usage.inodes,
+            "pyrunc_pulls_running": usage.pulls,
+        }
 
 
-def _value(name: str, text: str, value: float) -> Family:
-    """A gauge without labels."""
-    return _gauge(name, text, (), {(): value})
-
-
-def _gauge(name: str, text: str, labels: Labels, samples: Mapping[Labels, float]) -> Family:
-    return Family(name, "gauge", text, labels, dict(samples))
+def _gauge(name: str, value: Value) -> Family:
+    text, labels = GAUGES[name]
+    return Family(name, "gauge", text, labels, value if isinstance(value, dict) else {(): value})
 
 
 def _histogram(name: str, text: str, labels: Labels, durations: meters.Meters) -> Histogram:
