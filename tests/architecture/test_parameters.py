@@ -12,7 +12,6 @@ MAY_HAVE_MORE = {
     "cni_plugins.bridge.links.attach_veth": "the ends of a veth, which the plugin knows one by one",
     "cri_server.cli.streams.execute.exec_": "the verb's options",
     "cri_server.cli.streams.logs.logs": "the verb's options",
-    "cri_server.cli.containers.update.update": "the verb's options",
     "cri_server.images.erofs.build.build": "what an index is made of; the processes that make it "
     "get it by name",
     "cri_server.images.service.ImageService.__init__": "what a server's configuration says of "

@@ -23,3 +23,16 @@ def labels(text: str) -> Callable[[Any], Any]:
     return click.option(
         *("--label", "--selector", "labels"), multiple=True, metavar="SELECTOR", help=text
     )
+
+
+def add(
+    *options: Callable[[Any], Any],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds several options to a command, in the order of its help."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate

@@ -13,6 +13,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
+from cri_server.cli.arguments.options import add
 from cri_server.cli.arguments.options import labels as labels_option
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.show import PAUSED, POD_STATES, STATES
@@ -269,9 +270,7 @@ def options(*kinds: str) -> Callable[[Any], Any]:
             selection.check(POD_STATES if kinds == ("pod",) else {**STATES, PAUSED: PAUSED})
             return command(*arguments, selection=selection, **rest)
 
-        for option in reversed(own):
-            wrapped = option(wrapped)
-        return wrapped
+        return add(*own)(wrapped)
 
     return decorate
 

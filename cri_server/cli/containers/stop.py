@@ -14,7 +14,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.arguments.selection import Selection
-from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.connection.client import Client, ServerError, pod_names
 from cri_server.cli.containers.container_root import has_process
 from cri_server.cli.manifest import folders
 from cri_server.cli.output import show
@@ -88,19 +88,13 @@ def grace(container: api.Container, option_s: int | None) -> int:
     return min(int(text), SECONDS.max or 0) if text.isdecimal() else GRACE_S
 
 
-def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select pods by more than names, and --force."""
-    for option in (
-        click.option(
-            "--kubelet", "kubelets", is_flag=True, help="With --all: also kubelet's pods."
-        ),
-        click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation."),
-        options.labels("All pods with these labels."),
-        click.option("-a", "--all", "all_pods", is_flag=True, help="All pods except kubelet's."),
-    ):
-        command = option(command)
-    return command
-
+# options that select pods by more than names, and --force
+many_options = options.add(
+    click.option("-a", "--all", "all_pods", is_flag=True, help="All pods except kubelet's."),
+    options.labels("All pods with these labels."),
+    click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation."),
+    click.option("--kubelet", "kubelets", is_flag=True, help="With --all: also kubelet's pods."),
+)
 
 Act = Callable[[Client, Target], None]
 
@@ -141,9 +135,7 @@ class Choice:
         pods = ownership.permitted(
             Selection(labels=self.labels).pods(client), kubelets=self.kubelets
         )
-        descriptions = [
-            f"{p.metadata.namespace}/{p.metadata.name}  {p.id[: show.SHORT]}" for p in pods
-        ]
+        descriptions = [f"{pod_names(p)[1]}  {p.id[: show.SHORT]}" for p in pods]
         if not ownership.confirm(verb, descriptions, force=self.force):
             return []
         return [p.id for p in pods]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from cri_server.api import api_pb2 as api
@@ -68,33 +70,26 @@ def size_bytes(text: str, option: str) -> int:
 @click.pass_obj
 def update(
     address: str,
+    /,
     names: tuple[str, ...],
     memory: str | None,
     memory_swap: str | None,
     cpus: float | None,
-    cpu_period: int,
-    cpu_quota: int,
     shares: int,
-    cpuset_cpus: str,
-    cpuset_mems: str,
-    oom_score_adj: int,
+    **fields: Any,
 ) -> None:
     """Change the limits of containers. Limits that are not named stay."""
     if cpus is not None:
-        if cpu_quota:
+        if fields["cpu_quota"]:
             raise click.UsageError("--cpus and --cpu-quota exclude each other")
-        cpu_period = cpu_period or PERIOD_US
+        fields["cpu_period"] = fields["cpu_period"] or PERIOD_US
         # The kernel refuses a quota of less than 1 ms (kernel/sched/core.c).
-        cpu_quota = max(1000, int(cpus * cpu_period))
+        fields["cpu_quota"] = max(1000, int(cpus * fields["cpu_period"]))
     limits = api.LinuxContainerResources(
-        cpu_period=cpu_period,
-        cpu_quota=cpu_quota,
-        cpu_shares=shares,
         memory_limit_in_bytes=size_bytes(memory, "--memory") if memory else 0,
         memory_swap_limit_in_bytes=size_bytes(memory_swap, "--memory-swap") if memory_swap else 0,
-        cpuset_cpus=cpuset_cpus,
-        cpuset_mems=cpuset_mems,
-        oom_score_adj=oom_score_adj,
+        cpu_shares=shares,
+        **fields,
     )
     if limits == api.LinuxContainerResources():
         raise click.UsageError("needs a limit to change, such as --memory 64Mi")
@@ -118,11 +113,8 @@ def update(
 def not_set(client: Client, limits: api.LinuxContainerResources) -> list[str]:
     """Return the limits that the server ignored because of `[cgroup] missing_controllers = "warn"`;
     none if the server does not report it."""
-    info = (
-        formats.with_info(client.runtime("Status", api.StatusRequest(verbose=True))).get("info")
-        or {}
-    )
-    described = info.get("config") or {}
+    status = formats.with_info(client.runtime("Status", api.StatusRequest(verbose=True)))
+    described = (status.get("info") or {}).get("config") or {}
     if described.get("missingControllers") != "warn":
         return []
     available = described.get("cgroupControllers") or []

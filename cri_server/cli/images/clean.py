@@ -11,7 +11,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, options, ownership
-from cri_server.cli.connection.client import Client
+from cri_server.cli.connection.client import Client, pod_names
 from cri_server.cli.containers.stop import remove_pod
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output
@@ -96,7 +96,7 @@ def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> No
             c.id for p in pods for c in client.containers(pod_sandbox_id=p.id)
         }
         images = [i for i in unused(client, gone) if with_names or not i.repo_tags]
-        descriptions = [f"pod {p.metadata.namespace}/{p.metadata.name}" for p in pods]
+        descriptions = [f"pod {pod_names(p)[1]}" for p in pods]
         descriptions += [f"container {c.metadata.name}" for c in containers]
         descriptions += [f"image {title(i)}" for i in images]
         if not ownership.confirm("remove", descriptions, force=force):

@@ -9,15 +9,7 @@ import yaml
 
 from pyrunc.errors import InvalidSpec
 
-WITH_A_TEMPLATE = {
-    "Deployment",
-    "ReplicaSet",
-    "StatefulSet",
-    "DaemonSet",
-    "Job",
-    "CronJob",
-    "ReplicationController",
-}
+WITH_A_TEMPLATE = "Deployment ReplicaSet StatefulSet DaemonSet Job CronJob ReplicationController"
 RUN = ("Pod", "ConfigMap", "Secret")
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
@@ -87,7 +79,7 @@ def _object(document: Any) -> dict[str, Any]:
     kind = document.get("kind")
     if kind is None:
         raise InvalidSpec("kind", "is required")
-    if kind in WITH_A_TEMPLATE:
+    if kind in WITH_A_TEMPLATE.split():
         raise InvalidSpec(
             "kind",
             f"run supports only Pod, not {kind}; make a Pod from its template and give it a name",

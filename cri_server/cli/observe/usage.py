@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.arguments import completion, selection
+from cri_server.cli.arguments import completion, options, selection
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, shared_names, shortest_name
 from cri_server.cli.output import formats
@@ -81,24 +81,18 @@ class _View:
         formats.repeat(lambda: output.render_list(listing(samples), sampled()), self.watching)
 
 
-def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `stats` and `statsp`."""
-    for option in (
-        formats.watch,
-        formats.options(),
-        click.option(
-            "--no-stream", is_flag=True, expose_value=False, help="Print once, the default."
-        ),
-        click.option(
-            "--seconds",
-            type=SECONDS,
-            default=1.0,
-            show_default=True,
-            help="The time between the two samples of CPU usage.",
-        ),
-    ):
-        command = option(command)
-    return command
+_common_options = options.add(
+    click.option(
+        "--seconds",
+        type=SECONDS,
+        default=1.0,
+        show_default=True,
+        help="The time between the two samples of CPU usage.",
+    ),
+    click.option("--no-stream", is_flag=True, expose_value=False, help="Print once, the default."),
+    formats.options(),
+    formats.watch,
+)
 
 
 @click.command()

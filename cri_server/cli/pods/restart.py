@@ -17,7 +17,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, options, ownership
-from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.connection.client import Client, ServerError, pod_names
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import folders, host_names
 from cri_server.cli.output.report import for_each, report
@@ -75,9 +75,9 @@ def _restart_pod(client: Client, pod: api.PodSandbox, grace_s: int | None, folde
     if pod.state != api.SANDBOX_READY:
         restart_stopped_pod(client, pod, folder)
         return
-    containers = [c for c in _newest(client, pod) if ownership.INIT not in c.labels]
+    containers = _main_containers(client, pod)
     if not containers:
-        raise WrongState(f"pod {_title(pod)} has no containers")
+        raise WrongState(f"pod {pod_names(pod)[1]} has no containers")
     for container in containers:
         restart_container(client, container, grace_s)
 
@@ -92,10 +92,10 @@ def _start(client: Client, name: str, folder: Path) -> None:
     elif (pod := client.pod(target.id)).state != api.SANDBOX_READY:
         restart_stopped_pod(client, pod, folder)
     else:
-        ended = [c for c in _newest(client, pod) if c.state != api.CONTAINER_RUNNING]
-        ended = [c for c in ended if ownership.INIT not in c.labels]
+        containers = _main_containers(client, pod)
+        ended = [c for c in containers if c.state != api.CONTAINER_RUNNING]
         if not ended:
-            raise WrongState(f"pod {_title(pod)} and its containers are running already")
+            raise WrongState(f"pod {pod_names(pod)[1]} and its containers are running already")
         for container in ended:
             _start_container(client, container)
     click.echo(name)
@@ -107,8 +107,8 @@ def _refuse_stopped_pod(client: Client, target: stop.Target) -> None:
     for pod in client.pods(id=container.pod_sandbox_id):
         if pod.state != api.SANDBOX_READY:
             raise WrongState(
-                f"container {target.name}: its pod {_title(pod)} is stopped;"
-                f" pyrunc-cri start {_title(pod)} starts both"
+                f"container {target.name}: its pod {pod_names(pod)[1]} is stopped;"
+                f" pyrunc-cri start {pod_names(pod)[1]} starts both"
             )
 
 
@@ -226,8 +226,9 @@ def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:
     return sorted(newest.values(), key=lambda c: order[c.metadata.name])
 
 
-def _title(pod: api.PodSandbox) -> str:
-    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+def _main_containers(client: Client, pod: api.PodSandbox) -> list[api.Container]:
+    """Return the newest attempts of a pod's containers that are no init containers."""
+    return [c for c in _newest(client, pod) if ownership.INIT not in c.labels]
 
 
 def _attempts(client: Client, container: api.Container) -> Sequence[api.Container]:

@@ -4,12 +4,12 @@ it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cri_server.cli.arguments import options
 from cri_server.cli.arguments.files import FILE
 from pyrunc.errors import Error
 
@@ -27,7 +27,8 @@ FLAGS = {
     "cgroup_driver": "cgroup.driver",
     "container_rlimit": "containers.rlimits",
 }
-_OPTIONS = (
+# the options of a command that reads the server's configuration
+settings = options.add(
     click.option(
         "--config",
         type=FILE,
@@ -60,13 +61,6 @@ _OPTIONS = (
         help="The format of the log.",
     ),
 )
-
-
-def settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that reads the server's configuration."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.command()
