@@ -20,7 +20,7 @@ from pyrunc.compile.container import compile_container
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.container import state as states
 from pyrunc.container.bundle import CreateOptions, create_request, load, make
-from pyrunc.container.create import Created
+from pyrunc.container.process import ContainerProcess
 from pyrunc.errors import Error
 from pyrunc.kernel.process import alive_since
 from pyrunc.plan.build import build
@@ -118,7 +118,7 @@ def _configuration() -> dict[str, Any]:
     return config
 
 
-def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> Created:
+def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> ContainerProcess:
     """Record this process as the container's. Its program is compiled, as far as our rights
     allow."""
     try:
@@ -129,4 +129,4 @@ def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -
         # installed.
         pass
     state.save(pid=os.getpid(), start_time=alive_since(os.getpid()) or 0)
-    return Created(state.pid, -1, state.start_time, None, None, ())
+    return ContainerProcess(state.pid, -1, state.start_time, None)

@@ -16,7 +16,7 @@ from pyrunc.checkpoint import criu, criu_images
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.rootfs_probe import cgroup_owner
 from pyrunc.container import status
-from pyrunc.container.create import Created
+from pyrunc.container.process import ContainerProcess
 from pyrunc.errors import InvalidSpec, PeerError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import is_machine_root
@@ -67,7 +67,7 @@ def restore(
     choices: CriuOptions,
     labels: Labels,
     stdio: tuple[int, int, int] = (0, 1, 2),
-) -> Created:
+) -> ContainerProcess:
     """Restore the processes. The state's folder exists, and the caller holds its lock. A failure
     leaves no processes behind.
 
@@ -106,14 +106,7 @@ def restore(
         if group is not None:
             group.occupied()
         undo.commit()
-    return Created(
-        process.pid,
-        process.pidfd,
-        process.start_time,
-        process.console_fd,
-        group,
-        tuple(notifications.warnings),
-    )
+    return ContainerProcess.of(process, tuple(notifications.warnings), group)
 
 
 class _Notifications:

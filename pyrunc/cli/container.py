@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 
 from pyrunc import atomic_file, jsontext
-from pyrunc.cli.fd_passing import activated, open_missing_stdio, pass_descriptors, preserved
+from pyrunc.cli.fd_passing import (
+    activated,
+    check_terminal,
+    open_missing_stdio,
+    pass_descriptors,
+    preserved,
+)
 from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
@@ -17,9 +23,9 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import CommandLog
     from pyrunc.cli.parse import CommandLine
-    from pyrunc.container.bundle import Bundle, CreateOptions
-    from pyrunc.container.create import Created
+    from pyrunc.container.bundle import CreateOptions
     from pyrunc.container.notify import NotifyProxy
+    from pyrunc.container.process import ContainerProcess
     from pyrunc.container.state import State
     from pyrunc.plan.model import Plan
 
@@ -35,30 +41,42 @@ def create(call: CommandLine, log: CommandLog) -> int:
 def run(call: CommandLine, log: CommandLog) -> int:
     """Run `run --bundle DIR ID`; returns 0 with --detach, else the program's exit code."""
     attached = not call.options["detach"]
-    # So that processes whose parent ends before them become ours, and are reaped with the
-    # container, not by the machine's init.
-    if attached and not call.options["no_subreaper"]:
-        from pyrunc.kernel.reaper import set_child_subreaper
-
-        set_child_subreaper()
+    become_subreaper(call.options)
     create_options = _create_options(call, start_immediately=True, attached=attached)
     state, created = _make(call, log, create_options)
     _poststart(state, state.config(), log)
     if created.proxy is not None:
         _await_ready(created.proxy, created, attached, log)
-    if not attached:
-        return 0
+    return attend_and_delete(state, created, log, call.options["keep"]) if attached else 0
+
+
+def become_subreaper(options: dict[str, Any]) -> None:
+    """Have orphans of the container become children of this process, so that they are reaped with
+    the container and not by the machine's init. Does nothing with --detach or --no-subreaper."""
+    if not (options["detach"] or options["no_subreaper"]):
+        from pyrunc.kernel.reaper import set_child_subreaper
+
+        set_child_subreaper()
+
+
+def attend_and_delete(
+    state: State, created: ContainerProcess, log: CommandLog, keep: bool = False
+) -> int:
+    """Wait for the end of an attached program; delete the container unless `keep`. Returns the
+    program's exit code."""
     import pyrunc.container.delete  # noqa: F401 (imported while the program runs, not after it)
     from pyrunc.container.run import attend
 
     try:
         return attend(created.pidfd, created.console_fd)
     finally:
-        if not call.options["keep"]:
-            delete_on_exit(state, log)
+        if not keep:
+            _delete(os.path.dirname(state.folder), state.id, True, log)
 
 
-def _await_ready(proxy: NotifyProxy, created: Created, attached: bool, log: CommandLog) -> None:
+def _await_ready(
+    proxy: NotifyProxy, created: ContainerProcess, attached: bool, log: CommandLog
+) -> None:
     """Report readiness to the service manager: with --detach now, else in a thread beside our
     other work."""
     if not attached:
@@ -79,7 +97,7 @@ def _await_ready(proxy: NotifyProxy, created: Created, attached: bool, log: Comm
 
 def _make(
     call: CommandLine, log: CommandLog, create_options: CreateOptions
-) -> tuple[State, Created]:
+) -> tuple[State, ContainerProcess]:
     from pyrunc.container import bundle as bundles
 
     options = call.options
@@ -87,12 +105,11 @@ def _make(
     # Before anything is opened: a file of ours on number 0, 1 or 2 would be the container's stdio.
     open_missing_stdio()
     bundle = bundles.load(options["bundle"], options["config"] or "")
-    _check_terminal(bundle, options["console_socket"], options.get("detach", True))
-    detached = call.verb is not None and (call.verb.name == "create" or options["detach"])
+    detached = options.get("detach", True)  # `create` has no such option
+    check_terminal(bundle.spec.process, options["console_socket"], detached)
 
-    def after(state: State, created: Created) -> None:
-        for warning in created.warnings:
-            log.warning(warning)
+    def after(state: State, created: ContainerProcess) -> None:
+        log.warnings(created.warnings)
         # Within `make`: an engine whose socket does not answer gets an error, and the container is
         # undone.
         pass_descriptors(options, created, detached)
@@ -105,13 +122,7 @@ def _make(
 def _create_options(
     call: CommandLine, start_immediately: bool, attached: bool = False
 ) -> CreateOptions:
-    from pyrunc.container.bundle import CreateOptions
-
-    driver, with_cgroup = _driver(call)
-    return CreateOptions(
-        driver=driver,
-        with_cgroup=with_cgroup,
-        missing_controllers=call.globals["missing_controllers"],
+    return cgroup_options(call).replace(
         keyring=not call.options["no_new_keyring"],
         preserve_fds=preserved(call.options["preserve_fds"] + activated()),
         start_immediately=start_immediately,
@@ -124,24 +135,19 @@ def _create_options(
 
 
 def cgroup_options(call: CommandLine) -> CreateOptions:
-    """Build the options from the words before the verb alone."""
+    """Return the options of a create about its cgroup, from the options before the verb. Raises
+    InvalidArgument."""
     from pyrunc.container.bundle import CreateOptions
 
-    driver, with_cgroup = _driver(call)
-    return CreateOptions(
-        driver=driver,
-        with_cgroup=with_cgroup,
-        missing_controllers=call.globals["missing_controllers"],
-    )
-
-
-def _driver(call: CommandLine) -> tuple[str, bool]:
-    """Return the cgroup driver, and whether there is a cgroup at all. Raises InvalidArgument."""
     manager = call.globals["cgroup_manager"]
     if manager not in ("cgroupfs", "systemd", "disabled"):
         raise InvalidArgument(f"--cgroup-manager {manager!r}: one of cgroupfs, systemd, disabled")
-    driver = "systemd" if call.globals["systemd_cgroup"] or manager == "systemd" else "cgroupfs"
-    return driver, manager != "disabled"
+    by_systemd = call.globals["systemd_cgroup"] or manager == "systemd"
+    return CreateOptions(
+        driver="systemd" if by_systemd else "cgroupfs",
+        with_cgroup=manager != "disabled",
+        missing_controllers=call.globals["missing_controllers"],
+    )
 
 
 def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]], None] | None:
@@ -156,17 +162,6 @@ def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]]
         )
 
     return write
-
-
-def _check_terminal(bundle: Bundle, console_socket: str | None, detached: bool) -> None:
-    process = bundle.spec.process
-    has_terminal = process is not None and process.terminal
-    if has_terminal and detached and not console_socket:
-        raise InvalidArgument(
-            "cannot allocate tty if pyrunc will detach without setting console socket"
-        )
-    if console_socket and not (has_terminal and detached):
-        raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
 
 
 def start(call: CommandLine, log: CommandLog) -> int:
@@ -232,8 +227,7 @@ def _poststart(state: State, config: dict[str, Any], log: CommandLog) -> None:
             parse(config).hooks.poststart, "poststart", status.oci_state(state, status.RUNNING)
         )
     except Error:
-        for warning in destroy(state):
-            log.warning(warning)
+        log.warnings(destroy(state))
         raise
 
 
@@ -289,13 +283,7 @@ def delete(call: CommandLine, log: CommandLog) -> int:
     return 0
 
 
-def delete_on_exit(state: State, log: CommandLog) -> None:
-    """Delete the container at the end of `run` and `restore` without --detach."""
-    _delete(os.path.dirname(state.folder), state.id, True, log)
-
-
 def _delete(root: str, container_id: str, force: bool, log: CommandLog) -> None:
     from pyrunc.container.delete import delete as remove
 
-    for warning in remove(root, container_id, force):
-        log.warning(warning)
+    log.warnings(remove(root, container_id, force))

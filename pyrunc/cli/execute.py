@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from pyrunc import debug
-from pyrunc.cli.fd_passing import open_missing_stdio, pass_descriptors, preserved
+from pyrunc.cli.fd_passing import check_terminal, open_missing_stdio, pass_descriptors, preserved
 from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, WrongState
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cli.log import CommandLog
     from pyrunc.cli.parse import CommandLine
-    from pyrunc.container.exec import Executed
+    from pyrunc.container.process import ContainerProcess
     from pyrunc.container.state import State
     from pyrunc.launch.run import ChildProcess
     from pyrunc.program.model import LoweredProgram
@@ -75,7 +75,7 @@ def _process_file(path: str | None) -> bytes | None:
 
 def _run_stored_program(
     state: State, pidfd: int, key: bytes | None, log: CommandLog
-) -> ChildProcess | Executed | None:
+) -> ChildProcess | ContainerProcess | None:
     if exec_cache is None or key is None:
         return None
     program = exec_cache.load(state, key)
@@ -83,8 +83,7 @@ def _run_stored_program(
     outcome = "no" if process is None else f"process {process.pid}"
     debug.say("exec by a stored program: %s", outcome)
     if program is not None and process is not None:
-        for warning in program.warnings:
-            log.warning(warning)
+        log.warnings(program.warnings)
     return process
 
 
@@ -95,7 +94,7 @@ def _compile_and_exec(
     process_json: bytes | None,
     key: bytes | None,
     log: CommandLog,
-) -> Executed:
+) -> ContainerProcess:
     from pyrunc.cli.process import process_from_file, process_from_options
     from pyrunc.compile.exec import ExecRequest, merged
     from pyrunc.compile.rootfs_probe import host_id, keeps_groups
@@ -111,12 +110,8 @@ def _compile_and_exec(
         document = {**NOT_INHERITED, **process_from_file(options["process"], process_json)}
     process = merged(spec, document)
     check_process(process)
-    if options["console_socket"] and not process.terminal:
-        raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
-    if process.terminal and options["detach"] and not options["console_socket"]:
-        raise InvalidArgument(
-            "cannot allocate tty if pyrunc will detach without setting console socket"
-        )
+    detached = options["detach"] or bool(options["console_socket"])
+    check_terminal(process, options["console_socket"], detached)
 
     def store(lowered: LoweredProgram, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
@@ -145,12 +140,11 @@ def _compile_and_exec(
             id=state.id,
             bundle=state.bundle,
             keep_groups=keeps_groups(spec),
-            attached=not options["detach"] and not options["console_socket"],
+            attached=not detached,
         ),
         store,
     )
-    for warning in executed.warnings:
-        log.warning(warning)
+    log.warnings(executed.warnings)
     return executed
 
 

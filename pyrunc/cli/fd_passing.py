@@ -13,9 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.container.create import Created
-    from pyrunc.container.exec import Executed
+    from pyrunc.container.process import ContainerProcess
     from pyrunc.launch.run import ChildProcess
+    from pyrunc.spec.model import Process
 
 
 def preserved(count: int) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def activated() -> int:
 
 
 def pass_descriptors(
-    options: dict[str, Any], process: ChildProcess | Created | Executed, detached: bool
+    options: dict[str, Any], process: ChildProcess | ContainerProcess, detached: bool
 ) -> None:
     """Send the terminal and the pidfd to the sockets of the options, and write the pid file
     last."""
@@ -53,6 +53,18 @@ def pass_descriptors(
         path = os.path.abspath(options["pid_file"])
         _write_pid(path, process.pid)
         debug.say("wrote pid %d to %s", process.pid, path)
+
+
+def check_terminal(process: Process | None, console_socket: str | None, detached: bool) -> None:
+    """Refuse a detached process with a terminal and without the socket that gets its master, and a
+    socket without such a process. Raises InvalidArgument."""
+    has_terminal = process is not None and process.terminal
+    if has_terminal and detached and not console_socket:
+        raise InvalidArgument(
+            "cannot allocate tty if pyrunc will detach without setting console socket"
+        )
+    if console_socket and not (has_terminal and detached):
+        raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
 
 
 def _write_pid(path: str, pid: int) -> None:

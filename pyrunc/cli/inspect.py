@@ -27,15 +27,14 @@ def list(call: CommandLine, log: CommandLog) -> int:
     empty."""
     from pyrunc.container.list import containers
 
-    _one_of(call.options["format"], ("table", "json"))
+    check_format(call.options["format"], "table", "json")
     try:
         reports, broken = containers(states.root_of(call.globals["root"]))
     except NotFound:
         if call.globals["root"]:
             raise
         reports, broken = [], []
-    for line in broken:
-        log.warning(line)
+    log.warnings(broken)
     if call.options["quiet"]:
         print("".join(f"{report['id']}\n" for report in reports), end="")
     elif call.options["format"] == "json":
@@ -54,7 +53,7 @@ def list(call: CommandLine, log: CommandLog) -> int:
 
 def ps(call: CommandLine, log: CommandLog) -> int:
     """Run `ps [--format table|json] ID [ARGUMENTS OF ps]`."""
-    _one_of(call.options["format"], ("table", "json"))
+    check_format(call.options["format"], "table", "json")
     pids = _pids(states.find(states.root_of(call.globals["root"]), call.arguments[0]))
     if call.options["format"] == "json":
         print(jsontext.dumps(pids or None))
@@ -151,7 +150,8 @@ def spec(call: CommandLine, log: CommandLog) -> int:
     return 0
 
 
-def _one_of(value: str, allowed: Sequence[str]) -> None:
+def check_format(value: str, *allowed: str) -> None:
+    """Raise InvalidArgument for a --format that is not one of `allowed`."""
     if value not in allowed:
         raise InvalidArgument(f"invalid format option {value!r}: one of {', '.join(allowed)}")
 

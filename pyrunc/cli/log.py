@@ -19,6 +19,7 @@ from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 LOWEST_NUMBER = 200
@@ -92,6 +93,11 @@ class CommandLog:
 
     def warning(self, message: str) -> None:
         self._write("warning", one_line(message))
+
+    def warnings(self, messages: Iterable[str]) -> None:
+        """Write a line for each warning."""
+        for message in messages:
+            self.warning(message)
 
     def debug(self, message: str) -> None:
         self._write("debug", one_line(message))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyrunc.cli.log import CommandLog
     from pyrunc.cli.parse import CommandLine
     from pyrunc.container.bundle import Bundle, CreateOptions
-    from pyrunc.container.create import Created
+    from pyrunc.container.process import ContainerProcess
     from pyrunc.container.state import State
 
 
@@ -39,8 +39,7 @@ def checkpoint(call: CommandLine, log: CommandLog) -> int:
     with states.Lock(state):
         dump(state, choices, how)
         if not (how.leave_running or how.pre_dump):
-            for warning in destroy(state):
-                log.warning(warning)
+            log.warnings(destroy(state))
     return 0
 
 
@@ -50,7 +49,7 @@ def restore(call: CommandLine, log: CommandLog) -> int:
     from pyrunc.checkpoint.checkpoint import CriuOptions
     from pyrunc.checkpoint.restore import Labels
     from pyrunc.checkpoint.restore import restore as bring_back
-    from pyrunc.cli.container import cgroup_options, delete_on_exit
+    from pyrunc.cli.container import attend_and_delete, become_subreaper, cgroup_options
     from pyrunc.cli.fd_passing import open_missing_stdio, pass_descriptors
     from pyrunc.container import bundle as bundles
     from pyrunc.kernel.terminal import clear_onlcr
@@ -58,19 +57,17 @@ def restore(call: CommandLine, log: CommandLog) -> int:
     options, attached = call.options, not call.options["detach"]
     container_id = states.check_id(call.arguments[0])
     open_missing_stdio()
-    if attached and not options["no_subreaper"]:
-        from pyrunc.kernel.reaper import set_child_subreaper
-
-        set_child_subreaper()
+    become_subreaper(options)
     choices = CriuOptions(**_folders(options))
     labels = Labels(options["lsm_profile"] or "", options["lsm_mount_context"] or "")
 
-    def create_process(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
+    def create_process(
+        state: State, bundle: Bundle, create_options: CreateOptions
+    ) -> ContainerProcess:
         return bring_back(state, bundle, create_options, choices, labels)
 
-    def after(state: State, created: Created) -> None:
-        for warning in created.warnings:
-            log.warning(warning)
+    def after(state: State, created: ContainerProcess) -> None:
+        log.warnings(created.warnings)
         if attached and created.console_fd is not None:
             clear_onlcr(created.console_fd)
         pass_descriptors(options, created, not attached)
@@ -79,14 +76,7 @@ def restore(call: CommandLine, log: CommandLog) -> int:
     state, created = bundles.make(
         root, container_id, bundle, cgroup_options(call), after, create_process
     )
-    if not attached:
-        return 0
-    from pyrunc.container.run import attend
-
-    try:
-        return attend(created.pidfd, created.console_fd)
-    finally:
-        delete_on_exit(state, log)
+    return attend_and_delete(state, created, log) if attached else 0
 
 
 def _folders(options: dict[str, object]) -> dict[str, object]:

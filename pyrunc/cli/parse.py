@@ -92,7 +92,7 @@ def _options(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values by key, and the words that are no options."""
     by_name = {name: option for option in options for name in option.names}
-    values: dict[str, Any] = {option.key: option.default for option in options}
+    values: dict[str, Any] = {option.key: option.absent for option in options}
     rest: list[str] = []
     pending = iter(range(len(words)))
     for index in pending:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 
 from pyrunc import jsontext
+from pyrunc.cli.inspect import check_format
 from pyrunc.errors import InvalidArgument
 
 TYPE_CHECKING = False
@@ -30,16 +31,14 @@ def plan(call: CommandLine, log: CommandLog) -> int:
     from pyrunc.container import bundle as bundles
     from pyrunc.plan.show import numbered, show
 
-    if call.options["format"] not in ("text", "json"):
-        raise InvalidArgument(
-            f"invalid format option {call.options['format']!r}: one of text, json"
-        )
+    check_format(call.options["format"], "text", "json")
+    as_json = call.options["format"] == "json" or call.options["json"]
     if call.options["diff"]:
-        return _diff(call.arguments, call.options["format"] == "json" or call.options["json"])
+        return _diff(call.arguments, as_json)
     if len(call.arguments) > 1:
         raise InvalidArgument("a second bundle needs --diff")
     bundle_plan = of_bundle(bundles.load(call.arguments[0] if call.arguments else "."))
-    if call.options["format"] == "json" or call.options["json"]:
+    if as_json:
         lines = [{"line": number, "operation": text} for number, text in numbered(bundle_plan)]
         print(jsontext.dumps({"operations": lines, "warnings": [*bundle_plan.warnings]}))
     else:

@@ -7,74 +7,64 @@ crun's additions that podman uses are here as well. `fast` verbs never load clic
 
 from __future__ import annotations
 
+from pyrunc.spec.value import Value
+
 FLAG, TRISTATE, TEXT, NUMBER, LIST = "flag", "tristate", "text", "number", "list"
 
 
-class Option:
-    """One option. `names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a
-    flag, None without it), TEXT, NUMBER (int), LIST (may be repeated)."""
+class Option(Value):
+    """One option. `spelling`: the long name, then the short one. `kind`: FLAG, TRISTATE (a flag,
+    None without it), TEXT, NUMBER (int), LIST (may be repeated)."""
 
-    __slots__ = ("choices", "default", "help", "kind", "metavar", "names")
+    spelling: str
+    kind: str
+    help: str
+    default: object = None
+    metavar: str = ""
 
-    def __init__(
-        self,
-        names: str,
-        kind: str,
-        help: str,
-        *,
-        default: object = None,
-        metavar: str = "",
-        choices: tuple[str, ...] = (),
-    ) -> None:
-        self.names = tuple(names.split())
-        self.kind = kind
-        self.help = help
-        self.metavar = metavar
-        self.choices = choices
-        self.default = default if default is not None else {FLAG: False, LIST: ()}.get(kind)
+    @property
+    def names(self) -> list[str]:
+        """The long name, then the short one."""
+        return self.spelling.split()
 
     @property
     def key(self) -> str:
         """The key of the parsed value: `pid_file` for `--pid-file`."""
         return self.names[0].replace("-", "_")
 
+    @property
+    def absent(self) -> object:
+        """The value without the option."""
+        return {FLAG: False, LIST: ()}.get(self.kind, self.default)
 
-class Verb:
+
+class Verb(Value):
     """One verb. `work` is `module:function`; `arguments` are names, the last with `...` for any
-    number; `least` is the smallest number of arguments.
+    number; `required`: how many of them must be given, None for all.
 
     `leading`: options end at the first argument, because what follows is another program's command
-    line.
+    line. `fast`: it runs without click.
     """
 
-    __slots__ = ("arguments", "fast", "help", "leading", "least", "name", "options", "work")
+    name: str
+    help: str
+    work: str
+    arguments: tuple[str, ...] = ("ID",)
+    options: tuple[Option, ...] = ()
+    required: int | None = None
+    leading: bool = False
+    fast: bool = True
 
-    def __init__(
-        self,
-        name: str,
-        help: str,
-        work: str,
-        arguments: tuple[str, ...] = ("ID",),
-        options: tuple[Option, ...] = (),
-        *,
-        least: int | None = None,
-        leading: bool = False,
-        fast: bool = True,
-    ) -> None:
-        self.name = name
-        self.help = help
-        self.work = work
-        self.arguments = arguments
-        self.options = options
-        self.least = len(arguments) if least is None else least
-        self.leading, self.fast = leading, fast
+    @property
+    def least(self) -> int:
+        """The smallest number of arguments."""
+        return len(self.arguments) if self.required is None else self.required
 
     @property
     def most(self) -> int | None:
         """The largest number of arguments; None for any number."""
-        return (
-            None if self.arguments and self.arguments[-1].endswith("...") else len(self.arguments)
-        )
+        endless = self.arguments and self.arguments[-1].endswith("...")
+        return None if endless else len(self.arguments)
 
 
 GLOBAL = (
@@ -200,7 +190,7 @@ VERBS: dict[str, Verb] = {
                     "ID is a regular expression for several containers",
                 ),
             ),
-            least=1,
+            required=1,
             leading=True,
         ),
         Verb(
@@ -240,7 +230,7 @@ VERBS: dict[str, Verb] = {
                 Option("cgroup", TEXT, "cgroup below the container's", metavar="PATH"),
                 Option("ignore-paused", FLAG, "allow a paused container"),
             ),
-            least=1,
+            required=1,
             leading=True,
         ),
         Verb("pause", "freeze all processes of a container", "update:pause"),
@@ -252,7 +242,7 @@ VERBS: dict[str, Verb] = {
             "inspect:ps",
             ("ID", "PS-ARGUMENTS..."),
             (Option("format f", TEXT, "table or json", default="table"),),
-            least=1,
+            required=1,
             leading=True,
         ),
         Verb(
@@ -329,7 +319,7 @@ VERBS: dict[str, Verb] = {
                 Option("json", FLAG, "the same as --format json"),
                 Option("diff", FLAG, "print how the plan of OTHER differs; exit code 1 if it does"),
             ),
-            least=0,
+            required=0,
             fast=False,
         ),
         Verb(
@@ -338,7 +328,7 @@ VERBS: dict[str, Verb] = {
             "plan:why",
             ("BUNDLE",),
             (Option("json", FLAG, "as JSON"),),
-            least=0,
+            required=0,
             fast=False,
         ),
         Verb(

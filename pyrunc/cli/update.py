@@ -29,7 +29,7 @@ def pause(call: CommandLine, log: CommandLog) -> int:
 
 def resume(call: CommandLine, log: CommandLog) -> int:
     """Run `resume ID`."""
-    from pyrunc.container.resume import resume as thaw
+    from pyrunc.container.pause import resume as thaw
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
@@ -49,8 +49,7 @@ def update(call: CommandLine, log: CommandLog) -> int:
     )
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
-        for warning in limits.update(state, resources, call.globals["missing_controllers"]):
-            log.warning(warning)
+        log.warnings(limits.update(state, resources, call.globals["missing_controllers"]))
     return 0
 
 

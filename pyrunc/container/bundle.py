@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.compile.container import CreateRequest
-    from pyrunc.container.create import Created
+    from pyrunc.container.process import ContainerProcess
     from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
@@ -82,9 +82,9 @@ def make(
     container_id: str,
     bundle: Bundle,
     create_options: CreateOptions,
-    after: Callable[[State, Created], None],
-    create_process: Callable[[State, Bundle, CreateOptions], Created] | None = None,
-) -> tuple[State, Created]:
+    after: Callable[[State, ContainerProcess], None],
+    create_process: Callable[[State, Bundle, CreateOptions], ContainerProcess] | None = None,
+) -> tuple[State, ContainerProcess]:
     """Claim the id, create the process and record it, then call `after`; if that fails, everything
     is undone as well.
 
@@ -127,7 +127,7 @@ def make(
     return state, created
 
 
-def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
+def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> ContainerProcess:
     from pyrunc.container.create import create
 
     bundle = bundle.replace(spec=_with_sockets(bundle.spec, create_options.activated))
@@ -248,7 +248,7 @@ def _recorder(state: State) -> Callable[[ChildProcess], None]:
     return record_process
 
 
-def _unmake(state: State, created: Created) -> None:
+def _unmake(state: State, created: ContainerProcess) -> None:
     """Kill and reap the process, remove its cgroup."""
     from pyrunc.container.delete import leave_rdt
 

@@ -10,31 +10,16 @@ import time
 
 from pyrunc.compile.container import compile_container
 from pyrunc.compile.descriptors import NamedDescriptors
+from pyrunc.container.process import ContainerProcess
 from pyrunc.launch import run
-from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.cgroups.group import Cgroup
     from pyrunc.compile.container import CompiledLaunch, CreateRequest
-    from pyrunc.container.notify import NotifyProxy
 
 
-class Created(Value):
-    """A container's process. The caller closes the descriptors; `cgroup` is the process's group.
-    `proxy`: the socket by which a running program reports to a service manager."""
-
-    pid: int
-    pidfd: int
-    start_time: int
-    console_fd: int | None
-    cgroup: Cgroup | None
-    warnings: tuple[str, ...]
-    proxy: NotifyProxy | None = None
-
-
-def create(request: CreateRequest) -> Created:
+def create(request: CreateRequest) -> ContainerProcess:
     """Make the container. Raises InvalidSpec, KernelError (with the plan's line), NotFound for a
     missing program.
 
@@ -45,10 +30,7 @@ def create(request: CreateRequest) -> Created:
         compiled = compile_container(request, descriptors, undo)
         child = _launch(request, compiled, undo)
         undo.commit()
-    cgroup = compiled.launch.cgroup
-    return Created(
-        child.pid, child.pidfd, child.start_time, child.console_fd, cgroup, compiled.warnings
-    )
+    return ContainerProcess.of(child, compiled.warnings, compiled.launch.cgroup)
 
 
 def _launch(request: CreateRequest, compiled: CompiledLaunch, undo: Undo) -> run.ChildProcess:

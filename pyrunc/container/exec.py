@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import compile_exec
+from pyrunc.container.process import ContainerProcess
 from pyrunc.launch import run
 from pyrunc.launch.enter import entering
-from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -18,19 +18,9 @@ if TYPE_CHECKING:
     from pyrunc.program.model import LoweredProgram
 
 
-class Executed(Value):
-    """An exec's process. The caller closes the descriptors."""
-
-    pid: int
-    pidfd: int
-    start_time: int
-    console_fd: int | None
-    warnings: tuple[str, ...] = ()
-
-
 def execute(
     request: ExecRequest, store: Callable[[LoweredProgram, tuple[str, ...]], object] | None = None
-) -> Executed:
+) -> ContainerProcess:
     """Run the process; returns when its program was executed. Raises like `create`, WrongState for
     a dead container.
 
@@ -45,4 +35,4 @@ def execute(
     alone = not launch.lowered.steps and not request.process.terminal and not moved
     if store is not None and alone:
         store(launch.lowered, compiled.warnings)
-    return Executed(child.pid, child.pidfd, child.start_time, child.console_fd, compiled.warnings)
+    return ContainerProcess.of(child, compiled.warnings)

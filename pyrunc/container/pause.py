@@ -1,4 +1,5 @@
-"""`pause`: stops every process of a container by the cgroup freezer."""
+"""`pause` and `resume`: stop every process of a container by the cgroup freezer, and let them run
+on."""
 
 from __future__ import annotations
 
@@ -19,3 +20,12 @@ def pause(state: State) -> None:
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup: it cannot be paused")
     group.freeze()
+
+
+def resume(state: State) -> None:
+    """Thaw a paused container. Raises WrongState, KernelError."""
+    status.require(state, (status.PAUSED,), "container not paused: {status}")
+    group = state.group()
+    if group is None:
+        raise WrongState("container not paused")
+    group.thaw()

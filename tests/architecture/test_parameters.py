@@ -16,7 +16,6 @@ MAY_HAVE_MORE = {
     "get it by name",
     "cri_server.images.service.ImageService.__init__": "what a server's configuration says of "
     "images",
-    "pyrunc.cli.table.Verb.__init__": "is a record itself",
     "pyrunc.compile.pause.compile_pause": "the request on the disk, and what only its shim has",
     "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from "
     "its result",

@@ -16,8 +16,9 @@ from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.exec import ExecRequest, merged
 from pyrunc.compile.pause import PauseRequest
 from pyrunc.compile.sources import Directory, Overlay
-from pyrunc.container.create import Created, create
-from pyrunc.container.exec import Executed, execute
+from pyrunc.container.create import create
+from pyrunc.container.exec import execute
+from pyrunc.container.process import ContainerProcess
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
@@ -153,7 +154,7 @@ class Box:
         return finish(created), output
 
     @contextmanager
-    def running(self, *args: str, **more: Any) -> Iterator[tuple[Created, CreateRequest]]:
+    def running(self, *args: str, **more: Any) -> Iterator[tuple[ContainerProcess, CreateRequest]]:
         """Run a container during the block."""
         null = os.open("/dev/null", os.O_RDWR)
         try:
@@ -174,7 +175,7 @@ class Box:
 
     def execute(
         self,
-        created: Created,
+        created: ContainerProcess,
         request: CreateRequest,
         script: str,
         process_object: dict[str, Any] | None = None,
@@ -233,7 +234,7 @@ def release(pod: PauseProcess) -> None:
     pod.cgroup.remove()
 
 
-def reap(process: Created | Executed | PauseProcess) -> int:
+def reap(process: ContainerProcess | PauseProcess) -> int:
     """Wait for the process and close its descriptor; return the exit code, or 128 + signal."""
     result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
     os.close(process.pidfd)
@@ -241,7 +242,7 @@ def reap(process: Created | Executed | PauseProcess) -> int:
     return result.si_status if result.si_code == os.CLD_EXITED else 128 + result.si_status
 
 
-def finish(created: Created) -> int:
+def finish(created: ContainerProcess) -> int:
     """Call `reap`, and remove the cgroup."""
     code = reap(created)
     if created.cgroup is not None:

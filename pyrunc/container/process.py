@@ -1,0 +1,32 @@
+"""The record of a process that was started in a container."""
+
+from __future__ import annotations
+
+from pyrunc.spec.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.cgroups.group import Cgroup
+    from pyrunc.container.notify import NotifyProxy
+    from pyrunc.launch.run import ChildProcess
+
+
+class ContainerProcess(Value):
+    """A process that was started in a container. The caller closes the descriptors. `cgroup`: the
+    group that was made for it; `proxy`: the socket by which a running program reports to a service
+    manager."""
+
+    pid: int
+    pidfd: int
+    start_time: int
+    console_fd: int | None
+    warnings: tuple[str, ...] = ()
+    cgroup: Cgroup | None = None
+    proxy: NotifyProxy | None = None
+
+    @classmethod
+    def of(
+        cls, child: ChildProcess, warnings: tuple[str, ...], cgroup: Cgroup | None = None
+    ) -> ContainerProcess:
+        """Return the record of a child; `warnings` are those of its compilation."""
+        return cls(child.pid, child.pidfd, child.start_time, child.console_fd, warnings, cgroup)
