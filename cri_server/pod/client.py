@@ -245,9 +245,9 @@ class ShimClient:
         """Write to a new file at the log's path from now on; it exists when this returns."""
         await self._ask(messages.ReopenLog(container), messages.Done)
 
-    async def state(self) -> messages.State:
+    async def state(self) -> messages.PodState:
         """Ask for the pod's state as the shim has it."""
-        return await self._ask(messages.GetState(), messages.State)
+        return await self._ask(messages.GetState(), messages.PodState)
 
     async def take_pod(
         self,

@@ -196,7 +196,7 @@ class Shims:
             await self._finish_take_over(sandbox, state)
             return
 
-    async def _end_earlier(self, sandbox: Sandbox, state: messages.State) -> None:
+    async def _end_earlier(self, sandbox: Sandbox, state: messages.PodState) -> None:
         """End the pod's shim of the version before, so that the caller has another one take over.
         If that fails, the shim stays, and the caller tries again."""
         self._learn(sandbox, state)
@@ -276,8 +276,8 @@ class Shims:
         sandbox.netns_path = after_take_over(sandbox.netns_path, path or "")
 
     async def _take_over_rest(
-        self, sandbox: Sandbox, client: ShimClient, state: messages.State
-    ) -> messages.State:
+        self, sandbox: Sandbox, client: ShimClient, state: messages.PodState
+    ) -> messages.PodState:
         """Complete a take-over during which the server was killed: have the shim take over the
         rest. Returns its new state."""
         ids = {entry.id for entry in state.containers}
@@ -316,7 +316,7 @@ class Shims:
         except (Error, OSError) as error:
             log.error("sandbox %s: its new shim is not recorded on the disk: %s", sandbox.id, error)
 
-    async def _finish_take_over(self, sandbox: Sandbox, state: messages.State) -> None:
+    async def _finish_take_over(self, sandbox: Sandbox, state: messages.PodState) -> None:
         """Complete a take-over during which the server was killed: save the new shim, and end
         containers that the keeper does not have, because their exits could not be observed."""
         ids = {entry.id for entry in state.containers}
@@ -333,7 +333,7 @@ class Shims:
             orphans.kill_process(sandbox.pause)
         await self._write_move(sandbox)
 
-    async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> messages.State:
+    async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> messages.PodState:
         """Ask for the shim's state without a deadline; meanwhile derive the pod's from its
         processes."""
         answer = asyncio.ensure_future(client.state())
@@ -361,7 +361,7 @@ class Shims:
                     or orphans.was_started(container)
                 )
 
-    def _learn(self, sandbox: Sandbox, state: messages.State) -> None:
+    def _learn(self, sandbox: Sandbox, state: messages.PodState) -> None:
         """Take over the shim's state of the pod, also for containers whose folders were deleted."""
         sandbox.pause_alive = state.pause_running
         if state.pause is not None:

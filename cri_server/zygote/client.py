@@ -22,7 +22,7 @@ from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, from_wire
 from pyrunc.keeper.client import ensure
 from pyrunc.records import Record
-from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Outcome, Ready, Run
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, Outcome, Ready, Run
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Zygote:
             except asyncio.CancelledError:
                 process.peer.tell({"id": UNANSWERED, **Cancel(number).to_message()})
                 raise
-            ended = Ended.of(answer, PeerError)
+            ended = JobEnded.of(answer, PeerError)
             if ended.timed_out:
                 raise DeadlineExceeded(
                     f"{request.function} took longer than {request.timeout_s:g} s"

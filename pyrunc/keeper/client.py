@@ -64,7 +64,7 @@ _TIMEVAL = Struct("@ll")
 _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)]
 
 
-class Entry:
+class StoredEntry:
     """An entry's data and copies of its descriptors, the caller's to close."""
 
     __slots__ = ("data", "fds")
@@ -84,7 +84,7 @@ class Entry:
             raise
 
 
-class Exit:
+class OrphanExit:
     """How a process ended: `status` is a wait status (wait(2)), `time_ns` is the wall-clock
     time."""
 
@@ -184,7 +184,7 @@ class Keeper:
         refused, self.refused = self.refused, []
         return refused
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> StoredEntry | None:
         """The entry of this name, if there is one."""
         try:
             answer = self._ask(GET, name)
@@ -192,7 +192,7 @@ class Keeper:
             if error.errno != ENOENT:
                 raise
             return None
-        return Entry(answer.data, answer.fds)
+        return StoredEntry(answer.data, answer.fds)
 
     def drop(self, name: str) -> None:
         """Close an entry's descriptors. Unknown names are ignored."""
@@ -229,7 +229,7 @@ class Keeper:
         answer = self._ask(START, "", data, list(fds.values()), count=len(arguments))
         return answer.pid, answer.fds[0]
 
-    def exit_of(self, pid: int, start_time: int) -> Exit | None:
+    def exit_of(self, pid: int, start_time: int) -> OrphanExit | None:
         """Return how an orphan ended that the keeper has reaped, or a process that `note` reported.
         None: the keeper has not reaped it, or has dropped the entry since."""
         try:
@@ -238,7 +238,7 @@ class Keeper:
             if error.errno != ENOENT:
                 raise
             return None
-        return Exit(answer.status, answer.time_ns)
+        return OrphanExit(answer.status, answer.time_ns)
 
     def note(self, pid: int, start_time: int, status: int) -> None:
         """Store the wait status of a child that is not reaped yet, for the shim that takes over."""

@@ -47,7 +47,7 @@ CONFIGURATIONS_AT_MOST = 32
 """Configurations whose parsed form is cached, for containers with exec probes."""
 
 
-class Compiled:
+class CompiledProcess:
     """A launch that is ready to be carried out. Owns its descriptors until `close`. `warnings` are
     lines for the shim's log."""
 
@@ -71,7 +71,7 @@ class Compiled:
         self.fds = []
 
 
-class CompiledContainer(Compiled):
+class CompiledContainer(CompiledProcess):
     """A container that is created. `state`: the content of state.json without the process. A
     container of another OCI runtime, or of a checkpoint, has no launch: `attached` names the places
     of the mounts in `fds` then, `pinned` those of the pod's pinned mounts."""
@@ -100,7 +100,7 @@ class CompiledContainer(Compiled):
         return self.group
 
 
-class CompiledPause(Compiled):
+class CompiledPause(CompiledProcess):
     """A compiled pause process. `pins`: detached mounts for the pod's containers, by name.
     `new_network`: its clone makes the network namespace."""
 
@@ -375,7 +375,7 @@ def execute(
     *,
     tty: bool,
     timed: bool = False,
-) -> Compiled:
+) -> CompiledProcess:
     """Compile the OCI process object `process` for the container in `directory` whose first process
     is `pid`, which `pidfd` stands for. Raises Error, OSError."""
     parts = Timings()
@@ -402,7 +402,9 @@ def execute(
         )
         undo.commit()
     parts.end("plan and lower")
-    return Compiled(compiled.launch, _used(compiled.launch, descriptors), compiled.warnings, parts)
+    return CompiledProcess(
+        compiled.launch, _used(compiled.launch, descriptors), compiled.warnings, parts
+    )
 
 
 class _Configuration:

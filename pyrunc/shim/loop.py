@@ -114,7 +114,7 @@ class Loop:
         return min(max(0.0, self._timers[0].at - time.monotonic()), LONGEST_WAIT_S)
 
 
-class Steps:
+class LaunchSteps:
     """A launch that runs in steps between other work: a generator that yields the descriptor to
     wait for. Its result goes to `on_done`, its exception to `on_failed`.
 

@@ -359,13 +359,13 @@ class ReopenLog(Request):
 
 
 class GetState(Request):
-    """Ask for a `State`."""
+    """Ask for a `PodState`."""
 
     call = "state"
 
 
 class PauseState(Record):
-    """The pause process in a `State`."""
+    """The pause process in a `PodState`."""
 
     pid: int
     start_time: int
@@ -374,7 +374,7 @@ class PauseState(Record):
 
 
 class ContainerState(Record):
-    """A container in a `State`. `exit` is set when it has ended."""
+    """A container in a `PodState`. `exit` is set when it has ended."""
 
     id: Id
     pid: int
@@ -384,7 +384,7 @@ class ContainerState(Record):
     exit: Exit | None = None
 
 
-class State(Record):
+class PodState(Record):
     """The pod's state as its shim has it. `protocol`: the shim's protocol version; `netns_path`:
     the network namespace that the shim pins, also without a pause process; `execs`: running
     sessions."""

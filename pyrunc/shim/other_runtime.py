@@ -40,7 +40,7 @@ from pyrunc.kernel.namespace import unshare
 from pyrunc.kernel.process import stat
 from pyrunc.launch import pinned
 from pyrunc.shim.messages import CONFIG
-from pyrunc.shim.starter import Process
+from pyrunc.shim.starter import StartedProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyrunc.shim import messages
     from pyrunc.shim.compile import CompiledContainer
     from pyrunc.shim.files import OtherRuntime
-    from pyrunc.shim.session import Container
+    from pyrunc.shim.session import SupervisedContainer
     from pyrunc.shim.starter import PauseProcess
 
     Stdio = tuple[int, int, int]
@@ -194,7 +194,7 @@ class _Listener:
 
 def start(
     compiled: CompiledContainer, directory: str, stdio: Stdio, pause: PauseProcess | None
-) -> Process:
+) -> StartedProcess:
     """Start the container; returns its first process. Called in a fork. Raises Error."""
     record = compiled.file.other_runtime
     assert record is not None and compiled.cgroup is not None
@@ -213,8 +213,8 @@ def start(
 
 
 def execute(
-    record: OtherRuntime, request: messages.StartExec, container: Container, stdio: Stdio
-) -> Process:
+    record: OtherRuntime, request: messages.StartExec, container: SupervisedContainer, stdio: Stdio
+) -> StartedProcess:
     """Start another process in a running container. Called in a fork. Raises Error."""
     runtime = Runtime(record, container.directory, container.id)
     name = f"exec-{os.getpid()}"
@@ -260,13 +260,13 @@ def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | No
     compiled.close()
 
 
-def _process(pid: int, group: Cgroup, console: int | None) -> Process:
+def _process(pid: int, group: Cgroup, console: int | None) -> StartedProcess:
     """Return the process that a runtime has started. If it has ended already, it is a zombie until
     the shim reaps it, so its pid is not reused."""
     status = stat(pid)
     if status is None:
         raise PeerError(f"the runtime's process {pid} is not there")
-    process = Process(pid, status.start_time, group, console)
+    process = StartedProcess(pid, status.start_time, group, console)
     process.of_other_runtime = True
     return process
 

@@ -11,12 +11,12 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
 from pyrunc.shim import compile, messages
-from pyrunc.shim.loop import Steps
+from pyrunc.shim.loop import LaunchSteps
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
-from pyrunc.shim.serve import Server, handler
-from pyrunc.shim.session import Container, Exec, Streams
-from pyrunc.shim.starter import PauseProcess, Process, StartedProcess
+from pyrunc.shim.serve import ShimServer, handler
+from pyrunc.shim.session import ExecSession, ProcessPipes, SupervisedContainer
+from pyrunc.shim.starter import ForkedProcess, PauseProcess, StartedProcess
 from pyrunc.shim.worker import Worker
 from pyrunc.timings import Timings
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
     from pyrunc.shim.compile import CompiledContainer, CompiledPause, Prepared
     from pyrunc.shim.pods import Pods
-    from pyrunc.shim.reaper import Ended
-    from pyrunc.shim.serve import Call, Connection, Handler
+    from pyrunc.shim.reaper import ProcessEnd
+    from pyrunc.shim.serve import Call, ClientConnection, Handler
 
 # A client whose session has just ended can still kill what the session left running.
 ENDED_EXEC_S = 5.0
@@ -57,8 +57,8 @@ class Pod:
         self.loop = pods.loop
         self._reaper = pods.reaper
         self._created: dict[str, CompiledContainer] = {}
-        self._containers: dict[str, Container] = {}
-        self._execs: dict[str, Exec] = {}
+        self._containers: dict[str, SupervisedContainer] = {}
+        self._execs: dict[str, ExecSession] = {}
         self._pause: PauseProcess | None = None
         self._pause_running = self._pause_starting = False
         self._pause_waiting: list[Call] = []
@@ -68,7 +68,7 @@ class Pod:
         self._in_folder: dict[str, int] = {}  # commands of other runtimes that run, by container
         self._waiting: list[Call] = []  # for the end of some of them
         self._signalling: set[tuple[str, int]] = set()
-        self._server = Server(self.loop, listener, self._calls(), self._kill_execs_of)
+        self._server = ShimServer(self.loop, listener, self._calls(), self._kill_execs_of)
         self.loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class Pod:
             self._answer_pause_stops()
 
         network = self._network if self._network >= 0 else None
-        Steps(self.loop, self._reaper, self._starter.pause(compiled, network), done, failed)
+        LaunchSteps(self.loop, self._reaper, self._starter.pause(compiled, network), done, failed)
 
     def _stop_pause(self, call: Call, request: messages.StopPause) -> None:
         """End the pause process. If it is being started, it ends when it runs, because the caller
@@ -227,7 +227,7 @@ class Pod:
         if self._pause and self._pause_running:
             self._pause.send_signal(signal.SIGKILL)
 
-    def _pause_ended(self, ended: Ended) -> None:
+    def _pause_ended(self, ended: ProcessEnd) -> None:
         self._pause_running = False
         assert self._pause is not None
         self._pods.keeper.drop(self._pause_name)
@@ -302,7 +302,7 @@ class Pod:
         if compiled is None:
             raise NotFound(f"container {container_id} was not created in this shim")
         directory = f"{self._containers_dir}/{container_id}"
-        container = Container(
+        container = SupervisedContainer(
             self.loop, container_id, directory, self._kill_counts, self._container_exited
         )
         container.signal_by_runtime = self._signal_by_runtime
@@ -314,14 +314,16 @@ class Pod:
             container.failed(error)
             raise
 
-    def _launch(self, container: Container, call: Call, compiled: CompiledContainer) -> None:
+    def _launch(
+        self, container: SupervisedContainer, call: Call, compiled: CompiledContainer
+    ) -> None:
         file, parts = compiled.file, Timings()
         container.open_log(file.log_path, file.log_directory or "")
         tty = file.tty
-        streams = Streams(stdin=file.stdin and not tty, stdout=not tty, stderr=not tty)
+        streams = ProcessPipes(stdin=file.stdin and not tty, stdout=not tty, stderr=not tty)
         parts.end("log and pipes")
 
-        def done(process: Process) -> None:
+        def done(process: StartedProcess) -> None:
             parts.include(process.parts)
             streams.close_theirs()
             container.started(process, streams, stdin=file.stdin, once=file.stdin_once)
@@ -349,7 +351,7 @@ class Pod:
             )
             compiled.close()  # the fork has its own
         else:
-            container.starting = Steps(self.loop, self._reaper, steps, done, failed)
+            container.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
     def _take_over_container(self, call: Call, request: messages.TakeOverContainer) -> None:
         """Go on with a container of a shim that was lost. Its exec sessions, which have no client
@@ -358,7 +360,7 @@ class Pod:
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is here already")
         directory = f"{self._containers_dir}/{container_id}"
-        container = Container(
+        container = SupervisedContainer(
             self.loop, container_id, directory, self._kill_counts, self._container_exited
         )
         container.signal_by_runtime = self._signal_by_runtime
@@ -397,8 +399,8 @@ class Pod:
         except (Error, OSError) as error:
             print(f"pyrunc-shim: cleaning up after a failed start: {error}", file=sys.stderr)
 
-    def _container_exited(self, container: Container) -> None:
-        # exit.json is on disk (`Container._complete`), so no other shim needs the descriptors.
+    def _container_exited(self, container: SupervisedContainer) -> None:
+        # exit.json is written, so no other shim needs the descriptors.
         self._pods.keeper.drop(messages.StoredContainer.name_of(container.id))
         self._server.event(container.exited().replace(container=container.id))
         compile.forget(container.directory)
@@ -409,7 +411,7 @@ class Pod:
         if container.has_poststop:
             self._after_stop(container)
 
-    def _delete(self, container: Container) -> None:
+    def _delete(self, container: SupervisedContainer) -> None:
         """Have the other runtime delete the container, which is not forgotten before, because its
         folder is needed."""
 
@@ -439,7 +441,7 @@ class Pod:
             for call in waiting:
                 self._server.dispatch(call)
 
-    def _signal_by_runtime(self, container: Container, number: int) -> None:
+    def _signal_by_runtime(self, container: SupervisedContainer, number: int) -> None:
         """Send a signal by the other runtime, unless the same one is being sent: a stop repeats its
         last signal."""
         key = (container.id, number)
@@ -460,7 +462,7 @@ class Pod:
         self._use_folder(container.id)
         self._in_worker(work, lambda fields, fds: done(), done)
 
-    def _after_stop(self, container: Container) -> None:
+    def _after_stop(self, container: SupervisedContainer) -> None:
         """Run the poststop hooks in a fork, in the background."""
 
         def work() -> tuple[Message, list[int]]:
@@ -514,10 +516,10 @@ class Pod:
         container, exec_id, tty = self._running(request.container), request.exec, request.tty
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
-        streams = Streams(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
-        session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
+        streams = ProcessPipes(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
+        session = self._execs[exec_id] = ExecSession(exec_id, container, call.connection)
 
-        def done(started: Process) -> None:
+        def done(started: StartedProcess) -> None:
             streams.close_theirs()
             # A copy: the answer closes its descriptors when they are sent, and the session still
             # needs the master for `resize`.
@@ -538,15 +540,15 @@ class Pod:
                 lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
             )
         else:
-            session.starting = Steps(self.loop, self._reaper, steps, done, failed)
+            session.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
-    def _exec_exited(self, session: Exec, ended: Ended) -> None:
+    def _exec_exited(self, session: ExecSession, ended: ProcessEnd) -> None:
         session.ended()
         self.loop.after(ENDED_EXEC_S, lambda: self._drop_exec(session))
         code = messages.UNKNOWN_CODE if ended.exit_code is None else ended.exit_code
         self._server.event(messages.ExecExited(session.id, session.container.id, code))
 
-    def _drop_exec(self, session: Exec) -> None:
+    def _drop_exec(self, session: ExecSession) -> None:
         if self._execs.get(session.id) is session:
             del self._execs[session.id]
 
@@ -556,7 +558,7 @@ class Pod:
             session.kill()
         call.answer()
 
-    def _kill_execs_of(self, connection: Connection) -> None:
+    def _kill_execs_of(self, connection: ClientConnection) -> None:
         """Kill the exec sessions of a client that has disconnected."""
         for session in list(self._execs.values()):
             if session.owner is connection:
@@ -582,7 +584,7 @@ class Pod:
                 pause.pid, pause.start_time, self._pause_running, pause.netns_path()
             )
         call.answer(
-            messages.State(
+            messages.PodState(
                 protocol=messages.PROTOCOL,
                 pid=os.getpid(),
                 holder=state,
@@ -657,30 +659,30 @@ class Pod:
                 pass
         self._pods.remove(self)
 
-    def _container(self, container_id: str) -> Container:
+    def _container(self, container_id: str) -> SupervisedContainer:
         container = self._containers.get(container_id)
         if container is None:
             raise NotFound(f"no container {container_id} in this pod's shim")
         return container
 
-    def _running(self, container_id: str) -> Container:
+    def _running(self, container_id: str) -> SupervisedContainer:
         container = self._container(container_id)
         if not container.running:
             raise WrongState(f"container {container.id} is not running")
         return container
 
 
-def _outcome(process: Process) -> tuple[Message, list[int]]:
+def _outcome(process: StartedProcess) -> tuple[Message, list[int]]:
     """Return the answer of a fork that has started a process."""
     started, fds = process.record()
     return started.to_fields(), fds
 
 
-def _process(message: Message, fds: list[int]) -> Process:
-    return Process.of(StartedProcess.of(message), fds)
+def _process(message: Message, fds: list[int]) -> StartedProcess:
+    return StartedProcess.of(ForkedProcess.of(message), fds)
 
 
-def _record(container: Container, compiled: Message) -> None:
+def _record(container: SupervisedContainer, compiled: Message) -> None:
     """Write state.json, for a restarted server without this shim, and for `pyrunc`."""
     state = compiled | {
         "pid": container.pid,

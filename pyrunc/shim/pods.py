@@ -18,11 +18,11 @@ from pyrunc.shim.keeper_link import KeeperLink
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.network import open_network
 from pyrunc.shim.reaper import Reaper
-from pyrunc.shim.serve import Server, handler
+from pyrunc.shim.serve import ShimServer, handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.shim.serve import Call, Connection
+    from pyrunc.shim.serve import Call, ClientConnection
     from pyrunc.shim.starter import Starter
 
 NETWORK_AFTER_S = 0.1
@@ -49,7 +49,7 @@ class Pods:
             handler(messages.TakePod, self._take_pod),
             handler(messages.GetShim, self._describe),
         ]
-        self._server = Server(self.loop, listener, calls, self._disconnected)
+        self._server = ShimServer(self.loop, listener, calls, self._disconnected)
         self._server.add_client(client)
 
     def run(self) -> None:
@@ -116,7 +116,7 @@ class Pods:
             except KernelError as error:  # the next pod's own attempt reports it
                 print(f"pyrunc-shim: no network namespace ahead: {error}", file=sys.stderr)
 
-    def _disconnected(self, connection: Connection) -> None:
+    def _disconnected(self, connection: ClientConnection) -> None:
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:

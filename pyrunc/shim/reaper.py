@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.loop import Loop, Timer
     from pyrunc.shim.starter import SupervisedProcess
 
-    OnExit = Callable[["Ended"], None]
+    OnExit = Callable[["ProcessEnd"], None]
 
 
 # A pidfd is readable when the process is a zombie (pidfd_open(2)), but PIDFD_INFO_EXIT has its
@@ -25,7 +25,7 @@ LOOK_AGAIN_S, LOOKS = 0.02, 50  # until another process has reaped its child
 SEARCH_S = 0.005  # until expected processes are searched for one that has ended
 
 
-class Ended:
+class ProcessEnd:
     """The end of a process: `exit_code` is 128 + n when signal n ended it, None when it is
     unknown."""
 
@@ -83,11 +83,13 @@ class Reaper:
         if status is None and looks:
             self._loop.after(LOOK_AGAIN_S, lambda: self._other_ended(process, on_exit, looks - 1))
         elif status is None:
-            on_exit(Ended(process.pid, None, None))
+            on_exit(ProcessEnd(process.pid, None, None))
         else:
             code = os.waitstatus_to_exitcode(status)
             on_exit(
-                Ended(process.pid, code if code >= 0 else 128 - code, -code if code < 0 else None)
+                ProcessEnd(
+                    process.pid, code if code >= 0 else 128 - code, -code if code < 0 else None
+                )
             )
 
     def hold(self) -> None:
@@ -134,12 +136,12 @@ class Reaper:
         if ended:
             self._tell(ended)
 
-    def _tell(self, ended: Ended) -> None:
+    def _tell(self, ended: ProcessEnd) -> None:
         on_exit = self._expected.pop(ended.pid, None)
         if on_exit is not None:
             on_exit(ended)
 
-    def _wait(self, kind: int, pid: int) -> Ended | None:
+    def _wait(self, kind: int, pid: int) -> ProcessEnd | None:
         """Reap one child that has ended; None if there is none."""
         try:
             result = os.waitid(
@@ -159,7 +161,7 @@ class Reaper:
                 # keeper, which reads the status itself.
                 self._keeper.note_exit(result.si_pid, start_time, status)
             os.waitpid(result.si_pid, 0)
-        return Ended(
+        return ProcessEnd(
             result.si_pid,
             result.si_status if by_exit else 128 + result.si_status,
             None if by_exit else result.si_status,

@@ -18,7 +18,7 @@ from pyrunc.container.bundle import Bundle, CreateOptions
 from pyrunc.container.state import State
 from pyrunc.shim import messages
 from pyrunc.shim.other_runtime import attach
-from pyrunc.shim.starter import Process
+from pyrunc.shim.starter import StartedProcess
 from pyrunc.spec.parse import parse
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ def start(
     directory: str,
     stdio: tuple[int, int, int],
     pause: PauseProcess | None,
-) -> Process:
+) -> StartedProcess:
     """Restore the container; returns its first process. Called in a fork. Raises Error."""
     request, state = compiled.file.restore, State.of(compiled.state)
     assert request is not None
@@ -53,7 +53,7 @@ def start(
     )
     os.close(created.pidfd)
     assert created.cgroup is not None
-    process = Process(created.pid, created.start_time, created.cgroup, created.console_fd)
+    process = StartedProcess(created.pid, created.start_time, created.cgroup, created.console_fd)
     process.has_poststop = compiled.poststop
     return process
 

@@ -39,7 +39,7 @@ def handler(kind: type[AnyRequest], function: Callable[[Call, AnyRequest], None]
 class Call:
     """A request, which is answered exactly once, by `answer` or `fail`."""
 
-    def __init__(self, connection: Connection, message: Message, fds: list[int]) -> None:
+    def __init__(self, connection: ClientConnection, message: Message, fds: list[int]) -> None:
         self.connection = connection
         self._fds = fds
         self.name = str(message.get("call"))
@@ -68,10 +68,10 @@ class Call:
         self.connection.send(message, fds)
 
 
-class Connection:
+class ClientConnection:
     """A client's connection."""
 
-    def __init__(self, server: Server, sock: socket) -> None:
+    def __init__(self, server: ShimServer, sock: socket) -> None:
         self._server, self._socket = server, sock
         self._unsent: list[tuple[bytes, list[int]]] = []
         self.closed = False
@@ -143,7 +143,7 @@ class Connection:
         self._server.loop.watch(self._socket.fileno(), READABLE, self._ready)
 
 
-class Server:
+class ShimServer:
     """Accepts connections on the listening socket and dispatches their requests. `calls`: the
     results of `handler`."""
 
@@ -152,12 +152,12 @@ class Server:
         loop: Loop,
         listener: int,
         calls: Sequence[Handler],
-        on_left: Callable[[Connection], None],
+        on_left: Callable[[ClientConnection], None],
     ) -> None:
         self.loop, self._calls, self._on_left = loop, dict(calls), on_left
         self._listener = socket(fileno=listener)
         self._listener.setblocking(False)
-        self.connections: list[Connection] = []
+        self.connections: list[ClientConnection] = []
         loop.watch(listener, READABLE, self._accept)
 
     def event(self, event: Event) -> None:
@@ -185,7 +185,7 @@ class Server:
             sys.excepthook(*sys.exc_info())
             call.fail(Error(f"{type(error).__name__}: {error}"))
 
-    def on_close(self, connection: Connection) -> None:
+    def on_close(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.remove(connection)
         self._on_left(connection)
@@ -214,6 +214,6 @@ class Server:
         # root in a host-network pod passed (CVE-2020-15257). Ours are in folders of mode 0700.
         _, uid, _ = _UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
         if uid in (0, os.geteuid()):
-            self.connections.append(Connection(self, client))
+            self.connections.append(ClientConnection(self, client))
         else:
             client.close()

@@ -19,26 +19,26 @@ from pyrunc.kernel import terminal
 from pyrunc.shim import messages, tree
 from pyrunc.shim.log_file import LogFile
 from pyrunc.shim.messages import Exit
-from pyrunc.shim.starter import Process
-from pyrunc.shim.stdio import Follower, Input, Output
-from pyrunc.shim.stop import Stop
+from pyrunc.shim.starter import StartedProcess
+from pyrunc.shim.stdio import Follower, InputStream, OutputStream
+from pyrunc.shim.stop import ContainerStop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.shim.loop import Loop, Steps
+    from pyrunc.shim.loop import LaunchSteps, Loop
     from pyrunc.shim.oom import KillCounts
-    from pyrunc.shim.reaper import Ended
-    from pyrunc.shim.serve import Call, Connection
+    from pyrunc.shim.reaper import ProcessEnd
+    from pyrunc.shim.serve import Call, ClientConnection
     from pyrunc.shim.worker import Worker
 
 DRAIN_S = 0.5
 LOG_RETRY_S = 0.5
 
 
-class Container:
+class SupervisedContainer:
     """A container that was started; after its exit it stays until it is forgotten."""
 
     def __init__(
@@ -47,22 +47,22 @@ class Container:
         container_id: str,
         directory: str,
         kill_counts: KillCounts,
-        on_exit: Callable[[Container], None],
+        on_exit: Callable[[SupervisedContainer], None],
     ) -> None:
         self.id, self.directory = container_id, directory
         self._kill_counts, self._oom_killed = kill_counts, False
         self.pid = self.start_time = self.started_at_ns = 0
         self.exit: Exit | None = None
-        self.outputs: list[Output] = []
-        self.input: Input | None = None
+        self.outputs: list[OutputStream] = []
+        self.input: InputStream | None = None
         self._loop, self._on_exit = loop, on_exit
-        self.starting: Worker | Steps | None = None
-        self._process: Process | None = None
-        self._ended: Ended | None = None
+        self.starting: Worker | LaunchSteps | None = None
+        self._process: StartedProcess | None = None
+        self._ended: ProcessEnd | None = None
         self._finished_at_ns = 0
         self._log = LogFile(None)
-        self._stop: Stop | None = None
-        self.signal_by_runtime: Callable[[Container, int], None] = _ignore
+        self._stop: ContainerStop | None = None
+        self.signal_by_runtime: Callable[[SupervisedContainer, int], None] = _ignore
 
     @property
     def running(self) -> bool:
@@ -79,7 +79,9 @@ class Container:
         """Open the log, in the pod's log directory, before the first output. Raises KernelError."""
         self._log = LogFile(path, on_waiting=self._retry_log_later, directory=directory)
 
-    def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
+    def started(
+        self, process: StartedProcess, streams: ProcessPipes, *, stdin: bool, once: bool
+    ) -> None:
         """Take the streams of the process, which runs or has ended already. `stdin` keeps its input
         open, `once` only until the first client closes its end."""
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
@@ -93,16 +95,16 @@ class Container:
             fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
             # As in containerd (internal/cri/io, ContainerIO.Attach): a terminal's input does not
             # end with its first client.
-            self.input = Input(self._loop, fd, once and not tty)
+            self.input = InputStream(self._loop, fd, once and not tty)
 
-    def take_over(self, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
+    def take_over(self, record: messages.StoredContainer, fds: Sequence[int]) -> StartedProcess:
         """Go on with a process whose shim was lost, from the keeper's record and descriptors, which
         belong to this container once this has returned. Raises InvalidArgument, KernelError."""
-        process = Process.from_stored(record, fds)
+        process = StartedProcess.from_stored(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
         if record.stdin and process.console_fd is not None:
-            self.input = Input(self._loop, os.dup(process.console_fd), False)
+            self.input = InputStream(self._loop, os.dup(process.console_fd), False)
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
@@ -118,13 +120,15 @@ class Container:
         for pid in tree.orphaned_sessions(self.pid, self.processes()):
             tree.kill_session(pid, False, self.processes)
 
-    def _take(self, process: Process, started_at_ns: int, outputs: Mapping[str, int]) -> None:
+    def _take(
+        self, process: StartedProcess, started_at_ns: int, outputs: Mapping[str, int]
+    ) -> None:
         self._process = process
         self.pid = process.pid
         self.start_time = process.start_time
         self.started_at_ns = started_at_ns
         self.outputs = [
-            Output(self._loop, fd, name, self._log, self._complete_if_silent)
+            OutputStream(self._loop, fd, name, self._log, self._complete_if_silent)
             for name, fd in outputs.items()
         ]
         try:
@@ -211,7 +215,7 @@ class Container:
         if self.exit:
             call.answer(self.exited())
             return
-        self._stop = self._stop or Stop(self._loop, self)
+        self._stop = self._stop or ContainerStop(self._loop, self)
         self._stop.request(call, number, timeout_s)
 
     @property
@@ -270,7 +274,7 @@ class Container:
 
     # -- end
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: ProcessEnd) -> None:
         """The first process was reaped."""
         self._ended, self._finished_at_ns = ended, time.time_ns()
         # In its own pid namespace the kernel has killed the rest with process 1
@@ -346,7 +350,7 @@ class Container:
         except OSError as error:
             print(f"pyrunc-shim: no exit record in {self.directory}: {error}", file=sys.stderr)
 
-    def _count_kills(self, ended: Ended) -> None:
+    def _count_kills(self, ended: ProcessEnd) -> None:
         try:
             self._oom_killed = self._kill_counts.killed(self.group, ended.exit_code)
         except (Error, OSError) as error:
@@ -362,11 +366,11 @@ class Container:
             self._log.close()
 
 
-def _ignore(container: Container, number: int) -> None:
+def _ignore(container: SupervisedContainer, number: int) -> None:
     """Default callback: does nothing."""
 
 
-class Streams:
+class ProcessPipes:
     """The pipes of a process that is about to start: its ends in `stdio`, ours by name; -1 where
     there is none."""
 
@@ -398,19 +402,21 @@ class Streams:
             os.close(fd)
 
 
-class Exec:
+class ExecSession:
     """A process that was started in a running container, for one client: when that goes away, the
     session is killed."""
 
-    def __init__(self, exec_id: str, container: Container, owner: Connection) -> None:
+    def __init__(
+        self, exec_id: str, container: SupervisedContainer, owner: ClientConnection
+    ) -> None:
         self.id, self.container, self.owner = exec_id, container, owner
-        self.starting: Worker | Steps | None = None
+        self.starting: Worker | LaunchSteps | None = None
         self.pid = 0
         self.exited = False
         self._killed = False
         self._console_fd: int | None = None
 
-    def started(self, process: Process) -> None:
+    def started(self, process: StartedProcess) -> None:
         """Take the process, which is killed if the session was killed during its start."""
         self.pid, self._console_fd, self.starting = process.pid, process.console_fd, None
         if self._killed:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyrunc.launch.run import ChildProcess, Times
     from pyrunc.shim.compile import CompiledContainer, CompiledPause
     from pyrunc.shim.files import OtherRuntime
-    from pyrunc.shim.session import Container
+    from pyrunc.shim.session import SupervisedContainer
     from pyrunc.spec.model import Hook, Spec
     from pyrunc.timings import Part
 
@@ -79,8 +79,8 @@ class SupervisedProcess:
             self.pidfd = None
 
 
-class StartedProcess(Record):
-    """The record of a `Process` that a fork has started. The terminal's master is sent with it."""
+class ForkedProcess(Record):
+    """The record of a `StartedProcess` of a fork, which is sent with its terminal's descriptor."""
 
     pid: int
     start_time: int
@@ -90,7 +90,7 @@ class StartedProcess(Record):
     parts: Sequence[Any]
 
 
-class Process(SupervisedProcess):
+class StartedProcess(SupervisedProcess):
     """A process that was started. `console_fd`, a pty's master, belongs to the owner of this
     object. `parts`: the parts of the start's time."""
 
@@ -104,16 +104,16 @@ class Process(SupervisedProcess):
         self.has_poststop = self.of_other_runtime = False
         self.parts: list[Part] = []
 
-    def record(self) -> tuple[StartedProcess, list[int]]:
+    def record(self) -> tuple[ForkedProcess, list[int]]:
         """Return the record and descriptors from which `of` makes it again."""
         group = self.group.record()
-        started = StartedProcess(
+        started = ForkedProcess(
             self.pid, self.start_time, group, self.has_poststop, self.of_other_runtime, self.parts
         )
         return started, [] if self.console_fd is None else [self.console_fd]
 
     @classmethod
-    def of(cls, started: StartedProcess, fds: list[int]) -> Process:
+    def of(cls, started: ForkedProcess, fds: list[int]) -> StartedProcess:
         """The process that `record` described; owns the descriptors."""
         console_fd = fds[0] if fds else None
         process = cls(
@@ -124,7 +124,7 @@ class Process(SupervisedProcess):
         return process
 
     @classmethod
-    def from_stored(cls, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
+    def from_stored(cls, record: messages.StoredContainer, fds: Sequence[int]) -> StartedProcess:
         """Return the first process of a container that the keeper has. The descriptors stay the
         caller's until this has returned. Raises InvalidArgument."""
         if len(fds) != 1 + len(record.outputs):
@@ -252,7 +252,7 @@ class Starter:
         directory: str,
         stdio: tuple[int, int, int],
         pause: PauseProcess | None,
-    ) -> Generator[int, None, Process]:
+    ) -> Generator[int, None, StartedProcess]:
         """Start the container's first process. Raises Error."""
         if compiled.file.runtime is not None:
             from pyrunc.shim import other_runtime
@@ -281,16 +281,16 @@ class Starter:
         if compiled.poststart:
             _run_poststart(compiled.poststart, launch, child)
         assert launch.cgroup is not None
-        process = Process(child.pid, child.start_time, launch.cgroup, child.console_fd)
+        process = StartedProcess(child.pid, child.start_time, launch.cgroup, child.console_fd)
         process.has_poststop, process.parts = compiled.poststop, clock.parts
         return process
 
     def execute(
         self,
         request: messages.StartExec,
-        container: Container,
+        container: SupervisedContainer,
         stdio: tuple[int, int, int],
-    ) -> Generator[int, None, Process]:
+    ) -> Generator[int, None, StartedProcess]:
         """Start another process in a running container. Raises Error."""
         if container.of_other_runtime:
             from pyrunc.shim import other_runtime
@@ -320,7 +320,7 @@ class Starter:
             compiled.close()
         os.close(child.pidfd)
         _warn(compiled.warnings)
-        process = Process(child.pid, child.start_time, container.group, child.console_fd)
+        process = StartedProcess(child.pid, child.start_time, container.group, child.console_fd)
         compiled.parts.include(clock.parts)
         process.parts = compiled.parts.noted
         return process
@@ -337,7 +337,7 @@ class Starter:
             for step in steps
         )
 
-    def exec_waits(self, container: Container) -> bool:
+    def exec_waits(self, container: SupervisedContainer) -> bool:
         """Whether an exec starts in a fork of the shim, because another runtime's command takes
         long."""
         return container.of_other_runtime

@@ -29,7 +29,7 @@ MOST_PORTIONS = 64  # more than a pipe holds
 DATA, NOTHING, END = range(3)
 
 
-class Output:
+class OutputStream:
     """One output stream of a container, owned: a pipe's reading end or a pty's master."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Follower:
             return 0
 
 
-class Input:
+class InputStream:
     """A container's stdin, owned: a pipe's writing end or a copy of a pty's master; fed by attached
     clients."""
 

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from pyrunc.shim.loop import Loop, Timer
     from pyrunc.shim.serve import Call
-    from pyrunc.shim.session import Container
+    from pyrunc.shim.session import SupervisedContainer
 
 KILL_AGAIN_S = 0.25
 UNKILLABLE_AFTER_S = 2.0
 
 
-class Stop:
+class ContainerStop:
     """One container's stop: begun by the first request, joined by the others."""
 
-    def __init__(self, loop: Loop, container: Container) -> None:
+    def __init__(self, loop: Loop, container: SupervisedContainer) -> None:
         self._loop, self._container = loop, container
         self._deadline: float | None = None
         self._timer: Timer | None = None

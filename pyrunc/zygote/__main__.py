@@ -41,7 +41,7 @@ def main() -> None:
         return
     # After `ready`, because it takes some 60 ms, in which the server can go on.
     preload.freeze()
-    loop.Loop(server).serve()
+    loop.ZygoteLoop(server).serve()
 
 
 def _give_up(number: int, frame: object) -> None:

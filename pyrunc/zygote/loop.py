@@ -12,7 +12,7 @@ import time
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.zygote import child, descendants, preload
-from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Run
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, Run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _Job:
         self.timed_out = False
 
 
-class Loop:
+class ZygoteLoop:
     """Serves one server until its socket closes."""
 
     def __init__(self, server: socket) -> None:
@@ -123,7 +123,7 @@ class Loop:
             os.waitpid(ended.si_pid, 0)
             if job:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
-                self._answer(job.request_id, Ended(code, job.timed_out))
+                self._answer(job.request_id, JobEnded(code, job.timed_out))
 
     def _expire(self) -> None:
         now = time.monotonic()

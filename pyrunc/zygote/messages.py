@@ -43,7 +43,7 @@ class Forked(Record):
 
 class Run(Request):
     """Run a job. The request's descriptors are stdin, stdout, stderr, the result socket and those
-    of the job. The answer is an `Ended` when the job ends. `timeout_s`: None for no deadline."""
+    of the job. The answer is a `JobEnded` when the job ends. `timeout_s`: None for no deadline."""
 
     call = "run"
     function: str
@@ -52,7 +52,7 @@ class Run(Request):
     timeout_s: float | None = None
 
 
-class Ended(Record):
+class JobEnded(Record):
     """The end of a job. `exit_code` is 128 + n for signal n; `timed_out`: the job was killed at its
     deadline."""
 

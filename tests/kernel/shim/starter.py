@@ -20,8 +20,8 @@ from pyrunc.errors import NotFound, WrongState
 from pyrunc.shim import messages, tree
 from pyrunc.shim.compile import CompiledContainer, CompiledPause
 from pyrunc.shim.files import LaunchFile
-from pyrunc.shim.session import Container
-from pyrunc.shim.starter import PauseProcess, Process, Starter
+from pyrunc.shim.session import SupervisedContainer
+from pyrunc.shim.starter import PauseProcess, StartedProcess, Starter
 from pyrunc.timings import Timings
 
 STORED_FD = 1000
@@ -127,7 +127,7 @@ class DirectStarter(Starter):
         directory: str,
         stdio: tuple[int, int, int],
         pause: PauseProcess | None,
-    ) -> Generator[int, None, Process]:
+    ) -> Generator[int, None, StartedProcess]:
         assert isinstance(compiled, Direct) and compiled.group is not None
         group, process = compiled.group, compiled.process
         group.create()
@@ -138,9 +138,9 @@ class DirectStarter(Starter):
     def execute(
         self,
         request: messages.StartExec,
-        container: Container,
+        container: SupervisedContainer,
         stdio: tuple[int, int, int],
-    ) -> Generator[int, None, Process]:
+    ) -> Generator[int, None, StartedProcess]:
         process = request.process
         if "gate" in process:
             yield from _wait(process["gate"])
@@ -150,7 +150,7 @@ class DirectStarter(Starter):
         assert isinstance(compiled, Direct)
         return bool(compiled.process.get("blocks"))
 
-    def exec_waits(self, container: Container) -> bool:
+    def exec_waits(self, container: SupervisedContainer) -> bool:
         return False
 
     def after_stop(self, container_id: str, directory: str) -> None:
@@ -158,7 +158,7 @@ class DirectStarter(Starter):
 
     def _start(
         self, process: dict[str, Any], stdio: Sequence[int], tty: bool, group: Cgroup
-    ) -> Process:
+    ) -> StartedProcess:
         args = process["args"]
         if not os.path.exists(args[0]):
             raise NotFound(f"{args[0]}: no such file or directory")
@@ -172,7 +172,7 @@ class DirectStarter(Starter):
         finally:
             if slave is not None:
                 os.close(slave)
-        return Process(pid, _start_time(pid), group, master)
+        return StartedProcess(pid, _start_time(pid), group, master)
 
 
 def _read(path: str) -> dict[str, Any]:
