@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno as _errno
 import os
+import sys
 
 Wire = dict[str, str | int]
 
@@ -188,6 +189,17 @@ class DeadlineExceeded(Error):
     """The caller's time limit has passed."""
 
     kind = "deadline"
+
+
+def to_error(error: Exception, call: str) -> Error:
+    """Return the Error for a caller: `error` itself, a KernelError of `call` for an OSError, else
+    an internal error, whose traceback is written to stderr."""
+    if isinstance(error, Error):
+        return error
+    if isinstance(error, OSError):
+        return KernelError.of(error, call, str(error.filename or ""), error.strerror or "")
+    sys.excepthook(type(error), error, error.__traceback__)
+    return Error(f"{type(error).__name__}: {error}")
 
 
 _BY_KIND: dict[str, type[Error]] = {

@@ -51,8 +51,6 @@ class CompiledProcess:
     """A launch that is ready to be carried out. Owns its descriptors until `close`. `warnings` are
     lines for the shim's log."""
 
-    __slots__ = ("fds", "launch", "parts", "warnings")
-
     def __init__(
         self, launch: Launch | None, fds: Sequence[int], warnings: Sequence[str], parts: Timings
     ) -> None:
@@ -72,31 +70,21 @@ class CompiledProcess:
 
 
 class CompiledContainer(CompiledProcess):
-    """A container that is created. `state`: the content of state.json without the process. A
-    container of another OCI runtime, or of a checkpoint, has no launch: `attached` names the places
-    of the mounts in `fds` then, `pinned` those of the pod's pinned mounts."""
+    """A container that is created. `state`: its state, without the process; `group`: its cgroup.
+    `poststart`: the hooks of that name; `poststop`: whether something runs after its end. A
+    container of another OCI runtime, or of a checkpoint, has no launch: `attached` has the mount
+    points of the mounts in `fds` then, `pinned` those of the pod's pinned mounts."""
 
-    __slots__ = ("attached", "file", "group", "pinned", "poststart", "poststop", "state")
-
-    def __init__(
-        self,
-        launch: Launch | None,
-        fds: Sequence[int],
-        warnings: Sequence[str],
-        parts: Timings,
-        state: Message,
-        file: LaunchFile,
-    ) -> None:
-        super().__init__(launch, fds, warnings, parts)
-        self.state, self.file = state, file
-        self.group = launch.cgroup if launch else None
-        self.attached: Sequence[str] = ()
-        self.pinned: Mapping[str, str] = {}
-        self.poststart: tuple[Hook, ...] = ()
-        self.poststop = False
+    state: State
+    file: LaunchFile
+    group: Cgroup
+    poststart: tuple[Hook, ...] = ()
+    poststop: bool = False
+    attached: Sequence[str] = ()
+    pinned: Mapping[str, str] = {}
 
     @property
-    def cgroup(self) -> Cgroup | None:
+    def cgroup(self) -> Cgroup:
         return self.group
 
 
@@ -104,18 +92,8 @@ class CompiledPause(CompiledProcess):
     """A compiled pause process. `pins`: detached mounts for the pod's containers, by name.
     `new_network`: its clone makes the network namespace."""
 
-    __slots__ = ("new_network", "pins")
-
-    def __init__(
-        self,
-        launch: Launch | None,
-        fds: Sequence[int],
-        warnings: Sequence[str],
-        parts: Timings,
-        pins: dict[str, int],
-    ) -> None:
-        super().__init__(launch, fds, warnings, parts)
-        self.pins, self.new_network = pins, False
+    pins: dict[str, int]
+    new_network: bool = False
 
 
 class ContainerCompiler:
@@ -127,12 +105,8 @@ class ContainerCompiler:
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int], oom_score: int
     ) -> None:
         """`oom_score`: for a process whose configuration has none. Raises Error, OSError."""
-        self._id, self._directory = request.container, directory
-        self._timed, self._oom_score = request.timed, oom_score
-        images = len(request.images)
-        self._images = dict(zip(request.images, fds, strict=False))
-        self._sources = request.sources or {}
-        self._source_fds = dict(zip(request.opened, fds[images:], strict=False))
+        self._id, self._directory, self._oom_score = request.container, directory, oom_score
+        self._request, self._fds = request, fds
         self._parts = Timings()
         self._file = LaunchFile.read(directory)
         self._spec = _configuration(directory).spec
@@ -170,15 +144,21 @@ class ContainerCompiler:
             undo.commit()
         launch = compiled.launch
         assert launch.cgroup is not None
-        state = _first_state(self._id, self._directory, spec, launch.cgroup).to_fields()
         fds = _used(launch, descriptors)
-        result = CompiledContainer(launch, fds, compiled.warnings, parts, state, file)
+        result = CompiledContainer(launch, fds, compiled.warnings, parts)
+        self._complete(result, spec, launch.cgroup)
         result.poststart = spec.hooks.poststart
-        result.poststop = bool(spec.hooks.poststop) or _outlives_its_processes(spec)
+        result.poststop = result.poststop or _outlives_its_processes(spec)
         return result
 
+    def _complete(self, result: CompiledContainer, spec: Spec, group: Cgroup) -> None:
+        result.file, result.group = self._file, group
+        result.state = _first_state(self._id, self._directory, spec, group)
+        result.poststop = bool(spec.hooks.poststop)
+
     def _create_request(self, spec: Spec) -> CreateRequest:
-        file = self._file
+        file, request = self._file, self._request
+        images = len(request.images)
         return CreateRequest(
             id=self._id,
             bundle=self._directory,
@@ -191,10 +171,10 @@ class ContainerCompiler:
             state_dir=self._directory,
             cgroup=file.cgroup,
             pinned=("shm",),
-            timed=self._timed,
-            images=self._images,
-            sources=self._sources,
-            source_fds=self._source_fds,
+            timed=request.timed,
+            images=dict(zip(request.images, self._fds, strict=False)),
+            sources=request.sources or {},
+            source_fds=dict(zip(request.opened, self._fds[images:], strict=False)),
             image_volumes={**(file.image_volumes or {}), **(file.layer_volumes or {})},
         )
 
@@ -222,10 +202,8 @@ class ContainerCompiler:
         fields, fds = prepared
         file, spec = self._file, _with_oom_score(self._spec, self._oom_score)
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
-        state = _first_state(self._id, self._directory, spec, group).to_fields()
-        result = CompiledContainer(None, fds, (), self._parts, state, file)
-        result.poststop = bool(spec.hooks.poststop)
-        result.group = group
+        result = CompiledContainer(None, fds, (), self._parts)
+        self._complete(result, spec, group)
         result.attached = fields["attached"]
         result.pinned = {
             place.place: place.pinned for place in file.places if place.pinned is not None
@@ -275,7 +253,8 @@ class PauseCompiler:
             )
             undo.commit()
         launch = compiled.launch
-        result = CompiledPause(launch, _used(launch, descriptors), compiled.warnings, parts, pins)
+        result = CompiledPause(launch, _used(launch, descriptors), compiled.warnings, parts)
+        result.pins = pins
         result.new_network = request.namespaces.get("network") == "new"
         return result
 
@@ -465,6 +444,7 @@ def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) ->
         private_pids=pids is not None and not pids.path,
         keyring=f"_ses.{identifier}",
         cgroup=cgroup.record(),
+        complete=True,
     )
 
 

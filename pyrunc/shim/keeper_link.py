@@ -9,20 +9,13 @@ one pods run, but end with their shim.
 from __future__ import annotations
 
 import os
-import sys
 
 from pyrunc import ipc
-from pyrunc.errors import (
-    Error,
-    KernelError,
-    NotFound,
-    Unavailable,
-    Unsupported,
-    WrongState,
-)
+from pyrunc.errors import Error, KernelError, NotFound, Unavailable, Unsupported, WrongState
 from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import wait_status
 from pyrunc.shim.loop import READABLE
+from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +117,7 @@ class KeeperLink:
         except Unavailable:
             self._send_later()
         except Unsupported as error:
-            print(f"pyrunc-shim: {error}", file=sys.stderr)
+            warn(str(error))
         else:
             self._again_s = AGAIN_S
 
@@ -142,10 +135,7 @@ class KeeperLink:
             data = ipc.encode(record.to_fields())
             self._call(lambda keeper: keeper.post_put(name, data, fds))
         except KernelError as error:
-            print(
-                f"pyrunc-shim: not stored, so that it ends with this shim: {name}: {error}",
-                file=sys.stderr,
-            )
+            warn(f"not stored, so that it ends with this shim: {name}: {error}")
         finally:
             ipc.close_all(fds)
         self._unsent.discard(name)
@@ -181,7 +171,7 @@ class KeeperLink:
             self._send_later()
             return
         for number in refused:
-            print(f"pyrunc-shim: the keeper stores no more: {os.strerror(number)}", file=sys.stderr)
+            warn(f"the keeper stores no more: {os.strerror(number)}")
 
     def _send_later(self) -> None:
         if self._again is None:

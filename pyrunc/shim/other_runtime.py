@@ -41,11 +41,11 @@ from pyrunc.kernel.process import stat
 from pyrunc.launch import pinned
 from pyrunc.shim.messages import CONFIG
 from pyrunc.shim.starter import StartedProcess
+from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from pyrunc.ipc import Message
     from pyrunc.shim import messages
@@ -67,9 +67,10 @@ class Runtime:
     """The command line, for one container. Its folder is the working directory: a socket's path may
     not be long."""
 
-    def __init__(self, record: OtherRuntime, directory: str, container_id: str) -> None:
+    def __init__(self, record: OtherRuntime, directory: str) -> None:
+        """`directory`: the container's folder, which has the container's name."""
         os.chdir(directory)
-        self.id, self._directory = container_id, directory
+        self.id, self._directory = os.path.basename(directory), directory
         self._binary = record.binary
         self._head = [self._binary, *record.arguments, "--root", f"{directory}/{STATE}"]
         self._head += ["--log", f"{directory}/{LOG}", "--log-format", "json"]
@@ -199,7 +200,7 @@ def start(
     record = compiled.file.other_runtime
     assert record is not None and compiled.cgroup is not None
     attach(compiled, directory, pause)
-    runtime = Runtime(record, directory, os.path.basename(directory))
+    runtime = Runtime(record, directory)
     console = None
     try:
         pid, console = runtime.create(stdio, tty=compiled.file.tty)
@@ -207,7 +208,10 @@ def start(
     except BaseException:
         if console is not None:
             os.close(console)
-        _try(runtime.delete)
+        try:
+            runtime.delete()
+        except Error as error:
+            warn(str(error))
         raise
     return _process(pid, compiled.cgroup, console)
 
@@ -216,20 +220,10 @@ def execute(
     record: OtherRuntime, request: messages.StartExec, container: SupervisedContainer, stdio: Stdio
 ) -> StartedProcess:
     """Start another process in a running container. Called in a fork. Raises Error."""
-    runtime = Runtime(record, container.directory, container.id)
+    runtime = Runtime(record, container.directory)
     name = f"exec-{os.getpid()}"
     pid, console = runtime.execute(request.process, stdio, tty=request.tty, name=name)
     return _process(pid, container.group, console)
-
-
-def send_signal(record: OtherRuntime, directory: str, number: int) -> None:
-    """Send a signal to the container. Called in a fork. Raises Error."""
-    Runtime(record, directory, os.path.basename(directory)).kill(number)
-
-
-def delete(record: OtherRuntime, directory: str) -> None:
-    """Delete a container that has ended. Called in a fork. Raises Error."""
-    Runtime(record, directory, os.path.basename(directory)).delete()
 
 
 def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | None) -> None:
@@ -304,10 +298,3 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
-
-
-def _try(action: Any) -> None:
-    try:
-        action()
-    except Error as error:
-        print(f"pyrunc-shim: {error}", file=sys.stderr)

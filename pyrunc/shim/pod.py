@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
-from pyrunc import atomic_file, ipc
+from pyrunc import ipc
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
+from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, WrongState
+from pyrunc.kernel.tree import remove_path
 from pyrunc.launch.run import drive
 from pyrunc.shim import compile, messages
 from pyrunc.shim.loop import LaunchSteps
@@ -17,18 +17,30 @@ from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.serve import ShimServer, handler
 from pyrunc.shim.session import ExecSession, ProcessPipes, SupervisedContainer
 from pyrunc.shim.starter import ForkedProcess, PauseProcess, StartedProcess
+from pyrunc.shim.warn import warn
 from pyrunc.shim.worker import Worker
 from pyrunc.timings import Timings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol, TypeVar
 
+    from pyrunc.container.state import State
     from pyrunc.ipc import Message
     from pyrunc.shim.compile import CompiledContainer, CompiledPause, Prepared
     from pyrunc.shim.pods import Pods
     from pyrunc.shim.reaper import ProcessEnd
     from pyrunc.shim.serve import Call, ClientConnection, Handler
+
+    Compiled = TypeVar("Compiled", covariant=True)
+
+    class Compiler(Protocol[Compiled]):
+        """Compiles a process; `fork_first` returns the work of a fork before that."""
+
+        def fork_first(self) -> Callable[[], Prepared] | None: ...
+        def compile(self, prepared: Prepared | None) -> Compiled: ...
+
 
 # A client whose session has just ended can still kill what the session left running.
 ENDED_EXEC_S = 5.0
@@ -124,38 +136,19 @@ class Pod:
     def _start_pause(self, call: Call, request: messages.StartPause) -> None:
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod's pause process was started before")
+        compiler = self._starter.pause_compiler(self.sandbox_dir, timed=request.timed)
         self._pause_starting = True
 
-        def compiled(prepared: Prepared | None) -> None:
-            try:
-                pause = compiler.compile(prepared)
-            except Exception as error:
-                self._take_back(prepared)
-                failed(error)
-                return
+        def launch(pause: CompiledPause) -> None:
             try:
                 self._launch_pause(call, pause)
             except Exception as error:
                 pause.close()
                 ipc.close_all(list(pause.pins.values()))
                 self._clear_away(pause.cgroup)
-                failed(error)
+                self._pause_failed(call, error)
 
-        def failed(error: Exception) -> None:
-            self._pause_starting = False
-            call.fail(_to_error(error))
-            self._answer_pause_stops()
-
-        try:
-            compiler = self._starter.pause_compiler(self.sandbox_dir, timed=request.timed)
-            first = compiler.fork_first()
-        except BaseException:
-            self._pause_starting = False
-            raise
-        if first is None:
-            compiled(None)
-        else:
-            self._in_worker(first, lambda fields, fds: compiled((fields, fds)), failed)
+        self._compile(compiler, launch, lambda error: self._pause_failed(call, error))
 
     def _launch_pause(self, call: Call, compiled: CompiledPause) -> None:
         launch = compiled.launch
@@ -179,13 +172,16 @@ class Pod:
                 self._kill_counts.watch(pause.group)
 
         def failed(error: Exception) -> None:
-            self._pause_starting = False
             self._clear_away(compiled.cgroup)
-            call.fail(_to_error(error))
-            self._answer_pause_stops()
+            self._pause_failed(call, error)
 
         network = self._network if self._network >= 0 else None
         LaunchSteps(self.loop, self._reaper, self._starter.pause(compiled, network), done, failed)
+
+    def _pause_failed(self, call: Call, error: Exception) -> None:
+        self._pause_starting = False
+        call.fail(error)
+        self._answer_pause_stops()
 
     def _stop_pause(self, call: Call, request: messages.StopPause) -> None:
         """End the pause process. If it is being started, it ends when it runs, because the caller
@@ -252,35 +248,21 @@ class Pod:
         self._drop(container_id)
         directory, fds = f"{self._containers_dir}/{container_id}", call.take_fds()
 
-        def compile(prepared: Prepared | None) -> None:
-            try:
-                compiled = compiler.compile(prepared)
-            finally:
-                ipc.close_all(fds)
+        def created(compiled: CompiledContainer) -> None:
+            ipc.close_all(fds)
             self._created[container_id] = compiled
             call.answer(messages.ContainerCreated(compiled.parts.noted))
 
-        def forked(fields: Message, descriptors: list[int]) -> None:
-            try:
-                compile((fields, descriptors))
-            except Exception as error:
-                call.fail(_to_error(error))
-                self._take_back((fields, descriptors))
-
         def failed(error: Exception) -> None:
             ipc.close_all(fds)
-            call.fail(_to_error(error))
+            call.fail(error)
 
         try:
             compiler = self._starter.container_compiler(directory, request, fds)
-            first = compiler.fork_first()
-        except BaseException:
-            ipc.close_all(fds)
-            raise
-        if first is None:
-            compile(None)
+        except Exception as error:
+            failed(error)
         else:
-            self._in_worker(first, forked, failed)
+            self._compile(compiler, created, failed)
 
     def _drop_container(self, call: Call, request: messages.DropContainer) -> None:
         self._drop(request.container)
@@ -301,18 +283,23 @@ class Pod:
         compiled = self._created.pop(container_id, None)
         if compiled is None:
             raise NotFound(f"container {container_id} was not created in this shim")
-        directory = f"{self._containers_dir}/{container_id}"
-        container = SupervisedContainer(
-            self.loop, container_id, directory, self._kill_counts, self._container_exited
-        )
-        container.signal_by_runtime = self._signal_by_runtime
-        self._containers[container_id] = container
+        container = self._containers[container_id] = self._new_container(container_id)
         try:
             self._launch(container, call, compiled)
         except Exception as error:
             compiled.close()
             container.failed(error)
             raise
+
+    def _new_container(self, container_id: str) -> SupervisedContainer:
+        return SupervisedContainer(
+            self.loop,
+            container_id,
+            f"{self._containers_dir}/{container_id}",
+            self._kill_counts,
+            self._container_exited,
+            self._signal_by_runtime,
+        )
 
     def _launch(
         self, container: SupervisedContainer, call: Call, compiled: CompiledContainer
@@ -342,7 +329,7 @@ class Pod:
             streams.close()
             self._clear_away(compiled.cgroup)
             container.failed(error)
-            call.fail(_to_error(error))
+            call.fail(error)
 
         steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
         if self._starter.waits(compiled):
@@ -359,21 +346,16 @@ class Pod:
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is here already")
-        directory = f"{self._containers_dir}/{container_id}"
-        container = SupervisedContainer(
-            self.loop, container_id, directory, self._kill_counts, self._container_exited
-        )
-        container.signal_by_runtime = self._signal_by_runtime
-        record, fds = self._pods.keeper.get(
-            messages.StoredContainer.name_of(container_id), messages.StoredContainer
-        )
+        container = self._new_container(container_id)
+        name = messages.StoredContainer.name_of(container_id)
+        record, fds = self._pods.keeper.get(name, messages.StoredContainer)
         try:
             process = container.take_over(record, fds)
         except BaseException:
             ipc.close_all(fds)
             raise
         self._containers[container_id] = container
-        self._pods.keeper.put(messages.StoredContainer.name_of(container_id), container.store)
+        self._pods.keeper.put(name, container.store)
         call.answer()
         self._reaper.expect_other(process, container.ended)
         # Last, because it reads /proc for each process of the container; the exit is watched by
@@ -397,7 +379,7 @@ class Pod:
             group.kill()
             self._remove(group)
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: cleaning up after a failed start: {error}", file=sys.stderr)
+            warn(f"cleaning up after a failed start: {error}")
 
     def _container_exited(self, container: SupervisedContainer) -> None:
         # exit.json is written, so no other shim needs the descriptors.
@@ -409,24 +391,24 @@ class Pod:
             return
         self._remove(container.group)
         if container.has_poststop:
-            self._after_stop(container)
+            self._in_background(
+                lambda: self._starter.after_stop(container.id, container.directory), _warn_of
+            )
 
     def _delete(self, container: SupervisedContainer) -> None:
         """Have the other runtime delete the container, which is not forgotten before, because its
         folder is needed."""
 
-        def work() -> tuple[Message, list[int]]:
-            self._starter.after_stop(container.id, container.directory)
-            return {}, []
-
-        def done(error: Exception | None = None) -> None:
+        def done(error: Exception | None) -> None:
             if error is not None:
-                print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
+                warn(f"container {container.id}: {error}")
             self._remove(container.group)
             self._leave_folder(container.id)
 
         self._use_folder(container.id)
-        self._in_worker(work, lambda fields, fds: done(), done)
+        self._in_background(
+            lambda: self._starter.after_stop(container.id, container.directory), done
+        )
 
     def _use_folder(self, container_id: str) -> None:
         """Count a runtime's command that runs in the folder: until it has ended, neither is the
@@ -448,28 +430,15 @@ class Pod:
         if key in self._signalling:
             return
 
-        def work() -> tuple[Message, list[int]]:
-            self._starter.send_signal(container.directory, number)
-            return {}, []
-
-        def done(error: Exception | None = None) -> None:
+        def done(error: Exception | None) -> None:
             self._signalling.discard(key)
             if error is not None and container.running:
-                print(f"pyrunc-shim: container {container.id}: {error}", file=sys.stderr)
+                warn(f"container {container.id}: {error}")
             self._leave_folder(container.id)
 
         self._signalling.add(key)
         self._use_folder(container.id)
-        self._in_worker(work, lambda fields, fds: done(), done)
-
-    def _after_stop(self, container: SupervisedContainer) -> None:
-        """Run the poststop hooks in a fork, in the background."""
-
-        def work() -> tuple[Message, list[int]]:
-            self._starter.after_stop(container.id, container.directory)
-            return {}, []
-
-        self._in_worker(work, lambda fields, fds: None, lambda error: print(error, file=sys.stderr))
+        self._in_background(lambda: self._starter.send_signal(container.directory, number), done)
 
     def _stop(self, call: Call, request: messages.Stop) -> None:
         self._container(request.container).stop(call, _checked(request.signal), request.timeout_s)
@@ -532,10 +501,10 @@ class Pod:
         def failed(error: Exception) -> None:
             streams.close()
             self._drop_exec(session)
-            call.fail(_to_error(error))
+            call.fail(error)
 
         steps = self._starter.execute(request, container, streams.stdio)
-        if self._starter.exec_waits(container):
+        if container.of_other_runtime:
             session.starting = self._in_worker(
                 lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
             )
@@ -565,7 +534,7 @@ class Pod:
                 try:
                     session.kill()
                 except (Error, OSError) as error:
-                    print(f"pyrunc-shim: exec session {session.id}: {error}", file=sys.stderr)
+                    warn(f"exec session {session.id}: {error}")
 
     # -- the whole
 
@@ -576,6 +545,45 @@ class Pod:
         failed: Callable[[Exception], None],
     ) -> Worker:
         return Worker(self.loop, self._reaper, self._pods.descriptors(), work, done, failed)
+
+    def _in_background(
+        self, work: Callable[[], None], on_end: Callable[[Exception | None], None]
+    ) -> None:
+        """Run `work` in a fork, then call `on_end` with its error."""
+
+        def run() -> tuple[Message, list[int]]:
+            work()
+            return {}, []
+
+        self._in_worker(run, lambda fields, fds: on_end(None), on_end)
+
+    def _compile(
+        self,
+        compiler: Compiler[Compiled],
+        on_compiled: Callable[[Compiled], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """Compile a process, after the work of a fork if the compiler needs it. Calls `on_compiled`
+        or `on_failed`, now or later. A failure leaves nothing of the fork's work."""
+
+        def compile(prepared: Prepared | None) -> None:
+            try:
+                compiled = compiler.compile(prepared)
+            except Exception as error:
+                self._take_back(prepared)
+                on_failed(error)
+            else:
+                on_compiled(compiled)
+
+        try:
+            first = compiler.fork_first()
+            if first is not None:
+                self._in_worker(first, lambda *result: compile(result), on_failed)
+        except Exception as error:
+            on_failed(error)
+        else:
+            if first is None:
+                compile(None)
 
     def _state(self, call: Call, request: messages.GetState) -> None:
         state, pause = None, self._pause
@@ -616,8 +624,8 @@ class Pod:
     def _remove(self, group: Cgroup, tries: int = GROUP_TRIES) -> None:
         """Remove a cgroup whose processes were killed. Tries again while the last of them are still
         dying."""
-        if group.driver == "systemd":
-            self._remove_by_systemd(group)
+        if group.driver == "systemd":  # whose answer over D-Bus may take long
+            self._in_background(group.remove, _warn_of)
             return
         try:
             group.remove(0)
@@ -625,19 +633,9 @@ class Pod:
             if tries:
                 self.loop.after(GROUP_RETRY_S, lambda: self._remove(group, tries - 1))
             else:
-                print(f"pyrunc-shim: {error}", file=sys.stderr)
+                warn(str(error))
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: cgroup {group.path}: {error}", file=sys.stderr)
-
-    def _remove_by_systemd(self, group: Cgroup) -> None:
-        """Have systemd remove the cgroup, in a fork, because its answer over D-Bus may take
-        long."""
-
-        def work() -> tuple[Message, list[int]]:
-            group.remove()
-            return {}, []
-
-        self._in_worker(work, lambda fields, fds: None, lambda error: print(error, file=sys.stderr))
+            warn(f"cgroup {group.path}: {error}")
 
     def _leave_if_abandoned(self) -> None:
         """Drop the pod if the server has died before its first call."""
@@ -650,13 +648,10 @@ class Pod:
         if self._left:
             return
         self._left = True
+        # `shutdown` is answered before the pod's forks have ended, so the server may have removed
+        # the folder.
         for name in (messages.SOCKET, messages.SHIM_RECORD):
-            try:
-                os.unlink(f"{self.sandbox_dir}/{name}")
-            # `shutdown` is answered before the pod's forks have ended, so the server may have
-            # removed the folder.
-            except FileNotFoundError:
-                pass
+            remove_path(f"{self.sandbox_dir}/{name}")
         self._pods.remove(self)
 
     def _container(self, container_id: str) -> SupervisedContainer:
@@ -682,22 +677,17 @@ def _process(message: Message, fds: list[int]) -> StartedProcess:
     return StartedProcess.of(ForkedProcess.of(message), fds)
 
 
-def _record(container: SupervisedContainer, compiled: Message) -> None:
+def _record(container: SupervisedContainer, state: State) -> None:
     """Write state.json, for a restarted server without this shim, and for `pyrunc`."""
-    state = compiled | {
-        "pid": container.pid,
-        "start_time": container.start_time,
-        "started_at_ns": container.started_at_ns,
-        "cgroup": container.group.record(),
-        "complete": True,
-    }
     try:
-        atomic_file.write_json(f"{container.directory}/{messages.STATE_RECORD}", state)
-    except OSError as error:
-        print(
-            f"pyrunc-shim: container {container.id}: {messages.STATE_RECORD}: {error}",
-            file=sys.stderr,
+        state.save(
+            pid=container.pid,
+            start_time=container.start_time,
+            started_at_ns=container.started_at_ns,
+            cgroup=container.group.record(),
         )
+    except OSError as error:
+        warn(f"container {container.id}: {messages.STATE_RECORD}: {error}")
 
 
 def _checked(number: int) -> int:
@@ -706,13 +696,6 @@ def _checked(number: int) -> int:
     return number
 
 
-def _to_error(error: Exception) -> Error:
-    """Return the error that a client gets for a start that failed."""
-    if isinstance(error, Error):
-        return error
-    if isinstance(error, OSError):
-        return KernelError(
-            "start", str(error.filename or ""), error.errno or 0, error.strerror or ""
-        )
-    sys.excepthook(type(error), error, error.__traceback__)
-    return Error(f"{type(error).__name__}: {error}")
+def _warn_of(error: Exception | None) -> None:
+    if error is not None:
+        warn(str(error))

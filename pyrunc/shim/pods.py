@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages, pod, tree
 from pyrunc.shim.keeper_link import KeeperLink
 from pyrunc.shim.loop import Loop
 from pyrunc.shim.network import open_network
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import ShimServer, handler
+from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,10 +59,7 @@ class Pods:
         self._make_network()
         self.loop.run()
         for name in (messages.SOCKET, messages.SHIM_RECORD, messages.LOG):
-            try:
-                os.unlink(f"{self._folder}/{name}")
-            except FileNotFoundError:
-                pass
+            remove_path(f"{self._folder}/{name}")
 
     def remove(self, gone: pod.Pod) -> None:
         """Stop serving this pod."""
@@ -114,7 +112,7 @@ class Pods:
             try:
                 self._network = open_network()
             except KernelError as error:  # the next pod's own attempt reports it
-                print(f"pyrunc-shim: no network namespace ahead: {error}", file=sys.stderr)
+                warn(f"no network namespace ahead: {error}")
 
     def _disconnected(self, connection: ClientConnection) -> None:
         self._end_if_unused()

@@ -31,8 +31,15 @@ class ProcessEnd:
 
     __slots__ = ("exit_code", "pid", "signal")
 
-    def __init__(self, pid: int, exit_code: int | None, signal: int | None) -> None:
-        self.pid, self.exit_code, self.signal = pid, exit_code, signal
+    def __init__(self, pid: int, status: int | None) -> None:
+        """`status`: the wait status (wait(2)); None when it is unknown."""
+        self.pid = pid
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        if status is not None:
+            code = os.waitstatus_to_exitcode(status)
+            self.exit_code = code if code >= 0 else 128 - code
+            self.signal = None if code >= 0 else -code
 
 
 class Reaper:
@@ -82,15 +89,8 @@ class Reaper:
         status = self._keeper.exit_status(process.pid, process.start_time, process.pidfd)
         if status is None and looks:
             self._loop.after(LOOK_AGAIN_S, lambda: self._other_ended(process, on_exit, looks - 1))
-        elif status is None:
-            on_exit(ProcessEnd(process.pid, None, None))
         else:
-            code = os.waitstatus_to_exitcode(status)
-            on_exit(
-                ProcessEnd(
-                    process.pid, code if code >= 0 else 128 - code, -code if code < 0 else None
-                )
-            )
+            on_exit(ProcessEnd(process.pid, status))
 
     def hold(self) -> None:
         """A process is being started. Calls nest."""
@@ -151,21 +151,16 @@ class Reaper:
             return None
         if result is None:
             return None
+        # waitid(2) has taken the status of wait(2) apart. The core-dump bit is lost.
         by_exit = result.si_code == os.CLD_EXITED
+        status = result.si_status << 8 if by_exit else result.si_status
         if self._noted:
             if start_time := self._noted.pop(result.si_pid, 0):
-                # waitid(2) has taken the status apart; the keeper stores that of wait(2). The
-                # core-dump bit is lost.
-                status = result.si_status << 8 if by_exit else result.si_status
                 # Before the reaping: if the shim is killed in between, the zombie goes to the
                 # keeper, which reads the status itself.
                 self._keeper.note_exit(result.si_pid, start_time, status)
             os.waitpid(result.si_pid, 0)
-        return ProcessEnd(
-            result.si_pid,
-            result.si_status if by_exit else 128 + result.si_status,
-            None if by_exit else result.si_status,
-        )
+        return ProcessEnd(result.si_pid, status)
 
 
 def _first_zombie() -> int:

@@ -15,7 +15,6 @@ from pyrunc import jsontext
 from pyrunc.checkpoint import restore
 from pyrunc.checkpoint.checkpoint import CriuOptions
 from pyrunc.container.bundle import Bundle, CreateOptions
-from pyrunc.container.state import State
 from pyrunc.shim import messages
 from pyrunc.shim.other_runtime import attach
 from pyrunc.shim.starter import StartedProcess
@@ -37,14 +36,14 @@ def start(
     pause: PauseProcess | None,
 ) -> StartedProcess:
     """Restore the container; returns its first process. Called in a fork. Raises Error."""
-    request, state = compiled.file.restore, State.of(compiled.state)
+    request = compiled.file.restore
     assert request is not None
     attach(compiled, directory, pause)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         document = jsontext.loads(file.readall() or b"")
     spec = parse(document)
     created = restore.restore(
-        state.replace(folder=directory, rootfs=f"{directory}/{ROOT}"),
+        compiled.state.replace(rootfs=f"{directory}/{ROOT}", complete=False),
         Bundle(directory, document, spec),
         CreateOptions(**compiled.file.cgroup.to_fields()),
         CriuOptions(image_path=request.images, work_path=request.work, **request.options),

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from _socket import SO_PEERCRED, SOL_SOCKET, socket
 
 from pyrunc import ipc
-from pyrunc.errors import Error, KernelError, Unsupported
+from pyrunc.errors import Error, Unsupported, to_error
 from pyrunc.shim.loop import BROKEN, READABLE, WRITABLE
 from pyrunc.shim.messages import message_of
+from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class Call:
         """Send the result; the descriptors are the connection's from now on."""
         self._send({"id": self._id, "ok": {} if answer is None else answer.to_fields()}, fds)
 
-    def fail(self, error: Error) -> None:
-        """Send the error."""
-        self._send({"id": self._id, "error": error.to_wire()}, ())
+    def fail(self, error: Exception) -> None:
+        """Send the error of a call."""
+        self._send({"id": self._id, "error": to_error(error, self.name).to_wire()}, ())
 
     def _send(self, message: Message, fds: Sequence[int]) -> None:
         assert not self._answered, f"{self.name} answered twice"
@@ -117,7 +117,7 @@ class ClientConnection:
         except BlockingIOError:
             return
         except (OSError, Error) as error:
-            print(f"pyrunc-shim: a client is dropped: {error}", file=sys.stderr)
+            warn(f"a client is dropped: {error}")
             received = None
         if received is None:
             self.close()
@@ -177,13 +177,8 @@ class ShimServer:
             if function is None:
                 raise Unsupported(f"this shim has no call {call.name!r}")
             function(call)
-        except Error as error:
-            call.fail(error)
-        except OSError as error:
-            call.fail(KernelError(call.name, "", error.errno or 0, error.strerror or ""))
         except Exception as error:
-            sys.excepthook(*sys.exc_info())
-            call.fail(Error(f"{type(error).__name__}: {error}"))
+            call.fail(error)
 
     def on_close(self, connection: ClientConnection) -> None:
         """A connection has ended."""

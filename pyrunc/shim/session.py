@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 from pyrunc import atomic_file
-from pyrunc.errors import Error, WrongState
+from pyrunc.errors import Error, WrongState, to_error
 from pyrunc.kernel import terminal
 from pyrunc.shim import messages, tree
 from pyrunc.shim.log_file import LogFile
@@ -22,6 +21,7 @@ from pyrunc.shim.messages import Exit
 from pyrunc.shim.starter import StartedProcess
 from pyrunc.shim.stdio import Follower, InputStream, OutputStream
 from pyrunc.shim.stop import ContainerStop
+from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class SupervisedContainer:
         directory: str,
         kill_counts: KillCounts,
         on_exit: Callable[[SupervisedContainer], None],
+        signal_by_runtime: Callable[[SupervisedContainer, int], None],
     ) -> None:
+        """`signal_by_runtime` sends a signal to a container of another OCI runtime."""
         self.id, self.directory = container_id, directory
         self._kill_counts, self._oom_killed = kill_counts, False
         self.pid = self.start_time = self.started_at_ns = 0
@@ -62,7 +64,7 @@ class SupervisedContainer:
         self._finished_at_ns = 0
         self._log = LogFile(None)
         self._stop: ContainerStop | None = None
-        self.signal_by_runtime: Callable[[SupervisedContainer, int], None] = _ignore
+        self._signal_by_runtime = signal_by_runtime
 
     @property
     def running(self) -> bool:
@@ -134,14 +136,14 @@ class SupervisedContainer:
         try:
             self._kill_counts.watch(process.group)
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
+            warn(f"container {self.id}: {error}")
 
     def store(self) -> tuple[messages.StoredContainer, list[int]]:
         """Return the keeper's record and copies of the descriptors, the caller's to close. Raises
         WrongState when the first process has ended."""
-        if self._process is None or self._ended:
-            raise WrongState(f"container {self.id} is not running")
+        pidfd = self.open_pidfd()
         process = self._process
+        assert process is not None
         outputs = [output for output in self.outputs if not output.ended]
         record = messages.StoredContainer(
             pid=process.pid,
@@ -156,12 +158,11 @@ class SupervisedContainer:
             log_directory=self._log.directory,
             outputs=[output.stream for output in outputs],
         )
-        return record, [process.open_pidfd(), *(os.dup(output.fd) for output in outputs)]
+        return record, [pidfd, *(os.dup(output.fd) for output in outputs)]
 
     def failed(self, error: Exception) -> None:
         """Record a failed start as the container's exit."""
-        message = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-        self.exit = Exit.of_failed_start(message)
+        self.exit = Exit.of_failed_start(to_error(error, "start").message)
         self._write_exit(self.exit)
         self._log.close()
         if self._stop:
@@ -195,7 +196,7 @@ class SupervisedContainer:
         """Send a signal to the first process."""
         if self._process and self._ended is None:
             if self._process.of_other_runtime:
-                self.signal_by_runtime(self, number)
+                self._signal_by_runtime(self, number)
             if not self._process.of_other_runtime or number == signal.SIGKILL:
                 self._process.send_signal(number)
 
@@ -233,10 +234,7 @@ class SupervisedContainer:
         terminal.set_size(console, width, height)
 
     def reopen_log(self) -> None:
-        """Open the container's log file anew, after kubelet has renamed it. Raises KernelError,
-        WrongState when the container does not run."""
-        if not self.running:
-            raise WrongState(f"container {self.id} is not running")
+        """Open the container's log file anew, after kubelet has renamed it. Raises KernelError."""
         self._log.reopen()
 
     @property
@@ -305,7 +303,7 @@ class SupervisedContainer:
         try:
             self.group.kill()
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
+            warn(f"container {self.id}: {error}")
 
     def _complete_if_silent(self) -> None:
         if self._ended and self.exit is None and all(output.ended for output in self.outputs):
@@ -348,13 +346,13 @@ class SupervisedContainer:
             path = f"{self.directory}/{messages.EXIT_RECORD}"
             atomic_file.write_json(path, end.to_fields())
         except OSError as error:
-            print(f"pyrunc-shim: no exit record in {self.directory}: {error}", file=sys.stderr)
+            warn(f"no exit record in {self.directory}: {error}")
 
     def _count_kills(self, ended: ProcessEnd) -> None:
         try:
             self._oom_killed = self._kill_counts.killed(self.group, ended.exit_code)
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
+            warn(f"container {self.id}: {error}")
 
     def _retry_log_later(self) -> None:
         self._loop.after(LOG_RETRY_S, self._retry_log)
@@ -364,10 +362,6 @@ class SupervisedContainer:
             self._retry_log_later()
         elif self.exit:
             self._log.close()
-
-
-def _ignore(container: SupervisedContainer, number: int) -> None:
-    """Default callback: does nothing."""
 
 
 class ProcessPipes:

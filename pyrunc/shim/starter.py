@@ -8,17 +8,14 @@ between other work; a start that waits for other processes (hooks, a seccomp age
 from __future__ import annotations
 
 import os
-import sys
 import time
-
-# not from `signal`, which imports enum
-from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec, KernelError
+from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace
+from pyrunc.kernel.process import send_signal
 from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
 from pyrunc.launch.run import first_process_steps
@@ -26,6 +23,7 @@ from pyrunc.records import Record
 from pyrunc.shim import compile, messages
 from pyrunc.shim.compile import ContainerCompiler, PauseCompiler
 from pyrunc.shim.files import LaunchFile
+from pyrunc.shim.warn import warn
 from pyrunc.timings import CLOCK_MONOTONIC_RAW, STAGES, of_launch
 from pyrunc.undo import Undo
 
@@ -62,11 +60,8 @@ class SupervisedProcess:
             # Our child: until it is reaped its pid is not given to another process, so a pidfd is
             # not needed.
             os.kill(self.pid, number)
-            return
-        try:
-            pidfd_send_signal(self.pidfd, number)
-        except ProcessLookupError:
-            pass
+        else:
+            send_signal(self.pidfd, number)
 
     def open_pidfd(self) -> int:
         """Return a new pidfd, the caller's to close."""
@@ -234,7 +229,7 @@ class Starter:
                 os.close(null)
                 compiled.close()
             os.close(child.pidfd)
-            _warn(compiled.warnings)
+            warn(*compiled.warnings)
             netns_fd = network
             if compiled.new_network:
                 # The descriptor outlives the process: CNI DEL runs after the pause process has
@@ -277,7 +272,7 @@ class Starter:
             ipc.close_all(list(clones.values()))
             compiled.close()
         os.close(child.pidfd)
-        _warn(compiled.warnings)
+        warn(*compiled.warnings)
         if compiled.poststart:
             _run_poststart(compiled.poststart, launch, child)
         assert launch.cgroup is not None
@@ -319,7 +314,7 @@ class Starter:
         finally:
             compiled.close()
         os.close(child.pidfd)
-        _warn(compiled.warnings)
+        warn(*compiled.warnings)
         process = StartedProcess(child.pid, child.start_time, container.group, child.console_fd)
         compiled.parts.include(clock.parts)
         process.parts = compiled.parts.noted
@@ -337,19 +332,14 @@ class Starter:
             for step in steps
         )
 
-    def exec_waits(self, container: SupervisedContainer) -> bool:
-        """Whether an exec starts in a fork of the shim, because another runtime's command takes
-        long."""
-        return container.of_other_runtime
-
     def after_stop(self, container_id: str, directory: str) -> None:
         """Remove the resctrl groups of a container that has exited and run its poststop hooks;
         failures are reported on stderr (runtime-spec). Another runtime deletes its own
         container."""
         if (runtime := LaunchFile.read(directory).other_runtime) is not None:
-            from pyrunc.shim import other_runtime
+            from pyrunc.shim.other_runtime import Runtime
 
-            other_runtime.delete(runtime, directory)
+            Runtime(runtime, directory).delete()
             return
         from pyrunc.container import status
         from pyrunc.container.state import State
@@ -366,15 +356,14 @@ class Starter:
             oci_version=spec.version,
             annotations=dict(spec.annotations),
         )
-        _warn(
-            hooks.run_all(spec.hooks.poststop, "poststop", status.oci_state(state, status.STOPPED))
-        )
+        final_state = status.oci_state(state, status.STOPPED)
+        warn(*hooks.run_all(spec.hooks.poststop, "poststop", final_state))
 
     def send_signal(self, directory: str, number: int) -> None:
         """Send a signal by the other runtime that runs the container. Raises Error."""
-        from pyrunc.shim import other_runtime
+        from pyrunc.shim.other_runtime import Runtime
 
-        other_runtime.send_signal(_runtime_of(directory), directory, number)
+        Runtime(_runtime_of(directory), directory).kill(number)
 
 
 def _runtime_of(directory: str) -> OtherRuntime:
@@ -416,7 +405,7 @@ def _run_poststart(poststart: tuple[Hook, ...], launch: Launch, child: ChildProc
     from pyrunc.launch import hooks
     from pyrunc.launch.steps import oci_state
 
-    _warn(hooks.run_all(poststart, "poststart", oci_state(launch, child.pid, "running")))
+    warn(*hooks.run_all(poststart, "poststart", oci_state(launch, child.pid, "running")))
 
 
 def _leave_caches(spec: Spec, container_id: str) -> None:
@@ -427,9 +416,4 @@ def _leave_caches(spec: Spec, container_id: str) -> None:
     try:
         leave_mounted(spec.linux.intel_rdt, container_id)
     except KernelError as error:
-        _warn([error.message])
-
-
-def _warn(warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        print(f"pyrunc-shim: {warning.translate(VISIBLE)}", file=sys.stderr)
+        warn(error.message)

@@ -9,10 +9,13 @@ it finds nothing new, for a killed process may have forked before.
 from __future__ import annotations
 
 import os
-import signal
+
+# not from `signal`, which imports enum
+from _signal import SIGKILL  # type: ignore[import-not-found]
 
 from pyrunc.errors import Error
 from pyrunc.kernel.process import Stat as Stat
+from pyrunc.kernel.process import open_pidfd, send_signal
 from pyrunc.kernel.process import stat as stat
 
 TYPE_CHECKING = False
@@ -97,18 +100,11 @@ def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, St
 
 
 def _kill(pid: int, start_time: int) -> bool:
-    try:
-        # Before the start time is compared: from here on a reused number cannot receive the signal.
-        pidfd = os.pidfd_open(pid)
-    except OSError:
+    # The pidfd is opened before the start time is compared: a reused number gets no signal.
+    pidfd = open_pidfd(pid, start_time)
+    if pidfd is None:
         return False
     try:
-        status = stat(pid)
-        if status is None or status.start_time != start_time:
-            return False
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        return True
-    except ProcessLookupError:
-        return False
+        return send_signal(pidfd, SIGKILL)
     finally:
         os.close(pidfd)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import ipc
-from pyrunc.errors import Error, KernelError, Unavailable, from_wire
+from pyrunc.errors import Error, Unavailable, from_wire, to_error
 from pyrunc.kernel.reaper import set_parent_death_signal
 from pyrunc.shim.loop import READABLE
+from pyrunc.shim.warn import warn
 from pyrunc.zygote import descendants
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ class Worker:
         try:
             received = ipc.receive(self._answer)
         except (OSError, Error) as error:
-            print(f"pyrunc-shim: a worker's answer: {error}", file=sys.stderr)
+            warn(f"a worker's answer: {error}")
             received = None
         self._loop.unwatch(self._answer.fileno())
         self._answer.close()
@@ -101,15 +101,7 @@ def _work(
         try:
             fields, fds = work()
             ipc.send(answer, {"ok": fields}, fds)
-        except Error as error:
-            ipc.send(answer, {"error": error.to_wire()})
-        except OSError as error:
-            failed = KernelError(
-                "start", error.filename or "", error.errno or 0, error.strerror or ""
-            )
-            ipc.send(answer, {"error": failed.to_wire()})
         except Exception as error:
-            sys.excepthook(*sys.exc_info())
-            ipc.send(answer, {"error": Error(f"{type(error).__name__}: {error}").to_wire()})
+            ipc.send(answer, {"error": to_error(error, "start").to_wire()})
     finally:
         os._exit(0)

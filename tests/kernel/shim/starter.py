@@ -16,6 +16,7 @@ from typing import Any
 
 from pyrunc import jsontext
 from pyrunc.cgroups.group import Cgroup
+from pyrunc.container.state import State
 from pyrunc.errors import NotFound, WrongState
 from pyrunc.shim import messages, tree
 from pyrunc.shim.compile import CompiledContainer, CompiledPause
@@ -71,7 +72,9 @@ class DirectCompiler:
         if prepared is not None:
             raise WrongState(config["process"]["first"])
         file = LaunchFile.of({"rootfs": {}, **_read(f"{self._directory}/launch.json")})
-        direct = Direct(None, (), (), Timings(), {"version": 1}, file)
+        direct = Direct(None, (), (), Timings())
+        direct.file = file
+        direct.state = State(os.path.basename(self._directory), self._directory, complete=True)
         direct.process, direct.group = config["process"], Cgroup(config["linux"]["cgroupsPath"])
         return direct
 
@@ -84,7 +87,8 @@ class DirectPauseCompiler:
         return None
 
     def compile(self, prepared: Any) -> CompiledPause:
-        pause = DirectPause(None, (), (), Timings(), {})
+        pause = DirectPause(None, (), (), Timings())
+        pause.pins = {}
         pause.fields = _read(f"{self._sandbox_dir}/pause.json")
         return pause
 
@@ -149,9 +153,6 @@ class DirectStarter(Starter):
     def waits(self, compiled: CompiledContainer) -> bool:
         assert isinstance(compiled, Direct)
         return bool(compiled.process.get("blocks"))
-
-    def exec_waits(self, container: SupervisedContainer) -> bool:
-        return False
 
     def after_stop(self, container_id: str, directory: str) -> None:
         raise NotImplementedError("plain processes have no hooks")
