@@ -4,21 +4,19 @@ device."""
 from __future__ import annotations
 
 import os
-from errno import ENOTBLK, ENXIO
+from errno import ENOTBLK
 
 from pyrunc.abi.mount import MOUNT_ATTR_RDONLY
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel import verity
+from pyrunc.kernel.copy_tree import copy_data
 from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-_COPIED_AT_ONCE = 1 << 20
 
 
 def open_erofs(source: int, devices: Sequence[int]) -> int:
@@ -60,19 +58,8 @@ def _open_copy(source: int) -> int:
     finally:
         os.close(folder)
     try:
-        at, size = 0, os.fstat(source).st_size
-        os.ftruncate(copy, size)
-        while at < size:
-            try:
-                # Holes are kept, because a ramfs is memory that cannot be swapped out.
-                at = os.lseek(source, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == ENXIO:  # a hole to the end
-                    break
-                raise
-            end = os.lseek(source, at, os.SEEK_HOLE)
-            while at < end:
-                at += os.pwrite(copy, os.pread(source, min(end - at, _COPIED_AT_ONCE), at), at)
+        # Holes stay holes, because a ramfs is memory that cannot be swapped out.
+        copy_data(source, copy, os.fstat(source).st_size)
     except BaseException:
         os.close(copy)
         raise

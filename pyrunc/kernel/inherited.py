@@ -1,12 +1,10 @@
-"""Resets what fork(2) and execve(2) inherit and no other setting changes: each function gives the
-calling process the kernel's default.
-
-All raise KernelError. EINVAL: this kernel does not have the setting, so nothing is inherited.
-"""
+"""Resets what fork(2) and execve(2) inherit and no other setting changes to the kernel's
+defaults."""
 
 from __future__ import annotations
 
 import os
+from errno import EINVAL, ENOSYS, EPERM
 
 from pyrunc.abi.prctl import (
     KEYCTL_JOIN_SESSION_KEYRING,
@@ -24,62 +22,59 @@ from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.fd import write_once
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 TIMER_SLACK_NS = 50_000  # init/init_task.c
 COREDUMP_FILTER = "/proc/{}/coredump_filter"
+# This kernel does not have the setting, or we may not change it.
+_UNCHANGEABLE = (EINVAL, ENOSYS, EPERM)
+# The name of a system call, its object in an error's text, its arguments.
+_CALLS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
+    ("ioprio_set", "none", IOPRIO_WHO_PROCESS, 0, 0),
+    ("personality", "PER_LINUX", 0),  # addresses randomised
+    ("set_mempolicy", "MPOL_DEFAULT", MPOL_DEFAULT, 0, 0),
+    # A new session keyring, nameless and empty. Otherwise an exec could list the server's keys,
+    # also those that only their possessor may see.
+    ("keyctl", "KEYCTL_JOIN_SESSION_KEYRING", KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0),
+    # The argument 0 would set the value that the process had at its start, which is inherited, too.
+    ("prctl", "PR_SET_TIMERSLACK", PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0),
+    ("prctl", "PR_SET_THP_DISABLE", PR_SET_THP_DISABLE, 0, 0, 0, 0),
+    ("prctl", "PR_SET_MEMORY_MERGE", PR_SET_MEMORY_MERGE, 0, 0, 0, 0),  # Linux 6.4
+    # The machine's setting decides when corrupted memory kills.
+    ("prctl", "PR_MCE_KILL", PR_MCE_KILL, PR_MCE_KILL_CLEAR, 0, 0, 0),
+    ("prctl", "PR_SET_IO_FLUSHER", PR_SET_IO_FLUSHER, 0, 0, 0, 0),  # needs CAP_SYS_RESOURCE
+    # Root has capabilities, and a change of user loses them (capabilities(7)).
+    ("prctl", "PR_SET_SECUREBITS", PR_SET_SECUREBITS, 0, 0, 0, 0),
+)
 
 
-def reset_scheduling() -> None:
-    """Set SCHED_OTHER with nice value 0, without SCHED_RESET_ON_FORK, and no I/O priority:
-    sched(7), ioprio_set(2)."""
+def reset_inherited() -> None:
+    """Give the calling process the kernel's defaults. A setting that this kernel does not have, or
+    that may not be changed (EINVAL, ENOSYS, EPERM), stays. Raises KernelError."""
+    _unless_refused(_reset_scheduling)
+    _unless_refused(_reset_core_dumps)
+    for arguments in _CALLS:
+        _unless_refused(syscall, *arguments)
+
+
+def _unless_refused(reset: Callable[..., object], *arguments: str | int) -> None:
+    try:
+        reset(*arguments)
+    except KernelError as error:
+        if error.errno not in _UNCHANGEABLE:
+            raise
+
+
+def _reset_scheduling() -> None:
+    """Set SCHED_OTHER with nice value 0, without SCHED_RESET_ON_FORK (sched(7))."""
     with kernel_errors("sched_setscheduler", "SCHED_OTHER, nice 0"):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-    syscall("ioprio_set", "none", IOPRIO_WHO_PROCESS, 0, 0)
 
 
-def reset_timer_slack() -> None:
-    """Reset PR_SET_TIMERSLACK. Its argument 0 would set the value that the process had at its
-    start, which is inherited, too."""
-    syscall("prctl", "PR_SET_TIMERSLACK", PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)
-
-
-def reset_personality() -> None:
-    """Reset personality(2): PER_LINUX, addresses randomised."""
-    syscall("personality", "PER_LINUX", 0)
-
-
-def reset_huge_pages() -> None:
-    """Allow transparent huge pages again: PR_SET_THP_DISABLE."""
-    syscall("prctl", "PR_SET_THP_DISABLE", PR_SET_THP_DISABLE, 0, 0, 0, 0)
-
-
-def reset_memory_merge() -> None:
-    """Reset PR_SET_MEMORY_MERGE (Linux 6.4): same-page merging of all memory."""
-    syscall("prctl", "PR_SET_MEMORY_MERGE", PR_SET_MEMORY_MERGE, 0, 0, 0, 0)
-
-
-def reset_memory_errors() -> None:
-    """Reset PR_MCE_KILL: the machine's setting decides when corrupted memory kills."""
-    syscall("prctl", "PR_MCE_KILL", PR_MCE_KILL, PR_MCE_KILL_CLEAR, 0, 0, 0)
-
-
-def reset_io_flusher() -> None:
-    """Reset PR_SET_IO_FLUSHER, which only a process with CAP_SYS_RESOURCE may set."""
-    syscall("prctl", "PR_SET_IO_FLUSHER", PR_SET_IO_FLUSHER, 0, 0, 0, 0)
-
-
-def reset_secure_bits() -> None:
-    """Reset PR_SET_SECUREBITS: root has capabilities, and a change of user loses them
-    (capabilities(7))."""
-    syscall("prctl", "PR_SET_SECUREBITS", PR_SET_SECUREBITS, 0, 0, 0, 0)
-
-
-def reset_memory_policy() -> None:
-    """Reset set_mempolicy(2): MPOL_DEFAULT."""
-    syscall("set_mempolicy", "MPOL_DEFAULT", MPOL_DEFAULT, 0, 0)
-
-
-def reset_core_dumps() -> None:
+def _reset_core_dumps() -> None:
     """Set the contents of core dumps (/proc/PID/coredump_filter, core(5)) as the machine's first
     process has them."""
     try:
@@ -90,9 +85,3 @@ def reset_core_dumps() -> None:
         write_once(COREDUMP_FILTER.format("self"), b"0x" + machines.strip())
     except OSError as error:
         raise KernelError.of(error, "open", f"'{error.filename}'") from None
-
-
-def leave_session_keyring() -> None:
-    """Join a new session keyring, nameless and empty: keyctl(2), KEYCTL_JOIN_SESSION_KEYRING."""
-    # Otherwise an exec could list the server's keys, also those that only their possessor may see.
-    syscall("keyctl", "KEYCTL_JOIN_SESSION_KEYRING", KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)

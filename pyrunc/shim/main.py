@@ -11,9 +11,7 @@ import sys
 
 # not from `signal`, which imports enum
 from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # type: ignore[import-not-found]
-from errno import EINVAL, ENOSYS, EPERM
 
-from pyrunc.errors import KernelError
 from pyrunc.kernel import bpf, inherited, reaper
 from pyrunc.launch import null
 from pyrunc.program import launch
@@ -30,19 +28,6 @@ if TYPE_CHECKING:
 # That of kubelet (KubeletOOMScoreAdj) and of containerd's unit. -1000 would exempt the process
 # altogether (proc_pid_oom_score_adj(5)), even if it leaks.
 OOM_SCORE_ADJ = -999
-RESETS = (
-    inherited.reset_scheduling,
-    inherited.reset_timer_slack,
-    inherited.reset_personality,
-    inherited.reset_huge_pages,
-    inherited.reset_memory_merge,
-    inherited.reset_memory_errors,
-    inherited.reset_io_flusher,
-    inherited.reset_secure_bits,
-    inherited.reset_memory_policy,
-    inherited.reset_core_dumps,
-    inherited.leave_session_keyring,
-)
 
 
 def inherit(lowest: int) -> list[int]:
@@ -84,12 +69,7 @@ def _reset_inherited_state() -> None:
     os.chdir("/")
     # The modes of logs (0640) and their folders (0755) must not depend on the server's umask.
     os.umask(0o022)
-    for reset in RESETS:
-        try:
-            reset()
-        except KernelError as error:
-            if error.errno not in (EINVAL, ENOSYS, EPERM):
-                raise
+    inherited.reset_inherited()
     for number in (SIGHUP, SIGINT):
         signal(number, SIG_IGN)
 

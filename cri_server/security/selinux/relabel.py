@@ -16,7 +16,7 @@ from pyrunc.abi.file import AT_FDCWD, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV
 from pyrunc.errors import InvalidArgument, KernelError, kernel_errors
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import openat2
-from pyrunc.kernel.tree import FOLDER, identity, open_folder, open_parent
+from pyrunc.kernel.tree import FOLDER, walk
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -90,46 +90,18 @@ def _reopen(folder: int, path: str) -> int:
         return os.open(".", FOLDER, dir_fd=folder)
 
 
-class _TreeFolder:
-    """A folder on the way down: its name, its identity, and its folders still to label."""
+def _relabel_below(top: int, label: bytes, path: str) -> None:
+    """Label everything in the open folder, and close it. Raises KernelError."""
 
-    __slots__ = ("identity", "name", "unlabelled")
+    def label_entries(folder: int, names: Sequence[str]) -> list[str]:
+        return _label_entries(folder, label, "/".join([path, *names[:PATH_PARTS]]))
 
-    def __init__(self, name: str, fd: int, unlabelled: list[str]) -> None:
-        self.name = name
-        self.identity = identity(fd)
-        self.unlabelled = unlabelled
-
-
-def _relabel_below(current: int, label: bytes, path: str) -> None:
-    """Label everything in the open folder, and close it. One descriptor and no recursion: a tree
-    that a container has made may be deeper than either allows. Raises KernelError."""
     try:
-        stack = [_TreeFolder(path, current, _label_entries(current, label, path))]
-        while stack:
-            if stack[-1].unlabelled:
-                name = stack[-1].unlabelled.pop()
-                try:
-                    below = open_folder(current, name)
-                except OSError as error:
-                    if error.errno in SKIPPED_ERRNOS:
-                        continue
-                    raise
-                os.close(current)
-                current = below
-                shown_path = "/".join(level.name for level in stack[:PATH_PARTS])
-                unlabelled = _label_entries(current, label, f"{shown_path}/{name}")
-                stack.append(_TreeFolder(name, current, unlabelled))
-                continue
-            stack.pop()
-            if stack:
-                above = open_parent(current, stack[-1].identity)
-                os.close(current)
-                current = above
+        for _ in walk(top, label_entries, lambda error: error.errno in SKIPPED_ERRNOS):
+            pass
     except OSError as error:
-        raise KernelError.of(error, "open", f"a folder below {path!r}") from None
-    finally:
-        os.close(current)
+        note = "a folder was moved" if error.errno == errno.ESTALE else ""
+        raise KernelError.of(error, "open", f"a folder below {path!r}", note) from None
 
 
 def _label_entries(folder: int, label: bytes, shown_path: str) -> list[str]:
