@@ -54,7 +54,7 @@ MESSAGE_LIMIT_BYTES = 128 * 1024
 MOST_FDS = 32
 TIMEOUT_S = 2.0
 ABSENT_S = 10.0
-"""So long a keeper that has not answered in time is taken for absent."""
+"""The time for which a keeper that has not answered in time gets no further call."""
 LOCKED = 3
 """The program's exit code when another keeper has the folder."""
 _TRIES, _TRY_AGAIN_S = 100, 0.02
@@ -185,7 +185,7 @@ class Keeper:
         return refused
 
     def get(self, name: str) -> StoredEntry | None:
-        """The entry of this name, if there is one."""
+        """Return the entry of this name; None if there is none."""
         try:
             answer = self._ask(GET, name)
         except KernelError as error:
@@ -195,7 +195,7 @@ class Keeper:
         return StoredEntry(answer.data, answer.fds)
 
     def drop(self, name: str) -> None:
-        """Close an entry's descriptors. Unknown names are ignored."""
+        """Remove the entry of this name and close its descriptors. Unknown names are ignored."""
         try:
             self._ask(DROP, name)
         except KernelError as error:
@@ -203,7 +203,7 @@ class Keeper:
                 raise
 
     def names(self, prefix: str = "") -> list[str]:
-        """The names of all entries that begin with `prefix`."""
+        """Return the names of all entries that begin with `prefix`."""
         names: list[str] = []
         passed = 0
         while True:
@@ -375,7 +375,7 @@ def _check_size(name: str, packet: bytes, fds: Sequence[int]) -> None:
 
 
 def ensure(folder: str | os.PathLike[str]) -> Keeper:
-    """A client of the folder's keeper, connected; the keeper is started if none lives. Raises
+    """Return a connected client of the folder's keeper; start a keeper if there is none. Raises
     Unavailable, Unsupported, KernelError."""
     keeper = Keeper(folder)
     for _ in range(_TRIES):

@@ -1,2 +1,2 @@
-"""One small process per pod: parent of the pod's processes, owner of their stdio, writer of their
-logs and exit records."""
+"""The shim: starts and supervises the processes of many pods, has their standard streams, and
+writes their logs and exit records."""

@@ -1,9 +1,9 @@
-"""Compiles in the shim: containers when they are created, the pause process and execs when they are
-started.
+"""Compiles launches in the shim: a container's when it is created, the pause process's and an
+exec's when they are started.
 
-The files in a container's folder and in its sandbox's (`shim.files`) are the input, so another shim
-compiles the same again when this one was killed. Only what `fork_first` returns
-waits for other processes.
+The input is in files of the container's and the sandbox's folder (`shim.files`), so another shim
+can compile the same again when this one was killed. Only the functions that `fork_first` returns
+wait for other processes.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class ContainerCompiler:
         self._parts.end("read and parse")
 
     def fork_first(self) -> Callable[[], Prepared] | None:
-        """Return what a fork of the shim has to do before `compile` because it waits for others:
-        have systemd make the cgroup, open the mounts of another runtime's container or of a
-        checkpoint's. None for nothing."""
+        """Return a function that a fork of the shim runs before `compile`, because it waits for
+        others: it has systemd make the cgroup, or opens the mounts of another runtime's container
+        or of a checkpoint. None when there is nothing to do."""
         if self._file.runtime or self._file.restore:
             return self._open_places
         if self._file.cgroup.driver == "systemd":
@@ -198,7 +198,7 @@ class ContainerCompiler:
         return {"attached": attached}, opened
 
     def _with_places(self, prepared: Prepared) -> CompiledContainer:
-        """A container without a launch: of another runtime, or of a checkpoint."""
+        """Return a container without a launch: of another runtime, or of a checkpoint."""
         fields, fds = prepared
         file, spec = self._file, _with_oom_score(self._spec, self._oom_score)
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
@@ -262,7 +262,7 @@ class PauseCompiler:
 def _make_scope(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Prepared:
-    """Make the pod's or container's cgroup by systemd, which wants a process in a new scope.
+    """Have systemd make the cgroup of the pod or container. A new scope needs a process in it.
 
     A placeholder process is in the cgroup until the container's first process is; it becomes a
     child of the shim.
@@ -283,8 +283,7 @@ def prepared_group(prepared: Prepared | None) -> Cgroup | None:
 
 
 def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
-    """The descriptors that the launch's program uses, and those of its hooks; the others are
-    closed."""
+    """Return the descriptors that the launch's program and its hooks use; close the others."""
     used = []
     for name, number in descriptors.numbers.items():
         if name in launch.lowered.numbers or name.startswith("hook-"):
@@ -295,7 +294,7 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
 
 
 def _outlives_its_processes(spec: Spec) -> bool:
-    """Whether the container has a resctrl group, which stays when its processes have ended."""
+    """Tell whether the container has a resctrl group, which stays when its processes have ended."""
     if spec.linux.intel_rdt is None:
         return False
     from pyrunc.launch.rdt import outlives
@@ -332,9 +331,10 @@ def _clone_source(place: Place, request: CreateRequest) -> int:
 
 
 def _forget_earlier_mount(work: str) -> None:
-    """The container's overlay may have been mounted by an earlier launch that was never carried
-    out. A volatile overlay is refused a second time, for what was written might be torn (Linux,
-    Documentation/filesystems/overlayfs.rst, "Volatile mount"): here nothing was."""
+    """Remove the mark that a mount of the volatile overlay has left in its folder `work`, for a
+    launch that was never carried out. The kernel would refuse the second mount, because writes of
+    the first may be incomplete (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount");
+    here there were none."""
     mark = f"{work}/work/incompat/volatile"
     for path in (f"{mark}/dirty", mark):
         try:
@@ -355,8 +355,8 @@ def execute(
     tty: bool,
     timed: bool = False,
 ) -> CompiledProcess:
-    """Compile the OCI process object `process` for the container in `directory` whose first process
-    is `pid`, which `pidfd` stands for. Raises Error, OSError."""
+    """Compile an exec: the OCI process object `process` in the container of `directory`. `pid` and
+    `pidfd` are those of the container's first process. Raises Error, OSError."""
     parts = Timings()
     configuration, state = _configuration(directory), State.read(directory)
     spec = _with_oom_score(configuration.spec, oom_score_adj)
@@ -423,8 +423,8 @@ def forget(directory: str) -> None:
 
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:
-    """The configuration with the server's OOM score where it has none: a process would inherit the
-    shim's, which the OOM killer spares."""
+    """Return the configuration with the server's OOM score if it has none. Otherwise the process
+    would inherit the shim's, which the OOM killer spares."""
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec

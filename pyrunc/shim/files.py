@@ -49,7 +49,7 @@ class RestoreFolders(Record):
 
 
 class LaunchFile(RecordFile):
-    """How a container is launched: what its config.json does not say.
+    """The parameters of a container's launch that are not in its config.json.
 
     `image_volumes`, `layer_volumes`: mounted and unpacked images, by the names that binds have as
     sources. `settled`: bind sources whose real paths the server has resolved; a symbolic link in
@@ -75,5 +75,5 @@ class LaunchFile(RecordFile):
 
     @property
     def other_runtime(self) -> OtherRuntime | None:
-        """None for a container of ours."""
+        """The OCI runtime that starts the container; None for a container of ours."""
         return self.runtime and self.runtime.replace(systemd=self.cgroup.driver == "systemd")

@@ -1,9 +1,9 @@
-"""A shim's connection to the keeper: what another shim would need to go on with the pods is stored
-there (`messages.StoredPause`, `StoredContainer`), and how processes have ended that are not, or
-will not be, children of this shim.
+"""A shim's connection to the keeper. The shim stores there what another shim needs to take its pods
+over (`messages.StoredPause`, `StoredContainer`), and asks it how processes ended that are not its
+children.
 
-A keeper that was killed is replaced by the server; its successor is filled again from here. Without
-one pods run, but end with their shim.
+The server replaces a keeper that was killed, and each shim stores its entries in the new one.
+Without a keeper pods run, but end with their shim.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TIMEOUT_S = 0.5
 # A successor listens some milliseconds after the kill. Until it is filled the shim alone has the
 # descriptors, so the first attempt comes soon.
 AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
-"""After the connection was lost; twice as long after each attempt that fails."""
+"""The time from a lost connection to the next attempt. It doubles with each attempt that fails."""
 
 
 class KeeperLink:
@@ -65,15 +65,15 @@ class KeeperLink:
         self._send()
 
     def drop(self, name: str) -> None:
-        """Store it no longer. Names that were not stored are ignored."""
+        """Remove the entry of that name. Names that were not stored are ignored."""
         if self._sources.pop(name, None) is not None:
             self._unsent.discard(name)
             self._undropped.add(name)
             self._send()
 
     def get(self, name: str, kind: type[Stored]) -> tuple[Stored, list[int]]:
-        """Return an entry that another shim has put there; the descriptors are the caller's. Raises
-        NotFound, Unavailable, Error."""
+        """Return the record and the descriptors that another shim has stored; the caller closes the
+        descriptors. Raises NotFound, Unavailable, Error."""
         entry = self._call(lambda keeper: keeper.get(name))
         if entry is None:
             raise NotFound(f"the keeper has no {name}")
@@ -163,7 +163,7 @@ class KeeperLink:
         self._loop.watch(self._keeper.fileno(), READABLE, self._readable)
 
     def _readable(self, events: int) -> None:
-        """The keeper has refused an entry, was killed, or has closed the connection for others."""
+        """Read what the keeper has sent: refusals of entries, or the end of the connection."""
         assert self._keeper is not None
         try:
             refused = self._keeper.collect()

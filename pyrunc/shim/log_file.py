@@ -1,9 +1,10 @@
-"""A container's log file: appended to in whole records, reopened on request, never a reason to stop
-reading the container.
+"""A container's log file. Whole records are appended, and the file is reopened on request; its
+errors never stop the reading of the container's output.
 
-When the disk is full (or fails), what was torn is cut off again, so that the file always ends with
-a whole record; a bounded amount is held back and tried again, the rest is dropped and counted, and
-once there is room a record says how much was lost.
+When a write fails, because the disk is full for example, the part of a record that was written is
+cut off again, so the file always ends with a whole record. A bounded amount of records waits in
+memory for the next attempt; further ones are dropped and counted, and once there is room a record
+says how many bytes were lost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LogFile:
-    """The open log. Without a path everything is discarded."""
+    """An open log. Without a path it discards all records."""
 
     __slots__ = ("_fd", "_held", "_on_waiting", "_reason", "directory", "dropped_bytes", "path")
 
@@ -34,8 +35,8 @@ class LogFile:
         """Open or create `path` for appending, its folders too; from `directory` on no link is
         followed. Raises KernelError.
 
-        `on_waiting()` is called when something had to be held back: `retry` should be called from
-        time to time then.
+        `on_waiting()` is called when records could not be written; the caller then calls `retry`
+        from time to time.
         """
         self.path, self.directory = path, directory
         self._on_waiting = on_waiting
@@ -84,13 +85,13 @@ class LogFile:
             self.retry()
 
     def close(self) -> None:
-        """Close the file; records that are held back stay in memory for the next one."""
+        """Close the file; records that wait stay in memory for the next one."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _append(self, records: bytes | bytearray) -> int:
-        """Write; returns how many bytes of it are in the file now, whole records only."""
+        """Append records; return how many bytes of them were written, in whole records."""
         written = 0
         try:
             with memoryview(records) as view:
@@ -105,7 +106,7 @@ class LogFile:
         return whole
 
     def _cut_off(self, torn_bytes: int) -> None:
-        """Take back the beginning of a record that did not fit."""
+        """Cut off the beginning of a record that did not fit."""
         try:
             # The next record begins at the new end without lseek(2), because of O_APPEND (open(2)).
             size = os.fstat(self._fd).st_size
@@ -117,13 +118,13 @@ class LogFile:
     def _hold(self, records: bytes) -> None:
         if len(self._held) + len(records) <= HELD_LIMIT_BYTES and not self.dropped_bytes:
             self._held += records
-        else:  # from the first loss on, so that what is held has no gap
+        else:  # from the first loss on, so that the waiting records have no gap
             self.dropped_bytes += len(records)
 
 
 def open_log(path: str, directory: str = "") -> int:
-    """A descriptor that appends to `path`, made with mode 0640, folders with 0755. Raises
-    KernelError.
+    """Open `path` for appending; return the descriptor. A missing file is made with mode 0640,
+    missing folders with 0755. Raises KernelError.
 
     Symbolic links are refused, in place of the file and, from the pod's log `directory` on, of
     folders: a pod that may write to the node's logs would choose which file of the host grows.

@@ -1,10 +1,10 @@
-"""The CRI log format as a core without I/O: bytes of one stream in, whole records out.
+"""Formats the output of a container as records of the CRI log format, without I/O.
 
 A record is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. A line of at most 16 KiB is one
-`F` record; a longer one is cut into `P` records of 16 KiB and a last `F`. What has no newline waits
-until it is longer than that, and at the end of the stream becomes a `P`. Readers concatenate P … P
-F. Content is never changed. One time stamp serves a whole batch. Format: kubernetes design "CRI:
-container runtime logs"; the 16 KiB and the last P are containerd's.
+`F` record; a longer one is cut into `P` records of 16 KiB and a last `F`. Bytes without a newline
+wait until there are more than that; at the end of the stream they become a `P` record. Readers join
+the records P … P F. Content is never changed. One time stamp serves a whole batch. Format:
+kubernetes design "CRI: container runtime logs"; the 16 KiB and the last P are containerd's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class LogLines:
         self._tail = bytearray()
 
     def feed(self, data: bytes, stamp: bytes) -> bytes:
-        """The records that `data` completes, whole, maybe none; `stamp` is `time_stamp()`'s
-        form."""
+        """Return the whole records that `data` completes, if any. `stamp`: the time, in the form of
+        `time_stamp`."""
         if self._tail:
             if len(self._tail) + len(data) <= PARTIAL_BYTES and b"\n" not in data:
-                # what waits is not looked at again: more may come a byte at a time
+                # the waiting bytes are not searched again: more may come one byte at a time
                 self._tail += data
                 return b""
             data = bytes(self._tail) + data
@@ -50,13 +50,13 @@ class LogLines:
         return records[0] if len(records) == 1 else b"".join(records)
 
     def finish(self, stamp: bytes) -> bytes:
-        """The record of an unterminated last line; empty if there is none."""
+        """Return the record of an unterminated last line; empty if there is none."""
         tail, self._tail = bytes(self._tail), bytearray()
         return b"%b %b P %b\n" % (stamp, self._stream, tail) if tail else b""
 
 
 def time_stamp() -> bytes:
-    """Now, as in `2026-01-31T12:00:00.000000001Z`."""
+    """Return the present time, such as `2026-01-31T12:00:00.000000001Z`."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     return (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)).encode() + b".%09dZ" % nanoseconds

@@ -1,7 +1,6 @@
-"""The shim's main function: becomes the reaper of its pods' processes, and serves. The zygote forks
-it as `pyrunc.shim.main:main`.
+"""The start of a shim, which the zygote forks as `pyrunc.shim.main:main`.
 
-The zygote does once what is the same for all shims, which inherit it (`inherit`).
+`inherit` prepares the zygote once; all shims inherit the result.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def inherit(lowest: int) -> list[int]:
 
 
 def main(arguments: Message, fds: list[int]) -> None:
-    """`arguments`: the fields of `Arguments`; `fds`: the listening socket, and one that is
-    connected to the server."""
+    """Run a shim until it has neither a pod nor a server. `arguments`: the fields of `Arguments`;
+    `fds`: the listening socket, and a socket that is connected to the server."""
     parsed = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
     _log_to(f"{parsed.folder}/{LOG}")

@@ -53,7 +53,7 @@ START_ERROR_CODE = 128
 OOM_KILLED = "OOMKilled"
 
 
-# ---- what it is forked with
+# ---- the arguments of a new shim
 
 
 class Arguments(Record):
@@ -71,7 +71,7 @@ class Arguments(Record):
     keeper: AbsolutePath | None = None
 
 
-# ---- how something ended
+# ---- the exit of a container
 
 
 class Exit(Record):
@@ -94,12 +94,12 @@ class Exit(Record):
 
     @classmethod
     def of_failed_start(cls, message: str) -> Exit:
-        """The exit of a container that could not be started."""
+        """Return the exit of a container that could not be started."""
         return cls(START_ERROR_CODE, None, time.time_ns(), reason=START_ERROR, message=message)
 
     @property
     def cri_reason(self) -> str:
-        """The word that kubelet shows and partly branches on."""
+        """The reason in the CRI status, which kubelet shows and partly acts on."""
         if self.oom_killed:
             return OOM_KILLED
         return self.reason or ("Error" if self.exit_code else "Completed")
@@ -200,8 +200,8 @@ class Done(Record):
 
 
 class Network(Record):
-    """The answer about a pod's network. `netns_path`: the path of the network namespace that the
-    shim pins, if there is one."""
+    """A pod's network namespace, as an answer. `netns_path`: the path of the namespace that the
+    shim has open, if there is one."""
 
     netns_path: str | None = None
 
@@ -332,7 +332,7 @@ class Signal(Request):
 
 
 class Attach(Request):
-    """Pipes to the container's streams: descriptors as those of `ExecStarted`."""
+    """Attach to the container's streams. The answer has descriptors as `ExecStarted` has."""
 
     call = "attach"
     container: Id
@@ -386,7 +386,7 @@ class ContainerState(Record):
 
 class PodState(Record):
     """The pod's state as its shim has it. `protocol`: the shim's protocol version; `netns_path`:
-    the network namespace that the shim pins, also without a pause process; `execs`: running
+    the network namespace that the shim has open, also without a pause process; `execs`: running
     sessions."""
 
     protocol: int
@@ -427,7 +427,7 @@ class Forget(Request):
 
 
 class Shutdown(Request):
-    """Serve the pod no longer, in which nothing runs any more."""
+    """Stop serving the pod, in which no process runs any more."""
 
     call = "shutdown"
 

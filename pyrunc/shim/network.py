@@ -1,8 +1,9 @@
-"""The pod's network namespace, made by the shim, one ahead of the pods.
+"""Makes the network namespaces of pods. The shim makes one ahead, before a pod needs it.
 
-It is never used again for another pod: it ends with the shim that made it. It belongs to the shim's
-user namespace, so a pod with its own user namespace does not take it: there the pause
-process's clone makes one that the pod's root owns."""
+A namespace is never used for a second pod. It belongs to the shim's user namespace, so a pod with
+its own user namespace does not get it: the clone of such a pod's pause process makes one that the
+pod's root owns.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _LO_UP = _IFREQ.pack(b"lo", IFF_UP)
 
 
 def open_network() -> int:
-    """A descriptor of a new network namespace whose `lo` is up; the caller is in its own again.
-    Raises KernelError."""
+    """Make a network namespace whose `lo` is up; return its descriptor. The caller is in its own
+    namespace again afterwards. Raises KernelError."""
     with closing_fd(open_own("net")) as home:
         # Only the calling thread changes its namespace, and the shim has no other. It takes some
         # 0.4 ms (measured, Linux 6.18).

@@ -45,8 +45,8 @@ class KillCounts:
             self._explained.setdefault(parent, _in_groups_gone(parent))
 
     def killed(self, group: Cgroup, exit_code: int | None) -> bool:
-        """Whether the OOM killer ended processes of `group`; called once, at the container's end.
-        Raises KernelError."""
+        """Tell whether the OOM killer ended processes of `group`. To be called once, at the
+        container's end. Raises KernelError."""
         self._open.discard(group.directory)
         kills = group.oom_kills()
         if kills is not None:
@@ -66,8 +66,8 @@ class KillCounts:
         return True
 
     def _others_may_be_gone(self, parent: str) -> bool:
-        """Whether the kill may belong to another group below `parent`: one of this pod that is also
-        gone, or one of another pod, if pods share the parent."""
+        """Tell whether the kill may belong to another group below `parent`: a removed one of this
+        pod, or one of another pod, if pods share the parent."""
         gone = [
             each
             for each in self._open

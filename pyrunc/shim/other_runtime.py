@@ -1,14 +1,14 @@
-"""A container that another OCI runtime runs: the command line that all of them have (runc's),
-driven by forks of the shim.
+"""Runs containers by another OCI runtime, with the command line that all of them have (runc's), in
+forks of the shim.
 
     create --bundle DIR --pid-file FILE [--console-socket SOCKET] ID, start ID, kill ID NUMBER,
     delete --force ID,
     exec --detach --process FILE --pid-file FILE [--console-socket SOCKET] ID
 
-What the runtime starts becomes the shim's child, a subreaper's, when the runtime and the fork have
-ended: from there it is a process like any other, and only signals go through the runtime, which may
-have a machine between us and the process. The root and the other mounts of ours are attached in a
-mount namespace of the fork; the container's own is made from that, and the host sees none of them.
+When the runtime and the fork have ended, the container's process becomes the child of the shim,
+which is a subreaper, and is supervised like any other. Only signals go through the runtime, which
+may run the process in a virtual machine. The root and the other mounts are attached in a mount
+namespace of the fork, of which the runtime makes the container's, so the host sees none of them.
 The runtime keeps its state in the container's folder.
 """
 
@@ -64,8 +64,8 @@ NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "no
 
 
 class Runtime:
-    """The command line, for one container. Its folder is the working directory: a socket's path may
-    not be long."""
+    """The runtime's command line for one container. The container's folder becomes the working
+    directory, because the path of a socket must be short."""
 
     def __init__(self, record: OtherRuntime, directory: str) -> None:
         """`directory`: the container's folder, which has the container's name."""
@@ -77,15 +77,15 @@ class Runtime:
         self._head += ["--systemd-cgroup"] if record.systemd else []
 
     def create(self, stdio: Stdio, *, tty: bool) -> tuple[int, int | None]:
-        """The pid of the process that waits for `start`, and the terminal's master. Raises
-        PeerError, NotFound."""
+        """Create the container; return the pid of the process that waits for `start`, and the
+        terminal's master. Raises PeerError, NotFound."""
         return self._spawn(["create", "--bundle", self._directory], stdio, tty, PID)
 
     def execute(
         self, process: Message, stdio: Stdio, *, tty: bool, name: str
     ) -> tuple[int, int | None]:
-        """The pid of another process and its terminal's master. What `process` does not say is as
-        in config.json. Raises PeerError, NotFound."""
+        """Start another process; return its pid and its terminal's master. Fields that `process`
+        lacks are those of config.json. Raises PeerError, NotFound."""
         path = f"{self._directory}/{name}.json"
         own = atomic_file.read_json(f"{self._directory}/{CONFIG}")["process"]
         atomic_file.write_json(path, {**own, **process, "terminal": tty})
@@ -166,7 +166,7 @@ class _Listener:
         return self
 
     def take(self) -> int:
-        """The master. Raises PeerError."""
+        """Return the terminal's master, which the runtime sends. Raises PeerError."""
         try:
             number, _ = self._socket._accept()  # type: ignore[attr-defined]
             connection = _Socket(fileno=number)

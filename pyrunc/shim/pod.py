@@ -1,4 +1,4 @@
-"""The calls of a shim about one pod, and the pod's processes."""
+"""One pod of a shim: the calls about it, and its processes."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Pod:
     def __init__(
         self, pods: Pods, sandbox_dir: str, containers_dir: str, listener: int, network: int = -1
     ) -> None:
-        """Serves on the socket `listener`. `network`: the pod's network namespace, -1 if it has
-        none yet."""
+        """Serve calls on the socket `listener`. `network`: the pod's network namespace, -1 if it
+        has none yet."""
         self.sandbox_dir, self._containers_dir = sandbox_dir, containers_dir
         self._pods = pods
         self._starter = pods.starter
@@ -95,7 +95,7 @@ class Pod:
         self._drop_network()
 
     def descriptors(self) -> list[int]:
-        """The sockets, which a fork must not keep open."""
+        """Return the sockets' descriptors, which a fork must not keep open."""
         return self._server.descriptors()
 
     def _calls(self) -> list[Handler]:

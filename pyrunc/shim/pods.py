@@ -1,5 +1,5 @@
-"""A shim's pods, which share its process, loop and reaper, and the socket by which the server
-assigns further ones.
+"""The pods of a shim, which share its process, event loop and reaper, and the socket by which the
+server assigns pods.
 
 Each pod has its own socket, record and log in its sandbox's folder. A shim without pods waits for
 the next one as long as a server is connected, and ends when there is none.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.starter import Starter
 
 NETWORK_AFTER_S = 0.1
-"""The next network namespace is made so long after a pod was taken, whose processes start first."""
+"""The time from taking a pod, whose processes start first, to making the next network namespace."""
 
 
 class Pods:
@@ -36,7 +36,7 @@ class Pods:
     def __init__(
         self, arguments: messages.Arguments, listener: int, client: int, starter: Starter
     ) -> None:
-        """Serves on the socket `listener`, which is bound in the shim's folder, and the socket
+        """Serve calls on the socket `listener`, which is bound in the shim's folder, and on
         `client`, whose other end the server has that started this shim. `starter` starts the pods'
         processes."""
         self.starter = starter
@@ -69,7 +69,7 @@ class Pods:
         self._end_if_unused()
 
     def descriptors(self) -> list[int]:
-        """The sockets of all, which a fork must not keep open."""
+        """Return the descriptors of all sockets, which a fork must not keep open."""
         return [
             *self._server.descriptors(),
             *(fd for one in self._logs for fd in one.descriptors()),

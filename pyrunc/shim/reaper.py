@@ -1,5 +1,5 @@
-"""Waits for the shim's children: the pod's processes by pid, and orphans that it inherits as a
-subreaper."""
+"""Waits for the ends of processes: the shim's children, orphans that it inherits as a subreaper,
+and processes that were taken over from a killed shim."""
 
 from __future__ import annotations
 
@@ -68,16 +68,17 @@ class Reaper:
         return self._holds > 0
 
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:
-        """Call `on_exit` once when our child `pid` has ended; now if it has. With a start time its
-        end is known also when we are killed before `on_exit` has written it down."""
+        """Call `on_exit` once when our child `pid` has ended, at once if it has. With a start time
+        the keeper gets the wait status as well, for the case that this shim is killed before
+        `on_exit` has written it."""
         self._expected[pid] = on_exit
         if start_time:
             self._noted[pid] = start_time
         self._reap_one(pid)
 
     def expect_other(self, process: SupervisedProcess, on_exit: OnExit) -> None:
-        """Call `on_exit` once when a process has ended that is no child of ours; its pidfd stays
-        the caller's until then."""
+        """Call `on_exit` once when a process that is no child of ours has ended. Its pidfd must
+        stay open until then."""
         assert process.pidfd is not None
         self._loop.watch(
             process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, LOOKS)
@@ -93,11 +94,12 @@ class Reaper:
             on_exit(ProcessEnd(process.pid, status))
 
     def hold(self) -> None:
-        """A process is being started. Calls nest."""
+        """Reap only expected processes until `let_go`, because a process is being started. Calls
+        nest."""
         self._holds += 1
 
     def let_go(self) -> None:
-        """The start has ended."""
+        """Undo one `hold`: the process was started, or its start has failed."""
         self._holds -= 1
         self._reap()
 

@@ -1,10 +1,10 @@
-"""A container that CRIU brings back from its images: done by a fork of the shim, for it takes long
-and wants a mount namespace.
+"""Restores a container from CRIU's images, in a fork of the shim, because it takes long and needs a
+mount namespace.
 
-CRIU makes the processes its siblings, so they are the fork's children, and become the
-shim's, a subreaper's, when the fork has ended. From there the container is like any other. Its root
-and other mounts are attached in the fork's mount namespace, from which CRIU takes them, and the
-host sees none of them.
+CRIU makes the processes its siblings, so they are the fork's children. When the fork has ended they
+become children of the shim, which is a subreaper, and the container is like any other. Its root and
+other mounts are attached in the fork's mount namespace, from which CRIU takes them, so the host
+sees none of them.
 """
 
 from __future__ import annotations

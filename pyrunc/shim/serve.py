@@ -1,5 +1,5 @@
-"""The shim's socket: serves any number of clients, answers each call once, and sends events to all.
-A client that does not read delays no other."""
+"""Serves a socket of the shim: any number of clients, one answer for each call, and events to all
+clients. A client that does not read delays no other."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class ShimServer:
             connection.send(message)
 
     def descriptors(self) -> list[int]:
-        """The sockets, which a fork must not keep open."""
+        """Return the sockets' descriptors, which a fork must not keep open."""
         return [self._listener.fileno(), *(connection.fileno() for connection in self.connections)]
 
     def dispatch(self, call: Call) -> None:
@@ -181,7 +181,7 @@ class ShimServer:
             call.fail(error)
 
     def on_close(self, connection: ClientConnection) -> None:
-        """A connection has ended."""
+        """Forget a connection that was closed."""
         self.connections.remove(connection)
         self._on_left(connection)
 

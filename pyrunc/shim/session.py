@@ -84,8 +84,8 @@ class SupervisedContainer:
     def started(
         self, process: StartedProcess, streams: ProcessPipes, *, stdin: bool, once: bool
     ) -> None:
-        """Take the streams of the process, which runs or has ended already. `stdin` keeps its input
-        open, `once` only until the first client closes its end."""
+        """Take the process, which runs or has ended already, and its streams. `stdin` keeps its
+        input open; with `once`, until the first client closes its end."""
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}
@@ -171,8 +171,8 @@ class SupervisedContainer:
     # -- running
 
     def attach(self, names: Sequence[str]) -> list[int]:
-        """New pipes to its streams; returns the client's ends, in the order stdin, stdout,
-        stderr."""
+        """Make pipes to the container's streams; return the client's ends in the order stdin,
+        stdout, stderr."""
         ends: list[int] = []
         if "stdin" in names:
             reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -273,7 +273,8 @@ class SupervisedContainer:
     # -- end
 
     def ended(self, ended: ProcessEnd) -> None:
-        """The first process was reaped."""
+        """Handle the end of the first process: kill the others, log the rest of their output, and
+        write the exit."""
         self._ended, self._finished_at_ns = ended, time.time_ns()
         # In its own pid namespace the kernel has killed the rest with process 1
         # (pid_namespaces(7)). With `hostPID` or a shared namespace daemons would live on and hold
@@ -397,8 +398,8 @@ class ProcessPipes:
 
 
 class ExecSession:
-    """A process that was started in a running container, for one client: when that goes away, the
-    session is killed."""
+    """A process that was started in a running container for a client. When the client disconnects,
+    the session is killed."""
 
     def __init__(
         self, exec_id: str, container: SupervisedContainer, owner: ClientConnection
@@ -436,7 +437,7 @@ class ExecSession:
         terminal.set_size(self._console_fd, width, height)
 
     def ended(self) -> None:
-        """The process was reaped."""
+        """Note the end of the process and close its terminal."""
         self.exited = True
         if self._console_fd is not None:
             os.close(self._console_fd)

@@ -321,8 +321,8 @@ class Starter:
         return process
 
     def waits(self, compiled: CompiledContainer) -> bool:
-        """Whether the parent waits for other processes while it carries the launch out, so that a
-        fork should do it."""
+        """Tell whether the parent waits for other processes while it carries the launch out, so
+        that a fork has to do it."""
         launch = compiled.launch
         if launch is None or compiled.poststart:
             return True

@@ -30,7 +30,7 @@ DATA, NOTHING, END = range(3)
 
 
 class OutputStream:
-    """One output stream of a container, owned: a pipe's reading end or a pty's master."""
+    """One output stream of a container. Owns `fd`: a pipe's reading end or a pty's master."""
 
     def __init__(
         self, loop: Loop, fd: int, stream: str, log: LogFile, on_end: Callable[[], None]
@@ -115,7 +115,7 @@ class OutputStream:
 
 
 class Follower:
-    """One attached client's side of an output stream, owned: a pipe's writing end."""
+    """A pipe by which an attached client gets a copy of an output stream. Owns the writing end."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -183,8 +183,8 @@ class Follower:
 
 
 class InputStream:
-    """A container's stdin, owned: a pipe's writing end or a copy of a pty's master; fed by attached
-    clients."""
+    """A container's stdin, into which attached clients write. Owns `fd`: a pipe's writing end or a
+    copy of a pty's master."""
 
     def __init__(self, loop: Loop, fd: int, close_with_first: bool) -> None:
         """`close_with_first`: the end of the first client's input is the end of the container's."""
@@ -196,7 +196,7 @@ class InputStream:
         self._rest()
 
     def feed_from(self, fd: int) -> None:
-        """Copy what comes on `fd`, which is owned from now on, until it ends."""
+        """Copy the input from `fd`, which belongs to this object from now on, until it ends."""
         if self.fd < 0:
             os.close(fd)  # the container's stdin is closed: its writer learns it by EPIPE
             return

@@ -26,15 +26,15 @@ MOST_ROUNDS = 1000
 
 
 def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int]]) -> int:
-    """SIGKILL to the session of `leader` and all descendants of its members; returns how many were
-    signalled.
+    """Kill the session of `leader` and all descendants of its members; return how many processes
+    got the signal.
 
-    Once the leader was `reaped` its number may be another process's; then no member lives, for a
-    number that is in use as a session's id is not given away. The leader is killed first, so that
-    it does not see its children die. `processes()` lists the container's processes anew. Raises
-    Error if they keep coming faster than they can be killed.
+    `reaped`: the leader was reaped, and its number may be another process's by now; then no member
+    lives, because the kernel reuses no number that is a session's id. The leader is killed first,
+    so that it does not see its children die. `processes()` lists the container's processes anew.
+    Raises Error if new ones appear faster than they can be killed.
     """
-    # pid -> start time: who has got the signal is still listed for a moment
+    # pid -> start time: a process that was killed is still listed for a moment
     done: dict[int, int] = {}
     for _ in range(MOST_ROUNDS):
         killed = 0
@@ -70,7 +70,7 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
 
 
 def _statuses(pids: Iterable[int]) -> dict[int, Stat]:
-    """Read /proc/PID/stat of those that exist."""
+    """Read /proc/PID/stat of the processes that exist."""
     statuses = {pid: stat(pid) for pid in pids}
     return {pid: status for pid, status in statuses.items() if status is not None}
 
@@ -83,8 +83,8 @@ def _pid_namespace(pid: int) -> str:
 
 
 def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
-    """Return those of `pids` that are in the session, below a member or in a member's own session,
-    without the dead.
+    """Return the living processes of `pids` that are in the session, below a member or in a
+    member's own session.
 
     The killed count as members: a child that they made in their last moment has another parent by
     now.

@@ -1,5 +1,5 @@
-"""The zygote's start: import the preload list, freeze the heap, then fork on request until the
-socket closes.
+"""The start of a zygote: imports the modules of its list, freezes the heap, and forks on request
+until its socket closes.
 
 argv: descriptor of the socket, search path (joined by `:`), modules to import. Started by
 cri_server.zygote.client.

@@ -121,8 +121,8 @@ def _forget_the_zygote() -> None:
 
 
 def _take_descriptors(fds: list[int]) -> list[int]:
-    """Make `fds` the only descriptors beside those that all keep: the first three as stdio, the
-    others from 3 on, close-on-exec; returns the latter."""
+    """Close all descriptors but `fds` and those that all children keep. The first three become
+    stdio, the others get the numbers from 3 on, close-on-exec; returns these."""
     # The copies lie above all sources and all targets: a dup2 to a target would close a source that
     # has its number.
     above = max(_FIRST_FD + len(fds), max(fds) + 1)

@@ -13,7 +13,7 @@ from pyrunc.kernel.process import stat
 
 
 def kill(pid: int) -> None:
-    """SIGKILL for our own unreaped child `pid`, its process group and all its descendants."""
+    """Kill our unreaped child `pid`, its process group and all its descendants."""
     pidfds = {pid: os.pidfd_open(pid)}
     try:
         # Stopped, not killed: it forks no more, and still inherits orphans while the others die.
@@ -36,7 +36,8 @@ def kill(pid: int) -> None:
 
 
 def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
-    """Stop the descendants that are not among `known`; whether there was one."""
+    """Stop the descendants that are not in `pidfds` yet and add them; return whether there was
+    one."""
     unknown = below(pid) - set(pidfds)
     family = unknown | set(pidfds)
     stopped = False
@@ -68,7 +69,7 @@ def open_descendant(pid: int, family: set[int]) -> int | None:
 
 
 def below(pid: int) -> set[int]:
-    """Every living descendant of `pid` (a process of the caller's pid namespace)."""
+    """Return all living descendants of `pid`, a process of the caller's pid namespace."""
     descendants: set[int] = set()
     unseen = [pid]
     while unseen:

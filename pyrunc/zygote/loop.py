@@ -1,5 +1,5 @@
-"""The zygote's loop: one socket, children's ends, jobs' deadlines. It never waits for anything
-else."""
+"""The zygote's loop: serves the server's socket, reaps children, and ends jobs at their deadlines.
+It never waits for anything else."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ class ZygoteLoop:
 
 
 def _open_child_notice() -> tuple[int, int]:
-    """A pipe that becomes readable when a child ends (SIGCHLD through the wakeup descriptor)."""
+    """Open a pipe that becomes readable when a child ends (SIGCHLD through the wakeup
+    descriptor)."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, _nothing)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

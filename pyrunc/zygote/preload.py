@@ -1,9 +1,8 @@
-"""Everything a child will need is imported before the first fork, and its memory never written
-again.
+"""Imports what children need before the first fork, so that they share the memory of it.
 
-The collector would write into every object's header and so copy each page in each child: it is run
-once, then the heap is frozen (gc.freeze) and stays out of later collections. Measured: 0.4 to 0.5
-MiB of private memory for an idle child.
+The garbage collector would write into every object's header, and so copy each page in each child.
+It is run once; then the heap is frozen (gc.freeze) and stays out of later collections. Measured:
+0.4 to 0.5 MiB of private memory for an idle child.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 
 
 INHERITED_FROM = 300
-"""Descriptors that all children keep have numbers from here on, above those that are handed to one
+"""The lowest number of descriptors that all children keep. It is above those of a request
 (`ipc.MOST_FDS` at most)."""
 
 inherited: list[int] = []
-"""Those, in ascending order."""
+"""The descriptors that all children keep, in ascending order."""
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import `modules`; of those that have it call `inherit(lowest)`, which sets what children
-    inherit and returns descriptors that they all keep. Raises PeerError with the traceback's last
-    line."""
+    """Import `modules` and call their function `inherit(lowest)`, if they have one, which prepares
+    this process for its forks and returns descriptors that all children keep. Raises PeerError with
+    the traceback's last line."""
     for module in modules:
         try:
             __import__(module)
@@ -46,7 +45,7 @@ def load(modules: Sequence[str]) -> None:
 
 
 def freeze() -> None:
-    """Collect once and take everything that lives out of the collector's sight."""
+    """Collect garbage once, and exempt all living objects from later collections."""
     gc.collect()
     # The order that gc.freeze's documentation gives for a parent that forks: a later collection
     # would leave holes in the heap, which children fill, copying whole pages.
@@ -55,7 +54,7 @@ def freeze() -> None:
 
 
 def resolve(function: str) -> Callable[[Message, list[int]], Any]:
-    """The function named `module:function`. Raises PeerError if there is none."""
+    """Return the function named `module:function`. Raises PeerError if there is none."""
     module, _, name = function.partition(":")
     if module not in sys.modules:
         load([module])
