@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HELD_LIMIT_BYTES = 1024 * 1024
+PENDING_LIMIT_BYTES = 1024 * 1024
 LOG_NOTE = "the container's log"
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -27,7 +27,7 @@ FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 class LogFile:
     """An open log. Without a path it discards all records."""
 
-    __slots__ = ("_fd", "_held", "_on_waiting", "_reason", "directory", "dropped_bytes", "path")
+    __slots__ = ("_fd", "_on_waiting", "_pending", "_reason", "directory", "dropped_bytes", "path")
 
     def __init__(
         self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
@@ -41,33 +41,33 @@ class LogFile:
         self.path, self.directory = path, directory
         self._on_waiting = on_waiting
         self.dropped_bytes = 0
-        self._held = bytearray()
+        self._pending = bytearray()
         self._reason = ""
         self._fd = -1 if path is None else open_log(path, directory)
 
     @property
     def waiting(self) -> bool:
         """Whether there are records that could not be written yet and that `retry` should write."""
-        return bool(self._held or self.dropped_bytes) and self._fd >= 0
+        return bool(self._pending or self.dropped_bytes) and self._fd >= 0
 
     def write(self, records: bytes) -> None:
         """Append whole records."""
         if self._fd < 0 or not records:
             return
         if self.waiting and not self.retry():
-            self._hold(records)
+            self._store_pending(records)
         else:
-            self._held += records[self._append(records) :]
-            if self._held and self._on_waiting:
+            self._pending += records[self._append(records) :]
+            if self._pending and self._on_waiting:
                 self._on_waiting()
 
     def retry(self) -> bool:
         """Write the waiting records; return whether all are written."""
         if self._fd < 0:
             return True
-        if self._held:
-            del self._held[: self._append(self._held)]
-        if self.dropped_bytes and not self._held:
+        if self._pending:
+            del self._pending[: self._append(self._pending)]
+        if self.dropped_bytes and not self._pending:
             note = b"%b stderr F pyrunc: %d bytes of log were lost: %b\n"
             if self._append(note % (time_stamp(), self.dropped_bytes, self._reason.encode())):
                 self.dropped_bytes = 0
@@ -115,9 +115,9 @@ class LogFile:
         except OSError:  # not a regular file: nothing can be taken back
             pass
 
-    def _hold(self, records: bytes) -> None:
-        if len(self._held) + len(records) <= HELD_LIMIT_BYTES and not self.dropped_bytes:
-            self._held += records
+    def _store_pending(self, records: bytes) -> None:
+        if len(self._pending) + len(records) <= PENDING_LIMIT_BYTES and not self.dropped_bytes:
+            self._pending += records
         else:  # from the first loss on, so that the waiting records have no gap
             self.dropped_bytes += len(records)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class KillCounts:
 
     def __init__(self) -> None:
         # parent -> kills in removed groups that are attributed already
-        self._explained: dict[str, int] = {}
+        self._attributed: dict[str, int] = {}
         # group -> its kills, read while it existed
         self._counted: dict[str, int] = {}
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
@@ -42,7 +42,7 @@ class KillCounts:
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)
-            self._explained.setdefault(parent, _in_groups_gone(parent))
+            self._attributed.setdefault(parent, _in_removed_groups(parent))
 
     def killed(self, group: Cgroup, exit_code: int | None) -> bool:
         """Tell whether the OOM killer ended processes of `group`. To be called once, at the
@@ -53,40 +53,39 @@ class KillCounts:
             self._counted[group.directory] = kills
             return kills > 0
         parent = os.path.dirname(group.directory)
-        if parent not in self._explained:
+        if parent not in self._attributed:
             # no memory controller here, or a driver whose groups stay until we remove them
             return False
-        gone = _in_groups_gone(parent)
-        news = gone - self._explained[parent] - self._counted_in_groups_gone(parent)
-        if news <= 0:
+        in_removed = _in_removed_groups(parent)
+        new_kills = in_removed - self._attributed[parent] - self._counted_in_removed_groups(parent)
+        if new_kills <= 0:
             return False
-        if exit_code != KILLED_CODE and self._others_may_be_gone(parent):
-            return False  # the news stay for the end of the other one
-        self._explained[parent] += news
+        if exit_code != KILLED_CODE and self._may_be_of_another(parent):
+            return False  # the kills stay for the end of the other container
+        self._attributed[parent] += new_kills
         return True
 
-    def _others_may_be_gone(self, parent: str) -> bool:
+    def _may_be_of_another(self, parent: str) -> bool:
         """Tell whether the kill may belong to another group below `parent`: a removed one of this
         pod, or one of another pod, if pods share the parent."""
-        gone = [
-            each
-            for each in self._open
-            if os.path.dirname(each) == parent and not os.path.isdir(each)
-        ]
-        return bool(gone) or not set(tree.children(parent)) <= self._open
+        if any(_is_removed(group, parent) for group in self._open):
+            return True
+        return not set(cgroup.children(parent)) <= self._open
 
-    def _counted_in_groups_gone(self, parent: str) -> int:
-        return sum(
-            kills
-            for group, kills in self._counted.items()
-            if os.path.dirname(group) == parent and not os.path.isdir(group)
-        )
+    def _counted_in_removed_groups(self, parent: str) -> int:
+        counted = self._counted.items()
+        return sum(kills for group, kills in counted if _is_removed(group, parent))
 
 
-def _in_groups_gone(parent: str) -> int:
+def _is_removed(group: str, parent: str) -> bool:
+    """Tell whether the directory `group` was below `parent` and is removed."""
+    return os.path.dirname(group) == parent and not os.path.isdir(group)
+
+
+def _in_removed_groups(parent: str) -> int:
     total = _kills(parent)
-    return total - sum(_kills(child) for child in tree.children(parent))
+    return total - sum(_kills(child) for child in cgroup.children(parent))
 
 
 def _kills(directory: str) -> int:
-    return tree.keyed(tree.read(directory, "memory.events")).get("oom_kill", 0)
+    return cgroup.keyed(cgroup.read(directory, "memory.events")).get("oom_kill", 0)

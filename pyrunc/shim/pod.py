@@ -49,8 +49,8 @@ PAUSE_GRACE_S = 0.5
 # one has to release its memory first.
 GROUP_RETRY_S = 0.1
 GROUP_TRIES = 50
-LEAVE_RETRY_S = 0.02
-LEAVE_TRIES = 500
+END_RETRY_S = 0.02
+END_TRIES = 500
 # A server may die between `take_pod` and its first call, and never come back.
 ABANDONED_AFTER_S = 60.0
 
@@ -75,13 +75,15 @@ class Pod:
         self._pause_running = self._pause_starting = False
         self._pause_waiting: list[Call] = []
         self._network = network
-        self._left = False
+        self._ended = False
         self._kill_counts = KillCounts()
-        self._in_folder: dict[str, int] = {}  # commands of other runtimes that run, by container
+        self._commands_in_folder: dict[
+            str, int
+        ] = {}  # commands of other runtimes that run, by container
         self._waiting: list[Call] = []  # for the end of some of them
-        self._signalling: set[tuple[str, int]] = set()
+        self._signals_in_flight: set[tuple[str, int]] = set()
         self._server = ShimServer(self.loop, listener, self._calls(), self._kill_execs_of)
-        self.loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
+        self.loop.after(ABANDONED_AFTER_S, self._end_if_abandoned)
 
     def close(self) -> None:
         """Close all connections and stop serving."""
@@ -413,12 +415,12 @@ class Pod:
     def _use_folder(self, container_id: str) -> None:
         """Count a runtime's command that runs in the folder: until it has ended, neither is the
         container forgotten nor its folder removed."""
-        self._in_folder[container_id] = self._in_folder.get(container_id, 0) + 1
+        self._commands_in_folder[container_id] = self._commands_in_folder.get(container_id, 0) + 1
 
     def _leave_folder(self, container_id: str) -> None:
-        self._in_folder[container_id] -= 1
-        if not self._in_folder[container_id]:
-            del self._in_folder[container_id]
+        self._commands_in_folder[container_id] -= 1
+        if not self._commands_in_folder[container_id]:
+            del self._commands_in_folder[container_id]
             waiting, self._waiting = self._waiting, []
             for call in waiting:
                 self._server.dispatch(call)
@@ -427,16 +429,16 @@ class Pod:
         """Send a signal by the other runtime, unless the same one is being sent: a stop repeats its
         last signal."""
         key = (container.id, number)
-        if key in self._signalling:
+        if key in self._signals_in_flight:
             return
 
         def done(error: Exception | None) -> None:
-            self._signalling.discard(key)
+            self._signals_in_flight.discard(key)
             if error is not None and container.running:
                 warn(f"container {container.id}: {error}")
             self._leave_folder(container.id)
 
-        self._signalling.add(key)
+        self._signals_in_flight.add(key)
         self._use_folder(container.id)
         self._in_background(lambda: self._starter.send_signal(container.directory, number), done)
 
@@ -471,7 +473,7 @@ class Pod:
         container = self._containers.get(request.container)
         if container and not container.exit:
             raise WrongState(f"container {container.id} is running")
-        if container and container.id in self._in_folder:
+        if container and container.id in self._commands_in_folder:
             self._waiting.append(call)
             return
         if container:
@@ -608,18 +610,18 @@ class Pod:
             raise WrongState(
                 f"still running in this pod: {', '.join(running) or 'its pause process'}"
             )
-        if self._in_folder:
+        if self._commands_in_folder:
             self._waiting.append(call)
             return
         call.answer()
-        self._leave_when_done(tries=LEAVE_TRIES)
+        self._end_when_done(tries=END_TRIES)
 
-    def _leave_when_done(self, tries: int) -> None:
+    def _end_when_done(self, tries: int) -> None:
         """Leave after the pod's forks have ended: a poststop hook or the removal of a scope."""
-        if self._reaper.held and tries:
-            self.loop.after(LEAVE_RETRY_S, lambda: self._leave_when_done(tries - 1))
+        if self._reaper.busy and tries:
+            self.loop.after(END_RETRY_S, lambda: self._end_when_done(tries - 1))
         else:
-            self._leave()
+            self._end()
 
     def _remove(self, group: Cgroup, tries: int = GROUP_TRIES) -> None:
         """Remove a cgroup whose processes were killed. Tries again while the last of them are still
@@ -637,17 +639,17 @@ class Pod:
         except (Error, OSError) as error:
             warn(f"cgroup {group.path}: {error}")
 
-    def _leave_if_abandoned(self) -> None:
+    def _end_if_abandoned(self) -> None:
         """Drop the pod if the server has died before its first call."""
         if not (
             self._pause or self._pause_starting or self._containers or self._server.connections
         ):
-            self._leave()
+            self._end()
 
-    def _leave(self) -> None:
-        if self._left:
+    def _end(self) -> None:
+        if self._ended:
             return
-        self._left = True
+        self._ended = True
         # `shutdown` is answered before the pod's forks have ended, so the server may have removed
         # the folder.
         for name in (messages.SOCKET, messages.SHIM_RECORD):

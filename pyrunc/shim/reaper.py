@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # A pidfd is readable when the process is a zombie (pidfd_open(2)), but PIDFD_INFO_EXIT has its
 # status only once the parent has reaped it.
-LOOK_AGAIN_S, LOOKS = 0.02, 50  # until another process has reaped its child
+RETRY_S, TRIES = 0.02, 50  # until another process has reaped its child
 SEARCH_S = 0.005  # until expected processes are searched for one that has ended
 
 
@@ -63,7 +63,7 @@ class Reaper:
         self._reap()  # a child may have ended before there was a handler
 
     @property
-    def held(self) -> bool:
+    def busy(self) -> bool:
         """Whether a process is being started, or a worker is cleaning up."""
         return self._holds > 0
 
@@ -81,15 +81,15 @@ class Reaper:
         stay open until then."""
         assert process.pidfd is not None
         self._loop.watch(
-            process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, LOOKS)
+            process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, TRIES)
         )
 
-    def _other_ended(self, process: SupervisedProcess, on_exit: OnExit, looks: int) -> None:
+    def _other_ended(self, process: SupervisedProcess, on_exit: OnExit, tries: int) -> None:
         assert process.pidfd is not None
         self._loop.unwatch(process.pidfd)
         status = self._keeper.exit_status(process.pid, process.start_time, process.pidfd)
-        if status is None and looks:
-            self._loop.after(LOOK_AGAIN_S, lambda: self._other_ended(process, on_exit, looks - 1))
+        if status is None and tries:
+            self._loop.after(RETRY_S, lambda: self._other_ended(process, on_exit, tries - 1))
         else:
             on_exit(ProcessEnd(process.pid, status))
 
@@ -114,7 +114,7 @@ class Reaper:
         if not self._holds:
             self._end_search()
             while ended := self._wait(os.P_ALL, 0):
-                self._tell(ended)
+                self._notify(ended)
             return
         while (pid := _first_zombie()) in self._expected:
             self._reap_one(pid)
@@ -136,9 +136,9 @@ class Reaper:
     def _reap_one(self, pid: int) -> None:
         ended = self._wait(os.P_PID, pid)
         if ended:
-            self._tell(ended)
+            self._notify(ended)
 
-    def _tell(self, ended: ProcessEnd) -> None:
+    def _notify(self, ended: ProcessEnd) -> None:
         on_exit = self._expected.pop(ended.pid, None)
         if on_exit is not None:
             on_exit(ended)

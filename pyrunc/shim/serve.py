@@ -152,9 +152,9 @@ class ShimServer:
         loop: Loop,
         listener: int,
         calls: Sequence[Handler],
-        on_left: Callable[[ClientConnection], None],
+        on_disconnect: Callable[[ClientConnection], None],
     ) -> None:
-        self.loop, self._calls, self._on_left = loop, dict(calls), on_left
+        self.loop, self._calls, self._on_disconnect = loop, dict(calls), on_disconnect
         self._listener = socket(fileno=listener)
         self._listener.setblocking(False)
         self.connections: list[ClientConnection] = []
@@ -183,7 +183,7 @@ class ShimServer:
     def on_close(self, connection: ClientConnection) -> None:
         """Forget a connection that was closed."""
         self.connections.remove(connection)
-        self._on_left(connection)
+        self._on_disconnect(connection)
 
     def close(self) -> None:
         """Close all connections and the listening socket."""

@@ -45,7 +45,7 @@ from pyrunc.cgroups import stats
 from pyrunc.errors import Error
 from pyrunc.kernel import cgroup
 from pyrunc.seccomp import profile
-from pyrunc.shim.log_file import HELD_LIMIT_BYTES, LogFile
+from pyrunc.shim.log_file import PENDING_LIMIT_BYTES, LogFile
 from pyrunc.shim.log_lines import LogLines
 from pyrunc.spec import check, parse
 from tests.support.growth import GrowsTooFast, Work, check_growth
@@ -900,7 +900,7 @@ def test_lines_of_a_full_disk_wait_in_linear_time() -> None:
 
         return run
 
-    check_growth(prepare, 2000, largest=HELD_LIMIT_BYTES // 20)
+    check_growth(prepare, 2000, largest=PENDING_LIMIT_BYTES // 20)
 
 
 # ---- the kernel's figures of a container

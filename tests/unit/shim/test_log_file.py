@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyrunc.errors import KernelError
-from pyrunc.shim.log_file import HELD_LIMIT_BYTES, LogFile
+from pyrunc.shim.log_file import PENDING_LIMIT_BYTES, LogFile
 
 LINE = b"2026-01-31T12:00:00.000000001Z stdout F " + b"x" * 59 + b"\n"
 
@@ -85,7 +85,7 @@ def test_records_beyond_the_limit_are_dropped_and_counted(tmp_path: Path, limite
         log.write(batch)
     assert 0 < log.dropped_bytes < 30 * len(batch)
     held = (30 * len(batch) - log.dropped_bytes) // len(LINE)
-    assert held * len(LINE) <= HELD_LIMIT_BYTES
+    assert held * len(LINE) <= PENDING_LIMIT_BYTES
     room_again()
     log.write(LINE)
     content = path.read_bytes()
