@@ -68,7 +68,7 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
             try:
                 reply = answer(request)
             except Error as error:
-                ipc.send(link, {"id": request["id"], "error": error.to_wire()})
+                ipc.send(link, {"id": request["id"], "error": error.to_fields()})
             else:
                 # Imported for CHECK, GC or UDP flows: the process has grown and should be replaced.
                 ipc.send(

@@ -14,7 +14,7 @@ import errno as _errno
 import os
 import sys
 
-Wire = dict[str, str | int]
+ErrorFields = dict[str, str | int]
 
 # Replaces control characters, because names in a message may come from an image or a pod: they must
 # not move the cursor, rename the window or begin their own line.
@@ -25,15 +25,16 @@ class Error(Exception):
     """The base of all errors for people. `message` is one line without a full stop."""
 
     kind = "internal"
+    own_fields: tuple[str, ...] = ()
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
-    def to_wire(self) -> Wire:
-        """Return the error as a JSON object: `{"kind": …, "message": …}` and the fields of its
-        class."""
-        return {"kind": self.kind, "message": self.message}
+    def to_fields(self) -> ErrorFields:
+        """Return the error as a JSON object: kind, message and the fields of its class."""
+        own = {name: getattr(self, name) for name in self.own_fields}
+        return {"kind": self.kind, "message": self.message, **own}
 
     def add_detail(self, text: str) -> None:
         """Add a detail, in brackets at the end of the message."""
@@ -54,6 +55,7 @@ class InvalidSpec(InvalidArgument):
     `process.rlimits[0].type`."""
 
     kind = "invalid_spec"
+    own_fields = ("path", "detail")
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -63,14 +65,6 @@ class InvalidSpec(InvalidArgument):
     def add_detail(self, text: str) -> None:
         super().add_detail(text)
         self.detail = f"{self.detail} ({text})"
-
-    def to_wire(self) -> Wire:
-        return {
-            "kind": self.kind,
-            "message": self.message,
-            "path": self.path,
-            "detail": self.detail,
-        }
 
 
 class NotFound(Error):
@@ -99,6 +93,7 @@ class KernelError(Error):
     """
 
     kind = "kernel"
+    own_fields = ("call", "subject", "errno", "note")
 
     def __init__(self, call: str, subject: str, errno: int, note: str = "") -> None:
         self.call = call
@@ -132,16 +127,6 @@ class KernelError(Error):
         return f"{where}: {os.strerror(self.errno).lower()}" + (
             f" ({self.note})" if self.note else ""
         )
-
-    def to_wire(self) -> Wire:
-        return {
-            "kind": self.kind,
-            "message": self.message,
-            "call": self.call,
-            "subject": self.subject,
-            "errno": self.errno,
-            "note": self.note,
-        }
 
 
 class kernel_errors:
@@ -219,17 +204,18 @@ _BY_KIND: dict[str, type[Error]] = {
 }
 
 
-def from_wire(wire: Wire) -> Error:
-    """Return the error that `to_wire` described; an unknown kind becomes a plain `Error`."""
-    kind, message = str(wire.get("kind", "")), str(wire.get("message", ""))
+def error_of(fields: ErrorFields) -> Error:
+    """Return the error of a JSON object that `to_fields` made; an unknown kind becomes a plain
+    `Error`."""
+    kind, message = str(fields.get("kind", "")), str(fields.get("message", ""))
     if kind == InvalidSpec.kind:
-        return InvalidSpec(str(wire.get("path", "")), str(wire.get("detail", message)))
+        return InvalidSpec(str(fields.get("path", "")), str(fields.get("detail", message)))
     if kind == KernelError.kind:
-        number = wire.get("errno", 0)
+        number = fields.get("errno", 0)
         return KernelError(
-            str(wire.get("call", "")),
-            str(wire.get("subject", "")),
+            str(fields.get("call", "")),
+            str(fields.get("subject", "")),
             number if isinstance(number, int) else 0,
-            str(wire.get("note", "")),
+            str(fields.get("note", "")),
         )
     return _BY_KIND.get(kind, Error)(message)

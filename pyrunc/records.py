@@ -1,4 +1,5 @@
-"""Records: what our own processes send to each other and write to files, by one class at both ends.
+"""Records: the messages between our processes and the files that they write, each with one class
+for both ends.
 
 A record travels as a JSON object of its fields. The other end may be older or newer: unknown fields
 are ignored, and a field that an older version lacks has a default. A field's annotation is its
@@ -79,7 +80,7 @@ class Record(Value):
 
 
 class Request(Record):
-    """A record that asks for something. `call` is its name on the wire."""
+    """A request. `call` is the name by which the other end knows it."""
 
     call = ""
 
@@ -155,7 +156,8 @@ _shapes: dict[type[Record], _Shape] = {}
 
 
 def _shape_of(kind: type[Record]) -> _Shape:
-    """Made at first use: the records that a field names must exist by then."""
+    """Return the shape of a class, made at first use, when the records that its fields name
+    exist."""
     shape = _shapes.get(kind)
     if shape is None:
         shape = _shapes[kind] = _Shape(kind)

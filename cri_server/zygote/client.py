@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from cri_server.zygote.peer import Peer, answered_without_fds, fail
 from pyrunc import ipc
-from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, from_wire
+from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, error_of
 from pyrunc.keeper.client import ensure
 from pyrunc.records import Record
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, Outcome, Ready, Run
@@ -286,7 +286,7 @@ class _Process:
             raise
         if answer.error is not None:
             await process.close()
-            raise PeerError(f"the zygote cannot start: {from_wire(answer.error).message}")
+            raise PeerError(f"the zygote cannot start: {error_of(answer.error).message}")
         return process
 
     async def close(self, *, kill: bool = False) -> None:
@@ -348,7 +348,7 @@ class _JobPipes:
             try:
                 outcome = Outcome.of(message, PeerError)
                 if outcome.error is not None:
-                    raise from_wire(outcome.error)
+                    raise error_of(outcome.error)
             except BaseException:
                 ipc.close_all(fds)
                 raise

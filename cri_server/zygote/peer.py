@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyrunc import ipc
-from pyrunc.errors import PeerError, Unavailable, from_wire
+from pyrunc.errors import PeerError, Unavailable, error_of
 
 Answer = tuple[dict[str, Any], list[int]]
 """The fields of an answer and its descriptors, which are the caller's to close."""
@@ -143,7 +143,7 @@ class Peer:
         if future is None or future.done():  # the caller was cancelled meanwhile
             return
         if isinstance(error, dict):
-            future.set_exception(from_wire(error))
+            future.set_exception(error_of(error))
         else:
             future.set_exception(PeerError(f"{self._name} sent neither a result nor an error"))
 

@@ -33,7 +33,7 @@ def activated() -> int:
     """Return the number of descriptors, from 3 up, that a service manager passed to this process
     (sd_listen_fds(3)). LISTEN_FDS for another pid was inherited and does not count."""
     count = os.environ.get("LISTEN_FDS", "")
-    # LISTEN_PID tells whether the descriptors were meant for this process.
+    # LISTEN_PID is the process to which the descriptors were passed.
     ours = os.environ.get("LISTEN_PID", "") == str(os.getpid())
     return int(count) if ours and count.isascii() and count.isdigit() else 0
 

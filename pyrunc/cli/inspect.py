@@ -124,7 +124,7 @@ def duration_s(text: str) -> float:
 
 
 def features(call: CommandLine, log: CommandLog) -> int:
-    """Run `features`, which prints compact JSON; asks only the kernel and libseccomp."""
+    """Run `features`, which prints compact JSON. It needs no container and no privileges."""
     from pyrunc.cli import features as table
 
     print(jsontext.dumps(table.features()))

@@ -34,8 +34,8 @@ def checkpoint(call: CommandLine, log: CommandLog) -> int:
     )
     choices = CriuOptions(**_folders(options))
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    # Held over the dump and the removal, so that no other command sees a container whose processes
-    # are gone but whose files are not.
+    # Locked during the dump and the removal, so that no other command sees a container whose
+    # processes are gone but whose files are not.
     with states.Lock(state):
         dump(state, choices, how)
         if not (how.leave_running or how.pre_dump):

@@ -40,7 +40,7 @@ class Option(Value):
 
 class Verb(Value):
     """One verb. `work` is `module:function`; `arguments` are names, the last with `...` for any
-    number; `required`: how many of them must be given, None for all.
+    number; `required`: how many of them a command line must have, None for all.
 
     `leading`: options end at the first argument, because what follows is another program's command
     line. `fast`: it runs without click.

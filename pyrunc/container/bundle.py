@@ -143,10 +143,10 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Cont
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
-    """Return False when we may not make the group and the specification asks for none: root of a
+    """Return False when we may not make the group and the specification requires none. Root of a
     user namespace seldom may.
 
-    Raises InvalidSpec when it asks for a path or limits.
+    Raises InvalidSpec when it has a path or limits.
     """
     from pyrunc.cgroups.naming import place
 

@@ -7,7 +7,7 @@ import ctypes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # HEAP_MAX_SIZE / 2 of glibc on 64 bits; more is refused
 _NEVER = (1 << 31) - 1
-_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # found once, not in each child of a zygote
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # once, not in each child of a zygote
 
 
 def keep_freed_memory() -> None:

@@ -144,7 +144,7 @@ def keyed(content: str | None) -> dict[str, int]:
 
 def may_move(source: str, target: str) -> bool:
     """Tell whether we may move a process from one group to another, by their paths in the tree:
-    cgroups(7) asks for write access to cgroup.procs of their common ancestor."""
+    cgroups(7) requires write access to cgroup.procs of their common ancestor."""
     above = os.path.commonpath([source, target])
     return os.access(f"{root()}{above.rstrip('/')}/cgroup.procs", os.W_OK)
 

@@ -59,7 +59,7 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
     keeps both descriptors.
 
     `tick` is called before every MiB at the latest, with the number of bytes that the disk will
-    need, and with 0 while holes are passed over; it may raise. Raises OSError, KernelError.
+    need, and with 0 for a run of zeros; it may raise. Raises OSError, KernelError.
     """
     copied: Copied = {}
     stack = [_FolderCopy(source, target, ".", ".")]

@@ -1,4 +1,4 @@
-"""Detached mounts where the kernel cannot make them directly: enters a mount namespace for a
+"""Makes detached mounts that the kernel does not make directly, by entering a mount namespace for a
 moment.
 
 Linux 6.15 clones mounts that are attached nowhere and takes them as an overlay's layers; 6.7 takes

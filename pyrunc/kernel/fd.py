@@ -72,7 +72,7 @@ class closing_fd:
 
 
 def close_all(numbers: Iterable[int]) -> None:
-    """Close each of the descriptors; those that are not open are passed over."""
+    """Close each of the descriptors; numbers that are not open are ignored."""
     for number in numbers:
         try:
             os.close(number)

@@ -96,7 +96,7 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
     """Build a filter for `set_filter` that answers EPERM to these system calls, and to those of
     `commands` with one of these numbers as their second argument; calls of another architecture
-    kill. Unknown names are passed over."""
+    kill. Unknown names are ignored."""
     lines = [
         # An x32 call has the same architecture in seccomp_data as x86-64's and another number, so a
         # list of refused numbers would let it pass (seccomp(2), "Filters").
@@ -115,7 +115,7 @@ def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> byt
 
 def allowing(names: Iterable[str]) -> bytes:
     """Build a filter for `set_filter` that answers EPERM to all system calls but these; calls of
-    another architecture kill. Unknown names are passed over."""
+    another architecture kill. Unknown names are ignored."""
     return _program([(_EQUALS, _TO_END, 0, number) for number in _numbers(names)], _REFUSE, _ALLOW)
 
 

@@ -40,8 +40,8 @@ def enable(fd: int) -> bool:
 
 
 def measure(fd: int) -> str:
-    """Return `sha256:HEX` of a sealed file (FS_IOC_MEASURE_VERITY), which takes the kernel no read;
-    empty for an unsealed one. Raises KernelError."""
+    """Return `sha256:HEX` of a sealed file (FS_IOC_MEASURE_VERITY), for which the kernel reads
+    nothing; empty for an unsealed one. Raises KernelError."""
     try:
         answer = fcntl.ioctl(
             fd,

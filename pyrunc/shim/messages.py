@@ -13,8 +13,8 @@ launch.
 Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and
 `shim`), and in the folder of each sandbox that it serves (all other calls). In a container's folder
 `state.json` is written when it runs (`container.state`, with started_at_ns), `exit.json`
-{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client
-is told; `config.json` is read for poststop hooks.
+{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client is notified;
+`config.json` is read for poststop hooks.
 """
 
 from __future__ import annotations

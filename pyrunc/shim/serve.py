@@ -60,7 +60,7 @@ class Call:
 
     def fail(self, error: Exception) -> None:
         """Send the error of a call."""
-        self._send({"id": self._id, "error": to_error(error, self.name).to_wire()}, ())
+        self._send({"id": self._id, "error": to_error(error, self.name).to_fields()}, ())
 
     def _send(self, message: Message, fds: Sequence[int]) -> None:
         assert not self._answered, f"{self.name} answered twice"

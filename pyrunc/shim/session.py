@@ -3,7 +3,7 @@
 When a container ends, its first process is reaped; the other processes in its cgroup are killed;
 the OOM killer's count is read, because the cgroup may be removed at any moment; the rest of its
 output is logged (for a bounded time, because a process that cannot be killed may hold the pipes);
-exit.json is written; then the clients are told.
+exit.json is written; then the clients are notified.
 """
 
 from __future__ import annotations

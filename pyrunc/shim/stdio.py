@@ -125,8 +125,8 @@ class Follower:
         self._loop = loop
         self._buffer = bytearray()
         self._finishing = self._lagging = False
-        # No events asked for: EPOLLERR and EPOLLHUP are always reported (epoll_ctl(2)), so a client
-        # that goes away is noticed.
+        # No events are requested: EPOLLERR and EPOLLHUP are always reported (epoll_ctl(2)), so the
+        # end of a client is noticed.
         loop.watch(fd, 0, self._ready)
 
     def write(self, data: bytes) -> None:

@@ -1,9 +1,9 @@
 """Finds and kills the processes of an exec session.
 
-Members are found by session id and by parent links, among the processes of the container's cgroup
-only. A pid is used through a pidfd that was opened before its membership was checked, so that a
-number that was given to another process in between is never signalled. The walk is repeated until
-it finds nothing new, for a killed process may have forked before.
+Members are recognised by their session id and by parent links, among the processes of the
+container's cgroup only. A pid is used through a pidfd that was opened before its membership was
+checked, so that a number that was given to another process in between is never signalled. The walk
+is repeated until it finds nothing new, for a killed process may have forked before.
 """
 
 from __future__ import annotations

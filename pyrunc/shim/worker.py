@@ -12,7 +12,7 @@ import signal
 from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import ipc
-from pyrunc.errors import Error, Unavailable, from_wire, to_error
+from pyrunc.errors import Error, Unavailable, error_of, to_error
 from pyrunc.kernel.reaper import set_parent_death_signal
 from pyrunc.shim.loop import READABLE
 from pyrunc.shim.warn import warn
@@ -77,7 +77,7 @@ class Worker:
             message, fds = received
             if "error" in message:
                 ipc.close_all(fds)
-                self._on_failed(from_wire(message["error"]))
+                self._on_failed(error_of(message["error"]))
             else:
                 self._on_done(message["ok"], fds)
         finally:
@@ -102,6 +102,6 @@ def _work(
             fields, fds = work()
             ipc.send(answer, {"ok": fields}, fds)
         except Exception as error:
-            ipc.send(answer, {"error": to_error(error, "start").to_wire()})
+            ipc.send(answer, {"error": to_error(error, "start").to_fields()})
     finally:
         os._exit(0)

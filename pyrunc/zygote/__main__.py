@@ -31,7 +31,7 @@ def main() -> None:
     try:
         preload.load(sys.argv[3:])
     except Error as error:
-        ready = Ready(error=error.to_wire())
+        ready = Ready(error=error.to_fields())
     signal(SIGTERM, SIG_DFL)
     try:
         ipc.send(server, ready.to_fields())

@@ -96,7 +96,7 @@ def _job(zygote: int, function: Function, request: Run, fds: list[int]) -> int:
     try:
         outcome = function(request.arguments, mine)
     except Error as error:
-        ipc.send(answers, Outcome(error=_brief(error.to_wire())).to_fields())
+        ipc.send(answers, Outcome(error=_brief(error.to_fields())).to_fields())
         return 1
     if isinstance(outcome, list):
         ipc.send(answers, Outcome(ok=True).to_fields(), outcome)
@@ -104,10 +104,10 @@ def _job(zygote: int, function: Function, request: Run, fds: list[int]) -> int:
     return _code(outcome)
 
 
-def _brief(wire: dict[str, Any]) -> dict[str, Any]:
-    """The error with its texts cut, so that it fits into one packet: a layer's author chooses names
-    of members, and the server takes no memfd of a job."""
-    return {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in wire.items()}
+def _brief(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return an error's fields with shortened texts, so that they fit into one packet: a layer's
+    author chooses the names of its members, and the server takes no memfd of a job."""
+    return {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in fields.items()}
 
 
 def _code(outcome: object) -> int:

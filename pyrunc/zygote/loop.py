@@ -107,7 +107,7 @@ class ZygoteLoop:
 
     def _fail(self, request: Message, error: Error) -> None:
         print(f"pyrunc-zygote: {error}", file=sys.stderr)
-        ipc.send(self._server, {"id": request.get("id", UNANSWERED), "error": error.to_wire()})
+        ipc.send(self._server, {"id": request.get("id", UNANSWERED), "error": error.to_fields()})
 
     def _reap(self) -> None:
         while True:
@@ -119,7 +119,7 @@ class ZygoteLoop:
                 return
             job = self._jobs.pop(ended.si_pid, None)
             if job:
-                descendants.kill(job.pid)  # its number is held by the zombie until the next line
+                descendants.kill(job.pid)  # the zombie has its number until the next line
             os.waitpid(ended.si_pid, 0)
             if job:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status

@@ -246,7 +246,7 @@ def test_a_failure_names_the_plan_line() -> None:
             running.receive()
         assert str(caught.value) == "mount 'proc' on '/nonexistent': ENOENT (plan line 17)"
         assert (caught.value.errno, caught.value.line) == (errno.ENOENT, 17)
-        assert caught.value.to_wire()["kind"] == "kernel"
+        assert caught.value.to_fields()["kind"] == "kernel"
         assert running.receive() is None
 
 

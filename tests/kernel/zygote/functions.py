@@ -62,7 +62,7 @@ def hand_over_many(arguments: Message, fds: list[int]) -> int:
 
 
 def hand_over_with_an_error(arguments: Message, fds: list[int]) -> int:
-    return _send_result({"error": NotFound("with descriptors").to_wire()}, ipc.MOST_FDS)
+    return _send_result({"error": NotFound("with descriptors").to_fields()}, ipc.MOST_FDS)
 
 
 def hand_over_nonsense(arguments: Message, fds: list[int]) -> int:

@@ -16,7 +16,7 @@ from cri_server.explain.pages import PAGES, markdown, name_of
 from cri_server.images.layers.incoming import DigestMismatch
 from cri_server.rpc import codes
 from pyrunc import errors
-from pyrunc.errors import InvalidSpec, KernelError, NotFound, from_wire
+from pyrunc.errors import InvalidSpec, KernelError, NotFound, error_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -177,7 +177,7 @@ def test_each_page_has_its_own_remedy() -> None:
 
 def test_the_name_of_an_error() -> None:
     assert name_of(DigestMismatch("x")) == "digest-mismatch"
-    assert name_of(from_wire(NotFound("x").to_wire())) == "not-found"
+    assert name_of(error_of(NotFound("x").to_fields())) == "not-found"
     assert (
         name_of(InvalidSpec("a", "b")) == "invalid-spec"
         and name_of(KernelError("open", "x", 2)) == "kernel"
