@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_ID = (1 << 32) - 2
+# options whose value replaces a field of the process
+REPLACED_FIELDS = {
+    "cwd": "cwd",
+    "apparmor": "apparmorProfile",
+    "process_label": "selinuxLabel",
+}
 
 
 def process_from_options(
@@ -24,8 +30,6 @@ def process_from_options(
     if options["env"]:
         # Appended: of two values the last wins (`plan.identity.environment`).
         process["env"] = [*(base.get("env") or []), *options["env"]]
-    if options["cwd"]:
-        process["cwd"] = options["cwd"]
     if options["user"] or options["additional_gids"]:
         process["user"] = _user(
             base.get("user") or {}, options["user"] or "", options["additional_gids"]
@@ -34,10 +38,9 @@ def process_from_options(
         process["capabilities"] = _more_capabilities(base.get("capabilities") or {}, options["cap"])
     if options["no_new_privs"] is not None:
         process["noNewPrivileges"] = options["no_new_privs"]
-    if options["apparmor"]:
-        process["apparmorProfile"] = options["apparmor"]
-    if options["process_label"]:
-        process["selinuxLabel"] = options["process_label"]
+    for option, field in REPLACED_FIELDS.items():
+        if options[option]:
+            process[field] = options[option]
     return process
 
 

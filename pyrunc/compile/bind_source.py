@@ -14,7 +14,7 @@ from stat import S_ISDIR
 
 from pyrunc.abi.file import AT_FDCWD, O_CLOEXEC, O_PATH, RESOLVE_NO_SYMLINKS
 from pyrunc.errors import KernelError
-from pyrunc.kernel.path import O_DIRECTORY, openat2
+from pyrunc.kernel.path import openat2
 from pyrunc.plan.bind_source import BindSource
 from pyrunc.plan.model import LINK_CAME
 
@@ -23,7 +23,7 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
     """Open (O_PATH) a bind's source. Without `links` a link in its path is an error. Raises
     KernelError."""
     number = 0
-    for flags in (O_PATH | O_DIRECTORY, O_PATH):  # the first triggers an automount
+    for flags in (O_PATH | os.O_DIRECTORY, O_PATH):  # the first triggers an automount
         try:
             if links:
                 return os.open(source, flags | O_CLOEXEC)  # a third of openat2's time

@@ -14,6 +14,7 @@ from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from pyrunc.container.state import State
@@ -50,45 +51,15 @@ def _store(state: State, resources: dict[str, Any]) -> None:
     atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
 
 
-# runtime-spec's types: uint64 and uint16. The others take -1 for "no limit".
-UNSIGNED = ("shares", "period", "burst", "realtimePeriod", "weight")
-
-
 def from_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the resources that the flags of `update` name. Raises InvalidArgument, Unsupported."""
-    numbers = {
-        "cpu": {
-            "shares": "cpu_share",
-            "period": "cpu_period",
-            "quota": "cpu_quota",
-            "burst": "cpu_burst",
-            "realtimePeriod": "cpu_rt_period",
-            "realtimeRuntime": "cpu_rt_runtime",
-            "idle": "cpu_idle",
-        },
-        "pids": {"limit": "pids_limit"},
-        "blockIO": {"weight": "blkio_weight"},
-    }
     for option in ("l3_cache_schema", "mem_bw_schema"):
         if options[option]:
             raise Unsupported(f"{_flag(option)}: Intel RDT is not supported")
-    sizes = {"limit": "memory", "reservation": "memory_reservation", "swap": "memory_swap"}
     resources: dict[str, Any] = {}
-    for part, keys in numbers.items():
-        for key, option in keys.items():
-            if options[option]:
-                number = _number(options[option], option)
-                if number < 0 and key in UNSIGNED:
-                    raise InvalidArgument(
-                        f"invalid value {number} for {_flag(option)}: it must not be negative"
-                    )
-                resources.setdefault(part, {})[key] = number
-    for key, option in (("cpus", "cpuset_cpus"), ("mems", "cpuset_mems")):
+    for option, part, key, convert in _LIMITS:
         if options[option]:
-            resources.setdefault("cpu", {})[key] = options[option]
-    for key, option in sizes.items():
-        if options[option]:
-            resources.setdefault("memory", {})[key] = size_bytes(options[option], option)
+            resources.setdefault(part, {})[key] = convert(options[option], option)
     return resources
 
 
@@ -111,6 +82,39 @@ def _number(text: str, option: str) -> int:
     return int(text)
 
 
+def _unsigned(text: str, option: str) -> int:
+    number = _number(text, option)
+    if number < 0:
+        raise InvalidArgument(
+            f"invalid value {number} for {_flag(option)}: it must not be negative"
+        )
+    return number
+
+
+def _text(text: str, option: str) -> str:
+    return text
+
+
 def _flag(option: str) -> str:
     """Return the option as on the command line."""
     return f"--{option.replace('_', '-')}"
+
+
+# An option of `update`, its object and field in linux.resources, and the field's type in
+# runtime-spec: uint64 and uint16 take no -1, by which the others say "no limit".
+_LIMITS: tuple[tuple[str, str, str, Callable[[str, str], int | str]], ...] = (
+    ("cpu_share", "cpu", "shares", _unsigned),
+    ("cpu_period", "cpu", "period", _unsigned),
+    ("cpu_quota", "cpu", "quota", _number),
+    ("cpu_burst", "cpu", "burst", _unsigned),
+    ("cpu_rt_period", "cpu", "realtimePeriod", _unsigned),
+    ("cpu_rt_runtime", "cpu", "realtimeRuntime", _number),
+    ("cpu_idle", "cpu", "idle", _number),
+    ("cpuset_cpus", "cpu", "cpus", _text),
+    ("cpuset_mems", "cpu", "mems", _text),
+    ("pids_limit", "pids", "limit", _number),
+    ("blkio_weight", "blockIO", "weight", _unsigned),
+    ("memory", "memory", "limit", size_bytes),
+    ("memory_reservation", "memory", "reservation", size_bytes),
+    ("memory_swap", "memory", "swap", size_bytes),
+)

@@ -277,9 +277,5 @@ def fstatfs_type(fd: int) -> int:
     """Return f_type of fstatfs(2)."""
     result = buffer(120)
     syscall("fstatfs", f"fd {fd}", fd, result)
-    return _first_long(result)
-
-
-def _first_long(content: bytes | bytearray) -> int:
-    value: int = _STATFS_TYPE.unpack_from(content)[0]
-    return value & 0xFFFFFFFF
+    kind: int = _STATFS_TYPE.unpack_from(result)[0]
+    return kind & 0xFFFFFFFF

@@ -12,7 +12,6 @@ import errno
 import os
 from struct import pack
 
-from pyrunc.abi.arch import arch
 from pyrunc.abi.file import (
     O_CLOEXEC,
     O_PATH,
@@ -34,7 +33,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Path = str | bytes | os.PathLike[str]
 
-O_DIRECTORY, O_NOFOLLOW = arch().o_directory, arch().o_nofollow
 RETRIES = 100
 """RESOLVE_IN_ROOT with `..` answers EAGAIN when anything on the machine is renamed or mounted
 meanwhile (3 to 6 % of calls under load)."""
@@ -72,7 +70,7 @@ def open_beneath(
 def open_folder_at(dir_fd: int, name: str) -> int:
     """Open (O_PATH) the folder `name` in a folder, made with mode 0755 when it is missing. Raises
     OSError, for a link too."""
-    flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
+    flags = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -137,7 +135,7 @@ def resolve(root_fd: int, path: str) -> str:
 def _link_target(root_fd: int, path: str) -> str | None:
     """Return the target of the symbolic link; None for anything else, present or not."""
     try:
-        number = open_in_root(root_fd, path, O_PATH | O_NOFOLLOW)
+        number = open_in_root(root_fd, path, O_PATH | os.O_NOFOLLOW)
     except KernelError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
@@ -172,7 +170,7 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
     """Open the regular file `name` of a folder that others may change; ESTALE for a link and
     anything else, which is never opened (see `open_regular_in_root`). Raises OSError."""
-    with closing_fd(os.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)) as place:
+    with closing_fd(os.open(name, O_PATH | os.O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)) as place:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise OSError(errno.ESTALE, "not a regular file any more", name)
         return os.open(f"/proc/self/fd/{place}", flags | O_CLOEXEC)

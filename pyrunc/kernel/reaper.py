@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+# not `signal`, which imports enum
+import _signal  # type: ignore[import-not-found]
 import os
 
 from pyrunc.abi.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, PR_SET_PDEATHSIG
@@ -25,6 +27,25 @@ def set_parent_death_signal(signal: int, parent: int) -> None:
     syscall("prctl", "PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal)
+
+
+def open_child_notice() -> int:
+    """Return the reading end of a pipe that becomes readable when a child of the caller ends, by
+    SIGCHLD and the wakeup descriptor. The pipe must be emptied before the next wait."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # A handler must exist for the wakeup descriptor to be written.
+    _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
+    _signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
+
+
+def empty_notice(fd: int) -> None:
+    """Read all that is in the pipe of `open_child_notice`."""
+    try:
+        while len(os.read(fd, 4096)) == 4096:
+            pass
+    except BlockingIOError:
+        pass
 
 
 def set_name(name: str) -> None:

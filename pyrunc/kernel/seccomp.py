@@ -19,12 +19,12 @@ from pyrunc.kernel.fd import closing_fd
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 LIBRARY = "libseccomp.so.2"
 UNKNOWN_SYSCALL = -1
 ATTRIBUTE_NNP, ATTRIBUTE_OPTIMIZE = 3, 8
 BINARY_TREE = 2
-ALREADY_KNOWN = -errno.EEXIST
 
 # seccomp(2): operations and flags
 SET_MODE_FILTER = 1
@@ -51,22 +51,20 @@ def _lib() -> ctypes.CDLL:
             library = ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise Unsupported(f"a seccomp profile needs {LIBRARY}: {error}") from None
-        library.seccomp_init.restype = ctypes.c_void_p
-        library.seccomp_init.argtypes = [ctypes.c_uint32]
-        library.seccomp_release.argtypes = [ctypes.c_void_p]
-        library.seccomp_attr_set.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
-        library.seccomp_arch_add.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
-        library.seccomp_arch_remove.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        context, number, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p
+        conditions = ctypes.POINTER(Condition)
+        library.seccomp_init.restype = context
+        library.seccomp_init.argtypes = [number]
+        library.seccomp_release.argtypes = [context]
+        library.seccomp_attr_set.argtypes = [context, ctypes.c_int, number]
+        library.seccomp_arch_add.argtypes = [context, number]
+        library.seccomp_arch_remove.argtypes = [context, number]
         library.seccomp_rule_add_array.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_uint32,
-            ctypes.c_int,
-            ctypes.c_uint,
-            ctypes.POINTER(Condition),
-        ]
-        library.seccomp_syscall_resolve_name_arch.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
-        library.seccomp_syscall_resolve_name.argtypes = [ctypes.c_char_p]
-        library.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
+            context, number, ctypes.c_int, ctypes.c_uint, conditions,
+        ]  # fmt: skip
+        library.seccomp_syscall_resolve_name_arch.argtypes = [number, text]
+        library.seccomp_syscall_resolve_name.argtypes = [text]
+        library.seccomp_export_bpf.argtypes = [context, ctypes.c_int]
         _library = library
     return _library
 
@@ -79,11 +77,7 @@ class Compiler:
         self._context = self._lib.seccomp_init(default_action)
         if not self._context:
             raise KernelError("seccomp_init", f"default action {default_action:#x}", errno.EINVAL)
-        self._check(
-            self._lib.seccomp_attr_set(self._context, ATTRIBUTE_NNP, 0),
-            "seccomp_attr_set",
-            "no NNP",
-        )
+        self._call("seccomp_attr_set", "no NNP", ATTRIBUTE_NNP, 0)
         # Unchecked: libseccomp before 2.5 refuses it and builds a list, which is correct but
         # slower.
         # Some 300 calls take 0.10 ms to load as a tree and 0.42 as a list, because the kernel runs
@@ -99,17 +93,12 @@ class Compiler:
     def add_architecture(self, audit: int) -> None:
         """Let the program judge calls of this architecture, too (AUDIT_ARCH_*, or libseccomp's own
         number for x32)."""
-        code = self._lib.seccomp_arch_add(self._context, audit)
-        # The native architecture is in every new filter.
-        if code != ALREADY_KNOWN:
-            self._check(code, "seccomp_arch_add", f"{audit:#x}")
+        # EEXIST: the native architecture is in every new filter.
+        self._call("seccomp_arch_add", f"{audit:#x}", audit, ignored=errno.EEXIST)
 
     def remove_architecture(self, audit: int) -> None:
-        self._check(
-            self._lib.seccomp_arch_remove(self._context, audit),
-            "seccomp_arch_remove",
-            f"{audit:#x}",
-        )
+        """Remove an architecture from the program."""
+        self._call("seccomp_arch_remove", f"{audit:#x}", audit)
 
     def add_rule(
         self, action: int, number: int, conditions: Sequence[tuple[int, int, int, int]], name: str
@@ -117,23 +106,22 @@ class Compiler:
         """Add a rule whose `conditions` (argument, comparison, a, b) must all hold. An existing
         rule may be added again."""
         array = (Condition * len(conditions))(*(Condition(*condition) for condition in conditions))
-        code = self._lib.seccomp_rule_add_array(
-            self._context, action, number, len(conditions), array
-        )
-        if code != ALREADY_KNOWN:
-            self._check(code, "seccomp_rule_add", name)
+        arguments = (action, number, len(conditions), array)
+        self._call("seccomp_rule_add_array", name, *arguments, ignored=errno.EEXIST)
 
     def program(self) -> bytes:
         """Return the classic BPF instructions (struct sock_filter, 8 bytes each)."""
         # seccomp_export_bpf_mem, which needs no file, came with libseccomp 2.6.
         with closing_fd(os.memfd_create("seccomp", os.MFD_CLOEXEC)) as file:
-            self._check(self._lib.seccomp_export_bpf(self._context, file), "seccomp_export_bpf", "")
+            self._call("seccomp_export_bpf", "", file)
             return os.pread(file, os.fstat(file).st_size, 0)
 
-    @staticmethod
-    def _check(code: int, call: str, subject: str) -> None:
-        if code < 0:
-            raise KernelError(call, subject, -code)
+    def _call(self, function: str, subject: str, *arguments: Any, ignored: int = 0) -> None:
+        """Call a function of the library on the filter. Raises KernelError, but not for the errno
+        `ignored`."""
+        code = getattr(self._lib, function)(self._context, *arguments)
+        if code < 0 and code != -ignored:
+            raise KernelError(function, subject, -code)
 
 
 def number(name: str) -> int:

@@ -14,7 +14,6 @@ The runtime keeps its state in the container's folder.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -29,7 +28,7 @@ from _socket import (
 )
 from _socket import socket as _Socket
 
-from pyrunc import atomic_file, ipc
+from pyrunc import atomic_file, ipc, jsontext
 from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.mount import MS_SLAVE
 from pyrunc.cgroups.group import Cgroup
@@ -285,7 +284,7 @@ def _last_message(since: int) -> str:
         return ""
     for line in reversed(lines):
         try:
-            entry = json.loads(line)
+            entry = jsontext.loads(line)
         except ValueError:
             return line.strip()[:2000]
         if isinstance(entry, dict) and entry.get("msg"):

@@ -4,8 +4,8 @@ and processes that were taken over from a killed shim."""
 from __future__ import annotations
 
 import os
-import signal
 
+from pyrunc.kernel.reaper import empty_notice, open_child_notice
 from pyrunc.shim.keeper_link import KeeperLink
 from pyrunc.shim.loop import READABLE
 
@@ -56,9 +56,7 @@ class Reaper:
         self._noted: dict[int, int] = {}
         self._holds = 0
         self._search: Timer | None = None
-        self._notice, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, _nothing)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._notice = open_child_notice()
         loop.watch(self._notice, READABLE, self._ready)
         self._reap()  # a child may have ended before there was a handler
 
@@ -104,10 +102,7 @@ class Reaper:
         self._reap()
 
     def _ready(self, events: int) -> None:
-        try:
-            os.read(self._notice, 4096)
-        except BlockingIOError:
-            pass
+        empty_notice(self._notice)
         self._reap()
 
     def _reap(self) -> None:
@@ -172,7 +167,3 @@ def _first_zombie() -> int:
     except ChildProcessError:
         return 0
     return result.si_pid if result else 0
-
-
-def _nothing(number: int, frame: object) -> None:
-    """A handler must exist for the wakeup descriptor to be written."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
-from pyrunc.kernel.process import stat
+from pyrunc.kernel.process import send_signal, stat
 
 
 def kill(pid: int) -> None:
@@ -17,19 +17,19 @@ def kill(pid: int) -> None:
     pidfds = {pid: os.pidfd_open(pid)}
     try:
         # Stopped, not killed: it forks no more, and still inherits orphans while the others die.
-        _signal(pidfds[pid], signal.SIGSTOP)
+        send_signal(pidfds[pid], signal.SIGSTOP)
         # /proc/PID/task/TID/children is complete only while the children are stopped (Linux,
         # Documentation/filesystems/proc.rst, section 3.7), hence the rounds.
         while _stop_new(pid, pidfds):
             pass
         for number, process in pidfds.items():
             if number != pid:
-                _signal(process, signal.SIGKILL)
+                send_signal(process, signal.SIGKILL)
         try:
             os.killpg(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        _signal(pidfds[pid], signal.SIGKILL)
+        send_signal(pidfds[pid], signal.SIGKILL)
     finally:
         for process in pidfds.values():
             os.close(process)
@@ -44,7 +44,7 @@ def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
     for descendant in unknown:
         process = open_descendant(descendant, family)
         if process is not None:
-            _signal(process, signal.SIGSTOP)
+            send_signal(process, signal.SIGSTOP)
             pidfds[descendant] = process
             stopped = True
     return stopped
@@ -94,10 +94,3 @@ def _children(pid: int) -> list[int]:
         except OSError:  # this thread has ended: another one has its children
             continue
     return children
-
-
-def _signal(process: int, number: int) -> None:
-    try:
-        signal.pidfd_send_signal(process, number)
-    except ProcessLookupError:
-        pass

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.kernel.reaper import empty_notice, open_child_notice
 from pyrunc.zygote import child, descendants, preload
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, Run
 
@@ -45,7 +45,7 @@ class ZygoteLoop:
 
     def serve(self) -> None:
         """Fork on request; returns when the server has gone. Jobs do not outlive the zygote."""
-        wakeup, _ = _open_child_notice()
+        wakeup = open_child_notice()
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
@@ -53,7 +53,7 @@ class ZygoteLoop:
             while True:
                 ready = {fd for fd, _ in poll.poll(self._wait_ms())}
                 if wakeup in ready:
-                    _empty(wakeup)
+                    empty_notice(wakeup)
                 self._reap()
                 self._expire()
                 if self._server.fileno() in ready and not self._request():
@@ -137,24 +137,3 @@ class ZygoteLoop:
         if not deadlines:
             return None
         return min(max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1), LONGEST_WAIT_MS)
-
-
-def _open_child_notice() -> tuple[int, int]:
-    """Open a pipe that becomes readable when a child ends (SIGCHLD through the wakeup
-    descriptor)."""
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.signal(signal.SIGCHLD, _nothing)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    return reading, writing
-
-
-def _nothing(number: int, frame: object) -> None:
-    """A handler must exist for the wakeup descriptor to be written."""
-
-
-def _empty(fd: int) -> None:
-    try:
-        while len(os.read(fd, 4096)) == 4096:
-            pass
-    except BlockingIOError:
-        pass
