@@ -47,7 +47,7 @@ json_values = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.text(), json_values, max_size=5))
-def test_every_object_comes_back(message: dict[str, object]) -> None:
+def test_every_object_is_sent_and_received_unchanged(message: dict[str, object]) -> None:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with a, b:
         ipc.send(a, message)

@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
         ("tests/unit/test_record.py::TestIt::test", "tests/unit/test_record.py"),
     ],
 )
-def test_a_test_belongs_to_its_unit(path: str, unit: str) -> None:
+def test_each_test_file_belongs_to_a_unit(path: str, unit: str) -> None:
     assert schedule.unit_of(path) == unit
 
 

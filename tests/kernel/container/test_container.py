@@ -19,7 +19,7 @@ from tests.kernel.box import Box, finish, mounts
 
 
 @pytest.mark.parametrize("overlay", [True, False])
-def test_default_mounts(box: Box, overlay: bool) -> None:
+def test_a_container_has_the_default_mounts(box: Box, overlay: bool) -> None:
     mounted = mounts(box.run("cat /proc/self/mountinfo", overlay=overlay))
     assert mounted["/proc"][1] == "proc"
     assert mounted["/dev"][1] == "tmpfs"
@@ -34,7 +34,7 @@ def test_default_mounts(box: Box, overlay: bool) -> None:
     assert len(mounted) < 25, "the old root is still there"
 
 
-def test_default_devices(box: Box) -> None:
+def test_a_container_has_the_default_devices(box: Box) -> None:
     listing = box.run(
         "cd /dev; stat -c '%n %F %t:%T %a %u:%g' null zero full random urandom tty; readlink fd; "
         "readlink ptmx"
@@ -51,7 +51,7 @@ def test_default_devices(box: Box) -> None:
     assert lines[6:] == ["/proc/self/fd", "pts/ptmx"]
 
 
-def test_only_stdio_is_open(box: Box) -> None:
+def test_a_container_has_only_stdio_open(box: Box) -> None:
     secret = os.open("/", os.O_RDONLY)
     os.set_inheritable(secret, True)
     try:
@@ -61,12 +61,12 @@ def test_only_stdio_is_open(box: Box) -> None:
         os.close(secret)
 
 
-def test_signals_are_reset(box: Box) -> None:
+def test_a_container_has_no_blocked_or_ignored_signals(box: Box) -> None:
     text = box.outcome("grep", "-e", "SigBlk", "-e", "SigIgn", "/proc/self/status")[1]
     assert text.split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
 
 
-def test_own_namespaces(box: Box) -> None:
+def test_a_container_has_its_own_namespaces(box: Box) -> None:
     with box.running() as (created, _):
         for kind in ("mnt", "pid", "net", "ipc", "uts", "cgroup"):
             assert os.readlink(f"/proc/{created.pid}/ns/{kind}") != os.readlink(
@@ -88,7 +88,7 @@ def test_a_container_has_pid_1_and_loopback(box: Box) -> None:
     ]
 
 
-def test_joined_namespaces(box: Box) -> None:
+def test_a_container_joins_the_namespaces_of_its_paths(box: Box) -> None:
     with box.running() as (first, _):
         for kind, name in (("pid", "pid"), ("network", "net"), ("ipc", "ipc"), ("uts", "uts")):
             for entry in box.linux["namespaces"]:
@@ -106,7 +106,7 @@ def test_joined_namespaces(box: Box) -> None:
             assert "sleep" in box.execute(second, request, "cat /proc/1/cmdline")
 
 
-def test_parent_and_cgroup(box: Box) -> None:
+def test_a_container_is_our_child_in_its_own_cgroup(box: Box) -> None:
     with box.running() as (created, _):
         assert f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{created.pid}/status").read_text()
         assert created.cgroup is not None
@@ -140,7 +140,7 @@ def test_a_missing_program_is_an_error(box: Box, args: list[str], text: str) -> 
     assert str(caught.value) == text
 
 
-def test_arguments_that_are_too_long(box: Box, tmp_path: Path) -> None:
+def test_arguments_that_are_too_long_are_an_error(box: Box, tmp_path: Path) -> None:
     """The error is the same when the container waits for its start and only the errno is
     reported."""
     args = ["true", "x" * 140_000]
@@ -167,9 +167,7 @@ def add_programs_without_interpreters(box: Box) -> None:
 
 
 @pytest.mark.parametrize("name", ["script", "/opt/script", "loaded", "/opt/loaded"])
-def test_a_program_that_is_there_and_its_interpreter_is_not(
-    box: Box, tmp_path: Path, name: str
-) -> None:
+def test_a_program_without_its_interpreter_is_an_error(box: Box, tmp_path: Path, name: str) -> None:
     add_programs_without_interpreters(box)
     with pytest.raises(NotFound) as caught:
         box.outcome(name)
@@ -186,12 +184,12 @@ def test_a_program_that_is_there_and_its_interpreter_is_not(
 @pytest.mark.parametrize(
     ("path", "words"), [("/etc/passwd", "permission denied"), ("/bin", "is a directory")]
 )
-def test_not_executable(box: Box, path: str, words: str) -> None:
+def test_a_path_that_cannot_be_executed_is_an_error(box: Box, path: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         box.outcome(path)
 
 
-def test_path_of_the_container_is_searched(box: Box) -> None:
+def test_the_program_is_searched_in_the_containers_path(box: Box) -> None:
     (box.image / "opt").mkdir()
     (box.image / "opt/hello").write_text("#!/bin/sh\necho hello $1\n")
     (box.image / "opt/hello").chmod(0o755)
@@ -214,13 +212,13 @@ def test_a_container_has_its_environment(box: Box) -> None:
         del os.environ["LEAK"]
 
 
-def test_exit_codes(box: Box) -> None:
+def test_run_returns_the_programs_exit_code(box: Box) -> None:
     assert box.outcome("sh", "-c", "exit 42")[0] == 42
     # pid 1 ignores its own signals
     assert box.outcome("sh", "-c", "exec 2>/dev/null; kill -9 $$")[0] in (0, 137)
 
 
-def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
+def test_a_created_container_waits_for_start(box: Box, tmp_path: Path) -> None:
     state = tmp_path / ("s" * 120)
     state.mkdir()
     seen: list[int] = []
@@ -253,13 +251,13 @@ def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
         finish(created)
 
 
-def test_missing_program_is_an_error_of_create(box: Box, tmp_path: Path) -> None:
+def test_a_missing_program_is_an_error_of_create(box: Box, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="executable file not found"):
         create(box.request("nothing", start_immediately=False, state_dir=str(tmp_path)))
     assert not (tmp_path / "start.sock").exists()
 
 
-def test_nothing_is_left_of_a_failure(box: Box) -> None:
+def test_a_failed_create_leaves_no_cgroup(box: Box) -> None:
     box.add_mount("/dev/null", str(box.image / "etc/passwd"), "bind")
     request = box.request("true", cgroup=CgroupChoice(missing_controllers="warn"))
     with pytest.raises(Exception, match="/dev/null exists and is not the configured device"):

@@ -15,7 +15,7 @@ from tests.kernel.box import Box, reap
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup", "user", "time")
 
 
-def test_same_namespaces_cgroup_and_parent(box: Box) -> None:
+def test_an_exec_is_in_the_containers_namespaces_and_cgroup_and_our_child(box: Box) -> None:
     with box.running() as (created, request):
         null = os.open("/dev/null", os.O_RDWR)
         secret = os.open("/", os.O_RDONLY)
@@ -104,13 +104,13 @@ def test_an_exec_inherits_unset_fields_of_the_container(box: Box) -> None:
         assert text.split() == ["5", "/", "c", "0077"]
 
 
-def test_home_is_looked_up_in_the_container(box: Box) -> None:
+def test_the_home_of_an_exec_is_looked_up_in_the_container(box: Box) -> None:
     with box.running() as (created, request):
         process = {"user": {"uid": 1000, "gid": 1000}, "env": ["PATH=/bin"]}
         assert box.execute(created, request, "echo $HOME", process) == "/home/web\n"
 
 
-def test_seccomp_applies(box: Box) -> None:
+def test_an_exec_has_the_containers_seccomp_filter(box: Box) -> None:
     box.linux["seccomp"] = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["mkdirat", "mkdir"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}],
@@ -145,7 +145,7 @@ def test_a_missing_program_is_an_error(
 
 
 @pytest.mark.parametrize("name", ["script", "/opt/script"])
-def test_a_program_that_is_there_and_its_interpreter_is_not(box: Box, name: str) -> None:
+def test_a_program_without_its_interpreter_is_an_error(box: Box, name: str) -> None:
     (box.image / "opt").mkdir()
     (box.image / "opt/script").write_text("#!/no/interpreter\n")
     (box.image / "opt/script").chmod(0o755)
@@ -155,7 +155,7 @@ def test_a_program_that_is_there_and_its_interpreter_is_not(box: Box, name: str)
         assert str(caught.value).startswith(f"exec {name}: no such file or directory (")
 
 
-def test_bad_requests(box: Box) -> None:
+def test_invalid_execs_are_refused(box: Box) -> None:
     with box.running() as (created, request):
         for document in (
             {"args": []},

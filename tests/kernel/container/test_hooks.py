@@ -34,7 +34,9 @@ def facts_script(path: Path | str) -> str:
     return f"cat > {path}; readlink /proc/self/ns/mnt >> {path}; pwd >> {path}; env >> {path}"
 
 
-def test_the_runtimes_hooks(kinds: Box, tmp_path: Path) -> None:
+def test_prestart_and_create_runtime_hooks_run_in_the_hosts_namespaces(
+    kinds: Box, tmp_path: Path
+) -> None:
     kinds.config["hooks"] = {
         "prestart": [hook(facts_script(tmp_path / "one"))],
         "createRuntime": [hook(f"test -s {tmp_path}/one && " + facts_script(tmp_path / "two"))],
@@ -54,7 +56,9 @@ def test_the_runtimes_hooks(kinds: Box, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlay", [False, True])
-def test_create_container_hooks(kinds: Box, tmp_path: Path, overlay: bool) -> None:
+def test_create_container_hooks_run_in_the_containers_mount_namespace(
+    kinds: Box, tmp_path: Path, overlay: bool
+) -> None:
     """The runtime's files, the container's mounts: what the hook mounts in the root is there for
     the container only."""
     kinds.config["hooks"] = {
@@ -72,7 +76,7 @@ def test_create_container_hooks(kinds: Box, tmp_path: Path, overlay: bool) -> No
     assert lines[1] == str(kinds.image)
 
 
-def test_start_container_hooks(kinds: Box, tmp_path: Path) -> None:
+def test_start_container_hooks_run_inside_the_container(kinds: Box, tmp_path: Path) -> None:
     (kinds.image / "notes").mkdir(mode=0o777)
     os.chmod(kinds.image / "notes", 0o777)
     kinds.process["user"] = {"uid": 1000, "gid": 1000}

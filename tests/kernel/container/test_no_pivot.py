@@ -17,7 +17,7 @@ from tests.kernel.box import Box, finish, mounts
 
 
 @pytest.mark.parametrize("overlay", [True, False])
-def test_the_root_covers_the_hosts(box: Box, overlay: bool) -> None:
+def test_the_root_of_a_container_covers_the_hosts(box: Box, overlay: bool) -> None:
     text = box.run("pwd; ls /; cat /proc/self/mountinfo", pivot=False, overlay=overlay)
     assert text.splitlines()[0] == "/"
     mounted = mounts("\n".join(line for line in text.splitlines() if " - " in line))
@@ -49,7 +49,7 @@ def test_masks_and_read_only_roots_hold(box: Box) -> None:
     assert text == "touch: /x: Read-only file system\n"
 
 
-def test_with_a_create_container_hook(box: Box, tmp_path: Path) -> None:
+def test_a_create_container_hook_sees_a_root_without_pivot(box: Box, tmp_path: Path) -> None:
     hook = tmp_path / "hook"
     hook.write_text(f"#!/bin/sh\nls > {tmp_path}/seen\n")
     hook.chmod(0o755)
@@ -60,7 +60,7 @@ def test_with_a_create_container_hook(box: Box, tmp_path: Path) -> None:
     assert "home" in (tmp_path / "seen").read_text().split()
 
 
-def test_in_a_user_namespace(box: Box) -> None:
+def test_a_user_namespace_works_without_pivot_root(box: Box) -> None:
     box.linux["namespaces"].append({"type": "user"})
     box.linux["uidMappings"] = box.linux["gidMappings"] = [
         {"containerID": 0, "hostID": 100000, "size": 65536}

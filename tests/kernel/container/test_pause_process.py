@@ -98,7 +98,7 @@ def test_the_pause_process_exits_on_sigterm() -> None:
         )
 
 
-def test_host_namespaces() -> None:
+def test_a_pause_process_can_stay_in_the_hosts_namespaces() -> None:
     with started_pause(namespaces=dict.fromkeys(POD, "host"), hostname="") as pod:
         assert not any(own(pod.pid, kind) for kind in ("net", "ipc", "uts", "pid"))
 
@@ -122,7 +122,7 @@ def test_settings_of_shared_namespaces_are_not_changed(path: str) -> None:
     assert Path("/proc/sys/net/ipv4/ip_default_ttl").read_text() == "64\n"
 
 
-def test_a_network_that_was_made_before() -> None:
+def test_a_pause_process_joins_an_existing_network_namespace() -> None:
     before = namespace.open_own("net")
     namespace.unshare(CLONE_NEWNET)
     network = namespace.open_own("net")
@@ -135,7 +135,7 @@ def test_a_network_that_was_made_before() -> None:
         os.close(network)
 
 
-def test_containers_join(box: Box) -> None:
+def test_a_container_joins_the_namespaces_of_a_pause_process(box: Box) -> None:
     with started_pause(
         namespaces={**POD, "pid": "new"}, sysctls={"net.ipv4.ip_forward": "1"}
     ) as pod:
@@ -153,7 +153,7 @@ def test_containers_join(box: Box) -> None:
 
 
 @pytest.mark.requirement("3.1.10")
-def test_oom_score_and_its_limit() -> None:
+def test_a_pause_process_has_the_oom_score_that_is_permitted() -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     with started_pause(oom_score_adj=-998) as pod:
         score = int(Path(f"/proc/{pod.pid}/oom_score_adj").read_text())
@@ -171,7 +171,7 @@ def test_oom_score_and_its_limit() -> None:
         {"namespaces": {"network": "/proc/self/ns/ipc"}},
     ],
 )
-def test_failures_leave_nothing(more: dict[str, Any]) -> None:
+def test_a_failed_start_of_a_pause_process_leaves_nothing(more: dict[str, Any]) -> None:
     with pytest.raises((InvalidArgument, KernelError)), started_pause(**more):
         pass
     from pyrunc.cgroups.naming import place

@@ -43,7 +43,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_low_limit_of_open_files(box: Box) -> None:
+def test_a_container_starts_under_a_low_limit_of_open_files(box: Box) -> None:
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         assert box.outcome("sh", "-c", "ulimit -n") == (0, "64\n")
@@ -69,7 +69,7 @@ def test_a_container_starts_without_stdio_of_the_caller(box: Box, tmp_path: Path
     assert (tmp_path / "out").read_text().split() == ["0", "1", "2", "3", "done"]
 
 
-def test_odd_umask_nice_and_signals(box: Box) -> None:
+def test_a_container_does_not_inherit_umask_nice_value_and_signals(box: Box) -> None:
     def work() -> None:
         os.umask(0o777)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -88,7 +88,7 @@ def test_odd_umask_nice_and_signals(box: Box) -> None:
     assert in_child(work) == 0
 
 
-def test_a_deleted_working_directory(box: Box, tmp_path: Path) -> None:
+def test_a_container_starts_from_a_deleted_working_directory(box: Box, tmp_path: Path) -> None:
     def work() -> None:
         gone = tmp_path / "gone"
         gone.mkdir()
@@ -99,7 +99,7 @@ def test_a_deleted_working_directory(box: Box, tmp_path: Path) -> None:
     assert in_child(work) == 0
 
 
-def test_with_threads(box: Box) -> None:
+def test_a_container_starts_from_a_thread_beside_others(box: Box) -> None:
     """The launcher is spawned, never forked from Python, so other threads do not matter, nor
     does the starting one."""
     outputs: list[str] = []
@@ -238,7 +238,7 @@ def test_a_large_specification_is_accepted(box: Box) -> None:
     assert box.run("ls /many | wc -l; env | wc -c").split()[0] == "300"
 
 
-def test_without_a_mount_namespace(box: Box) -> None:
+def test_a_container_can_share_our_mount_namespace(box: Box) -> None:
     box.linux.update(
         namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[]
     )

@@ -91,7 +91,7 @@ def test_an_exec_can_have_a_terminal(box: Box) -> None:
         assert lines == ["/dev/pts/0", "10 20", "got word", "ls"]
 
 
-def test_terminal_with_start(box: Box, tmp_path: Path) -> None:
+def test_a_created_container_has_its_terminal_after_start(box: Box, tmp_path: Path) -> None:
     from pyrunc.container.start import release
 
     box.process["terminal"] = True

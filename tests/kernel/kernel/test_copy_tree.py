@@ -82,7 +82,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_descriptors")
-def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
+def test_a_tree_deeper_than_the_recursion_limit_is_copied(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     levels = sys.getrecursionlimit() + 50
     fds = [os.open(tmp_path / "source", FOLDER)]
@@ -103,7 +103,7 @@ def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
     assert depth == levels
 
 
-def test_a_copy_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_copy_that_does_not_fit_is_an_error_and_leaks_no_descriptor(tmp_path: Path) -> None:
     (tmp_path / "source/below").mkdir(parents=True)
     (tmp_path / "source/below/big").write_bytes(os.urandom(1 << 20))
     small = mount.open_mount("tmpfs", [("size", "64k")])

@@ -86,6 +86,6 @@ def test_folders_on_another_file_system_are_not_spread(what: str, tmp_path: Path
         assert not spread_subfolders(disk / "root/sandboxes")
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         spread_subfolders(tmp_path / "none")

@@ -16,7 +16,7 @@ from pyrunc.kernel.mountinfo import mount_points
 @pytest.mark.parametrize(
     "name", [b"a b", b"a\rb", b"a\nb", b"a\\040b", "größe".encode(), b"\xff", b"a - b"]
 )
-def test_mount_points_of_any_name(tmp_path: Path, name: bytes) -> None:
+def test_a_mount_point_can_have_any_name(tmp_path: Path, name: bytes) -> None:
     place = os.path.join(os.fsencode(tmp_path), name)
     os.mkdir(place)
     pid = os.fork()

@@ -53,7 +53,7 @@ def root(tree: Path) -> Iterator[int]:
 @pytest.mark.parametrize(
     "name", ["real/file", "/real/file", "abs/file", "rel/file", "up/file", "../../real/file"]
 )
-def test_links_and_dots_stay_inside(root: int, name: str) -> None:
+def test_links_and_dots_of_a_path_stay_inside_the_root(root: int, name: str) -> None:
     fd = paths.open_in_root(root, name, os.O_RDONLY)
     with open(fd) as file:
         assert file.read() == "inside"
@@ -91,19 +91,19 @@ def test_open_beneath_refuses_links_and_paths_that_leave(root: int, name: str, n
     assert caught.value.errno == number
 
 
-def test_beneath_with_links(root: int) -> None:
+def test_open_beneath_follows_links_that_stay_beneath(root: int) -> None:
     os.close(paths.open_beneath(root, "rel/file", links=True))
     with pytest.raises(KernelError, match="EXDEV"):
         paths.open_beneath(root, "abs/file", links=True)
 
 
-def test_everything_is_close_on_exec(root: int) -> None:
+def test_opened_descriptors_are_close_on_exec(root: int) -> None:
     fd = paths.open_in_root(root, "real")
     assert not os.get_inheritable(fd)
     os.close(fd)
 
 
-def test_retries_while_others_rename(tree: Path, root: int) -> None:
+def test_a_path_is_opened_while_others_rename(tree: Path, root: int) -> None:
     stop = threading.Event()
 
     def rename() -> None:
@@ -161,7 +161,7 @@ def test_resolve_gives_up_on_a_loop(root: int) -> None:
         paths.resolve(root, "/loop/x")
 
 
-def test_reading_has_limits(tree: Path, root: int) -> None:
+def test_only_regular_files_up_to_the_limit_are_read(tree: Path, root: int) -> None:
     assert paths.read_in_root(root, "/abs/file") == b"inside"
     with pytest.raises(KernelError, match="EFBIG"):
         paths.read_in_root(root, "real/file", 3)
@@ -172,12 +172,12 @@ def test_reading_has_limits(tree: Path, root: int) -> None:
         paths.read_in_root(root, "out/file")
 
 
-def test_a_nul_is_refused(root: int) -> None:
+def test_a_path_with_a_nul_is_refused(root: int) -> None:
     with pytest.raises(KernelError, match="NUL"):
         paths.open_in_root(root, "real\0/../../etc")
 
 
-def test_the_target_of_a_link(root: int) -> None:
+def test_readlinkat_returns_the_target_of_a_link(root: int) -> None:
     assert paths.readlinkat(root, "rel") == "real"
     with pytest.raises(KernelError, match="readlinkat 'real': EINVAL"):
         paths.readlinkat(root, "real")

@@ -30,7 +30,7 @@ def make_deep(top: Path, target: Path) -> None:
     os.close(here)
 
 
-def test_deep_trees_go_and_links_are_not_followed(tmp_path: Path) -> None:
+def test_remove_tree_removes_deep_trees_and_follows_no_links(tmp_path: Path) -> None:
     outside, top = tmp_path / "outside", tmp_path / "top"
     outside.mkdir()
     (outside / "keep").touch()
@@ -59,7 +59,7 @@ def test_remove_tree_also_removes_a_file(tmp_path: Path, kind: str) -> None:
     remove_path(tmp_path / "no" / "such")
 
 
-def test_any_name(tmp_path: Path) -> None:
+def test_names_of_any_bytes_are_removed(tmp_path: Path) -> None:
     top = os.fsencode(tmp_path / "top")
     for name in (b"\xff\xfe", b"-rf", b" ", b"new\nline"):
         os.makedirs(top + b"/" + name + b"/" + name)
@@ -91,7 +91,7 @@ def test_remove_tree_does_not_touch_mounts(tmp_path: Path, bind: bool) -> None:
     assert not top.exists() and outside.exists()
 
 
-def test_several_may_remove_the_same(tmp_path: Path) -> None:
+def test_several_threads_may_remove_the_same_tree(tmp_path: Path) -> None:
     top = tmp_path / "top"
     for n in range(300):
         (top / str(n) / "x" / "y").mkdir(parents=True)

@@ -37,7 +37,7 @@ def test_folders_too_deep_for_a_path_are_counted(tmp_path: Path) -> None:
     subprocess.run(["rm", "-rf", tmp_path / "top"], check=True)
 
 
-def test_folders_that_become_links(tmp_path: Path) -> None:
+def test_usage_does_not_follow_a_folder_that_becomes_a_link(tmp_path: Path) -> None:
     """Another process keeps exchanging folders of the tree with links out of it: what is outside
     never counts."""
     top, outside = tmp_path / "top", tmp_path / "outside"

@@ -52,7 +52,7 @@ AT_ONCE_S = 19  # what is waited for otherwise takes 20 at least
     ("script", "code", "number"),
     [("exit 0", 0, None), ("exit 3", 3, None), ("kill -9 $$", 137, 9), ("kill -TERM $$", 143, 15)],
 )
-async def test_an_exit_is_on_disk_before_clients_are_told(
+async def test_an_exit_is_on_disk_before_clients_are_notified(
     pod: TestPod, script: str, code: int, number: int | None
 ) -> None:
     before = time.time_ns()

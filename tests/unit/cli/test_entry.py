@@ -195,7 +195,7 @@ def test_closed_streams_and_an_ignored_interrupt_stay_so(probe: Path) -> None:
     assert facts["errors"] == [None, "surrogateescape", None] and facts["input"] is None
 
 
-def test_memory_is_freed(probe: Path) -> None:
+def test_a_command_frees_memory(probe: Path) -> None:
     """A command may live as long as its container."""
     done = subprocess.run([probe, "memory"], capture_output=True, text=True, check=True, env={})
     assert int(done.stdout) < 40_000, "KiB"

@@ -63,7 +63,7 @@ def test_a_warning_is_one_line_without_control_characters(
     assert 'msg="a; b\\\\x1b[31m"\n' in capsys.readouterr().err
 
 
-def test_debug_turns_warnings_on(tmp_path: Path) -> None:
+def test_debug_shows_warnings_in_a_json_log(tmp_path: Path) -> None:
     CommandLog(str(tmp_path / "log"), "json", debug=True).warning("w")
     assert json.loads((tmp_path / "log").read_text())["level"] == "warning"
 

@@ -26,7 +26,7 @@ def test_all_spellings_of_an_option(words: list[str]) -> None:
     assert (call.options["bundle"], call.arguments) == ("/b", ["x"])
 
 
-def test_containerds_line() -> None:
+def test_a_command_line_of_containerd_is_parsed() -> None:
     call = parse(
         [
             "--root",
@@ -81,7 +81,7 @@ def test_flags_may_carry_a_value(word: str, value: bool) -> None:
     assert parse(["delete", word, "x"]).options["force"] is value
 
 
-def test_lists_add_up_and_commas_are_part_of_a_value() -> None:
+def test_repeated_options_add_up_and_commas_are_part_of_a_value() -> None:
     assert parse(["exec", "-e", "A=1,2", "--env", "B=", "x", "c"]).options["env"] == ("A=1,2", "B=")
 
 

@@ -17,7 +17,7 @@ TEXT = """{
 }"""
 
 
-def test_lines_of_parts() -> None:
+def test_each_part_of_a_configuration_has_its_line() -> None:
     assert places(TEXT) == {
         ("a",): 2,
         ("a", "b"): 2,

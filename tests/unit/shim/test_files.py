@@ -60,7 +60,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content))
 
 
-def test_a_written_launch_is_read_unchanged(tmp_path: Path) -> None:
+def test_a_written_launch_file_is_read_unchanged(tmp_path: Path) -> None:
     for written in (
         LAUNCH,
         LAUNCH.replace(
@@ -81,7 +81,7 @@ def test_a_written_launch_is_read_unchanged(tmp_path: Path) -> None:
         assert LaunchFile.read(tmp_path).to_fields() == json.loads(json.dumps(written.to_fields()))
 
 
-def test_a_launch_of_the_version_before(tmp_path: Path) -> None:
+def test_a_launch_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     write(tmp_path / "launch.json", EARLIER)
     assert LaunchFile.read(tmp_path) == LAUNCH.replace(image_volumes={}, settled=[])
     places = [{"place": "mounts/1", "pinned": "shm"}, {"place": "mounts/2", "lower": ["/l"]}]
@@ -95,7 +95,7 @@ def test_a_launch_of_the_version_before(tmp_path: Path) -> None:
     assert list(launch.places) == [Place("mounts/1", pinned="shm"), Place("mounts/2", lower=["/l"])]
 
 
-def test_the_version_before_reads_a_launch() -> None:
+def test_the_version_before_reads_a_launch_file() -> None:
     """The earlier version takes a key that exists for one that is set."""
     fields = LAUNCH.replace(places=[Place("mounts/1", lower=["/l"])]).to_fields()
     assert not {"runtime", "restore"} & set(fields) and "image" not in fields["rootfs"]
@@ -140,6 +140,6 @@ def test_a_damaged_file_is_refused_with_the_field(
         kind.read(tmp_path)
 
 
-def test_a_file_of_a_later_version_has_more(tmp_path: Path) -> None:
+def test_unknown_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     write(tmp_path / "launch.json", EARLIER | {"colour": "green"})
     assert LaunchFile.read(tmp_path).sandbox == "pod"

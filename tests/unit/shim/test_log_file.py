@@ -36,7 +36,7 @@ def room_again() -> None:
 
 
 @pytest.mark.requirement("11.3")
-def test_folders_are_made_and_the_file_is_appended_to(tmp_path: Path) -> None:
+def test_missing_folders_are_made_and_the_log_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "pod" / "container" / "0.log"
     for _ in range(2):
         log = LogFile(str(path))
@@ -46,7 +46,7 @@ def test_folders_are_made_and_the_file_is_appended_to(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_without_a_path_everything_is_discarded() -> None:
+def test_a_log_without_a_path_discards_all_records() -> None:
     log = LogFile(None)
     log.write(LINE)
     log.reopen()
@@ -60,7 +60,7 @@ def test_a_path_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         LogFile(str(tmp_path / "file" / "0.log"))
 
 
-def test_a_torn_record_is_taken_back_and_written_when_there_is_room(
+def test_a_record_written_in_part_is_cut_off_and_written_again_later(
     tmp_path: Path, limited: None
 ) -> None:
     path = tmp_path / "0.log"
@@ -96,7 +96,7 @@ def test_records_beyond_the_limit_are_dropped_and_counted(tmp_path: Path, limite
     assert str((30 - 1) * len(batch) + len(batch) - held * len(LINE)).encode() in note
 
 
-def test_waiting_records_go_to_the_reopened_file(tmp_path: Path, limited: None) -> None:
+def test_waiting_records_are_written_to_the_reopened_file(tmp_path: Path, limited: None) -> None:
     path = tmp_path / "0.log"
     log = LogFile(str(path))
     full_at(150)
@@ -121,7 +121,7 @@ def test_a_failed_reopen_keeps_the_old_file(tmp_path: Path) -> None:
     assert (tmp_path / "away" / "0.log").read_bytes() == LINE
 
 
-def test_the_callback_is_called_once_when_lines_must_wait(tmp_path: Path, limited: None) -> None:
+def test_on_waiting_is_called_once_when_records_wait(tmp_path: Path, limited: None) -> None:
     calls: list[bool] = []
     log = LogFile(str(tmp_path / "0.log"), on_waiting=lambda: calls.append(True))
     log.write(LINE)

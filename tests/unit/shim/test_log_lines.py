@@ -45,12 +45,12 @@ def test_lines_become_full_records() -> None:
     )
 
 
-def test_the_stream_is_named() -> None:
+def test_records_name_their_stream() -> None:
     assert write([b"x\n"], "stderr") == STAMP + b" stderr F x\n"
 
 
 @pytest.mark.requirement("11.2")
-def test_an_unterminated_end_is_a_partial() -> None:
+def test_an_unterminated_last_line_becomes_a_partial_record() -> None:
     assert write([b"one\ntail"]) == STAMP + b" stdout F one\n" + STAMP + b" stdout P tail\n"
 
 
@@ -71,7 +71,7 @@ def test_a_line_up_to_the_limit_is_a_single_record(length: int) -> None:
 @pytest.mark.parametrize(
     "length", [PARTIAL_BYTES + 1, 2 * PARTIAL_BYTES, 2 * PARTIAL_BYTES + 1, 10**6]
 )
-def test_a_longer_line_is_cut(length: int) -> None:
+def test_a_line_above_the_limit_is_cut_into_partial_records(length: int) -> None:
     lines = records(write([b"before\n", b"x" * length + b"\nafter\n"]))
     tags = [tag for tag, _ in lines]
     lengths = [len(content) for _, content in lines[1:-1]]
@@ -85,14 +85,14 @@ def test_a_longer_line_is_cut(length: int) -> None:
 
 
 @pytest.mark.requirement("11.2")
-def test_output_without_a_newline_has_a_limit() -> None:
+def test_output_without_a_newline_is_written_at_the_limit() -> None:
     lines = LogLines("stdout")
     for _ in range(100):
         lines.feed(b"x" * 10_000, STAMP)
         assert len(lines._tail) <= PARTIAL_BYTES
 
 
-def test_byte_by_byte_is_the_same_as_at_once() -> None:
+def test_records_do_not_depend_on_the_size_of_reads() -> None:
     content = b"a\n\nbc\n" + b"x" * (PARTIAL_BYTES + 5) + b"\ny" * 3 + b"z" * PARTIAL_BYTES
     assert write([content[i : i + 1] for i in range(len(content))]) == write([content])
 
@@ -109,9 +109,7 @@ piece = st.one_of(
 @pytest.mark.requirement("11.1")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, max_size=12), st.lists(st.integers(0, 200_000), max_size=12))
-def test_readers_restore_the_bytes_whatever_the_portions_were(
-    pieces: list[bytes], cuts: list[int]
-) -> None:
+def test_readers_restore_the_bytes_of_any_portions(pieces: list[bytes], cuts: list[int]) -> None:
     content = b"".join(pieces)
     at = sorted({min(cut, len(content)) for cut in cuts} | {0, len(content)})
     portions = [content[a:b] for a, b in itertools.pairwise(at)]

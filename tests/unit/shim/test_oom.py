@@ -69,7 +69,7 @@ NO_KILL = [(0, OTHER, OTHER, OTHER), (137, OTHER, OTHER, OTHER)]
 
 @pytest.mark.parametrize(("code", "containerd", "crio", "ours"), NO_KILL)
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_without_a_kill(
+def test_a_container_without_a_kill_was_not_oom_killed(
     groups: Groups, code: int, containerd: str, crio: str, ours: str, is_gone: bool
 ) -> None:
     """137 is SIGKILL, and not only the OOM killer's."""
@@ -82,7 +82,7 @@ def test_without_a_kill(
 
 @pytest.mark.parametrize(("code", "containerd", "crio", "ours"), KILLED_CHILD)
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_killed_child_counts_whatever_the_exit_code(
+def test_a_killed_child_counts_with_any_exit_code(
     groups: Groups, code: int, containerd: str, crio: str, ours: str, is_gone: bool
 ) -> None:
     counts, pause, container = KillCounts(), groups.add("pause"), groups.add("c")
@@ -99,7 +99,7 @@ def test_a_killed_child_counts_whatever_the_exit_code(
     assert not counts.killed(second, 137), "the first one's kill is not the next one's"
 
 
-def test_two_cgroups_that_are_removed_at_once(groups: Groups) -> None:
+def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: Groups) -> None:
     """Only one had a kill: the exit code says which, in either order."""
     for order in (0, 1):
         counts = KillCounts()
@@ -114,7 +114,7 @@ def test_two_cgroups_that_are_removed_at_once(groups: Groups) -> None:
             assert counts.killed(group, code) == expected
 
 
-def test_a_parent_that_pods_share(groups: Groups) -> None:
+def test_a_kill_below_a_shared_parent_may_be_another_pods(groups: Groups) -> None:
     """Another pod's container may be the one: without the exit code of a kill it is not said of
     this one."""
     counts, container, stranger = KillCounts(), groups.add("c"), groups.add("of-another-pod")
