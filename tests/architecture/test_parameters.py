@@ -51,5 +51,5 @@ def test_functions_have_few_parameters() -> None:
         for name, number in functions(ast.parse(path.read_text()), module)
         if number > MOST
     }
-    assert not many - set(MAY_HAVE_MORE), "a record takes their place"
-    assert not set(MAY_HAVE_MORE) - many, "no exception is needed any more"
+    assert not many - set(MAY_HAVE_MORE), "replace the parameters by a record"
+    assert not set(MAY_HAVE_MORE) - many, "remove the needless exceptions"

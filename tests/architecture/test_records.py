@@ -113,11 +113,9 @@ def test_our_records_are_typed() -> None:
                 if file == place or (place.endswith("/") and file.startswith(place))
             }
     unlisted = with_objects.difference(*listed.values())
-    assert not unlisted, (
-        f"a record takes the place of an object, or the object has a reason: {sorted(unlisted)}"
-    )
+    assert not unlisted, f"replace these objects by records, or give a reason: {sorted(unlisted)}"
     needless = [place for place, files in listed.items() if not files]
-    assert not needless, f"no exception is needed any more: {needless}"
+    assert not needless, f"remove the needless exceptions: {needless}"
 
 
 def _files_with_objects() -> Iterator[str]:

@@ -83,7 +83,9 @@ def test_pods_of_kubelet_are_changed_only_on_request(server: Server, verb: list[
     assert [c.state for c in server.containers()] == [api.CONTAINER_RUNNING]
     if verb == ["restart"]:
         ok(server, "restart", "-f", "-t", "0", "node")
-        assert [c.state for c in server.containers()] == [api.CONTAINER_EXITED], "kubelet starts it"
+        assert [c.state for c in server.containers()] == [api.CONTAINER_EXITED], (
+            "kubelet, not restart, starts it again"
+        )
 
 
 def test_a_confirmation_is_requested_on_a_terminal(server: Server) -> None:
@@ -154,7 +156,7 @@ def test_restart_makes_another_attempt_and_keeps_the_previous_attempt(server: Se
     for attempt in (1, 2):
         ok(server, "restart", "-t", "0", "c")
         containers = {c.metadata.attempt: c for c in server.containers()}
-        assert sorted(containers) == [attempt - 1, attempt], "the last one and the one before"
+        assert sorted(containers) == [attempt - 1, attempt], "the last two attempts exist"
         assert containers[attempt].state == api.CONTAINER_RUNNING
         server.wait_logged(containers[attempt].id, "blue")
     assert ok(server, "logs", "c").lines == ["blue"] == ok(server, "logs", "-p", "c").lines
@@ -244,7 +246,7 @@ def test_cp_follows_no_link_out_of_the_container(
     error = call(server, "cp", "-L", "c:/d/leak", str(tmp_path / "got")).error
     assert "No such file" in error or "ENOENT" in error or "not exist" in error, error
     ok(server, "cp", "c:/d/leak", str(tmp_path / "got"))
-    assert (tmp_path / "got").is_symlink(), "the link itself"
+    assert (tmp_path / "got").is_symlink(), "cp copies the link itself"
     assert call(server, "cp", str(secret), "c:/d/out/x").error
     ok(server, "cp", str(secret), "c:/d/up/../../../x")
     assert server.output(container, "cat", "/x") == "of the host" and not list(target.iterdir())

@@ -65,4 +65,4 @@ def test_diff_lists_the_changes_of_a_container(server: Server) -> None:
         "C /tmp",
     ]
     server.stop_container(container)
-    assert ok(server, "diff", container).lines == running, "also when it has ended"
+    assert ok(server, "diff", container).lines == running, "diff works for an ended container, too"

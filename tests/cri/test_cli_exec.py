@@ -55,7 +55,7 @@ def test_exec_ends_a_command_after_its_timeout(web: Server) -> None:
     assert done.stderr == b"pyrunc-cri: the command took longer than 0.5 s\n"
     (c,) = (c.id for c in web.containers() if c.metadata.name == "c")
     assert wait_until(lambda: web.output(c, "ps").count("sleep 3600") == 1, 60), (
-        "its own process is left"
+        "only the container's own process remains"
     )
 
 
@@ -94,7 +94,7 @@ def test_exec_can_set_user_environment_and_directory(web: Server) -> None:
     )
     assert done.stdout == b"1 x=y /etc /tmp\n"
     assert cli(web, "exec", "web/c", "sh", "-c", show).stdout.startswith(b"  / "), (
-        "of this command only"
+        "the options apply to this command only"
     )
 
 

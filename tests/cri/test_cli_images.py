@@ -113,7 +113,7 @@ def test_tag_adds_and_rmi_removes_a_name(server: Server) -> None:
 def test_a_saved_image_can_be_loaded(server: Server, tmp_path: Path) -> None:
     ok(server, "tag", IMAGE, "registry.test/other:2")
     ok(server, "save", "-o", str(tmp_path / "images.tar"), IMAGE, "registry.test/other:2")
-    assert os.listdir(tmp_path) == ["images.tar"], "it grows under another name, which goes"
+    assert os.listdir(tmp_path) == ["images.tar"], "no temporary file remains"
     with tarfile.open(tmp_path / "images.tar") as archive:
         manifest = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
         assert manifest[0]["RepoTags"] == [IMAGE, "registry.test/other:2"]
@@ -171,7 +171,7 @@ def test_pull_and_push_use_stored_logins(server: Server, registry: Registry, log
     before = len(registry.requests)
     ok(server, "push", IMAGE, name)
     assert not [r for r in registry.requests[before:] if r.method == "POST"], (
-        "what is there is not sent again"
+        "layers in the registry are not sent again"
     )
     ok(server, "logout", registry.host)
     assert call(server, "logout", registry.host).error == f"not logged in at {registry.host}"
@@ -236,7 +236,7 @@ def test_a_load_shows_its_progress_on_a_terminal_only(server: Server, tmp_path: 
     archive.write_bytes(small("registry.test/progress:1"))
     done = on_terminal(server, "load", str(archive))
     assert done.returncode == 0 and "loading small.tar" in done.stdout, done
-    assert "unpacking" in done.stdout, "the server goes on when it has read all"
+    assert "unpacking" in done.stdout, "the server unpacks after it has read the archive"
     assert done.stdout.split("\x1b[K")[-1].startswith("sha256:"), "the line is gone at the end"
     assert ok(server, "load", str(archive)).err == ""
     ok(server, "rmi", "registry.test/progress:1")

@@ -89,7 +89,7 @@ def test_a_stopped_pod_starts_again_with_its_volumes(server: Server) -> None:
         assert server.log_lines(main) == [
             "prepared",
             "prepared",
-        ], "the volume lived, prepare ran again"
+        ], "the volume remains, the init container runs again"
         ok(server, "rm", "-f", "--folder", folder(server), "web")
         assert not list(Path(folder(server)).iterdir()), "rm finds the folder of the new attempt"
 

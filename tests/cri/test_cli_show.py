@@ -336,7 +336,7 @@ def test_logs_have_options_of_kubectl(web: Server) -> None:
         result.out.splitlines() == [f"line {n}" for n in range(1, 5)]
         and result.err == "on stderr\n"
     )
-    assert ok(web, "logs", "--tail", "2", "main").lines == ["line 4"], "the last line is stderr's"
+    assert ok(web, "logs", "--tail", "2", "main").lines == ["line 4"], "the last line is on stderr"
     assert ok(web, "logs", "--tail", "0", "main").lines == []
     assert ok(web, "logs", "-s", "stderr", "main").lines == []
     assert ok(web, "logs", "--limit-bytes", "8", "main").out == "line 1\nl"

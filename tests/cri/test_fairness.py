@@ -57,7 +57,9 @@ def test_a_pod_is_served_beside_three_busy_pods_of_its_shim(server: Server, tmp_
             running = [pool.submit(run_commands) for _ in range(4)]
             busy = times(server, fourth)
             done.set()
-            assert Path(server.status(flood).log_path).stat().st_size > 1 << 20, "it floods"
+            assert Path(server.status(flood).log_path).stat().st_size > 1 << 20, (
+                "the container floods its log"
+            )
             server.stop_container(flood)
             assert not starting.done()
             volume.answer()

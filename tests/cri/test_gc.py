@@ -126,7 +126,7 @@ def test_unknown_files_are_reported_and_not_removed(server: Server) -> None:
         assert things["unknown", str(path)]["action"] == "keep" and path.read_text() == "precious"
         path.unlink()
     assert "set aside" in things["unknown", str(strange[2])]["why"]
-    assert not any(kind == "unknown" for kind, _ in gc(server)), "its own files are known"
+    assert not any(kind == "unknown" for kind, _ in gc(server)), "gc knows the server's own files"
 
 
 def test_the_text_and_the_log_list_removed_items(server: Server) -> None:

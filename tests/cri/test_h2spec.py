@@ -69,5 +69,5 @@ def test_the_server_passes_h2spec(tmp_path: Path) -> None:
         assert "Traceback" not in server.log.read_text()
     wrong = {case: text for case, text in cases.items() if text}
     assert not {case: text for case, text in wrong.items() if case not in EXPLAINED}
-    assert wrong.keys() >= EXPLAINED.keys(), "what passes needs no explanation any more"
+    assert wrong.keys() >= EXPLAINED.keys(), "remove the explanations of cases that pass"
     assert len(cases) == CASES

@@ -90,7 +90,7 @@ def test_a_killed_keeper_loses_at_most_exit_codes_of_its_own_time(server: Server
     assert wait_until(
         lambda: "has taken its place" in server.tail() and len(shims_below(server)) == SHIMS, 30
     )
-    assert shim_pid(server, pod) not in shims_below(server), "it keeps its pods"
+    assert shim_pid(server, pod) not in shims_below(server), "the earlier shim keeps its pods"
     # Until the shim has filled the new keeper, the pod's descriptors exist in the shim alone.
     assert wait_until(lambda: f"container/{container}" in stored(server), 30), server.tail()
     lose_shim(server, pod)
@@ -124,7 +124,7 @@ def test_a_keeper_survives_the_server_and_its_zygote_does_not(server: Server) ->
     server.remove_all()
     nothing_left(server)
     server.stop()
-    assert wait_until(lambda: not keeper_pid(server.state), 30), "nothing is left to keep"
+    assert wait_until(lambda: not keeper_pid(server.state), 30), "the store is empty"
 
 
 COUNTS = [

@@ -288,7 +288,9 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
     server.start()
     assert {p.id for p in server.pods()} == {other}
     assert server.status(container).state == api.CONTAINER_RUNNING
-    assert not (server.state / "sandboxes" / pod).exists(), "what had no record is ended"
+    assert not (server.state / "sandboxes" / pod).exists(), (
+        "the server ends processes without a record"
+    )
 
 
 def test_a_stop_is_known_without_its_record(server: Server) -> None:

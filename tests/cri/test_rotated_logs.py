@@ -46,7 +46,7 @@ def test_rotated_files_are_read_and_followed_like_a_single_log(server: Server) -
     newest = len(Path(path).read_bytes().splitlines())
     assert ok(server, "logs", "--tail", str(newest + 5), container).lines == lines[-newest - 5 :]
     cli(server, "rm", "--force", "--folder", str(server.folder / "pods"), "talks")
-    assert not Path(path).parent.exists(), "rotated files go with the pod's folder"
+    assert not Path(path).parent.exists(), "rotated files are removed with the pod's folder"
 
 
 def test_the_configured_number_of_files_is_kept(server: Server) -> None:
@@ -80,9 +80,7 @@ def test_the_author_of_a_kubelets_pod_cannot_ask_for_rotation(server: Server) ->
     config.metadata.name, config.annotations[ANNOTATION] = "d", "1 2"
     own = server.launch(pod, config)
     assert wait_until(lambda: rotated(server.status(own).log_path), 60), server.tail()
-    assert not rotated(server.status(other).log_path), (
-        "one look takes the containers in their order"
-    )
+    assert not rotated(server.status(other).log_path), "one check handles the containers in order"
 
 
 @pytest.mark.parametrize("text", ["10Mi", "10Mi 1", "x 5", "10Mi five"])

@@ -316,7 +316,9 @@ def test_images_are_the_same_for_all_handlers(server: Server) -> None:
     (listed,) = server.runtime.ListContainers(api.ListContainersRequest()).containers
     assert listed.image.runtime_handler == image.spec.runtime_handler == ""
     assert listed.image_id == image.id and not image.spec.annotations
-    assert server.status(container).image.runtime_handler == "runc", "as it was asked for"
+    assert server.status(container).image.runtime_handler == "runc", (
+        "the status has the requested handler"
+    )
 
 
 def test_a_handler_can_have_other_settings_for_our_runtime(server: Server) -> None:

@@ -86,7 +86,7 @@ def test_a_manifest_becomes_a_pod(server: Server) -> None:
     cli(server, "exec", "main", "touch", "/data/new", code=1)
     cli(server, "stop", "-t", "0", "web")
     (folder,) = (server.folder / "pods").iterdir()
-    assert folder.stat().st_mode & 0o077 == 0, "volumes are writable for everybody"
+    assert folder.stat().st_mode & 0o077 == 0, "volumes are writable for all users"
     cli(server, "rm", "--folder", str(server.folder / "pods"), "web")
     assert not server.pods() and not folder.exists()
 
@@ -125,7 +125,7 @@ def test_a_host_path_is_checked_before_anything_runs(server: Server, tmp_path: P
     assert f"'{tmp_path}/missing' does not exist, its type is Directory" in error
     assert not server.pods() and not list((server.folder / "pods").iterdir())
     run(server, missing.replace("type: Directory", 'type: ""'))
-    assert (tmp_path / "missing").is_dir(), "without a type it is made"
+    assert (tmp_path / "missing").is_dir(), "a host path without a type is created"
 
 
 def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_exec_shows_output_at_once(server: Server) -> None:
     waiting = "echo first; until [ -e /go ]; do sleep 0.05; done; echo last"
     with started(server, "exec", container, "sh", "-c", waiting) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"first\n", "it comes at the end only"
+        assert process.stdout.readline() == b"first\n", "the output arrives only at the end"
         server.output(container, "touch", "/go")
         assert process.stdout.read() == b"last\n" and process.wait() == 0
 
@@ -322,7 +322,7 @@ def test_an_interrupt_of_run_removes_the_pod(server: Server) -> None:
         process.stdout.read()
         output, code = ended(process)
         assert code == 128 + signal.SIGINT
-        assert output in (b"", b"on stderr\n"), "its own output only, if it came so far"
+        assert output in (b"", b"on stderr\n"), "only the command's own output may be there"
     assert not server.pods() and not list((server.folder / "pods").iterdir())
 
 
@@ -451,7 +451,7 @@ def test_the_demo_shows_a_pod_and_leaves_nothing(tmp_path: Path) -> None:
     output = done.stdout.decode()
     assert done.returncode == 0, (output, done.stderr)
     assert "10.88." in output and "sleep 3600" in output and "uid=0(root)" in output
-    assert "busybox says hello" in output, "the log's line"
+    assert "busybox says hello" in output, "the line of the container's log"
     assert "stopped and removed" in output and not list(tmp_path.iterdir())
     assert "--container-runtime-endpoint=unix:///run/pyrunc/cri.sock" in output
 

@@ -39,7 +39,7 @@ def test_pods_are_spread_over_the_shims(server: Server) -> None:
         assert server.exec(container, "echo", str(number)).stdout == b"%d\n" % number
     server.remove_all()
     nothing_left(server)
-    assert shims(server) == used.keys(), "they wait for the next pods"
+    assert shims(server) == used.keys(), "the shims wait for the next pods"
 
 
 def test_the_end_of_a_pod_leaves_other_pods_of_its_shim(server: Server) -> None:
@@ -116,7 +116,7 @@ def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
         line = f"sandbox {pod}: another shim has taken over"
         assert pod not in mine or wait_until(lambda text=line: text in server.tail(1000), 30)  # type: ignore[misc]
         assert server.output(container, "echo", "here") == "here\n"
-    assert wait_until(lambda: len(shims(server)) == 2, 30), "it is replaced"
+    assert wait_until(lambda: len(shims(server)) == 2, 30), "the shim is replaced"
     assert lost not in shims(server)
     server.remove_all()
     nothing_left(server)

@@ -66,7 +66,7 @@ def test_new_containers_share_pages_with_running_containers(manager: ServiceMana
             server.restart(how)
             assert superblocks(server) == before and len(before) == 1
             later = big_file(server, pod, name)
-            assert cached_pages(later), "nobody has read it there"
+            assert cached_pages(later), "no container has read the file there"
             assert later.read_bytes() == CONTENT
         server.remove_all()
         server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image=IMAGE)))
@@ -82,7 +82,7 @@ def test_servers_without_a_service_manager_do_not_share_pages() -> None:
         server.restart()
         second = big_file(server, pod, "second")
         assert cached_pages(second) == 0 and second.read_bytes() == CONTENT
-        assert cached_pages(first) and cached_pages(second), "in memory twice"
+        assert cached_pages(first) and cached_pages(second), "the file is in memory twice"
 
 
 def test_a_server_in_another_mount_namespace_makes_its_own_mounts(manager: ServiceManager) -> None:

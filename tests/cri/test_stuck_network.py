@@ -90,7 +90,7 @@ def test_a_pod_of_a_missing_plugin_stays_until_its_removal_is_forced(
     (item,) = [i for i in gc(server) if i["kind"] == "pod"]
     assert item["action"] == "keep" and "rm --force` gives the network up" in item["why"]
     assert not [i for i in gc(server) if i["kind"] == "address"], (
-        "the pod is there, and its address is its own"
+        "the pod exists and keeps its address"
     )
     done = cli(server, "rm", "--force", "--folder", str(tmp_path / "pods"), "web")
     assert done.stdout == b"web\n"

@@ -297,9 +297,9 @@ def test_shims_may_be_killed_while_pods_are_busy(server: Server) -> None:
         assert server.pod_status(pod).state == api.SANDBOX_READY
         server.stop_container(container)
         numbers = [int(line) for line in server.log_lines(container)]
-        assert numbers == sorted(set(numbers)), "each once, in order"
+        assert numbers == sorted(set(numbers)), "each number is logged once, in order"
         assert numbers[-1] + 1 - len(numbers) <= KILLS, (
-            "a shim may have read one that it did not write"
+            "a killed shim may have read one line without writing it"
         )
     server.remove_all()
     nothing_left(server)

@@ -41,7 +41,7 @@ def test_the_timeline_lists_the_calls_of_a_pods_life(server: Server) -> None:
     names = [call["call"] for call in entries]
     assert names[:3] == ["RunPodSandbox", "CreateContainer", "StartContainer"]
     assert {"StopContainer", "container ended", "RemovePodSandbox"} < set(names)
-    assert names.count("StopPodSandbox") == 1, "one that found nothing to do is not remembered"
+    assert names.count("StopPodSandbox") == 1, "a call without effect is not recorded"
     ran = entries[0]
     assert ran["pod_id"] == pod and ran["outcome"] == "OK"
     spans = {span["name"]: span for span in ran["spans"]}
@@ -150,7 +150,9 @@ def test_operations_of_the_launcher_are_listed_on_request(tmp_path: Path) -> Non
                 for s in by_call[call]["spans"]
                 if s["name"].split()[0].isdigit()
             ]
-            assert sorted(numbers) == list(range(1, len(numbers) + 1)), "each line of the plan once"
+            assert sorted(numbers) == list(range(1, len(numbers) + 1)), (
+                "each line of the plan is there once"
+            )
         assert "secret" not in json.dumps(by_call)
         page = tmp_path / "page.html"
         assert run(server, "deep", "--html", str(page)) == ""
@@ -169,13 +171,13 @@ def test_operations_of_the_launcher_are_listed_on_request(tmp_path: Path) -> Non
         server._write_config()
         os.kill(server.pid, signal.SIGHUP)
 
-        def told() -> bool:
+        def has_operations() -> bool:
             server.exec(container, "true")
             names = [span["name"] for span in calls(server, "deep", "--last", "1")[0]["spans"]]
             assert "set it up and execute" in names
             return any("setns" in name for name in names)
 
-        assert wait_until(lambda: not told(), 60), "a running server takes it"
+        assert wait_until(lambda: not has_operations(), 60), "a running server applies the setting"
 
 
 def test_a_follower_sees_calls_across_a_restart() -> None:
@@ -190,7 +192,9 @@ def test_a_follower_sees_calls_across_a_restart() -> None:
             lines = iter(follower.stdout)
             try:
                 assert json.loads(next(lines))["call"] == "LoadImage"
-                assert json.loads(next(lines))["pod"] == "default/one", "what was there before"
+                assert json.loads(next(lines))["pod"] == "default/one", (
+                    "the stored calls come first"
+                )
                 server.run_pod(server.pod_config("two"), host_network=True)
                 assert json.loads(next(lines))["pod"] == "default/two"
                 server.kill()
@@ -198,7 +202,7 @@ def test_a_follower_sees_calls_across_a_restart() -> None:
                 server.start()
                 server.run_pod(server.pod_config("three"), host_network=True)
                 assert json.loads(next(lines))["pod"] == "default/three", (
-                    "nothing twice, nothing missing"
+                    "no call is repeated or missing"
                 )
                 follower.send_signal(signal.SIGINT)
                 assert follower.wait(30) == 130

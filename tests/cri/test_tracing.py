@@ -85,7 +85,7 @@ def test_each_sampled_call_sends_its_spans(tmp_path: Path) -> None:
             "rpc.method": "RunPodSandbox",
             "rpc.response.status_code": "OK",
         }
-        assert unsampled not in json.dumps(by_name), "who calls has decided against it"
+        assert unsampled not in json.dumps(by_name), "the caller has decided against sampling"
         assert (
             started["failed"] and "/no/such/program" in started["words"] and started["parent"] == ""
         )
@@ -133,7 +133,7 @@ def test_a_hanging_or_missing_collector_does_not_slow_calls(tmp_path: Path) -> N
         server.start()
         server.remove_pod(run_pod(server, "last"))
         assert wait_until(lambda: " ERROR opentelemetry" in server.tail(1000), 60), (
-            "told once a batch"
+            "logged once per batch"
         )
         server.remove_pod(run_pod(server, "after"))
 

@@ -161,7 +161,7 @@ def test_the_table_that_a_purge_removes_is_that_of_our_plugins() -> None:
     assert f"nft delete table inet {host_rules.TABLE} " in script and f" {node.FILTERS}\n" in script
     names = Path(Config().network.netns_dir)
     assert names == Path("/var/run/netns") and " /run/netns " in script, (
-        "the empty folder of names goes as well"
+        "the empty folder of names is removed, too"
     )
 
 
@@ -282,7 +282,7 @@ class TestKubelet:
             " $KUBELET_EXTRA_ARGS --container-runtime-endpoint=unix:///run/pyrunc/cri.sock\n"
             in (root / self.DROP_IN).read_text()
         )
-        assert run(root) == "nothing to do\n", "our own drop-in is not read as kubelet's"
+        assert run(root) == "nothing to do\n", "our drop-in is not taken for kubelet's"
 
     def test_an_administrators_unit_comes_before_a_packages(self, root: Path) -> None:
         self.unit(root)

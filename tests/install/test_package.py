@@ -157,10 +157,8 @@ def test_pods_run_through_an_upgrade_and_a_downgrade(
                 assert version in machine.run("pyrunc-cri --version && pyrunc --version").stdout
                 assert wait_until(lambda: len(numbers(machine)) > count + 5, 30)  # noqa: B023
                 counted = numbers(machine)
-                assert counted == list(range(1, len(counted) + 1)), (
-                    "no line is missing, none is there twice"
-                )
-                assert start_time(machine) == started, "it is the process that was started at first"
+                assert counted == list(range(1, len(counted) + 1)), "no line is missing or repeated"
+                assert start_time(machine) == started, "the container's first process still runs"
                 assert (installed / "etc/pyrunc/config.toml").read_text() == config
             refused = machine.run("apt-get remove -y pyrunc", check=False)
             assert (

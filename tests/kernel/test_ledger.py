@@ -155,5 +155,5 @@ def test_objects_of_another_worker_are_no_leaks(
     assert ledger.take(of_machine=False).leaks(before) == []
     monkeypatch.setattr(ledger, "FOLDERS", {f"{things.folder}/volume"})
     assert [line for line in ledger.take().leaks(before) if "mount" in line], (
-        "its own folder may be within the others'"
+        "the own folder may be below the other workers'"
     )

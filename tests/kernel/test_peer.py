@@ -33,7 +33,7 @@ async def _cancel_with_the_answer() -> None:
         await asyncio.wait([asking])
     peer.close("the end")
     assert asking.cancelled()
-    assert os.read(read_end, 1) == b"", "nobody has the write end: this is its end of file"
+    assert os.read(read_end, 1) == b"", "the write end is closed everywhere: end of file"
     os.close(read_end)
 
 

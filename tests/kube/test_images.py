@@ -38,7 +38,9 @@ def test_a_pull_secret_opens_a_registry_with_a_password(kube: Kube) -> None:
     )
     allowed = kube.run(pod("allowed", image, imagePullSecrets=[{"name": "login"}]))
     status = allowed["status"]["containerStatuses"][0]
-    assert status["image"] == image["image"], "not docker.io's busybox, which is the same image"
+    assert status["image"] == image["image"], (
+        "the status must name this registry, not docker.io, which has the same image"
+    )
     assert status["imageID"].startswith(f"{LOCKED_REGISTRY}/library/busybox@sha256:")
     kube.apply(pod("later", {**image, "imagePullPolicy": "IfNotPresent"}))
     kube.until(

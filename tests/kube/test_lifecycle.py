@@ -224,5 +224,5 @@ def test_the_calls_of_a_pod_belong_to_the_trace_of_kubelet(kube: Kube) -> None:
         call: parents[call].split("-")[1]
         for call in ("RunPodSandbox", "CreateContainer", "StartContainer")
     }
-    assert len(set(traces.values())) == 1, f"one sync of the pod, one trace: {parents}"
-    assert all(parents[call].endswith("-01") for call in traces), "it is sampled"
+    assert len(set(traces.values())) == 1, f"each sync of the pod has one trace: {parents}"
+    assert all(parents[call].endswith("-01") for call in traces), "the trace is sampled"

@@ -13,6 +13,7 @@ from tests.kube_nodes.views import AnyNode, Hosts
 from tests.support import images, ledger, session
 from tests.support.cluster import Cluster
 from tests.support.flannel import Flannel
+from tests.support.guest_cluster import GuestFlannel
 
 BUILD_TIMEOUT_S = 1200
 
@@ -34,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def web_server(node: AnyNode) -> Manifest:
     """Return the pod `webN` of node N; its web server answers with the client's address."""
     return pod(f"web{node.number}", shell(_WEB), nodeName=node.host)
+
+
+def run_web_servers(flannel: Flannel | GuestFlannel, kube: Kube) -> Hosts:
+    """Run a pod `webN` on each node; return the nodes with their pods."""
+    nodes = flannel.cluster.nodes
+    kube.apply(*(web_server(node) for node in nodes))
+    return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})
 
 
 @pytest.fixture(scope="package", params=["vxlan", pytest.param("host-gw", marks=pytest.mark.slow)])
@@ -71,6 +79,4 @@ def kube(flannel: Flannel) -> Iterator[Kube]:
 def hosts(flannel: Flannel, kube: Kube) -> Hosts:
     """Run a pod on each node, `web1` and `web2`, whose web server answers with the client's
     address."""
-    nodes = flannel.cluster.nodes
-    kube.apply(*(web_server(node) for node in nodes))
-    return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})
+    return run_web_servers(flannel, kube)

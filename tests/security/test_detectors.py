@@ -418,9 +418,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
 def test_each_mutation_finds_its_source_text(name: str) -> None:
     """The slow test below runs seldom: this test finds mutations whose text has changed."""
     for file, old, _ in MUTATIONS[name][0]:
-        assert old in (REPOSITORY / file).read_text(), (
-            f"{file} has changed: the mutation must be written anew"
-        )
+        assert old in (REPOSITORY / file).read_text(), f"{file} has changed: rewrite the mutation"
 
 
 @pytest.mark.slow

@@ -160,13 +160,6 @@ NEAR_ROOTS = [
     "program",
 ]
 BANNED = {"shutil", "tempfile", "glob", "pathlib"}
-ALLOWED_JOINS = {
-    ("create.py", "rootfs.path"),
-    ("create.py", "mount.source"),
-    ("create.py", "root.path"),
-    ("create.py", "request.bundle"),
-    ("create.py", "LAUNCHER"),
-}
 
 
 def test_modules_for_a_containers_files_join_no_paths() -> None:

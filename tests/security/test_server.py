@@ -748,7 +748,7 @@ def test_a_token_opens_only_its_own_stream_and_only_once(server: Server, pod: st
     refusals = {answer(guess) for guess in wrong}
     assert refusals and all(re.match(r"HTTP/1.1 40[0-9]", text) for text in refusals), refusals
     assert answer(path).startswith("HTTP/1.1 101"), (
-        "the right token must work, or nothing was tried"
+        "the right token must work, or the test proves nothing"
     )
     assert answer(path) in refusals
     request = api.PortForwardRequest(pod_sandbox_id=pod, port=[70000])

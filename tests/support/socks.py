@@ -49,7 +49,7 @@ class SocksProxy:
         if self.login and not self._is_logged_in(file.read, client):
             return
         *_, kind = file.read(4)
-        assert kind == DOMAIN, "the proxy is to resolve the name"
+        assert kind == DOMAIN, "the client asks the proxy to resolve the name"
         name = file.read(file.read(1)[0]).decode()
         self.targets.append((name, int.from_bytes(file.read(2), "big")))
         with socket.create_connection(self.place) as target:

@@ -67,12 +67,6 @@ def refusable(work: Work, *also: type[Exception]) -> Work:
     return run
 
 
-def each_byte(feed: Callable[[bytes], object], data: bytes) -> Work:
-    """Return the work of feeding `data` one byte at a time, like a client that writes single
-    bytes."""
-    return lambda: [feed(data[at : at + 1]) for at in range(len(data))]
-
-
 def all_of(feed: Callable[[bytes], object], parts: Iterable[bytes]) -> Work:
     return lambda: [feed(part) for part in parts]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kube.pods import Kube, Manifest
-from tests.kube_nodes.conftest import web_server
+from tests.kube_nodes.conftest import run_web_servers
 from tests.kube_nodes.test_flannel import (  # noqa: F401
     test_a_pod_reaches_host_ports_of_the_other_node,
     test_links_of_pods_have_flannels_settings,
@@ -69,6 +69,4 @@ def kube(flannel: GuestFlannel) -> Kube:
 def hosts(flannel: GuestFlannel, kube: Kube) -> Hosts:
     """Run a pod on each node, `web1` and `web2`, whose web server answers with the client's
     address."""
-    nodes = flannel.cluster.nodes
-    kube.apply(*(web_server(node) for node in nodes))
-    return Hosts(flannel, kube, {node.host: kube.ready(f"web{node.number}") for node in nodes})
+    return run_web_servers(flannel, kube)

@@ -34,8 +34,6 @@ from cri_server.streaming.spdy.headers import (
 )
 from tests.support.spdy import GoneAway, Pong, Replied, SpdyClient, syn_stream
 
-GOAWAY_PROTOCOL_ERROR = struct.pack(">HHIII", 0x8003, 7, 8, 0, 1)
-
 
 def pair() -> tuple[SpdyClient, Connection]:
     return SpdyClient(), Connection()

@@ -3,16 +3,18 @@ program must fit."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.vm.inside.test_pyrunc_limits import MIB, Container
+from tests.vm.inside.detached import MIB
+from tests.vm.inside.test_pyrunc_limits import limited_container
 
 
 @pytest.mark.parametrize("limit_bytes", [6 * MIB, 2 * MIB, MIB])
 def test_a_small_container_starts_and_runs_an_exec(tmp_path: Path, limit_bytes: int) -> None:
-    box = Container(tmp_path)
+    box = limited_container(tmp_path)
     memory = {"limit": limit_bytes, "swap": limit_bytes}
     try:
         box.start(
@@ -28,7 +30,7 @@ def test_a_small_container_starts_and_runs_an_exec(tmp_path: Path, limit_bytes: 
 
 
 def test_a_program_larger_than_the_limit_is_killed(tmp_path: Path) -> None:
-    box = Container(tmp_path)
+    box = limited_container(tmp_path)
     script = "x=0123456789abcdef; while :; do x=$x$x; done"
     try:
         box.start(
@@ -45,8 +47,6 @@ def test_a_program_larger_than_the_limit_is_killed(tmp_path: Path) -> None:
                 line.split() for line in (group / "memory.events").read_text().splitlines()
             )["oom_kill"]
 
-        import time
-
         deadline = time.monotonic() + 60
         while kills() == "0":
             assert time.monotonic() < deadline
@@ -56,7 +56,7 @@ def test_a_program_larger_than_the_limit_is_killed(tmp_path: Path) -> None:
 
 
 def test_create_refuses_a_limit_too_low_for_any_process(tmp_path: Path) -> None:
-    box = Container(tmp_path)
+    box = limited_container(tmp_path)
     memory = {"limit": 8192, "swap": 8192}
     with pytest.raises(AssertionError, match="OOM-killed"):
         box.start("/bin/busybox", "true", resources={"memory": memory})

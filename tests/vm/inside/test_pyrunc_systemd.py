@@ -14,55 +14,18 @@ from typing import Any
 import pytest
 
 from tests.support import bundle
-
-MIB = 1 << 20
-CGROUPS = Path("/sys/fs/cgroup")
+from tests.vm.inside.detached import CGROUPS, MIB, DetachedContainer
 
 
-class Scope:
+class Scope(DetachedContainer):
     """A container in `sdtest-….slice`; `unit` is its scope."""
 
     def __init__(self, folder: Path) -> None:
-        self.id = uuid.uuid4().hex[:8]
-        self.folder, self.state = folder, folder / "state"
-        self.unit = f"box-{self.id}.scope"
-
-    def pyrunc(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
-            done = subprocess.run(
-                [*bundle.runtime(), "--systemd-cgroup", "--root", str(self.state), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                text=True,
-                check=False,
-                timeout=60,
-            )
-            out.seek(0)
-            err.seek(0)
-            result = subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
-        assert not check or result.returncode == 0, (
-            f"pyrunc {arguments}: {result.returncode}: {result.stderr}"
+        identifier = uuid.uuid4().hex[:8]
+        self.unit = f"box-{identifier}.scope"
+        super().__init__(
+            folder, identifier, f"sdtest.slice:box:{identifier}", ("--systemd-cgroup",)
         )
-        return result
-
-    def start(
-        self, *command: str, annotations: dict[str, str] | None = None, **resources: Any
-    ) -> None:
-        config = bundle.configuration(
-            *command, resources=resources, cgroupsPath=f"sdtest.slice:box:{self.id}"
-        )
-        config["annotations"] = annotations or {}
-        bundle.make(self.folder / "bundle", config)
-        self.pyrunc("run", "-d", "--bundle", str(self.folder / "bundle"), self.id)
-
-    @property
-    def group(self) -> Path:
-        pid = json.loads(self.pyrunc("state", self.id).stdout)["pid"]
-        return CGROUPS / Path(f"/proc/{pid}/cgroup").read_text().strip().removeprefix("0::/")
-
-    def read(self, file: str) -> str:
-        return (self.group / file).read_text().strip()
 
     def property(self, name: str) -> str:
         return systemctl("show", "--value", "-p", name, self.unit)
@@ -102,7 +65,7 @@ def test_the_container_lives_in_a_delegated_scope(scope: Scope) -> None:
 
 
 def test_limits_are_in_the_files_and_in_systemds_properties(scope: Scope) -> None:
-    scope.start("sleep", "1000", **LIMITS)
+    scope.start("sleep", "1000", resources=LIMITS)
     for _ in range(2):
         assert scope.read("memory.max") == str(64 * MIB) and scope.read("memory.swap.max") == "0"
         assert scope.read("cpu.max") == "50000 100000" and scope.read("cpu.weight") == "59"
@@ -113,16 +76,16 @@ def test_limits_are_in_the_files_and_in_systemds_properties(scope: Scope) -> Non
 
 
 def test_the_device_filter_outlives_a_reload(scope: Scope) -> None:
-    scope.start("sleep", "1000", **LIMITS)
+    scope.start("sleep", "1000", resources=LIMITS)
     systemctl("daemon-reload")
-    pid = json.loads(scope.pyrunc("state", scope.id).stdout)["pid"]
+    pid = scope.pid
     subprocess.run(["mknod", f"/proc/{pid}/root/dev/mem", "c", "1", "1"], check=True)
     denied = scope.pyrunc("exec", scope.id, "sh", "-c", ": </dev/mem", check=False)
     assert "not permitted" in denied.stderr
 
 
 def test_update_reaches_systemd_and_the_files(scope: Scope) -> None:
-    scope.start("sleep", "1000", **LIMITS)
+    scope.start("sleep", "1000", resources=LIMITS)
     scope.pyrunc(
         "update", "--memory", "128m", "--memory-swap", "128m", "--pids-limit", "50", scope.id
     )

@@ -1,0 +1,71 @@
+"""Runs a detached container by `pyrunc`, and reads its cgroup."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.support import bundle
+
+MIB = 1 << 20
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class DetachedContainer:
+    """A container in `folder`; `group` is its cgroup as the kernel names it. `options` are global
+    ones of the runtime, `cgroups_path` is the configuration's."""
+
+    def __init__(
+        self, folder: Path, identifier: str, cgroups_path: str, options: tuple[str, ...] = ()
+    ) -> None:
+        self.id, self.folder = identifier, folder
+        self._cgroups_path, self._options = cgroups_path, options
+
+    def pyrunc(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command of the runtime. The container keeps its output files open."""
+        state = str(self.folder / "state")
+        with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
+            ended = subprocess.run(
+                [*bundle.runtime(), *self._options, "--root", state, *arguments],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, check=False, timeout=120,
+            )  # fmt: skip
+            out.seek(0)
+            err.seek(0)
+            done = subprocess.CompletedProcess(ended.args, ended.returncode, out.read(), err.read())
+        assert not check or done.returncode == 0, (
+            f"pyrunc {arguments}: {done.returncode}: {done.stderr}"
+        )
+        return done
+
+    def start(
+        self,
+        *command: str,
+        resources: dict[str, Any] | None = None,
+        annotations: dict[str, str] | None = None,
+    ) -> None:
+        """Run the command until it ends or the container is deleted."""
+        config = bundle.configuration(
+            *command, resources=resources or {}, cgroupsPath=self._cgroups_path
+        )
+        config["annotations"] = annotations or {}
+        bundle.make(self.folder / "bundle", config)
+        self.pyrunc("run", "-d", "--bundle", str(self.folder / "bundle"), self.id)
+
+    @property
+    def pid(self) -> int:
+        return int(json.loads(self.pyrunc("state", self.id).stdout)["pid"])
+
+    @property
+    def group(self) -> Path:
+        line = Path(f"/proc/{self.pid}/cgroup").read_text().strip()
+        return CGROUPS / line.removeprefix("0::/")
+
+    def read(self, file: str) -> str:
+        """Return the text of a file of the cgroup."""
+        return (self.group / file).read_text().strip()
+
+    def sh(self, script: str) -> subprocess.CompletedProcess[str]:
+        """Run a shell script by exec."""
+        return self.pyrunc("exec", self.id, "sh", "-c", script, check=False)
