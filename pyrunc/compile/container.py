@@ -50,11 +50,6 @@ if TYPE_CHECKING:
     from pyrunc.undo import Undo
 
 
-_NO_MOUNTS: Mapping[str, int] = {}
-_NO_IMAGES: Mapping[str, Image | Overlay] = {}
-_NO_SOURCES: Mapping[str, BindSource] = {}
-
-
 class CreateRequest(Value):
     """The request for a container.
 
@@ -84,13 +79,13 @@ class CreateRequest(Value):
     state_dir: str = ""
     cgroup: CgroupChoice | None = CgroupChoice()
     existing_cgroup: Cgroup | None = None
-    mount_fds: Mapping[str, int] = _NO_MOUNTS
+    mount_fds: Mapping[str, int] = {}
     pinned: tuple[str, ...] = ()
     mount_namespace: str = ""
-    images: Mapping[str, int] = _NO_MOUNTS
-    image_volumes: Mapping[str, Image | Overlay] = _NO_IMAGES
-    sources: Mapping[str, BindSource] = _NO_SOURCES
-    source_fds: Mapping[str, int] = _NO_MOUNTS
+    images: Mapping[str, int] = {}
+    image_volumes: Mapping[str, Image | Overlay] = {}
+    sources: Mapping[str, BindSource] = {}
+    source_fds: Mapping[str, int] = {}
     start_immediately: bool = True
     record: Callable[[ChildProcess], object] | None = None
     attached: bool = False

@@ -10,6 +10,7 @@ import os
 
 from pyrunc.abi.clone import CLONE_NEWUSER
 from pyrunc.errors import kernel_errors
+from pyrunc.kernel.fd import read_file
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch.idmaps import write_maps
 from pyrunc.program import macros
@@ -20,7 +21,7 @@ from pyrunc.spec.model import IdMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     Maps = tuple[tuple[IdMap, ...], tuple[IdMap, ...]]
 
@@ -45,40 +46,36 @@ def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
     a = Assembler()
     macros.prologue(a)
     a.sys("setns", 3, CLONE_NEWUSER)
-    macros.fork_parent(a, 0)
-    a.wait()
-    a.exit(0)
-    with _Waiting(a, {3: namespace_fd}) as waiting:
-        return maps_of_process(waiting)
+    with _WaitingProcess(a, 0, {3: namespace_fd}) as pid:
+        return maps_of_process(pid)
 
 
 def _map_of(pid: int, name: str) -> tuple[IdMap, ...]:
     path = f"/proc/{pid}/{name}"
-    with kernel_errors("open", f"'{path}'"), open(path, "rb", buffering=0) as file:
-        rows = [
-            [int(word) for word in line.split()] for line in (file.readall() or b"").splitlines()
-        ]
-    return tuple([IdMap(*row) for row in rows])
+    with kernel_errors("open", f"'{path}'"):
+        lines = read_file(path).splitlines()
+    return tuple([IdMap(*map(int, line.split())) for line in lines])
 
 
 def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
     """Open a new user namespace with these maps, without a process in it. The caller closes it."""
     a = Assembler()
     macros.prologue(a)
-    macros.fork_parent(a, CLONE_NEWUSER)
-    a.wait()
-    a.exit(0)
-    with _Waiting(a, {}) as pid:
+    with _WaitingProcess(a, CLONE_NEWUSER) as pid:
         # Maps are written by /proc/PID of a process inside (user_namespaces(7)), so one has to live
         # that long.
         write_maps(pid, uids, gids)
         return open_namespace(f"/proc/{pid}/ns/user", "user")
 
 
-class _Waiting:
-    """A context in which a program's cloned process waits; entering returns its pid."""
+class _WaitingProcess:
+    """A context with a process that only waits, cloned by the program that `a` begins, in new
+    namespaces `flags`; entering returns its pid."""
 
-    def __init__(self, a: Assembler, fds: dict[int, int]) -> None:
+    def __init__(self, a: Assembler, flags: int, fds: Mapping[int, int] = {}) -> None:
+        macros.fork_parent(a, flags)
+        a.wait()
+        a.exit(0)
         self._running, self._pid = launch(a.program(), fds=fds), 0
 
     def __enter__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from errno import EROFS
 
 from pyrunc.compile import host
 from pyrunc.compile.container import CompiledLaunch
@@ -21,7 +22,7 @@ from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
-from pyrunc.program.launch import LAUNCHER
+from pyrunc.program.launch import LAUNCHER, open_program
 from pyrunc.records import RecordFile
 from pyrunc.spec.check import check_namespaces, settings_by_namespace
 from pyrunc.spec.model import IdMap, Linux, Namespace, Spec
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.ipc import Message
     from pyrunc.undo import Undo
-
-_NO_MOUNTS: Mapping[str, int] = {}
 
 
 class PauseRequest(RecordFile):
@@ -74,7 +73,7 @@ def compile_pause(
     undo: Undo,
     parts: Timings | None = None,
     *,
-    mounts: Mapping[str, int] = _NO_MOUNTS,
+    mounts: Mapping[str, int] = {},
     existing_cgroup: Cgroup | None = None,
     timed: bool = False,
 ) -> CompiledLaunch:
@@ -191,10 +190,7 @@ def _open_pause(label: str = "") -> int:
     the launcher's; `label`: SELinux's, which is the same for all. Raises KernelError."""
     global _pause
     if _pause is None:
-        from pyrunc.kernel.fd import open_sealed_executable
-
-        with open(os.path.join(os.path.dirname(LAUNCHER), "pause"), "rb", buffering=0) as file:
-            program_fd = open_sealed_executable("pyrunc:pause", file.readall() or b"")
+        program_fd = open_program(os.path.join(os.path.dirname(LAUNCHER), "pause"))
         if label:
             _label(program_fd, label)
         _pause = program_fd
@@ -206,6 +202,9 @@ def _label(descriptor: int, label: str) -> None:
     try:
         os.setxattr(f"/proc/self/fd/{descriptor}", "security.selinux", label.encode())
     except OSError as error:
+        # Not a memfd but the file on the disk, which has the policy's label.
+        if error.errno == EROFS:
+            return
         os.close(descriptor)
         raise KernelError.of(
             error, "setxattr", f"security.selinux={label} of the pause program"

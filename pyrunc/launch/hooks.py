@@ -19,7 +19,7 @@ from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from pyrunc.spec.model import Hook
@@ -40,24 +40,26 @@ def run(
     `spawn` starts a hook, with these descriptors as stdio, in other namespaces; the default is
     ours.
     """
+    for failure in _failures(hooks, kind, state, spawn):
+        raise PeerError(failure)
+
+
+def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str]:
+    """Run all hooks of one kind, also after a failure (poststop). Returns a line per failure."""
+    return list(_failures(hooks, kind, state))
+
+
+def _failures(
+    hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None
+) -> Iterator[str]:
+    """Run hooks one by one; yields a line for each that has failed."""
     for index, hook in enumerate(hooks):
         debug.say("%s hook #%d: %s", kind, index, hook.path)
         try:
             run_one(hook, state, spawn)
         except Error as error:
-            raise PeerError(f"error running {kind} hook #{index}: {_describe(error)}") from None
-
-
-def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str]:
-    """Run all hooks of one kind, also after a failure (poststop). Returns a line per failure."""
-    failed = []
-    for index, hook in enumerate(hooks):
-        debug.say("%s hook #%d: %s", kind, index, hook.path)
-        try:
-            run_one(hook, state)
-        except Error as error:
-            failed.append(f"error running {kind} hook #{index}: {_describe(error)}")
-    return failed
+            reason = error.text if isinstance(error, KernelError) else error.message
+            yield f"error running {kind} hook #{index}: {reason}"
 
 
 def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> None:
@@ -112,10 +114,6 @@ def _wait(pid: int, hook: Hook) -> int:
             f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed"
         )
     return os.waitstatus_to_exitcode(wait_status)
-
-
-def _describe(error: Error) -> str:
-    return error.text if isinstance(error, KernelError) else error.message
 
 
 def _output(file: int) -> str:

@@ -145,7 +145,6 @@ def launch_steps(
         # Closing our end also ends a process that waits for us: it reads end of file, and exits
         # with 124.
         running.close()
-        parent.close()
     parent.note_time(RUNS)
     if parent.process is None or not parent.ready:
         raise EndedEarly("the container's process ended before it could run anything")
@@ -201,20 +200,16 @@ class ParentSide:
         self.process: ChildProcess | None = None
         self.ready = False
         self._running, self._times = running, times
-        # The launcher reports the pid, and the new process may send its own messages before that.
-        self._early: list[LauncherMessage] = []
 
     def on_message(self, message: LauncherMessage) -> None:
         """Handle one message of the launcher or the process. Raises Error for an unexpected
         message."""
         # A process that was taken over could send descriptors with each message, and leave them
         # open here.
-        if message.tag != DESCRIPTOR:
+        if message.tag != DESCRIPTOR or self.process is None:
             close_all(message.fds)  # unexpected
         if message.tag == PID:
             self._take(message.value)
-            while self._early:
-                self._answer(self._early.pop(0), self._process())
         elif message.tag == READY:
             self.ready = True
             debug.say("it is ready to run %s", self.request.args[0])
@@ -222,7 +217,7 @@ class ParentSide:
             number = self.request.lowered.program.lines[message.op_index].number
             self._times.append((str(number), message.value * 1_000_000_000 + message.extra))
         elif self.process is None:
-            self._early.append(message)
+            raise Error("the launcher ended before it reported the container's process")
         else:
             self._answer(message, self.process)
 
@@ -238,15 +233,6 @@ class ParentSide:
                     self._take(message.value)
         except Error:  # the launch failed before, or no pid comes
             pass
-
-    def close(self) -> None:
-        """Close the descriptors of messages that were not handled."""
-        for message in self._early:
-            close_all(message.fds)
-
-    def _process(self) -> ChildProcess:
-        assert self.process is not None
-        return self.process
 
     def _take(self, pid: int) -> None:
         if self.process is not None:

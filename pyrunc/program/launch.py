@@ -306,7 +306,7 @@ def executable(lowest: int = 0) -> int:
             pass
     # Once per process, for a program of 2 KB. runc protects itself by a copy of its executable for
     # each start, which takes some 9 ms (runc PR 4448).
-    number = _open_executable(LAUNCHER)
+    number = open_program(LAUNCHER)
     if number < lowest:
         low, number = number, fcntl(number, F_DUPFD_CLOEXEC, lowest)
         os.close(low)
@@ -315,13 +315,12 @@ def executable(lowest: int = 0) -> int:
     return number
 
 
-def _open_executable(path: str) -> int:
-    """Open a sealed memfd with the launcher; where memfds cannot be executed, a detached
-    read-only mount of its file."""
-    with open(path, "rb") as file:
-        content = file.read()
+def open_program(path: str) -> int:
+    """Open one of our programs for execution, as a sealed memfd; where memfds cannot be executed,
+    as a detached read-only mount of its file. Raises KernelError, OSError."""
     try:
-        return _fd.open_sealed_executable("pyrunc:launcher", content)
+        name = f"pyrunc:{os.path.basename(path)}"
+        return _fd.open_sealed_executable(name, _fd.read_file(path))
     except KernelError as error:
         if error.errno != EACCES:
             raise

@@ -182,23 +182,20 @@ class MemoryPolicy(Value):
     flags: tuple[str, ...] = ()
 
 
-_NOTHING: Mapping[str, Any] = {}
-
-
 class Linux(Value):
     """The object `linux`."""
 
     namespaces: tuple[Namespace, ...] = ()
     uid_mappings: tuple[IdMap, ...] = ()
     gid_mappings: tuple[IdMap, ...] = ()
-    time_offsets: Mapping[str, TimeOffset] = _NOTHING
+    time_offsets: Mapping[str, TimeOffset] = {}
     devices: tuple[Device, ...] = ()
-    net_devices: Mapping[str, str] = _NOTHING
+    net_devices: Mapping[str, str] = {}
     cgroups_path: str = ""
     resources: Mapping[str, Any] | None = None
     intel_rdt: Mapping[str, Any] | None = None
     memory_policy: MemoryPolicy | None = None
-    sysctl: Mapping[str, str] = _NOTHING
+    sysctl: Mapping[str, str] = {}
     seccomp: Mapping[str, Any] | None = None
     rootfs_propagation: str = ""
     masked_paths: tuple[str, ...] = ()
@@ -224,5 +221,5 @@ class Spec(Value):
     domainname: str = ""
     mounts: tuple[Mount, ...] = ()
     hooks: Hooks = Hooks()
-    annotations: Mapping[str, str] = _NOTHING
+    annotations: Mapping[str, str] = {}
     linux: Linux = Linux()

@@ -474,3 +474,31 @@ def test_where_memfds_cannot_be_executed_a_read_only_mount_is(value: str, memfd:
     assert lines[:2] == [memfd, "7"], result.stdout + result.stderr
     # Sealed (EPERM), or the same file as on disk below a read-only mount (EROFS).
     assert lines[2] == str(errno.EROFS if value == "2" else errno.EPERM)
+
+
+PAUSE = """
+import os, time
+from pyrunc.compile.pause import _open_pause
+from pyrunc.program.launch import LAUNCHER
+open("/proc/sys/vm/memfd_noexec", "w").write("2")
+number = _open_pause("system_u:object_r:bin_t:s0")
+child = os.fork()
+if child == 0:
+    os.execve(number, ["pause"], {})
+while open(f"/proc/{child}/comm").read().strip() != "pause":
+    time.sleep(0.01)
+print(os.path.samefile(f"/proc/{child}/exe", os.path.dirname(LAUNCHER) + "/pause"))
+os.kill(child, 15)
+"""
+
+
+def test_where_memfds_cannot_be_executed_the_pause_program_is_executed_from_its_file() -> None:
+    if not os.path.exists("/proc/sys/vm/memfd_noexec"):
+        pytest.skip("no vm.memfd_noexec (Linux 6.3)")
+    result = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", PAUSE],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert result.stdout == "True\n", result.stdout + result.stderr
