@@ -296,7 +296,7 @@ class Client:
             lambda c: reference in names_of_pod(c),
             lambda c: prefix and bool(reference) and c.id.startswith(reference),
         )
-        matches = _latest_attempts(matches)
+        matches = latest_attempts(matches)
         if len(matches) > 1:
             matches = [c for c in matches if c.state == api.CONTAINER_RUNNING] or matches
         titles = {names(c)[-1] for c in matches}
@@ -394,8 +394,8 @@ def _hint(details: str) -> str:
     )
 
 
-def _latest_attempts(containers: list[api.Container]) -> list[api.Container]:
-    """Keep the newest attempt of each container."""
+def latest_attempts(containers: list[api.Container]) -> list[api.Container]:
+    """Return the newest attempt of each container, in the order of the first occurrences."""
     newest: dict[tuple[str, str], api.Container] = {}
     for container in containers:
         key = container.pod_sandbox_id, container.metadata.name

@@ -80,30 +80,22 @@ class Change(NamedTuple):
 
 def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
     """Return the changes in one folder, sorted by name."""
-    try:
-        folder = open_folder(upper, path)
-    except KernelError as error:
-        if error.errno in NO_FOLDER:
-            return []
-        raise
-    try:
+    folder = _open(upper, path)
+    if folder is None:
+        return []
+    changes_by_name: dict[bytes, Change] = {}
+    with closing_fd(folder):
         # An opaque folder hides all that the image has at this place (trusted.overlay.opaque).
         hides = hides or is_opaque(f"/proc/self/fd/{folder}")
         in_image = _names(lower, path)
-        changes_by_name: dict[bytes, Change] = {}
         for name in map(os.fsencode, os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                changes_by_name[name] = _change(
-                    os.path.join(path, name), status, name in in_image, hides
-                )
-        if hides:
-            changes_by_name |= {
-                name: Change(DELETED, os.path.join(path, name))
-                for name in in_image - changes_by_name.keys()
-            }
-    finally:
-        os.close(folder)
+                place = os.path.join(path, name)
+                changes_by_name[name] = _change(place, status, name in in_image, hides)
+    if hides:
+        for name in in_image - changes_by_name.keys():
+            changes_by_name[name] = Change(DELETED, os.path.join(path, name))
     return [changes_by_name[name] for name in sorted(changes_by_name)]
 
 
@@ -118,13 +110,18 @@ def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) ->
 
 def _names(root: int, path: bytes) -> set[bytes]:
     """Return the names in a folder of the image; none if there is no such folder."""
+    folder = _open(root, path)
+    if folder is None:
+        return set()
+    with closing_fd(folder):
+        return set(map(os.fsencode, os.listdir(folder)))
+
+
+def _open(root: int, path: bytes) -> int | None:
+    """Open a folder below `root`; None if there is no such folder."""
     try:
-        folder = open_folder(root, path)
+        return open_folder(root, path)
     except KernelError as error:
         if error.errno in NO_FOLDER:
-            return set()
+            return None
         raise
-    try:
-        return set(map(os.fsencode, os.listdir(folder)))
-    finally:
-        os.close(folder)

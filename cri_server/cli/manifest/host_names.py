@@ -22,10 +22,19 @@ LOCAL = (
 def text(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
     """Return the content for a pod with these addresses; with hostNetwork the host's file and the
     aliases."""
-    own = host_file if spec.host_network else HEADER + LOCAL
-    names = () if spec.host_network else [f"{address}\t{hostname}" for address in addresses]
     aliases = [f"{alias.ip}\t{' '.join(alias.hostnames)}" for alias in spec.host_aliases]
-    return own + "".join(f"{line}\n" for line in (*names, *aliases))
+    if spec.host_network:
+        return host_file + _lines(aliases)
+    return _of_pod(hostname, addresses, aliases)
+
+
+def _of_pod(hostname: str, addresses: Sequence[str], aliases: Sequence[str]) -> str:
+    own = [f"{address}\t{hostname}" for address in addresses]
+    return HEADER + LOCAL + _lines([*own, *aliases])
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def write(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], folder: Path) -> None:
@@ -45,14 +54,10 @@ def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
     path = folder / NAME
     if not path.exists() or not (before := path.read_text()).startswith(HEADER):
         return
-    aliases = [
-        line
-        for line in before[len(HEADER + LOCAL) :].splitlines()
-        if not line.endswith(f"\t{hostname}")
-    ]
-    own = [f"{address}\t{hostname}" for address in addresses]
+    lines = before[len(HEADER + LOCAL) :].splitlines()
+    aliases = [line for line in lines if not line.endswith(f"\t{hostname}")]
     # A rename(2) would not reach running containers, which have this inode mounted.
-    path.write_text(HEADER + LOCAL + "".join(f"{line}\n" for line in (*own, *aliases)))
+    path.write_text(_of_pod(hostname, addresses, aliases))
 
 
 def mount(config: api.ContainerConfig, folder: Path) -> None:

@@ -116,13 +116,7 @@ def _read(label: str, pid: int) -> Process | None:
     folder = Path(f"/proc/{pid}")
     try:
         stat = (folder / "stat").read_text()
-        command = (
-            (folder / "cmdline")
-            .read_bytes()
-            .rstrip(b"\0")
-            .replace(b"\0", b" ")
-            .decode(errors="replace")
-        )
+        command = show.command_line(pid)
         uid = folder.stat().st_uid
     except OSError:
         return None

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from cri_server.api import api_pb2 as api
 from pyrunc.errors import VISIBLE
+from pyrunc.kernel import process
+from pyrunc.kernel.cgroup import own_path
 
 SHORT = 12  # characters of an id in tables, as in docker
 NAMESPACES = ("net", "ipc", "uts", "pid", "mnt", "cgroup", "user")
@@ -47,9 +49,11 @@ def size(count: int) -> str:
     return f"{value:.3g}GB"
 
 
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+def command_line(pid: int) -> str:
+    """Return the arguments of a process, separated by blanks; empty for a kernel thread. Raises
+    OSError."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
 
 
 def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
@@ -57,12 +61,12 @@ def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
     lines = []
     for name, pid in pids:
         try:
-            arguments = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
-            command = printable(arguments.decode(errors="replace")[:60])
-            resident = int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            command = printable(command_line(pid)[:60])
         except OSError:
-            command, resident = "(gone)", 0
-        lines.append(f"{pid:>8}  {name:<20} {size(resident):>7}  {command}")
+            command = "(gone)"
+        facts = process.stat(pid)
+        resident_bytes = facts.resident * os.sysconf("SC_PAGE_SIZE") if facts else 0
+        lines.append(f"{pid:>8}  {name:<20} {size(resident_bytes):>7}  {command}")
     return lines
 
 
@@ -83,10 +87,4 @@ def namespaces(pid: int) -> str:
 
 def cgroup(pid: int) -> str:
     """Return the cgroup v2 path of a process."""
-    try:
-        for line in _read(f"/proc/{pid}/cgroup").decode().splitlines():
-            if line.startswith("0::"):  # the v2 hierarchy: cgroups(7)
-                return line[3:]
-    except OSError:
-        pass
-    return "(gone)"
+    return own_path(pid) or "(gone)"

@@ -7,11 +7,8 @@ The demo needs no configuration. It makes the image `busybox` from the machine's
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -31,9 +28,10 @@ from cri_server.cli.server.serve import require_root
 from cri_server.images.archives import build
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.errors import Error, NotFound
-from pyrunc.kernel.namespace import unshare
+from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.namespace import setns
+from pyrunc.shim.network import open_network
 
-SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 # as long as the server waits for its zygotes, which take a minute on emulated processors
 START_TIMEOUT_S = 300.0
 EXEC = ("sh", "-c", "echo this is $(hostname), process $$; id")
@@ -91,19 +89,13 @@ def demo_server(folder: Path) -> None:
     network."""
     from cri_server import app
 
-    unshare(CLONE_NEWNET)
-    _loopback_up()
+    with closing_fd(open_network()) as network:
+        setns(network, CLONE_NEWNET)
 
     def read() -> config.Config:
         return config.load(folder / "config.toml", {})
 
     app.serve(read(), read)
-
-
-def _loopback_up() -> None:
-    """Set the link lo up. In netdevice(7) the flags are a short after the 16 bytes of the name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, options, ownership
-from cri_server.cli.connection.client import Client, ServerError, pod_names
+from cri_server.cli.connection.client import Client, ServerError, latest_attempts, pod_names
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import folders, host_names
 from cri_server.cli.output.report import for_each, report
@@ -218,12 +218,8 @@ def _discard(client: Client, pod: str) -> None:
 def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:
     """Return the newest attempt of each container of a pod, in the order of their first
     attempts."""
-    order: dict[str, int] = {}
-    newest: dict[str, api.Container] = {}
-    for container in sorted(client.containers(pod_sandbox_id=pod.id), key=lambda c: c.created_at):
-        order.setdefault(container.metadata.name, container.created_at)
-        newest[container.metadata.name] = container
-    return sorted(newest.values(), key=lambda c: order[c.metadata.name])
+    containers = client.containers(pod_sandbox_id=pod.id)
+    return latest_attempts(sorted(containers, key=lambda c: c.created_at))
 
 
 def _main_containers(client: Client, pod: api.PodSandbox) -> list[api.Container]:
