@@ -277,7 +277,7 @@ def _volumes(context: CreateContext) -> list[mounts.MountRequest]:
     )
     root = context.services.paths.container_root(context.id)
     return anonymous_volumes.declared(
-        context.rootfs.config.volumes, context.requested_mounts, root, users
+        sorted(context.rootfs.config.volumes), context.requested_mounts, root, users
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 HIGHEST_ID = 2**31 - 1
 
@@ -30,28 +33,21 @@ class Auth:
     @property
     def empty(self) -> bool:
         """Whether no credential is set."""
-        return not (
-            self.username
-            or self.password
-            or self.auth
-            or self.identity_token
-            or self.registry_token
-        )
+        return self == Auth(server_address=self.server_address)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageConfig:
+class ImageConfig(msgspec.Struct, frozen=True, rename="pascal"):
     """The part of an image's configuration that containers use. Hostile input: types are checked,
-    values are not."""
+    values are not. `volumes`: the paths are its keys."""
 
     user: str = ""
-    env: list[str] = field(default_factory=list)
-    entrypoint: list[str] = field(default_factory=list)
-    cmd: list[str] = field(default_factory=list)
+    env: list[str] = []
+    entrypoint: list[str] = []
+    cmd: list[str] = []
     working_dir: str = ""
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = {}
     stop_signal: str = ""
-    volumes: list[str] = field(default_factory=list)
+    volumes: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ class Image:
 
     @property
     def uid(self) -> int | None:
-        """The numeric user in `user` (`1002`, `1003:1004`); None for a name, nothing, or a number
+        """The uid in `user` (`1002`, `1003:1004`); None when `user` is a name, empty, or a number
         out of range."""
         text = self.user.partition(":")[0]
         # isascii(), because str.isdigit() is true of "²", which int() refuses.
@@ -83,14 +79,14 @@ class Image:
     @property
     def username(self) -> str:
         """The user name in `user` (`www-data`, `www-data:adm`). A number out of the range of uids
-        counts as a name: kubelet would take an image without uid and name for one that runs as
-        root."""
+        counts as a name, because kubelet takes an image without uid and name for one that runs
+        as root."""
         return "" if self.uid is not None else self.user.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FilesystemUsage:
-    """The image store's directory and its usage, counted from the store's own files."""
+    """How much of its disk the image store uses, counted from the store's own files."""
 
     timestamp_ns: int
     mountpoint: Path

@@ -14,6 +14,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.archives import build
+from cri_server.images.formats.digests import digest_of
 from tests.cri import inner_registry
 from tests.cri.server_harness import IMAGE, Server, code_of, server_fixture
 from tests.support.processes import wait_until
@@ -110,7 +111,7 @@ def test_reloads_do_not_disturb_running_pulls(server: Server, tmp_path: Path) ->
     ):
         for number, image in enumerate(images):
             registry.push(f"app{number}:v1", image, compress="")
-        layers = "|".join(build._digest(image.layers[0]) for image in images)
+        layers = "|".join(digest_of(image.layers[0]) for image in images)
         registry.fault(layers, byte_delay_s=0.0003)
         reload(server, "")
         before = len(os.listdir(f"/proc/{server.pid}/fd"))

@@ -24,6 +24,7 @@ from cri_server.images.archives.build import Node, directory, symlink
 from cri_server.images.erofs import merge
 from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.erofs.node import Node as MergedNode
+from cri_server.images.formats.digests import digest_of
 from cri_server.images.layers import inherit, jail, turns, walk_budget
 from cri_server.images.layers.inflate import BadLayer, Limits, Stream
 from cri_server.images.service import ImageService
@@ -291,7 +292,7 @@ def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: P
                 if number:
                     unpack_bytes(tar, disk)
                 else:
-                    write_tar(Stream(blob.fileno()), str(disk), build._digest(tar))
+                    write_tar(Stream(blob.fileno()), str(disk), digest_of(tar))
             assert has_reserve(disk)
 
 

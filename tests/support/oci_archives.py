@@ -14,8 +14,9 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images.archives.build import BuiltImage, Node, _digest, layer
+from cri_server.images.archives.build import BuiltImage, Node, layer
 from cri_server.images.formats import manifest as manifests
+from cri_server.images.formats.digests import digest_of
 
 
 def oci_archive(
@@ -35,7 +36,7 @@ def oci_archive(
         if annotations:
             data = json.dumps({**json.loads(data), "annotations": dict(annotations)}).encode()
         files |= {_blob_path(digest): blob for digest, blob in blobs.items()}
-        files[_blob_path(_digest(data))] = data
+        files[_blob_path(digest_of(data))] = data
         named = {"org.opencontainers.image.ref.name": name}
         entries.append({**descriptor(data, manifests.OCI_MANIFEST), "annotations": named})
     files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
@@ -56,13 +57,13 @@ def manifest_of(
         "config": descriptor(built.config, config_type),
         "layers": [descriptor(data, layer_type + suffix) for data in packed],
     }
-    blobs = {_digest(data): data for data in (built.config, *packed)}
+    blobs = {digest_of(data): data for data in (built.config, *packed)}
     return json.dumps(document).encode(), blobs
 
 
 def descriptor(data: bytes, media_type: str) -> dict[str, Any]:
     """Return a blob's descriptor for a manifest."""
-    return {"mediaType": media_type, "digest": _digest(data), "size": len(data)}
+    return {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
 
 
 def compressed(data: bytes, kind: str) -> bytes:

@@ -1,12 +1,8 @@
-"""Builds small images from files, the same bytes each time: docker-archives, and one of the
-machine's busybox.
-
-For the demo and the tests: an image is a list of layers, a layer maps names to files.
-"""
+"""Builds small images from files for the demo and the tests, the same bytes each time; also an
+image of the machine's busybox. An image is a list of layers; a layer maps names to files."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -18,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.images.formats import manifest as manifests
+from cri_server.images.formats.digests import digest_of, hex_of
 from pyrunc.errors import Error, NotFound
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -112,7 +109,7 @@ class BuiltImage:
     @property
     def id(self) -> str:
         """The image id."""
-        return _digest(self.config)
+        return digest_of(self.config)
 
 
 def image(
@@ -125,7 +122,7 @@ def image(
         "architecture": platform.architecture,
         "os": platform.os,
         "config": {"Env": [PATH], **(config or {})},
-        "rootfs": {"type": "layers", "diff_ids": [_digest(data) for data in layers]},
+        "rootfs": {"type": "layers", "diff_ids": [digest_of(data) for data in layers]},
         **top,
     }
     # Sorted, so that equal images have one id.
@@ -137,16 +134,12 @@ def docker_archive(images: Mapping[str, BuiltImage]) -> bytes:
     items: list[dict[str, Any]] = []
     files: dict[str, bytes] = {}
     for name, built in images.items():
-        config_name = f"{built.id.removeprefix('sha256:')}.json"
-        names = [f"{_digest(data).removeprefix('sha256:')}/layer.tar" for data in built.layers]
+        config_name = f"{hex_of(built.id)}.json"
+        names = [f"{hex_of(digest_of(data))}/layer.tar" for data in built.layers]
         files |= {config_name: built.config, **dict(zip(names, built.layers, strict=True))}
         items.append({"Config": config_name, "RepoTags": [name], "Layers": names})
     files["manifest.json"] = json.dumps(items).encode()
     return layer({name: Node(data) for name, data in files.items()}, parents=False)
-
-
-def _digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def busybox(program: Path = BUSYBOX) -> BuiltImage:

@@ -32,7 +32,8 @@ class Exported:
 
 
 def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor, Manifest]:
-    """The manifest for this machine that a target is or leads to. Raises BadManifest, NotFound."""
+    """Return the manifest for this machine, with its descriptor: `target` itself, or one that the
+    index at `target` names. Raises BadManifest, NotFound."""
     return manifests.follow(
         target,
         lambda d: manifests.parse(blobs.read(d.digest, manifests.LIMIT_BYTES), d.media_type),

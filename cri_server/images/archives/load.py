@@ -13,7 +13,8 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ _OCI_NAME = "org.opencontainers.image.ref.name"
 
 @dataclass(slots=True)
 class Loaded:
-    """An image of an archive, all of whose blobs are in the layout. `references` may be empty."""
+    """An image of an archive; the layout has all of its blobs. `references` may be empty."""
 
     target: Descriptor
     manifest: Manifest
@@ -54,76 +55,110 @@ class Loaded:
     references: list[Reference]
 
 
-@dataclass(slots=True)
 class _Archive:
-    """An archive's members: name -> blob digest, name of a link -> its target."""
+    """The content of an archive: its files as blobs of the layout, its links, and its documents,
+    each of which is parsed once however many images name it."""
 
-    digests: dict[str, str] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-
-
-class _ArchiveBlobs:
-    """The layout's blobs that came with the archive: an image must not use others that its
-    documents name."""
-
-    def __init__(self, blobs: Blobs, archive: _Archive) -> None:
+    def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._digests = set(archive.digests.values())
+        self._files: dict[str, str] = {}  # name -> digest of the blob
+        self._links: dict[str, str] = {}  # name -> target
+        self._digests: set[str] = set()
+        self._parse = cache(self._parse_document)
+        self.config = cache(self._parse_config)
 
-    def read(self, digest: str, limit_bytes: int) -> bytes:
-        """Read and verify a blob. Raises NotFound, DigestMismatch."""
-        # An archive that names an image of the node without having it would otherwise be given its
-        # content.
+    def add_file(self, name: str, digest: str) -> None:
+        """Record a file that is stored as a blob."""
+        self._files[name] = digest
+        self._digests.add(digest)
+
+    def add_link(self, name: str, target: bytes) -> None:
+        """Record a symbolic or hard link; `target` is relative to the archive's root."""
+        self._links[name] = _clean(target)
+
+    def digest(self, name: str) -> str | None:
+        """Return the digest of a file, also through links; None if the archive lacks the file."""
+        name = _clean(os.fsencode(name))
+        # `docker save` of older versions writes a repeated layer as a link to the first one; a
+        # hostile archive's links may form a ring.
+        for _ in range(8):
+            if name in self._files:
+                return self._files[name]
+            if name not in self._links:
+                return None
+            name = self._links[name]
+        return None
+
+    def required_digest(self, name: str) -> str:
+        """Return the digest of a file that manifest.json names. Raises BadLayer."""
+        digest = self.digest(name)
+        if digest is None or not is_digest(digest):
+            raise BadLayer(f"manifest.json names {name[:200]!r}, which is not in the archive")
+        return digest
+
+    def json(self, name: str, kind: type[Any]) -> Any:
+        """Parse a file, whose value must be a `kind`; None if the archive lacks the file. Raises
+        BadLayer."""
+        digest = self.digest(name)
+        if digest is None:
+            return None
+        try:
+            value = json.loads(self.read(digest))
+        except (ValueError, RecursionError) as error:
+            raise BadLayer(f"{name}: not JSON: {str(error)[:200]}") from None
+        if not isinstance(value, kind):
+            raise BadLayer(f"{name}: not a {kind.__name__}")
+        return value
+
+    def read(self, digest: str) -> bytes:
+        """Read and verify a document. Raises NotFound, also for a blob of the layout that is not
+        from the archive, DigestMismatch."""
+        # An archive that names an image of the node would otherwise get that image's content.
         if digest not in self._digests:
             raise NotFound(f"the archive has no blob {digest}")
-        return self._blobs.read(digest, limit_bytes)
+        return self._blobs.read(digest, manifests.LIMIT_BYTES)
 
     def size(self, digest: str) -> int | None:
-        """The blob's size; None if the archive does not have it."""
+        """Return the size of a blob; None if the archive lacks it."""
         return self._blobs.size(digest) if digest in self._digests else None
 
-    def open_blob(self, digest: str) -> int:
-        """Open a blob for reading; the caller closes it. Raises NotFound."""
-        return self._blobs.open_blob(digest)
+    def layer(self, digest: str) -> Descriptor:
+        """Return the descriptor of a layer, whose media type follows from its first bytes."""
+        with closing_fd(self._blobs.open_blob(digest)) as fd:
+            magic = os.read(fd, 4)
+        suffix = "+gzip" if magic.startswith(GZIP_MAGIC) else "+zstd" if magic == ZSTD_MAGIC else ""
+        return Descriptor(manifests.OCI_LAYER + suffix, digest, self.size(digest) or 0)
 
-    def put(self, data: bytes) -> str:
-        """Store a document made from the archive's; return its digest."""
-        return self._blobs.put(data)
+    def put_manifest(self, manifest: Manifest) -> Descriptor:
+        """Store a manifest that was made from the archive's documents."""
+        data = manifests.encoded(manifest)
+        return Descriptor(manifests.OCI_MANIFEST, self._blobs.put(data), len(data))
 
+    def manifest(self, descriptor: Descriptor) -> Manifest | None:
+        """Return the manifest for this machine that a descriptor leads to; None for an artifact or
+        an unknown media type. Raises BadManifest, NotFound."""
 
-class _DocumentCache:
-    """Parsed documents of the archive, each parsed once however many images name it."""
+        def read(target: Descriptor) -> Manifest | Index:
+            if target.media_type not in manifests.ACCEPTED:
+                raise manifests.Artifact(target.media_type)
+            return self._parse(target.digest, target.media_type)
 
-    def __init__(self, blobs: _ArchiveBlobs) -> None:
-        self._blobs = blobs
-        self._manifests: dict[tuple[str, str], Manifest | Index] = {}
-        self._configs: dict[str, manifests.Config] = {}
+        try:
+            return manifests.follow(descriptor, read, self._digests.__contains__)[1]
+        except manifests.Artifact:
+            return None
 
-    def has(self, digest: str) -> bool:
-        """Whether the archive has that blob."""
-        return self._blobs.size(digest) is not None
+    def _parse_document(self, digest: str, media_type: str) -> Manifest | Index:
+        return manifests.parse(self.read(digest), media_type)
 
-    def manifest(self, descriptor: Descriptor) -> Manifest | Index:
-        """Parse a manifest or an index. Raises BadManifest, NotFound."""
-        key = (descriptor.digest, descriptor.media_type)
-        if key not in self._manifests:
-            data = self._blobs.read(descriptor.digest, manifests.LIMIT_BYTES)
-            self._manifests[key] = manifests.parse(data, descriptor.media_type)
-        return self._manifests[key]
-
-    def config(self, digest: str) -> manifests.Config:
-        """Parse a configuration. Raises BadManifest, NotFound."""
-        if digest not in self._configs:
-            self._configs[digest] = manifests.parse_config(
-                self._blobs.read(digest, manifests.LIMIT_BYTES)
-            )
-        return self._configs[digest]
+    def _parse_config(self, digest: str) -> manifests.Config:
+        return manifests.parse_config(self.read(digest))
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[int]:
-    """Open the archive for the block; errors about its content get its name. Raises InvalidArgument
-    (not an archive, or a damaged one), KernelError."""
+    """Open the archive for the block, and add its path to errors about its content. Raises
+    InvalidArgument (not an archive, or a damaged one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
         # O_NONBLOCK: a named pipe without a writer must not block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -156,21 +191,21 @@ def load(
     BadManifest, InvalidArgument, NotFound, ResourceExhausted, OSError.
     """
     content = _read(blobs, archive, is_cancelled)
-    return _images(_ArchiveBlobs(blobs, content), content, Reference.parse(name) if name else None)
+    return _images(content, Reference.parse(name) if name else None)
 
 
 def _read(blobs: Blobs, stream: Stream, is_cancelled: Callable[[], bool]) -> _Archive:
-    archive = _Archive()
+    archive = _Archive(blobs)
     for count, entry in enumerate(tar_headers.members(stream)):
         name = _clean(entry.name)
         if count > FILES_LIMIT:
             raise BadLayer(f"the archive has more than {FILES_LIMIT} files")
         if entry.kind == tar_headers.FILE:
-            archive.digests[name] = _blob(blobs, stream, entry, name, is_cancelled)
+            archive.add_file(name, _blob(blobs, stream, entry, name, is_cancelled))
         elif entry.kind == tar_headers.SYMLINK:
-            archive.links[name] = _clean(os.path.join(os.path.dirname(entry.name), entry.link))
+            archive.add_link(name, os.path.join(os.path.dirname(entry.name), entry.link))
         elif entry.kind == tar_headers.HARDLINK:
-            archive.links[name] = _clean(entry.link)
+            archive.add_link(name, entry.link)
     stream.drain()
     return archive
 
@@ -208,16 +243,15 @@ def _clean(name: bytes) -> str:
     return os.path.normpath("/" + os.fsdecode(name)).lstrip("/")
 
 
-def _images(blobs: _ArchiveBlobs, archive: _Archive, name: Reference | None) -> list[Loaded]:
-    docker = _json(blobs, archive, "manifest.json", list)
-    index = _digest(archive, "index.json")
+def _images(archive: _Archive, name: Reference | None) -> list[Loaded]:
+    docker = archive.json("manifest.json", list)
+    index = archive.digest("index.json")
     if index is not None:
-        images = _from_layout(blobs, archive, index, docker or [])
+        images = _from_layout(archive, index, docker or [])
     elif docker is not None:
         if len(docker) > IMAGES_LIMIT:
             raise BadLayer(f"manifest.json: more than {IMAGES_LIMIT} images")
-        parsed = _DocumentCache(blobs)
-        images = [_from_docker(blobs, archive, item, parsed) for item in docker]
+        images = [_from_docker(archive, item) for item in docker]
     else:
         raise BadLayer("not an archive of images: it has neither index.json nor manifest.json")
     if not images:
@@ -229,73 +263,53 @@ def _images(blobs: _ArchiveBlobs, archive: _Archive, name: Reference | None) -> 
     return images
 
 
-# ---- OCI layout
-
-
-def _from_layout(
-    blobs: _ArchiveBlobs, archive: _Archive, digest: str, docker: list[Any]
-) -> list[Loaded]:
-    index = manifests.parse(blobs.read(digest, manifests.LIMIT_BYTES), manifests.OCI_INDEX)
+def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Loaded]:
+    """Return the images of an OCI layout. `docker`: the entries of manifest.json, which may have
+    more names for them."""
+    index = manifests.parse(archive.read(digest), manifests.OCI_INDEX)
     assert isinstance(index, Index)
     tags = {
-        _digest(archive, str(item.get("Config"))): _repo_tags(item)
+        archive.digest(str(item.get("Config"))): _repo_tags(item)
         for item in docker
         if isinstance(item, dict)
     }
-    images, parsed = dict[Descriptor, tuple[Loaded, list[str]]](), _DocumentCache(blobs)
+    images: dict[Descriptor, Loaded] = {}
+    names: dict[Descriptor, list[str]] = {}
     for descriptor in index.manifests:
-        manifest = _choose(parsed, descriptor)
+        manifest = archive.manifest(descriptor)
         if manifest is None:
             continue
-        config = _config(blobs, manifest, parsed)
-        names = [*_annotated(descriptor), *tags.pop(manifest.config.digest, [])]
+        config = _config(archive, manifest)
         target = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size)
-        images.setdefault(target, (Loaded(target, manifest, config, []), []))[1].extend(names)
-    for image, names in images.values():
-        image.references = _references(names)
-    return [image for image, _ in images.values()]
-
-
-def _choose(parsed: _DocumentCache, descriptor: Descriptor) -> Manifest | None:
-    """The manifest for this machine that a descriptor leads to; None for an artifact or another
-    media type."""
-
-    def read(target: Descriptor) -> Manifest | Index:
-        if target.media_type not in manifests.ACCEPTED:
-            raise manifests.Artifact(target.media_type)
-        return parsed.manifest(target)
-
-    try:
-        return manifests.follow(descriptor, read, parsed.has)[1]
-    except manifests.Artifact:
-        return None
+        images.setdefault(target, Loaded(target, manifest, config, []))
+        names.setdefault(target, []).extend(
+            [*_annotated(descriptor), *tags.pop(manifest.config.digest, [])]
+        )
+    for target, image in images.items():
+        image.references = _references(names[target])
+    return list(images.values())
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:
-    """The image's name in a descriptor's annotations. containerd's holds the whole name; the
-    standard one may be only a tag, which is no name."""
+    """Return the image's name in a descriptor's annotations. containerd's annotation holds the
+    whole name; the standard one may hold only a tag, which is no name."""
     annotations = descriptor.annotations or {}
     name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
     return [name] if "/" in name or ":" in name else []
 
 
-# ---- docker-archive
-
-
-def _from_docker(
-    blobs: _ArchiveBlobs, archive: _Archive, item: Any, parsed: _DocumentCache
-) -> Loaded:
+def _from_docker(archive: _Archive, item: Any) -> Loaded:
+    """Return the image of an entry of manifest.json."""
     if not isinstance(item, dict) or not isinstance(item.get("Layers"), list):
         raise BadLayer("manifest.json: an entry is not an image")
     if len(item["Layers"]) > manifests.LAYERS_LIMIT:
         raise BadLayer(f"manifest.json: more than {manifests.LAYERS_LIMIT} layers")
-    config_digest = _required_digest(archive, str(item.get("Config")))
-    layers = [_layer(blobs, _required_digest(archive, str(layer))) for layer in item["Layers"]]
-    size = blobs.size(config_digest) or 0
-    manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config_digest, size), layers)
-    data = manifests.encoded(manifest)
-    target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))
-    return Loaded(target, manifest, _config(blobs, manifest, parsed), _references(_repo_tags(item)))
+    config = archive.required_digest(str(item.get("Config")))
+    layers = [archive.layer(archive.required_digest(str(name))) for name in item["Layers"]]
+    size = archive.size(config) or 0
+    manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config, size), layers)
+    target = archive.put_manifest(manifest)
+    return Loaded(target, manifest, _config(archive, manifest), _references(_repo_tags(item)))
 
 
 def _repo_tags(item: dict[str, Any]) -> list[Any]:
@@ -305,23 +319,14 @@ def _repo_tags(item: dict[str, Any]) -> list[Any]:
     return names
 
 
-def _layer(blobs: _ArchiveBlobs, digest: str) -> Descriptor:
-    with closing_fd(blobs.open_blob(digest)) as fd:
-        magic = os.read(fd, 4)
-    suffix = "+gzip" if magic.startswith(GZIP_MAGIC) else "+zstd" if magic == ZSTD_MAGIC else ""
-    return Descriptor(manifests.OCI_LAYER + suffix, digest, blobs.size(digest) or 0)
-
-
-# ---- both
-
-
-def _config(blobs: _ArchiveBlobs, manifest: Manifest, parsed: _DocumentCache) -> manifests.Config:
-    config = parsed.config(manifest.config.digest)
-    if words := manifests.foreign_platform(config):
-        log.warning("image %s of an archive: %s", manifest.config.digest, words)
+def _config(archive: _Archive, manifest: Manifest) -> manifests.Config:
+    """Return the image's configuration, once its layers are checked to be in the archive."""
+    config = archive.config(manifest.config.digest)
+    if warning := manifests.foreign_platform(config):
+        log.warning("image %s of an archive: %s", manifest.config.digest, warning)
     manifests.check_layers(manifest, config)
     for layer in manifest.layers:
-        if blobs.size(layer.digest) != layer.size:
+        if archive.size(layer.digest) != layer.size:
             raise BadLayer(f"the archive lacks layer {layer.digest}, or its size is wrong")
     return config
 
@@ -334,36 +339,3 @@ def _references(names: list[Any]) -> list[Reference]:
         except Error as error:
             raise BadLayer(error.message) from None
     return list(dict.fromkeys(references))
-
-
-def _digest(archive: _Archive, name: str) -> str | None:
-    name = _clean(os.fsencode(name))
-    # `docker save` of older versions writes a repeated layer as a link to the first one; a hostile
-    # archive's links may form a ring.
-    for _ in range(8):
-        if name in archive.digests:
-            return archive.digests[name]
-        if name not in archive.links:
-            return None
-        name = archive.links[name]
-    return None
-
-
-def _required_digest(archive: _Archive, name: str) -> str:
-    digest = _digest(archive, name)
-    if digest is None or not is_digest(digest):
-        raise BadLayer(f"manifest.json names {name[:200]!r}, which is not in the archive")
-    return digest
-
-
-def _json(blobs: _ArchiveBlobs, archive: _Archive, name: str, kind: type[Any]) -> Any:
-    digest = _digest(archive, name)
-    if digest is None:
-        return None
-    try:
-        value = json.loads(blobs.read(digest, manifests.LIMIT_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise BadLayer(f"{name}: not JSON: {str(error)[:200]}") from None
-    if not isinstance(value, kind):
-        raise BadLayer(f"{name}: not a {kind.__name__}")
-    return value

@@ -92,9 +92,9 @@ class Descriptor(
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One image: its configuration and its layers, bottom first. `others`: entries of the layer
-    list that are not file systems, such as WebAssembly, attestations and signatures; they are
-    neither fetched nor stored."""
+    """An image's configuration and layers, bottom first. `others`: entries of the layer list that
+    are not file systems, such as WebAssembly, attestations and signatures; they are neither
+    fetched nor stored."""
 
     config: Descriptor
     layers: list[Descriptor]
@@ -128,23 +128,12 @@ class _RawRootfs(msgspec.Struct):
     diff_ids: list[str] | None = None
 
 
-class _RawRun(msgspec.Struct, rename="pascal"):
-    user: str | None = None
-    env: list[str] | None = None
-    entrypoint: list[str] | None = None
-    cmd: list[str] | None = None
-    working_dir: str | None = None
-    labels: dict[str, str] | None = None
-    stop_signal: str | None = None
-    volumes: dict[str, Any] | None = None
-
-
 class _RawConfig(msgspec.Struct):
     rootfs: _RawRootfs
-    architecture: str | None = None
-    os: str | None = None
+    architecture: str = ""
+    os: str = ""
     variant: str | None = None
-    config: _RawRun | None = None
+    config: ImageConfig = ImageConfig()
 
 
 def parse(data: bytes, media_type: str = "") -> Manifest | Index:
@@ -202,12 +191,12 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
-    """Return the manifest with other forms of its layers (compressed, plain), and all media types
-    in OCI's spelling."""
+    """Return the manifest with `layers` in place of its own, and all media types in OCI's
+    spelling. The layers have the same content, but may be compressed in another way."""
 
     def layer_in_oci(layer: Descriptor) -> Descriptor:
-        form = next((f for f in ("gzip", "zstd") if layer.media_type.endswith(f)), "")
-        return Descriptor(OCI_LAYER + ("+" + form if form else ""), layer.digest, layer.size)
+        suffix = next((f"+{f}" for f in ("gzip", "zstd") if layer.media_type.endswith(f)), "")
+        return Descriptor(OCI_LAYER + suffix, layer.digest, layer.size)
 
     config = Descriptor(OCI_CONFIG, manifest.config.digest, manifest.config.size)
     return Manifest(config, [layer_in_oci(layer) for layer in layers])
@@ -220,33 +209,26 @@ def media_type(data: bytes) -> str:
 
 def parse_config(data: bytes) -> Config:
     """Parse an image's configuration. Raises BadManifest."""
-    raw = _typed(_document(data, "image configuration"), _RawConfig, "image configuration")
-    run = raw.config or _RawRun()
+    document = _without_nulls(_document(data, "image configuration"))
+    if isinstance(document.get("config"), dict):
+        document["config"] = _without_nulls(document["config"])
+    raw: _RawConfig = _typed(document, _RawConfig, "image configuration")
     diff_ids = raw.rootfs.diff_ids or []
     if raw.rootfs.type != "layers" or not all(is_digest(d) for d in diff_ids):
         raise BadManifest("image configuration: rootfs is not a list of sha256 or sha512 diff ids")
-    image = ImageConfig(
-        user=run.user or "",
-        env=run.env or [],
-        entrypoint=run.entrypoint or [],
-        cmd=run.cmd or [],
-        working_dir=run.working_dir or "",
-        labels={k: v for k, v in (run.labels or {}).items() if not k.startswith(RESERVED_LABELS)},
-        stop_signal=run.stop_signal or "",
-        volumes=sorted(run.volumes or {}),
-    )
-    texts = (
-        image.user,
-        image.working_dir,
-        image.stop_signal,
-        *image.env,
-        *image.entrypoint,
-        *image.cmd,
-    )
+    image = raw.config
+    lists = (*image.env, *image.entrypoint, *image.cmd, *image.volumes)
     # A NUL ends a text in execve(2) and in paths.
-    if any("\0" in text for text in (*texts, *image.volumes)):
+    if any("\0" in text for text in (image.user, image.working_dir, image.stop_signal, *lists)):
         raise BadManifest("image configuration: a text contains a NUL character")
-    return Config(Platform(raw.architecture or "", raw.os or "", raw.variant), diff_ids, image)
+    labels = {k: v for k, v in image.labels.items() if not k.startswith(RESERVED_LABELS)}
+    image = msgspec.structs.replace(image, labels=labels)
+    return Config(Platform(raw.architecture, raw.os, raw.variant), diff_ids, image)
+
+
+def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null: docker writes null for an absent list."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def choose(index: Index, platform: Platform | None = None) -> Descriptor:
@@ -271,8 +253,8 @@ def choose(index: Index, platform: Platform | None = None) -> Descriptor:
 
 def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
     """Choose the image of an index in a store or an archive: the best one whose manifest `is_here`,
-    also one for another processor. The best one depends on the processor and on this program's
-    version, and stored images must still be usable after both have changed.
+    even if it is for another processor. (Which image is the best depends on the processor and on
+    this program's version; stored images must stay usable when one of them changes.)
 
     Raises NotFound as `choose` does.
     """
@@ -288,9 +270,9 @@ def follow(
     read: Callable[[Descriptor], Manifest | Index],
     is_here: Callable[[str], bool],
 ) -> tuple[Descriptor, Manifest]:
-    """Return the manifest that a stored target is or leads to, with its descriptor. `read` reads
-    and parses a document; indexes are followed as `choose_stored` does. Raises BadManifest,
-    NotFound."""
+    """Return the manifest for this machine, with its descriptor: `target` itself, or the manifest
+    that `choose_stored` chooses from the index at `target`. `read` reads and parses a document.
+    Raises BadManifest, NotFound."""
     for _ in range(DEPTH_LIMIT):
         document = read(target)
         if isinstance(document, Manifest):
@@ -311,9 +293,9 @@ def _ranked(index: Index) -> list[Descriptor]:
 
 
 def foreign_platform(config: Config) -> str:
-    """The warning for an image whose configuration names a processor that this machine does not
-    have; empty if it fits or names none. It is not an error: the user chose the image by name or
-    digest, and the node may run it through binfmt_misc(5).
+    """Return a warning for an image whose configuration names a processor that this machine does
+    not have; "" if the image fits or names none. (It is no error, because the user chose the image
+    by name or digest, and the node may run it through binfmt_misc(5).)
 
     Raises NotFound for another operating system.
     """
@@ -328,7 +310,7 @@ def foreign_platform(config: Config) -> str:
 
 
 def check_platform(config: Config, platform: Platform) -> None:
-    """Check an image without an index against the requested platform. Raises NotFound."""
+    """Check that an image, which no index describes, is for `platform`. Raises NotFound."""
     if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:
         raise NotFound(f"no image for {platform}; available: {config.platform}")
 
@@ -355,9 +337,7 @@ def _manifest(document: dict[str, Any]) -> Manifest:
     if len(everything) > LAYERS_LIMIT:
         raise BadManifest(f"manifest: more than {LAYERS_LIMIT} layers")
     layers = [layer for layer in everything if layer.media_type.startswith(_LAYER_PREFIXES)]
-    others = tuple(
-        layer for layer in everything if not layer.media_type.startswith(_LAYER_PREFIXES)
-    )
+    others = tuple(layer for layer in everything if layer not in layers)
     _refuse_artifact(raw, layers, others)
     raw.config.check("manifest: config")
     if raw.config.size > LIMIT_BYTES:

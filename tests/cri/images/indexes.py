@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cri_server.images.archives.build import _digest
 from cri_server.images.erofs.build import build
+from cri_server.images.formats.digests import digest_of
 from cri_server.images.layers.inflate import Limits
 from pyrunc.kernel.erofs import open_paths
 
@@ -28,7 +28,7 @@ def write_index(
         with open(index, "wb") as file:
             build(
                 fds,
-                [_digest(tar) for tar in different],
+                [digest_of(tar) for tar in different],
                 [different.index(tar) for tar in tars],
                 file.fileno(),
                 bytes(range(16)),

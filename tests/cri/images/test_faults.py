@@ -23,6 +23,7 @@ from cni_plugins.net import netns
 from cri_server.images.archives import build
 from cri_server.images.archives.build import image, layer
 from cri_server.images.formats import manifest as types
+from cri_server.images.formats.digests import digest_of
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unsupported
@@ -83,7 +84,7 @@ async def test_an_interrupted_blob_continues_at_its_offset(
 ) -> None:
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")
-    layer_digest = build._digest(built.layers[0])
+    layer_digest = digest_of(built.layers[0])
     registry.fault(layer_digest, times=1, cut_at=300_000)
     await service.pull(f"{registry.host}/app:v1")
     ranges = [r.headers.get("range") for r in registry.requested(layer_digest)]
@@ -776,7 +777,7 @@ async def test_false_ranges_fail_the_pull(
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")
-    digest = build._digest(built.layers[0])
+    digest = digest_of(built.layers[0])
     registry.fault(digest, times=1, cut_at=100_000)
     answer.match = digest
     registry.faults.append(answer)
@@ -793,7 +794,7 @@ async def test_a_blob_that_always_starts_again_is_given_up(
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=1_500_000)
     registry.push("app:v1", built, compress="")
-    digest = build._digest(built.layers[0])
+    digest = digest_of(built.layers[0])
     for number in range(60):
         registry.fault(digest, times=1, cut_at=300_000 + number % 2 * 600_000, ignore_range=True)
     error = await refused(service, f"{registry.host}/app:v1")

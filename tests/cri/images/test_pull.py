@@ -15,8 +15,9 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from cri_server.images.archives.build import BuiltImage, Node, _digest, image, layer
+from cri_server.images.archives.build import BuiltImage, Node, image, layer
 from cri_server.images.formats import manifest as types
+from cri_server.images.formats.digests import digest_of
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
@@ -714,10 +715,10 @@ async def test_wrong_bytes_of_a_mirror_are_fetched_again_from_the_registry(
     [tar] = built.layers
     with Registry(tmp_path / "bad") as bad:
         bad.push("app:v1", built, compress="")
-        bad.fault(_digest(tar), content=bytes(len(tar)), cut_at=50_000)
+        bad.fault(digest_of(tar), content=bytes(len(tar)), cut_at=50_000)
         hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n[host."{bad.url}"]\n')
         assert await service.pull("registry.example/app:v1") == built.id
-    ranges = [r.headers.get("range") for r in registry.requested(_digest(tar))]
+    ranges = [r.headers.get("range") for r in registry.requested(digest_of(tar))]
     # what was decoded cannot be taken back: that is found out twice
     assert ranges[0] == "bytes=100000-" and ranges[-1] is None
 

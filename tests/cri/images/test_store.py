@@ -17,6 +17,7 @@ import pytest
 
 from cri_server.images.archives import build
 from cri_server.images.archives.build import BuiltImage, docker_archive, image, layer
+from cri_server.images.formats.digests import digest_of
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, InvalidArgument, ResourceExhausted, WrongState
 from tests.cri.images.conftest import only_unpacked, texts
@@ -429,7 +430,7 @@ async def test_only_the_damaged_image_is_dropped(
     digest = {
         "manifest": target.target.digest,
         "config": bad.id,
-        "layer": build._digest(bad.layers[0]),
+        "layer": digest_of(bad.layers[0]),
     }[what]
     path = tmp_path / "images/blobs/sha256" / digest.removeprefix("sha256:")
     path.write_bytes(path.read_bytes()[:-10])

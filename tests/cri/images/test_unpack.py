@@ -22,6 +22,7 @@ else:
 from cri_server.images.archives import build
 from cri_server.images.archives.build import Node, directory, layer, symlink
 from cri_server.images.erofs.layer_tar import write_tar
+from cri_server.images.formats.digests import digest_of
 from cri_server.images.layers.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from pyrunc.errors import ResourceExhausted
@@ -150,7 +151,7 @@ def test_the_diff_id_covers_concatenated_members(tmp_path: Path, compress: str) 
         compressed(data[at : at + 10_000], compress) for at in range(0, len(data), 10_000)
     )
     (tmp_path / "layer").mkdir()
-    assert unpack_bytes(packed, tmp_path / "layer").diff_id == build._digest(data)
+    assert unpack_bytes(packed, tmp_path / "layer").diff_id == digest_of(data)
     assert len((tmp_path / "layer" / "tree" / "a").read_bytes()) == 900_000
 
 
@@ -232,7 +233,7 @@ class Stack:
 
     def mount(self, tars: Sequence[bytes]) -> Path:
         """Unpacks the layers, bottom first, and mounts them; returns the merged folder."""
-        chain = chain_ids([build._digest(data) for data in tars])
+        chain = chain_ids([digest_of(data) for data in tars])
         for number, data in enumerate(tars):
             unpack_bytes(data, Path(folder := self.layers.new_folder()))
             self.layers.commit(folder, chain[: number + 1])
@@ -381,7 +382,7 @@ def test_layers_that_compress_well_are_accepted_and_stored_sparsely(
     assert (tree / "var/log/lastlog").read_bytes() == bytes(5000) + b"login" + bytes(300_000)
     (tmp_path / "blob").write_bytes(data)
     with open(tmp_path / "blob", "rb") as blob:
-        write_tar(Stream(blob.fileno()), str(tmp_path), build._digest(tar))
+        write_tar(Stream(blob.fileno()), str(tmp_path), digest_of(tar))
     assert (tmp_path / "tar").read_bytes() == tar
     assert (tmp_path / "tar").stat().st_blocks * 512 < 2 << 20
 
