@@ -27,7 +27,7 @@ from cri_server.images.model import Auth, Progress
 from cri_server.images.registry.client import Session
 from cri_server.images.registry.hosts import hosts_for
 from cri_server.images.registry.registry import Registry
-from cri_server.images.store.blobs import Ingest, store_errors
+from cri_server.images.store.blobs import Ingest
 from cri_server.images.store.catalog import Name
 from cri_server.images.store.layer_maker import BlobSource
 from cri_server.images.store.store import Store
@@ -84,7 +84,7 @@ class Pull:
         machine's; the name then refers to that image. Raises Error, whose message names the
         reference."""
         try:
-            with store_errors(self._store.root):
+            with self._store.errors():
                 return await self._run(platform)
         except Error as error:
             prefix = next((word for word in PREFIXES if error.message.startswith(word)), "")
@@ -108,7 +108,7 @@ class Pull:
         if platform is not None and is_index:
             # An index's name would mean the image for this machine once that is stored, too.
             digest, data = list(blobs.items())[-1]
-            media_type = manifests.media_type(data) or manifests.OCI_MANIFEST
+            media_type = manifests.media_type(data)
             target = Descriptor(media_type, digest, len(data))
         if rules is not None:
             await self._thread(lambda: self._check_signatures(rules, registry, list(blobs)))

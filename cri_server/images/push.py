@@ -72,7 +72,7 @@ def push(
         done += descriptor.size
         arrived(descriptor.size)
     data = blobs.read(target.digest, manifests.LIMIT_BYTES)
-    kind = target.media_type or manifests.media_type(data) or manifests.OCI_MANIFEST
+    kind = target.media_type or manifests.media_type(data)
     response = registry.request(
         "PUT",
         host,

@@ -24,7 +24,6 @@ from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
 from cri_server.images.layers.inflate import Limits
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress
-from cri_server.images.store.blobs import store_errors
 from cri_server.images.store.catalog import Content, Name, id_matches
 from cri_server.images.store.image_paths import ImagePaths
 from cri_server.images.store.layer_blobs import PlainLayers
@@ -114,7 +113,7 @@ class ImageService:
         Raises ResourceExhausted, KernelError, Unsupported (images are to be mounted, and this
         kernel cannot mount them).
         """
-        with store_errors(self._store.root):
+        with self._store.errors():
             await self._store.open()
         self._dropping = asyncio.create_task(self._drop_tar_pages())
 
@@ -122,7 +121,7 @@ class ImageService:
         while True:
             await asyncio.sleep(DROP_TAR_PAGES_S)
             try:
-                await in_thread(self._store.drop_tar_pages)
+                await in_thread(self._store.mounts.drop_tar_pages)
             except OSError as error:
                 log.warning("could not drop the page cache of images' tars: %s", error)
 
@@ -206,7 +205,7 @@ class ImageService:
 
         Raises WrongState naming the containers that use the image.
         """
-        with store_errors(self._store.root):
+        with self._store.errors():
             await self._store.remove_names(lambda: self._names_to_remove(reference))
 
     def _names_to_remove(self, reference: str) -> builtins.list[Name]:
@@ -239,11 +238,11 @@ class ImageService:
             layers = self._store.layers.lower_dirs(content.chain)
             rootfs = Rootfs(image_id, layers, content.config.image)
         else:
-            mount = self._store.cached_mount(content)
+            mounts, chain = self._store.mounts, content.chain
+            mount = mounts.cached(chain)
             if mount is None:
-                with store_errors(self._store.root):
-                    mount = await in_thread(lambda: self._store.mount(content))
-            assert mount is not None
+                with self._store.errors():
+                    mount = await in_thread(lambda: mounts.get(content.diff_ids, chain))
             # The mount was awaited, and `gc` converts images that no container uses.
             if self._store.catalog.content(image_id) is not content:  # converted meanwhile
                 return await self.rootfs(image_id)
@@ -299,7 +298,7 @@ class ImageService:
                 root.image_id == image_id for root in self._roots
             )
 
-        with store_errors(self._store.root):
+        with self._store.errors():
             return await self._store.convert(image_id, is_used)
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
@@ -341,7 +340,7 @@ class ImageService:
         if reference.digest:
             raise InvalidArgument(f"{target}: a tag is a name without a digest")
         image, name = self._named(source)
-        with store_errors(self._store.root):
+        with self._store.errors():
             diff_ids = self._store.catalog.content(image.id).diff_ids
             async with self._store.loading():
                 await self._store.publish(
@@ -372,7 +371,7 @@ class ImageService:
         contents = {i: self._store.catalog.content_of(name) for i, name in names.items()}
         held = [digest for c in contents.values() for digest in (*c.blobs, *c.diff_ids)]
         async with self._store.holding(held):
-            blobs = PlainLayers(self._store.blobs, self._store.files)
+            blobs = PlainLayers(self._store.root, self._store.files)
             images = [
                 exports.Exported(
                     blobs.add(names[i].target, contents[i].manifest, contents[i].diff_ids), tags
@@ -455,7 +454,7 @@ class ImageService:
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:
-            with store_errors(self._store.root):
+            with self._store.errors():
                 async with self._store.loading():
                     return await self._load(path, name, watch)
         finally:
@@ -496,7 +495,7 @@ class ImageService:
     async def discard(self, entry: Entry) -> bool:
         """Remove an entry of `unused`; False while a pull needs it. Raises ResourceExhausted,
         KernelError."""
-        with store_errors(self._store.root):
+        with self._store.errors():
             return await in_thread(lambda: self._store.discard(entry), abandon_s=None)
 
     async def fs_info(self) -> FilesystemUsage:

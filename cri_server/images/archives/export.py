@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.manifest import Descriptor, Manifest
-from cri_server.images.store.blobs import LAYOUT
-from cri_server.images.store.layer_blobs import BlobSource
+from cri_server.images.store.blobs import LAYOUT, Blobs
 
 CHUNK_BYTES = 1 << 20
 _NAME = "org.opencontainers.image.ref.name"
@@ -31,7 +30,7 @@ class Exported:
     tags: Sequence[str]
 
 
-def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor, Manifest]:
+def platform_manifest(blobs: Blobs, target: Descriptor) -> tuple[Descriptor, Manifest]:
     """Return the manifest for this machine, with its descriptor: `target` itself, or one that the
     index at `target` names. Raises BadManifest, NotFound."""
     return manifests.follow(
@@ -41,7 +40,7 @@ def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor
     )
 
 
-def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:
+def archive(blobs: Blobs, images: Sequence[Exported]) -> Iterator[bytes]:
     """Yield the archive in parts; blocking. The caller holds leases on the blobs. Raises Error,
     OSError."""
     index, legacy = [], []
@@ -71,7 +70,7 @@ def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
-def _entry(blobs: BlobSource, target: Descriptor, tag: str) -> dict[str, object]:
+def _entry(blobs: Blobs, target: Descriptor, tag: str) -> dict[str, object]:
     entry: dict[str, object] = {
         "mediaType": target.media_type or manifests.OCI_MANIFEST,
         "digest": target.digest,
@@ -102,7 +101,7 @@ def _file(name: str, content: bytes) -> Iterator[bytes]:
     yield _head(name, len(content)) + content + _padding(len(content))
 
 
-def _blob(blobs: BlobSource, digest: str) -> Iterator[bytes]:
+def _blob(blobs: Blobs, digest: str) -> Iterator[bytes]:
     size = blobs.size(digest) or 0
     with io.FileIO(blobs.open_blob(digest)) as file:
         yield _head(_place(digest), size)

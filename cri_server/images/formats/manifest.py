@@ -203,8 +203,10 @@ def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
 
 
 def media_type(data: bytes) -> str:
-    """The `mediaType` inside a manifest; "" if it has none."""
-    return str(_document(data, "manifest").get("mediaType", ""))
+    """Return the media type of a manifest or an index: its `mediaType`, else OCI's for its
+    fields."""
+    document = _document(data, "manifest")
+    return str(document.get("mediaType") or _kind_by_shape(document))
 
 
 def parse_config(data: bytes) -> Config:

@@ -257,9 +257,8 @@ class Registry:
                     f"{host.netloc}: manifest {target} has the digest {actual}, not {expected}"
                 )
         manifests.parse(data, sent)
-        return Descriptor(
-            sent if sent in manifests.ACCEPTED else _own_type(data), actual, len(data)
-        ), data
+        media_type = sent if sent in manifests.ACCEPTED else manifests.media_type(data)
+        return Descriptor(media_type, actual, len(data)), data
 
     def _all(self, host: Host, response: BaseHTTPResponse, limit_bytes: int, what: str) -> bytes:
         data = bytearray()
@@ -459,14 +458,6 @@ class Registry:
         if response.status == 416:  # the requested rest does not exist
             return DigestMismatch(f"{subject}: the blob is shorter than promised")
         return PeerError(f"{subject}: unexpected status {status}")
-
-
-def _own_type(data: bytes) -> str:
-    document = manifests.parse(data)
-    own = manifests.media_type(data)
-    return own or (
-        manifests.OCI_INDEX if isinstance(document, manifests.Index) else manifests.OCI_MANIFEST
-    )
 
 
 def _continues(response: BaseHTTPResponse, at: int) -> bool:

@@ -1,9 +1,9 @@
-"""Blobs in an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`, complete and durable
-or absent.
+"""The blobs of an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`. Each blob is
+complete and durable, or absent.
 
 A blob is written in `ingest/` under a unique name, hashed meanwhile, synced, and renamed. A blob
-that is streamed to its decoder (`streamed`) is never a file. Files in `ingest/` at the server's
-start are left from an earlier run, and are removed.
+that is streamed to its decoder (`streamed`) is never a file. The server removes the files of an
+earlier run in `ingest/` when it starts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from cri_server.images.formats.digests import (
@@ -27,42 +25,23 @@ from cri_server.images.layers.incoming import DigestMismatch, Incoming
 from cri_server.images.reserve import Reserve
 from pyrunc import atomic_file
 from pyrunc.atomic_file import write_all
-from pyrunc.errors import Error, KernelError, NotFound, ResourceExhausted
-from pyrunc.kernel.full import FULL, reason
+from pyrunc.errors import NotFound
+from pyrunc.kernel.full import disk_errors
 
 FOLDER_MODE = 0o700
 LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
 
-def node_error(error: OSError, subject: str, root: Path) -> Error:
-    """Convert an OSError of the store at `root`: ResourceExhausted for a full disk, else
-    KernelError."""
-    if error.errno in FULL:
-        return ResourceExhausted(f"{reason(error.errno, str(root))} ({subject})")
-    return KernelError("write", subject, error.errno or 0)
-
-
-@contextmanager
-def store_errors(root: Path) -> Iterator[None]:
-    """Convert OSErrors of the block, which works on the store at `root`, as `node_error` does."""
-    try:
-        yield
-    except OSError as error:
-        raise node_error(error, os.fsdecode(error.filename or "the image store"), root) from error
-
-
 class Ingest(Incoming):
-    """A blob that is being written; ends with `commit` or `abandon`, or as a context manager.
-    `write` raises ResourceExhausted, KernelError."""
+    """Writes one blob. `commit` adds it to the layout, `abandon` or the end of a `with` block
+    removes an uncommitted one. `write` raises ResourceExhausted, KernelError."""
 
     def __init__(self, blobs: Blobs, algorithm: str = SHA256) -> None:
         super().__init__(algorithm)
         self._blobs = blobs
         self._path = blobs.new_temporary("blob")
-        try:
+        with disk_errors("write a blob", self._path):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise node_error(error, "a blob", blobs.root) from None
         self._reserve = Reserve(self._fd, str(blobs.root))
 
     def __enter__(self) -> Ingest:
@@ -72,11 +51,9 @@ class Ingest(Incoming):
         self.abandon()
 
     def _put(self, data: bytes) -> None:
-        try:
+        with disk_errors("write a blob", self._path):
             self._reserve.charge(len(data))
             write_all(self._fd, data)
-        except OSError as error:
-            raise node_error(error, "a blob", self._blobs.root) from None
 
     def restart(self) -> None:
         os.ftruncate(self._fd, 0)
@@ -86,21 +63,18 @@ class Ingest(Incoming):
     def commit(self) -> str:
         """Make the content a blob of the layout; return its digest. Raises ResourceExhausted,
         KernelError."""
-        try:
+        with disk_errors("write a blob", self._path):
             # The blob's name is made durable later, with those of all blobs at once
             # (`Store.publish`).
             os.fsync(self._fd)
             self._blobs.make_folder(self.digest)
             os.rename(self._path, self._blobs.path(self.digest))
-        except OSError as error:
-            raise node_error(error, "a blob", self._blobs.root) from None
         os.close(self._fd)
         self._fd = -1
         return self.digest
 
     def abandon(self) -> None:
-        """Remove a blob that is not committed; does nothing after `commit`. Safe while a thread
-        still writes."""
+        """Remove the blob unless it is committed. A thread may still write to it."""
         if self._fd < 0:
             return
         Path(self._path).unlink(missing_ok=True)
@@ -109,7 +83,7 @@ class Ingest(Incoming):
 
 
 class Blobs:
-    """The blobs below `root`, an OCI image layout."""
+    """Reads, writes and lists the blobs below `root`, an OCI image layout."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -132,16 +106,16 @@ class Blobs:
         return str(self._ingest / f"{kind}-{uuid.uuid4().hex}")
 
     def path(self, digest: str) -> str:
-        """The blob's path, whether it exists or not."""
+        """Return the blob's path. The blob need not exist."""
         return str(self._folders[algorithm_of(digest)] / hex_of(digest))
 
     def make_folder(self, digest: str) -> None:
-        """Create the blob's folder. The one for sha512 is created only when needed, as other
-        programs do it. Raises OSError."""
+        """Create the folder for blobs of this digest's algorithm. (The folder for sha512 is
+        created when the first such blob is stored, as other programs do.) Raises OSError."""
         _make_folder(self._folders[algorithm_of(digest)])
 
     def size(self, digest: str) -> int | None:
-        """The blob's size; None if it is absent."""
+        """Return the blob's size; None if it is absent."""
         try:
             return os.stat(self.path(digest)).st_size
         except FileNotFoundError:
@@ -167,7 +141,7 @@ class Blobs:
             raise NotFound(f"no blob {digest}") from None
 
     def put(self, data: bytes, algorithm: str = SHA256) -> str:
-        """Store content; return its digest."""
+        """Store `data` as a blob, unless it is stored already; return its digest."""
         digest = digest_of(data, algorithm)
         if self.size(digest) == len(data):
             return digest
@@ -176,11 +150,11 @@ class Blobs:
             return ingest.commit()
 
     def remove(self, digest: str) -> None:
-        """Remove a blob, if it is there."""
+        """Remove a blob; does nothing if it is absent."""
         Path(self.path(digest)).unlink(missing_ok=True)
 
     def digests(self) -> list[str]:
-        """The digests of all blobs."""
+        """Return the digests of all blobs."""
         return [
             f"{algorithm}:{name}"
             for algorithm, folder in self._folders.items()

@@ -468,15 +468,14 @@ class Catalog:
             if not is_digest(digest) or size > manifests.LIMIT_BYTES:
                 continue
             try:
-                parsed = manifests.parse(self._blobs.read(digest, manifests.LIMIT_BYTES))
-                target = Descriptor(_kind(parsed), digest, size)
+                data = self._blobs.read(digest, manifests.LIMIT_BYTES)
+                target = Descriptor(manifests.media_type(data), digest, size)
                 self.read(target)
             except Error:
                 continue
             images.append(Name("", None, target))
         # An index leads to a manifest that is found, too: without names one of them is enough.
-        indexed = {n.target.digest for n in images if n.target.media_type == manifests.OCI_MANIFEST}
-        return [n for n in images if n.target.digest in indexed] or images
+        return [n for n in images if n.target.media_type in manifests.MANIFESTS] or images
 
 
 def id_matches(image_id: str, text: str) -> bool:
@@ -490,10 +489,6 @@ def repository_of(reference: str) -> str:
         return "" if is_id(reference) else Reference.parse(reference).name
     except Error:
         return ""
-
-
-def _kind(parsed: Manifest | Index) -> str:
-    return manifests.OCI_INDEX if isinstance(parsed, Index) else manifests.OCI_MANIFEST
 
 
 def _name_after(name: Name, new: Name) -> Name | None:

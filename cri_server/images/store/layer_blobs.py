@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
 
 from isal import isal_zlib
 
@@ -16,35 +16,24 @@ from cri_server.images.formats.manifest import Descriptor, Manifest
 from cri_server.images.layers.incoming import DigestMismatch
 from cri_server.images.store.blobs import Blobs, Ingest
 from cri_server.images.store.layer_files import LayerFiles
+from pyrunc.kernel.fd import open_memfd
 
 _READ_BYTES = 1 << 20
 _GZIP = 31  # zlib's window bits for a gzip member; its header has no time
 
 
-class BlobSource(Protocol):
-    """Where an image's blobs are read from."""
+class PlainLayers(Blobs):
+    """The blobs of a layout, with tars in place of layers whose blobs were removed."""
 
-    def read(self, digest: str, limit_bytes: int) -> bytes:
-        """Read and verify a blob. Raises NotFound, DigestMismatch."""
-
-    def size(self, digest: str) -> int | None:
-        """The blob's size; None if it is absent."""
-
-    def open_blob(self, digest: str) -> int:
-        """Open a blob for reading; the caller closes it. Raises NotFound."""
-
-
-class PlainLayers:
-    """A BlobSource of a layout's blobs, with tars in place of layers whose blobs were removed."""
-
-    def __init__(self, blobs: Blobs, files: LayerFiles) -> None:
-        self._blobs, self._files = blobs, files
+    def __init__(self, root: Path, files: LayerFiles) -> None:
+        super().__init__(root)
+        self._files = files
         self._documents: dict[str, bytes] = {}
         self._tars: dict[str, int] = {}
 
     def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
-        """Return the descriptor to export for an image: its own target, or a new manifest with
-        plain layers. `target` is or leads to `manifest`."""
+        """Return the descriptor to export for an image: `target`, which is the manifest or its
+        index, when all its blobs are stored; else a new manifest, which names the layers' tars."""
         layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
         if layers == manifest.layers and not manifest.others:
             return target
@@ -54,38 +43,33 @@ class PlainLayers:
         return Descriptor(manifests.OCI_MANIFEST, digest, len(data))
 
     def _layer(self, layer: Descriptor, diff_id: str) -> Descriptor:
-        if self._blobs.size(layer.digest) is not None:
+        if super().size(layer.digest) is not None:
             return layer
         size = self._tars[diff_id] = os.stat(self._files.tar(diff_id)).st_size
         return Descriptor(manifests.OCI_LAYER, diff_id, size)
 
     def read(self, digest: str, limit_bytes: int) -> bytes:
-        return (
-            self._documents[digest]
-            if digest in self._documents
-            else self._blobs.read(digest, limit_bytes)
-        )
+        return self._documents.get(digest) or super().read(digest, limit_bytes)
 
     def size(self, digest: str) -> int | None:
         if digest in self._documents:
             return len(self._documents[digest])
-        return self._tars.get(digest, self._blobs.size(digest))
+        return self._tars.get(digest) or super().size(digest)
 
     def open_blob(self, digest: str) -> int:
         if digest in self._documents:
-            fd = os.memfd_create("manifest", os.MFD_CLOEXEC)
-            os.pwrite(fd, self._documents[digest], 0)
-            return fd
-        return (
-            self._files.open_tar(digest) if digest in self._tars else self._blobs.open_blob(digest)
-        )
+            return open_memfd("manifest", self._documents[digest])
+        if digest in self._tars:
+            return self._files.open_tar(digest)
+        return super().open_blob(digest)
 
 
 def compressed(
     blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]
 ) -> Descriptor:
-    """Compress the layer's tar to a gzip blob in the layout; the caller holds a lease on it. Raises
-    NotFound, DigestMismatch (a tar that has changed), ResourceExhausted, OSError."""
+    """Compress the layer's tar to a gzip blob in the layout; return its descriptor. The caller
+    holds a lease on the tar. `tick` is called for each MiB, and may raise. Raises NotFound,
+    DigestMismatch (the tar has changed), ResourceExhausted, OSError."""
     # isal has the levels 0 to 3.
     compressor = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP)
     content = hasher(algorithm_of(diff_id))

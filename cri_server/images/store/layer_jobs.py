@@ -1,4 +1,5 @@
-"""Runs work on layers in jobs of a zygote, with a limited number at once, in temporary folders."""
+"""Runs work on layers in jobs of a zygote: in temporary folders, and a limited number of jobs at
+once."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.layers import ring, turns
 from cri_server.images.layers.inflate import LayerWork, Limits, Stream
 from cri_server.images.layers.ring import Receiver
-from cri_server.images.layers.sharing import Streams, StreamTurn
+from cri_server.images.layers.sharing import Streams
 from cri_server.images.layers.turns import Turns
 from cri_server.images.store.unpacked_layers import Layers
 from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
@@ -30,18 +31,21 @@ _DECODE_JOB = "cri_server.images.layers.decode:job"
 
 
 class LayerJobs:
-    """The jobs of one store. Without a zygote the work is done in threads."""
+    """Runs the jobs of one store. Without a zygote the work is done in threads."""
 
     def __init__(self, zygote: Zygote | None, layers: Layers) -> None:
         self._zygote, self._layers = zygote, layers
         processors = os.cpu_count() or 2
-        self._cores = Turns(max(2, processors))
-        self._streams = Streams(STREAMS_AT_ONCE)
-        self._indexes = Turns(turns.indexes_at_once(turns.memory_bytes(), processors))
+        self.cores = Turns(max(2, processors))  # one for each job that keeps a processor busy
+        self.streams = Streams(STREAMS_AT_ONCE)  # one for each blob that is decoded as it arrives
+        # One for each index. A borrowed turn is for an index of partial tars, which takes no
+        # processor from the jobs that write the tars, and is cancelled for an index of complete
+        # ones.
+        self.indexes = Turns(turns.indexes_at_once(turns.memory_bytes(), processors))
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[str]:
-        """Provide a new folder for the block; removed at the end unless it was committed."""
+        """Provide a new folder for the block; remove it at the end unless it was committed."""
         folder = self._layers.new_folder()
         try:
             yield folder
@@ -53,13 +57,13 @@ class LayerJobs:
         function: str,
         arguments: Record,
         fds: list[int],
-        here: Callable[[Callable[[], None]], object],
+        fallback: Callable[[Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """Run `function` in a job that reports progress through a pipe; without a zygote run `here`
-        in a thread."""
+        """Run `function` in a job, and call `on_progress` each time that it reports progress.
+        Without a zygote run `fallback` in a thread; it gets the function that reports progress."""
         if self._zygote is None:
-            await _in_thread_with_ticks(here, on_progress)
+            await _in_thread_with_ticks(fallback, on_progress)
         else:
             await _in_process(self._zygote, function, arguments, fds, on_progress)
 
@@ -68,22 +72,23 @@ class LayerJobs:
         function: str,
         arguments: LayerWork,
         blob: int | Receiver,
-        here: Callable[[Stream, Callable[[], None]], object],
+        fallback: Callable[[Stream, Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """Run `function` with a ring that another job decodes the blob into; without a zygote run
-        `here` with the stream in a thread."""
+        """Run `function` in a job that reads the blob's content from a ring, into which a second
+        job decodes the blob. Without a zygote run `fallback` in a thread, with the stream and the
+        function that reports progress."""
         if self._zygote is None:
             stream = Stream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
-            await _in_thread_with_ticks(lambda tick: here(stream, tick), on_progress)
+            await _in_thread_with_ticks(lambda tick: fallback(stream, tick), on_progress)
             return
         async with self._decoding(self._zygote, blob, arguments.limits) as receiver:
             await _in_process(self._zygote, function, arguments, [*receiver.fds], on_progress)
 
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: Limits) -> AsyncIterator[Stream]:
-        """Provide a blob's content, decoded in a job, for a thread. Raises BadLayer (a PeerError
-        when a job raised it), ResourceExhausted, KernelError."""
+        """Provide a blob's content for the block, which reads it in a thread; a job decodes it.
+        Raises BadLayer (a PeerError when a job raised it), ResourceExhausted, KernelError."""
         if self._zygote is None:
             yield Stream(blob_fd, limits)
         else:
@@ -94,9 +99,9 @@ class LayerJobs:
     async def _decoding(
         self, zygote: Zygote, blob: int | Receiver, limits: Limits
     ) -> AsyncIterator[Receiver]:
-        """Decode a blob in a job during the block. When the job fails the block is cancelled; at
-        the end of the block the job is killed: a reader that has seen the end of the content has
-        all of it, and a decoder that was taken over must not delay anything."""
+        """Decode a blob in a job during the block, which reads from the receiver. When the job
+        fails, the block is cancelled. At the end of the block the job is killed: the block has all
+        of the content by then, and a decoder that its blob has taken over must not delay it."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
@@ -117,30 +122,10 @@ class LayerJobs:
             raise first_error(problems) from None
 
     @asynccontextmanager
-    async def core(self, watch: Watch) -> AsyncIterator[None]:
-        """Hold one of the machine's processors for the block; waiting does not count as a lack of
-        progress."""
-        async with self._cores.held(watch):
-            yield
-
-    @asynccontextmanager
-    async def stream(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """Hold a place to decode a blob while it arrives. Raises Interrupted as `Streams.held`
-        does."""
-        async with self._streams.held(turn, watch):
-            yield
-
-    @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Hold a turn to build an index from complete tars."""
-        async with self._indexes.held(watch), self._cores.held(watch):
-            yield
-
-    @asynccontextmanager
-    async def partial_index(self) -> AsyncIterator[None]:
-        """Hold a turn to build an index from partial tars. It takes no processor from the jobs that
-        write the tars, and is cancelled for an index of complete ones. Raises NoTurn."""
-        async with self._indexes.borrow():
+        """Hold a turn to build an index from complete tars, and one of the processors, for the
+        block."""
+        async with self.indexes.held(watch), self.cores.held(watch):
             yield
 
 

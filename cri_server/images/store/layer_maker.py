@@ -24,7 +24,7 @@ from cri_server.images.layers.ring import Interrupted, Receiver
 from cri_server.images.layers.sharing import Rate, SharedWork, StreamTurn
 from cri_server.images.layers.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.store.blobs import Blobs
-from cri_server.images.store.catalog import Catalog, Content, Policy
+from cri_server.images.store.catalog import Catalog, Policy
 from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.leases import Leases
@@ -127,16 +127,19 @@ class LayerMaker:
         manifest: Manifest,
         diff_ids: Sequence[str],
         source: BlobSource,
+        mounted: bool | None = None,
     ) -> None:
-        """Make all layers in parallel, as tars with an index or unpacked with their blobs.
+        """Make all layers of an image in parallel: tars with an index when the image is to be
+        `mounted`, else unpacked layers with their blobs. None: as `Catalog.is_mounted` says.
 
-        When one fails the others are cancelled, and its error is raised.
+        When one layer fails the others are cancelled, and its error is raised: what `source`
+        raises, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
         """
+        if mounted is None:
+            mounted = self._catalog.is_mounted(manifest.config.digest)
+        make = self._index_all if mounted and diff_ids else self._unpack_all
         try:
-            if diff_ids and self._catalog.is_mounted(manifest.config.digest):
-                await self._index_all(manifest, diff_ids, source)
-            else:
-                await self._unpack_all(manifest, diff_ids, source)
+            await make(manifest, diff_ids, source)
         except BaseExceptionGroup as problems:
             raise first_error(problems) from None
 
@@ -155,21 +158,6 @@ class LayerMaker:
     def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
         """Whether the stored layer may be used for the image; see `verified`."""
         return source.is_listed or self._verified.has(layer.digest, diff_id)
-
-    async def convert(self, content: Content) -> bool:
-        """Make a listed image's layers in the form that new images get, without fetching; return
-        whether that is the mounted form.
-
-        Raises NotFound (a blob of it is gone), ResourceExhausted, KernelError.
-        """
-        mounted = self._policy.erofs
-        make = self._index_all if mounted else self._unpack_all
-        try:
-            source = BlobSource(Watch(math.inf, ""), is_listed=True)
-            await make(content.manifest, content.diff_ids, source)
-        except BaseExceptionGroup as problems:
-            raise first_error(problems) from None
-        return mounted
 
     # ---- tars and their index
 
@@ -306,7 +294,7 @@ class LayerMaker:
                 async def opened() -> AsyncIterator[StreamedBlob]:
                     turn = StreamTurn(source.origin, rate)
                     async with (
-                        self._jobs.stream(turn, watch),
+                        self._jobs.streams.held(turn, watch),
                         streamed(
                             lambda end: self._write_tar(diff_id, end, folder, on_progress),
                             algorithm_of(descriptor.digest),
@@ -325,7 +313,7 @@ class LayerMaker:
     async def _make_tar(self, diff_id: str, descriptor: Descriptor, watch: Watch) -> None:
         with closing_fd(self._blobs.open_blob(descriptor.digest)) as blob_fd:
             async with self._jobs.folder() as folder:
-                async with self._jobs.core(watch):
+                async with self._jobs.cores.held(watch):
                     await self._write_tar(diff_id, blob_fd, folder, watch.touch)
                 await self._commit_tar(folder, descriptor, diff_id, watch)
 
@@ -375,7 +363,7 @@ class LayerMaker:
                 if partial is None or partial.is_finished:
                     watch.touch()
 
-            async with self._jobs.partial_index() if partial else self._jobs.index(watch):
+            async with self._jobs.indexes.borrow() if partial else self._jobs.index(watch):
                 await self._jobs.run(
                     _INDEX_JOB,
                     work,
@@ -434,7 +422,7 @@ class LayerMaker:
         with closing_fd(self._open_layer(layer)) as fd:
             async with self._jobs.folder() as folder:
                 with rate.node_work():
-                    async with self._jobs.core(watch):
+                    async with self._jobs.cores.held(watch):
                         await self._jobs.run_decoded(
                             _UNPACK_JOB,
                             LayerWork(folder, limits, layer.diff_id),

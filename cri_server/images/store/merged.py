@@ -1,7 +1,7 @@
-"""Shows an unpacked image's files as one tree: a detached, read-only overlay of its layers, which
-lives as long as its descriptor.
+"""Opens an unpacked image's files as one tree: a detached, read-only overlay of its layers, which
+exists as long as its descriptor.
 
-It is mounted nowhere. The tree's content is hostile: resolve paths beneath the descriptor only.
+The overlay is mounted nowhere. Its content is hostile: resolve paths only beneath the descriptor.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from pyrunc.kernel.fd import closing_fd
 
 @contextmanager
 def merged(layers: Sequence[str | os.PathLike[str]]) -> Iterator[int]:
-    """Provide a descriptor of the tree's root for the block; `layers` top first. Blocking. Raises
-    KernelError, OSError."""
-    with closing_fd(_open([os.fspath(layer) for layer in layers])) as root:
+    """Provide a descriptor of the root of the tree of `layers`, top first, for the block. Blocking.
+    Raises KernelError, OSError."""
+    paths = [os.fspath(layer) for layer in layers]
+    # overlay(5) needs two layers when there is no upper one.
+    if len(paths) == 1:
+        root = os.open(paths[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    else:
+        root = open_layers(paths)
+    with closing_fd(root):
         yield root
-
-
-def _open(layers: list[str]) -> int:
-    """Open the layers. overlay(5) needs two layers when there is no upper one, so a single layer is
-    opened directly."""
-    if len(layers) == 1:
-        return os.open(layers[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    return open_layers(layers)

@@ -19,7 +19,7 @@ from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import BlobSource, LayerMaker, LayerStores
 from cri_server.images.store.leases import EVERYTHING, Leases
-from cri_server.images.store.mounts import ImageMount, Mounts
+from cri_server.images.store.mounts import Mounts
 from cri_server.images.store.space import SpaceLimit
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from cri_server.images.store.unused import Entry, unused
@@ -27,7 +27,7 @@ from cri_server.images.waiting import Watch, in_thread
 from cri_server.systemd.descriptor_store import DescriptorStore
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, ResourceExhausted, Unsupported
-from pyrunc.kernel.full import FULL
+from pyrunc.kernel.full import FULL, disk_errors
 from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ class Store:
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `descriptors`: see
-        `Mounts`."""
+        """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `descriptors`:
+        where mounts survive this process."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
         self.files = LayerFiles(root)
-        self._mounts = Mounts(self.files, descriptors or DescriptorStore())
+        self.mounts = Mounts(self.files, descriptors or DescriptorStore())
         self._kind = kind
         self.policy = Policy(keep_blobs=keep_blobs)
         self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
@@ -71,6 +71,11 @@ class Store:
         self._emptying: asyncio.Task[None] | None = None
         self._has_trash = False
 
+    def errors(self) -> disk_errors:
+        """Convert OSErrors of a block that works on the store to ResourceExhausted for a full disk,
+        else to KernelError."""
+        return disk_errors("write to the image store", str(self.root))
+
     async def open(self) -> None:
         """Create or read the store, make lost layers again, and drop content that no image needs.
 
@@ -89,7 +94,7 @@ class Store:
         self.files.prepare()
         self._choose_form()
         lost = self.catalog.load()
-        self._mounts.adopt(self.catalog.mounted())
+        self.mounts.adopt(self.catalog.mounted())
         return lost
 
     def _choose_form(self) -> None:
@@ -126,13 +131,12 @@ class Store:
         log.warning("image %s: %s its layers again", name.tagged or name.target.digest, what)
         content = await in_thread(lambda: self.catalog.read(name.target))
         async with self.loading():
-            source = BlobSource(Watch(math.inf, ""), is_listed=True)
-            await self.maker.make_all(content.manifest, content.diff_ids, source)
+            await self.maker.make_all(content.manifest, content.diff_ids, _stored_blobs())
             await self.publish([name], content.diff_ids)
 
     async def close(self) -> None:
         await self.wait_deleted()
-        self._mounts.close()
+        self.mounts.close()
         self.files.release()
 
     @asynccontextmanager
@@ -221,13 +225,13 @@ class Store:
                 self._drop_all_but(held)
 
     def _drop_all_but(self, held: set[str]) -> None:
-        used = self.catalog.used_blobs()
+        used = self._used()
         for digest in self.blobs.digests():
-            if digest not in used and digest not in held:
+            if digest not in used["blob"] and digest not in held:
                 self.blobs.remove(digest)
-        self.layers.collect(self.catalog.used_chain_ids() | held)
-        self.files.collect(self.catalog.used_tars() | held, self.catalog.used_indexes() | held)
-        self._mounts.keep(self.catalog.used_indexes())
+        self.layers.collect(used["layer"] | held)
+        self.files.collect(used["tar"] | held, used["index"] | held)
+        self.mounts.keep(used["index"])
 
     async def wait_deleted(self) -> None:
         """Wait for deletions under way."""
@@ -236,21 +240,23 @@ class Store:
 
     def unused(self) -> list[Entry]:
         """List what no image needs, also what pulls hold leases on. Slow: run it in a thread."""
-        used = {
+        return list(unused(self.root, self._used()))
+
+    def _used(self) -> dict[str, set[str]]:
+        """Return the digests of what images need, by the kinds of `Entry`."""
+        return {
             "blob": set(self.catalog.used_blobs()),
             "layer": self.catalog.used_chain_ids(),
             "tar": self.catalog.used_tars(),
             "index": self.catalog.used_indexes(),
         }
-        return list(unused(self.root, used))
 
     def discard(self, entry: Entry) -> bool:
         """Remove an entry of `unused`; False if a pull needs it or may need it. Raises OSError."""
         with self._collecting:
             held = self._leases.current()
             digest = digest_from_hex(entry.path.name)
-            used = held | set(self.catalog.used_blobs()) | self.catalog.used_chain_ids()
-            used |= self.catalog.used_tars() | self.catalog.used_indexes()
+            used = held.union(*self._used().values())
             if EVERYTHING in held or digest in used or (held and entry.kind == "download"):
                 return False
             if entry.kind == "blob":
@@ -279,24 +285,12 @@ class Store:
         """Free memory and disk space of dropped files. Slow: run it in a thread."""
         self.layers.empty_trash()
         self.files.release()
-        self._mounts.release()
+        self.mounts.release()
 
     def totals(self) -> tuple[int, int]:
         """Bytes and inodes of the images on disk."""
         layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
-
-    def cached_mount(self, content: Content) -> ImageMount | None:
-        """The mount of a mounted image that was used before. Does not block."""
-        return self._mounts.cached(content.chain)
-
-    def mount(self, content: Content) -> ImageMount | None:
-        """Return the image's mount, None for an unpacked image. Blocking. Raises Error, OSError."""
-        return self._mounts.get(content.diff_ids, content.chain) if content.mounted else None
-
-    def drop_tar_pages(self) -> None:
-        """See `Mounts.drop_tar_pages`."""
-        self._mounts.drop_tar_pages()
 
     async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
         """Convert a listed image to the form that new images get; False when it is in use. Nothing
@@ -308,7 +302,10 @@ class Store:
         if in_use():
             return False
         async with self.holding([*content.blobs, *content.chain, *content.diff_ids]):
-            mounted = await self.maker.convert(content)
+            mounted = self.policy.erofs
+            await self.maker.make_all(
+                content.manifest, content.diff_ids, _stored_blobs(), mounted=mounted
+            )
             async with self._changing:
                 if in_use():
                     return False
@@ -319,3 +316,9 @@ class Store:
     def _convert(self, content: Content, mounted: bool) -> None:
         self._sync(content.diff_ids)
         self.catalog.convert(content.image_id, mounted)
+
+
+def _stored_blobs() -> BlobSource:
+    """Return the source of the blobs of a listed image: all of them, or the tars that have replaced
+    them, are stored."""
+    return BlobSource(Watch(math.inf, ""), is_listed=True)

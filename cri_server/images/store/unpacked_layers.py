@@ -9,37 +9,34 @@ overlayfs shows the topmost one's.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from cri_server.images.formats.digests import digest_from_hex, hex_of
+from cri_server.images.formats.digests import digest_from_hex, digest_of, hex_of
 from cri_server.images.layers.inherit import inherit_attributes
 from cri_server.images.layers.trees import open_folder
 from cri_server.images.layers.unpack import RECORD, TREE, Layer
-from cri_server.images.store.blobs import FOLDER_MODE, node_error
+from cri_server.images.store.blobs import FOLDER_MODE
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.tree import remove_tree
+from pyrunc.kernel.full import disk_error
+from pyrunc.kernel.tree import remove_path
 
 RECORD_LIMIT_BYTES = 256 << 20  # a layer may have a million folders
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """The chain id of each layer, bottom first."""
-    chain: list[str] = []
-    for diff_id in diff_ids:
-        below = chain[-1] if chain else None
-        chain.append(
-            diff_id
-            if below is None
-            else f"sha256:{hashlib.sha256(f'{below} {diff_id}'.encode()).hexdigest()}"
-        )
+    """Return the chain id of each layer, bottom first: the bottom layer's is its diff id, each
+    other one's is the digest of the chain id below and the diff id."""
+    chain = list(diff_ids[:1])
+    for diff_id in diff_ids[1:]:
+        chain.append(digest_of(f"{chain[-1]} {diff_id}".encode()))
     return chain
 
 
@@ -89,15 +86,15 @@ class Layers:
         return path
 
     def discard(self, folder: str) -> None:
-        """Remove a folder of `new_folder`, if it is there."""
-        self._delete(Path(folder).parent, Path(folder).name)
+        """Delete a folder with its content; does nothing if it is absent."""
+        remove_path(folder)
 
     def commit(self, folder: str, chain: Sequence[str]) -> None:
-        """Rename the unpacked `folder` to the last chain id of `chain` (bottom first); the others
-        are committed.
+        """Make the unpacked `folder` the layer of the last chain id in `chain` (bottom first), with
+        a rename. The layers below are committed already, and directories that the layer does not
+        describe get their attributes.
 
-        Directories take their attributes from below here. Call `sync` before anything that refers
-        to the layer is visible.
+        Call `sync` before anything that refers to the layer is visible.
         """
         refuse_links(folder)
         layer = Layer.read(folder)
@@ -110,7 +107,7 @@ class Layers:
         self._layers[chain[-1]] = layer
 
     def sync(self, chain: Sequence[str]) -> None:
-        """Write unsynced layers of the chain to the disk, with syncfs(2) of their file system."""
+        """Write the chain's unsynced layers to the disk, with syncfs(2) of their file system."""
         pending = self._unsynced.intersection(chain)
         if not pending:
             return
@@ -120,7 +117,7 @@ class Layers:
             # (syncfs(2)).
             syscall("syncfs", "the image store", fd)
         except KernelError as error:
-            raise node_error(OSError(error.errno, ""), "layers", self._folder) from None
+            raise disk_error(OSError(error.errno, ""), "syncfs", str(self._folder)) from None
         finally:
             os.close(fd)
         self._unsynced -= pending
@@ -130,8 +127,8 @@ class Layers:
         return self._path(chain_id) / TREE
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
-        """The trees of a chain for overlayfs, top first, without those below an opaque root. Never
-        empty."""
+        """Return the trees of a chain for overlayfs, top first and never empty. Trees that an
+        opaque root above hides are left out."""
         return self._visible(chain) or [self._empty]
 
     def _visible(self, chain: Sequence[str]) -> list[Path]:
@@ -145,48 +142,35 @@ class Layers:
                 break
         return trees
 
-    def collect(self, keep: set[str]) -> int:
-        """Throw away every layer except `keep`; return how many. `empty_trash` deletes them."""
-        unwanted = [chain_id for chain_id in list(self._layers) if chain_id not in keep]
-        for chain_id in unwanted:
-            self._layers.pop(chain_id)
-            self._throw_away(self._path(chain_id))
-        return len(unwanted)
+    def collect(self, used: set[str]) -> None:
+        """Move every layer except the `used` ones to the trash, which `empty_trash` deletes."""
+        for chain_id in set(self._layers) - used:
+            self.drop(chain_id)
 
     def drop(self, chain_id: str) -> None:
-        """Throw away one layer's folder, also a damaged one, if it is there."""
+        """Move a layer's folder to the trash. The layer may be damaged or absent."""
         self._layers.pop(chain_id, None)
         self._throw_away(self._path(chain_id))
 
     def empty_trash(self) -> None:
         """Delete all folders in the trash. Slow: run it in a thread."""
         for name in os.listdir(self._trash):
-            self._delete(self._trash, name)
+            self.discard(str(self._trash / name))
 
     def _path(self, chain_id: str) -> Path:
         return self._folder / hex_of(chain_id)
 
     def _throw_away(self, path: Path) -> None:
-        try:
-            # Deleting files one by one could be interrupted, and leave a layer that looks complete.
+        # Deleting files one by one could be interrupted, and leave a layer that looks complete.
+        with suppress(FileNotFoundError):
             os.rename(path, self._trash / f"{path.name}-{uuid.uuid4().hex}")
-        except FileNotFoundError:
-            pass
-
-    def _delete(self, folder: Path, name: str) -> None:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            remove_tree(fd, name)
-        except FileNotFoundError:  # another thread empties the trash, too
-            pass
-        finally:
-            os.close(fd)
 
 
 def refuse_links(folder: str) -> None:
-    """Check a folder before its files are opened by name: a process that read hostile bytes made
-    it, and might have put a link to the host's files in place of the tree, or a pipe in place of
-    the record, which would block. Raises NotFound, DamagedRecord."""
+    """Check that a folder has a real tree and a real record before they are opened by name. (The
+    process that made them has read hostile bytes: it might have put a link to the host's files in
+    place of the tree, or a pipe, which would block, in place of the record.) Raises NotFound,
+    DamagedRecord."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:
             status = os.stat(os.path.join(folder, name), follow_symlinks=False)
@@ -197,8 +181,8 @@ def refuse_links(folder: str) -> None:
 
 
 def make_devices(tree: str, layer: Layer) -> None:
-    """Make device nodes in place of the empty files that the unpacker, which may not make nodes,
-    has left with their attributes."""
+    """Replace the empty files at the layer's `devices` by device nodes with the same attributes.
+    (The unpacker may not make device nodes.) Raises DamagedRecord, KernelError, OSError."""
     root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name, is_block, major, minor in layer.devices:
