@@ -1,12 +1,12 @@
-"""Logging in to registries: parses challenges, chooses credentials, builds token requests and reads
+"""Logs in to registries: parses challenges, chooses credentials, builds token requests and reads
 their answers. No I/O.
 
-Which host gets which secret: a pull secret is sent to the registry that the reference names (and to
-the `server` of its `hosts.toml`), and to the mirrors that the registry's own `hosts.toml` names,
-unless the mirror is on plain http and the registry is not. Another host gets one only if the
-secret's server address is that host. Without a pull secret, `auth` in `hosts.toml` is used. The
-registry's challenge chooses the token server; it gets the registry's secret, and only over https
-when the registry is on https. Without a secret it may be on http.
+A pull secret is sent to the registry that the reference names (and to the `server` of its
+`hosts.toml`), and to the mirrors that the registry's own `hosts.toml` names, unless the mirror is
+on plain http and the registry is not. Any other host gets the secret only if its server address is
+that host. Without a pull secret, `auth` in `hosts.toml` is used. The registry's challenge chooses
+the token server, which gets the registry's secret; when the registry is on https, a secret is sent
+to the token server over https only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """One login method that a WWW-Authenticate header offers; the scheme and the parameter names
-    are in lower case."""
+    """A login method in a WWW-Authenticate header. The scheme and the names of the parameters are
+    in lower case."""
 
     scheme: str
     parameters: dict[str, str]
@@ -42,7 +42,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A login for one host; all fields are empty for anonymous access. The repr shows no secret."""
+    """A login for one host. All fields are empty for anonymous access. The repr shows no secret."""
 
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
@@ -70,15 +70,15 @@ class TokenRequest:
 
 
 def credential(auth: Auth | None, reference: Reference, host: Host) -> Credential:
-    """The credential for `host` when an image of `reference` is pulled with a pull secret. Raises
-    InvalidArgument."""
+    """Return the credential for `host` when an image of `reference` is pulled with the pull secret
+    `auth`. Raises InvalidArgument."""
     if auth is not None and not auth.empty and may_receive(auth, reference, host):
         return _credential(auth)
     return _credential(host.auth) if host.auth is not None and not host.auth.empty else ANONYMOUS
 
 
 def may_receive(auth: Auth, reference: Reference, host: Host) -> bool:
-    """Whether `host` may receive a pull secret."""
+    """Return whether `host` may receive the pull secret `auth` (see the module's description)."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))
@@ -88,8 +88,8 @@ def may_receive(auth: Auth, reference: Reference, host: Host) -> bool:
 
 
 def _is_private(mirror: Host, reference: Reference) -> bool:
-    """Whether the connection to a mirror is at least as protected against listeners as the one to
-    the registry."""
+    """Return whether the connection to a mirror is encrypted or local, or the one to the registry
+    is not encrypted either."""
     parts = urlsplit(mirror.url)
     registry = default_url(reference.registry)
     return (
@@ -120,8 +120,8 @@ def _credential(auth: Auth) -> Credential:
 
 
 def _server(address: str) -> str:
-    """Normalize the registry of a server address as users write it: `https://index.docker.io/v1/`,
-    `host:5000`."""
+    """Return the normal form of the registry in a server address, which users write as
+    `https://index.docker.io/v1/` or `host:5000`."""
     try:
         netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2]
     except ValueError:
@@ -131,8 +131,8 @@ def _server(address: str) -> str:
 
 
 def challenges(header: str) -> list[Challenge]:
-    """Parse all challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1); malformed parts
-    are left out."""
+    """Parse all challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1), up to the first
+    malformed part."""
     offered: list[Challenge] = []
     at = 0
     while at < len(header):
@@ -212,7 +212,8 @@ def read_token(data: bytes, server: str) -> str:
 
 
 def _header_value(text: str, error: type[InvalidArgument] | type[PeerError], what: str) -> str:
-    """Check that `text` can be a header's value; the HTTP library's own error would show it."""
+    """Return `text` if it can be a header's value. Raises `error`, which does not show the text, as
+    the HTTP library's own error would."""
     if not _HEADER_SAFE.fullmatch(text):
         raise error(f"{what} has characters that a header cannot carry")
     return text

@@ -1,7 +1,7 @@
-"""HTTP for one pull: connections that can be aborted from other threads, redirects and errors
-without secrets.
+"""The HTTP client of one pull: its connections can be aborted from other threads, and its redirects
+and errors disclose no secret.
 
-urllib3 in threads. The session knows every socket, so that `abort` ends what a thread waits for. A
+It uses urllib3 in threads, and knows every socket, so that `abort` ends what a thread waits for. A
 response may send the client to another server (redirect, token server), but not from https to http,
 and not to this machine or its link (loopback, 169.254.0.0/16: cloud metadata) unless the registry
 itself is on this machine: the peer's address is checked after connecting, before a byte is sent.
@@ -47,8 +47,8 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 
 
 class Unavailable(PeerError):
-    """A host could not be reached, broke the connection, or is overloaded: worth another attempt or
-    another host."""
+    """A host could not be reached, broke the connection, or is overloaded, so that another attempt
+    or another host may succeed. `refused`: it accepts no connection."""
 
     def __init__(
         self, message: str, retry_after_s: float | None = None, *, refused: bool = False
@@ -62,7 +62,8 @@ class Forbidden(PeerError):
 
 
 class Session:
-    """The connections of one pull. `get`, `send` and `token` may be called from several threads."""
+    """Holds the connections of one pull. `get`, `send` and `token` may be called from several
+    threads."""
 
     def __init__(self, read_timeout_s: float, touch: Callable[[], None] = lambda: None) -> None:
         self._read_timeout_s = read_timeout_s
@@ -73,8 +74,8 @@ class Session:
         self._aborted = threading.Event()
 
     def abort(self) -> None:
-        """Cut all connections: threads that wait for them end with Abandoned. Idempotent, from any
-        thread."""
+        """Shut down all connections; threads that wait for them raise Abandoned. Idempotent. Any
+        thread may call it."""
         self._aborted.set()
         with self._lock:
             sockets = list(self._sockets)
@@ -86,7 +87,7 @@ class Session:
                 pass
 
     def close(self) -> None:
-        """Close idle connections now; urllib3 leaves that to the garbage collector."""
+        """Close idle connections now, because urllib3 leaves that to the garbage collector."""
         for manager in self._pools.values():
             for key in manager.pools.keys():  # noqa: SIM118 - it has no iterator, keys() is a copy
                 if pool := manager.pools.get(key):
@@ -106,9 +107,9 @@ class Session:
     def get(
         self, host: Host, url: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a GET or HEAD and follow redirects. Return the response, whose body is unread (the
-        caller closes it), and the host[:port] of the server that answered if a redirect led to
-        another origin, else "". That server must not get a secret.
+        """Send a GET or HEAD, and follow redirects. Return the response, whose body is unread (the
+        caller closes it), and the host[:port] of the answering server if a redirect led to another
+        origin, else "". Such a server must not get a secret.
 
         Raises Unavailable, Forbidden, Abandoned.
         """
@@ -219,8 +220,9 @@ class Session:
         return target._replace(fragment="").geturl(), target
 
     def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
-        """Return connections with the TLS settings of a configured host, or with the system's for
-        any other."""
+        """Return the connections for `url`: with the TLS settings of `host` if they lead to it,
+        else with the system's. `foreign`: a server chose the URL, so the peer's address is
+        checked."""
         parts, proxy = urlsplit(url), host.proxy or proxy_for(url)
         ours = parts.netloc == host.netloc
         # Reading the system's authorities takes 20 ms, which plain connections need not wait for.
@@ -252,8 +254,8 @@ class Session:
         return manager
 
     def _pool_classes(self, sent_by: Host | None, socks: Proxy | None) -> dict[str, Any]:
-        """urllib3's pools with connections that this session registers and checks; through the
-        SOCKS proxy `socks`, if given."""
+        """Return urllib3's pools with connections that this session registers and checks, through
+        the SOCKS proxy `socks` if there is one."""
         session = self
 
         class Http(HTTPConnection):
@@ -304,7 +306,8 @@ class Session:
 
 
 def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
-    """Scheme, host and port, which a secret is bound to (RFC 6454 section 4)."""
+    """Return scheme, host and port of a URL (RFC 6454 section 4). A secret is sent to one
+    origin."""
     return (
         parts.scheme,
         parts.hostname or "",
@@ -313,14 +316,14 @@ def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
 
 
 def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
-    """Whether the target has the same origin, or the same host on https."""
+    """Return whether the target has the same origin, or is the same host on https."""
     upgraded = ("https", here.hostname or "", 443)
     return origin_of(target) in (origin_of(here), upgraded if here.scheme == "http" else None)
 
 
 def tls_context(host: Host | None) -> ssl.SSLContext:
-    """A TLS context with the system's authorities and those of hosts.toml. Raises InvalidSpec
-    naming an unusable file."""
+    """Return a TLS context with the system's authorities and those of hosts.toml. Raises
+    InvalidSpec naming a file that cannot be used."""
     context = ssl.create_default_context()
     if host is None:
         return context
@@ -378,7 +381,7 @@ def _is_local(address: str) -> bool:
 
 
 def _is_at_home(host: Host) -> bool:
-    """Whether the redirecting host is itself on this machine."""
+    """Return whether the host that sent a redirect is itself on this machine."""
     name = urlsplit(host.url).hostname or ""
     try:
         return any(

@@ -1,5 +1,5 @@
-"""Which hosts serve a registry's content: containerd's `certs.d/HOST/hosts.toml`, mirrors in order,
-the registry itself last.
+"""Finds the hosts that serve a registry's content: reads containerd's `certs.d/HOST/hosts.toml`,
+which lists mirrors in order; the registry itself is the last host.
 
 Sources: containerd's docs/hosts.md; `rewrite` is from k3s and RKE2, `auth` has the keys of
 containerd's old registry.configs, `pull_secrets` is ours. The folder is `HOST`, `HOST_PORT_` or
@@ -45,9 +45,8 @@ class Host:
     """A host that serves images. `url` is scheme://host[:port], `prefix` the path before the
     repository (`/v2`).
 
-    - `upstream`: the registry itself, which gets pull secrets.
-    - `trusted`: a mirror that the registry's own file names, which gets them, too (for the registry
-      itself: its own file names it).
+    - `upstream`: the host is the registry itself, which gets pull secrets.
+    - `trusted`: the registry's own file names the host. Then a mirror gets pull secrets, too.
     - `auth`: the administrator's login for this host.
     - `rewrites`: regular expressions for the repository, with their replacements.
     - `headers` may hold secrets, which the repr does not show.
@@ -70,7 +69,8 @@ class Host:
     source: str = ""
 
     def repository(self, path: str) -> str:
-        """The repository `path` as this host names it: the first rewrite that matches counts."""
+        """Return the name of the repository `path` on this host: the first rewrite that matches
+        changes it."""
         for rewrite in self.rewrites:
             rewritten = rewrite.apply(path)
             if rewritten is not None:
@@ -96,7 +96,7 @@ class _Auth(msgspec.Struct):
 
 
 class _Table(msgspec.Struct):
-    """The keys of a host; the top of the file has the same for the server."""
+    """The keys of a host's table. The top of the file has the same keys for the server."""
 
     capabilities: list[str] | None = None
     ca: str | list[str] | None = None
@@ -124,7 +124,8 @@ class HostsFile:
 
 
 def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
-    """The hosts for images of `domain`, in order. Raises InvalidSpec naming the file and key."""
+    """Return the hosts for images of the registry `domain`, in order. Raises InvalidSpec naming the
+    file and the key."""
     domain = normal_registry(domain)
     folder = folder_of(domain, certs_dirs)
     if folder is None:
@@ -136,8 +137,8 @@ def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
 
 
 def default_url(domain: str) -> str:
-    """The registry's URL without a hosts.toml: https; http for loopback unless the port is 443, as
-    containerd does."""
+    """Return the URL of a registry that has no hosts.toml: https, or http for a loopback address
+    with another port than 443, as containerd does."""
     if domain == DOCKER:
         return "https://registry-1.docker.io"
     host, port = split_port(domain)
@@ -149,8 +150,8 @@ def _default(domain: str) -> Host:
 
 
 def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
-    """The folder with a registry's settings: its own in the first of `certs_dirs` that has one,
-    else `_default`.
+    """Return the folder with a registry's settings: the registry's own in the first of `certs_dirs`
+    that has one, else `_default`, else None.
 
     The folder may have any spelling of the registry's name; HOST_PORT_ comes before HOST:PORT, and
     both before other spellings.
@@ -164,12 +165,12 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
 
 
 def registry_of(folder: str) -> str:
-    """The registry, in its normal form, that a folder of `certs.d` is for."""
+    """Return the registry, in its normal form, whose settings are in this folder of `certs.d`."""
     return normal_registry(_FOLDER_PORT.sub(r":\1", folder))
 
 
 def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
-    """Yield the folders for a registry, each with its rank."""
+    """Yield (rank, name) of the folders for a registry; the lowest rank is preferred."""
     host, port = split_port(normal)
     preferred = ([f"{host}_{port}_"] if port else []) + [normal]
     try:
@@ -194,7 +195,7 @@ def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
 
 
 def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
-    """Read a hosts.toml. `own`: it is the registry's own, not `_default`'s.
+    """Read a hosts.toml. `own`: the file is for this registry only, not `_default`'s.
 
     Unknown keys are ignored with a warning, because other programs and later versions of containerd
     have more of them. Raises InvalidSpec naming the file and the key.
@@ -379,7 +380,8 @@ def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[st
 
 
 def _duration(path: Path, key: str, text: str | None) -> float:
-    """Parse Go's durations: `1m30s`, `500ms`, `.5s`. Nothing and 0 mean the default."""
+    """Parse a duration of Go, such as `1m30s`, `500ms` or `.5s`, to seconds. An absent one and 0
+    mean the default."""
     if not text or text == "0":
         return DIAL_TIMEOUT_S
     units = {

@@ -41,7 +41,7 @@ class Proxy:
 
 
 def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """The proxy for `url`; None to connect directly. Raises InvalidSpec naming the malformed
+    """Return the proxy for `url`; None to connect directly. Raises InvalidSpec naming the malformed
     variable."""
     parts = urlsplit(url)
     name = f"{parts.scheme.upper()}_PROXY"
@@ -105,7 +105,7 @@ def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:
 
 
 def _split(entry: str) -> tuple[str, str]:
-    """Host and port of `host:port`, `[address]:port` or a host alone."""
+    """Split `host:port`, `[address]:port` or a host alone into host and port ("" for none)."""
     if entry.startswith("["):
         host, _, rest = entry[1:].partition("]")
         return host, rest.removeprefix(":")

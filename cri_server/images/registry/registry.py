@@ -1,8 +1,8 @@
-"""Fetches a registry's content: resolves references, downloads manifests and blobs, from hosts in
-order, with logins and retries.
+"""Fetches a registry's content: resolves references, and downloads manifests and blobs. Tries the
+registry's hosts in order, logs in, and repeats failed requests.
 
 Blocking: runs in a pull's threads. Everything is checked against a digest before it is used, so a
-host can only fail or be slow. A blob whose download broke off is continued (Range), at the next
+host can only fail or be slow. A download of a blob that broke off is continued (Range), at the next
 host if necessary.
 """
 
@@ -35,11 +35,13 @@ Result = TypeVar("Result")
 
 ATTEMPTS = 4
 BLOB_ATTEMPTS = 5  # in a row with less than PROGRESS_BYTES each
+MIRROR_ATTEMPTS = 2  # there is another host
 PROGRESS_BYTES = 256 << 10
 BACKOFF_S = (0.2, 0.6, 1.5, 3.0)
 RETRY_AFTER_LIMIT_S = 60.0  # a longer wait fails the pull at once: kubelet tries again itself
 MIRROR_RETRY_AFTER_LIMIT_S = 3.0  # there is another host
 CHUNK_BYTES = 256 << 10
+_ACCEPT = {"Accept": ", ".join(manifests.ACCEPTED)}
 _CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
 # Registries behind load balancers give these for a moment; another 4xx stays when asked again.
 _RETRIED = {408, 429, 500, 502, 503, 504}
@@ -58,8 +60,7 @@ class _NoSuch(NotFound):
 
 
 class Registry:
-    """The hosts of one reference, as one pull uses them. Methods may be called from several
-    threads."""
+    """Fetches the content of one reference from its hosts, for one pull. Thread-safe."""
 
     def __init__(
         self,
@@ -77,12 +78,13 @@ class Registry:
         self._lock = threading.Lock()
 
     def resolve(self, stored: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
-        """Fetch the manifest or index that the reference means: its descriptor and content.
+        """Fetch the manifest or index of the reference; return its descriptor and content, or None
+        as the content of a stored one.
 
         `stored`: descriptors of this repository that are here, by digest. If there are any, a HEAD
-        asks for the current digest, and a GET follows only for one that is not stored; the content
-        is None for a stored one. Docker Hub's rate limit counts GETs of manifests, not HEADs.
-        Raises as `_first_answer` does.
+        asks for the current digest, and a GET follows only for a digest that is not stored, because
+        Docker Hub's rate limit counts GETs of manifests, but not HEADs. Raises as `_from_hosts`
+        does.
         """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
@@ -91,12 +93,12 @@ class Registry:
             digest = self._current_digest(host, reference) if stored else ""
             if digest in stored:
                 return stored[digest], None
-            return self._manifest_once(host, reference.target, reference.digest)
+            return self._manifest(host, reference.target, reference.digest)
 
-        return self._first_answer(capability, lambda host: self._retrying(host, lambda: find(host)))
+        return self._from_hosts(capability, find)
 
     def manifest(self, descriptor: Descriptor) -> bytes:
-        """Fetch a manifest that an index names."""
+        """Fetch a manifest that an index names. Raises as `_from_hosts` does."""
 
         def fetch(host: Host) -> bytes:
             _, data = self._manifest(host, descriptor.digest, descriptor.digest)
@@ -106,13 +108,14 @@ class Registry:
                 )
             return data
 
-        return self._first_answer(PULL, fetch)
+        return self._from_hosts(PULL, fetch)
 
     def blob(
         self, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
     ) -> None:
-        """Download and verify a blob into `ingest`; call `arrived` with the number of received
-        bytes (negative when they are discarded). The caller commits."""
+        """Download a blob into `ingest`, and verify its digest and size. `arrived` is called with
+        the number of received bytes; a negative number means that bytes are discarded. Raises as
+        `_from_hosts` does."""
 
         def fetch(host: Host) -> None:
             begun_by_another = ingest.size > 0
@@ -125,7 +128,7 @@ class Registry:
                     raise
                 self._checked_blob(host, descriptor, ingest, arrived)
 
-        self._first_answer(PULL, fetch)
+        self._from_hosts(PULL, fetch, retry=False)  # `_blob` continues where it broke off
 
     def _checked_blob(
         self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
@@ -139,18 +142,17 @@ class Registry:
             raise
 
     def document(self, tag: str) -> bytes:
-        """Fetch what the repository has under a tag, unparsed: a manifest that need not be an
-        image's. Raises as `_first_answer` does."""
+        """Fetch the repository's manifest with this tag, unparsed: it need not be an image's.
+        Raises as `_from_hosts` does."""
 
         def fetch(host: Host) -> bytes:
-            headers = {"Accept": ", ".join(manifests.ACCEPTED)}
-            with self._open(host, f"manifests/{tag}", headers) as response:
+            with self._open(host, f"manifests/{tag}", _ACCEPT) as response:
                 return self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
 
-        return self._first_answer(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
+        return self._from_hosts(PULL, fetch)
 
     def small_blob(self, digest: str, limit_bytes: int) -> bytes:
-        """Fetch and verify a blob in memory."""
+        """Fetch and verify a blob in memory. Raises as `_from_hosts` does."""
 
         def fetch(host: Host) -> bytes:
             with self._open(host, f"blobs/{digest}", {}) as response:
@@ -159,23 +161,26 @@ class Registry:
                 raise DigestMismatch(f"{host.netloc}: blob {digest} has the wrong content")
             return data
 
-        return self._first_answer(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
+        return self._from_hosts(PULL, fetch)
 
     # ---- hosts in order
 
-    def _first_answer(self, capability: str, fetch: Callable[[Host], Result]) -> Result:
-        """Return the answer of the first host that has one.
+    def _from_hosts(
+        self, capability: str, fetch: Callable[[Host], Result], *, retry: bool = True
+    ) -> Result:
+        """Call `fetch` for the hosts with the capability, in order, until a call succeeds; return
+        its result. `retry`: repeat a call when its host is unavailable.
 
-        If none has, the last host, the registry itself, decides the kind of failure: NotFound,
-        Unauthorized, PeerError, or PeerError with the prefix RegistryUnavailable. The message
-        covers every host.
+        When every host fails, the failure of the last one, the registry itself, decides the kind of
+        the error: NotFound, Unauthorized, PeerError, or PeerError with the prefix
+        RegistryUnavailable. The message covers every host.
         """
         failures: list[Error] = []
         for host in self._hosts:
             if not host.can(capability):
                 continue
             try:
-                return fetch(host)
+                return self._retrying(host, fetch) if retry else fetch(host)
             # InvalidSpec: a certificate of this host cannot be used.
             except (PeerError, NotFound, InvalidSpec) as error:
                 failures.append(error)
@@ -191,45 +196,37 @@ class Registry:
             raise NotFound(message)
         raise PeerError(message) if not isinstance(last, Unauthorized) else Unauthorized(message)
 
-    def _attempts(self, host: Host) -> int:
-        """How often to try a host: a mirror that refuses connections is soon skipped, the registry
-        itself gets more attempts."""
-        return ATTEMPTS if host is self._hosts[-1] else 2
-
-    def _retrying(self, host: Host, attempt: Callable[[], Result]) -> Result:
-        for number in range(self._attempts(host)):
+    def _retrying(self, host: Host, fetch: Callable[[Host], Result]) -> Result:
+        failures = 0
+        while True:
             try:
-                return attempt()
+                return fetch(host)
             except Unavailable as error:
-                if number + 1 == self._attempts(host):
-                    raise
-                self._pause(host, number, error)
-        raise AssertionError("unreachable")
+                failures += 1
+                self._pause(host, failures, ATTEMPTS, error)
 
-    def _pause(self, host: Host, number: int, error: Unavailable) -> None:
-        """Wait before the next attempt, as long as the host demands. Raises `error` when that is
-        too long."""
+    def _pause(self, host: Host, failures: int, limit: int, error: Unavailable) -> None:
+        """Wait before the next attempt, as long as the host demands. Raises `error` instead after
+        `limit` failures of the registry itself or MIRROR_ATTEMPTS of a mirror, when the host
+        demands too long a wait, or when a mirror refuses connections."""
         is_last = host is self._hosts[-1]
         retry_after_s = error.retry_after_s or 0.0
+        if not is_last:
+            limit = 1 if error.refused else MIRROR_ATTEMPTS
         limit_s = RETRY_AFTER_LIMIT_S if is_last else MIRROR_RETRY_AFTER_LIMIT_S
-        if retry_after_s > limit_s or (error.refused and not is_last):
+        if failures >= limit or retry_after_s > limit_s:
             raise error
-        self._session.sleep(max(BACKOFF_S[min(number, len(BACKOFF_S) - 1)], retry_after_s))
+        self._session.sleep(max(BACKOFF_S[min(failures, len(BACKOFF_S)) - 1], retry_after_s))
 
     # ---- manifests
 
-    def _manifest(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
-        return self._retrying(host, lambda: self._manifest_once(host, target, digest))
-
     def _current_digest(self, host: Host, reference: Reference) -> str:
-        """Ask with a HEAD for the digest of the reference; "" when the host does not answer it, and
-        a GET must follow: some registries answer each HEAD with 403, 404 or 405, or without a
-        digest, which the specification allows.
+        """Ask with a HEAD for the digest that the reference has now; return "" when the answer has
+        none, which the specification allows, or is an error: then a GET must follow.
 
         Raises Unavailable (no answer), Unauthorized (no token).
         """
-        accept = {"Accept": ", ".join(manifests.ACCEPTED)}
-        response, _ = self._response(host, f"manifests/{reference.target}", accept, "HEAD")
+        response, _ = self._response(host, f"manifests/{reference.target}", _ACCEPT, "HEAD")
         with response:
             # so that the connection can be used again
             self._all(host, response, 0, "an answer to HEAD")
@@ -240,12 +237,8 @@ class Registry:
             digest = str(response.headers.get("Docker-Content-Digest", reference.digest or ""))
         return digest if reference.digest in (None, digest) else ""
 
-    def _manifest_once(
-        self, host: Host, target: str, digest: str | None
-    ) -> tuple[Descriptor, bytes]:
-        with self._open(
-            host, f"manifests/{target}", {"Accept": ", ".join(manifests.ACCEPTED)}
-        ) as response:
+    def _manifest(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
+        with self._open(host, f"manifests/{target}", _ACCEPT) as response:
             data = self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
             sent = response.headers.get("Content-Type", "").partition(";")[0].strip()
             promised = response.headers.get("Docker-Content-Digest", "")
@@ -287,10 +280,7 @@ class Registry:
                 # A server without ranges sends the same again: only what is new is progress.
                 failures = 1 if ingest.size - reached >= PROGRESS_BYTES else failures + 1
                 reached = max(reached, ingest.size)
-                limit = BLOB_ATTEMPTS if host is self._hosts[-1] else 2
-                if failures >= limit:
-                    raise
-                self._pause(host, failures - 1, error)
+                self._pause(host, failures, BLOB_ATTEMPTS, error)
 
     def _blob_part(
         self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
@@ -334,23 +324,32 @@ class Registry:
     def _response(
         self, host: Host, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """As `Session.get`, with a login when the host requires one. Raises Unavailable,
-        Unauthorized."""
+        """Send a request as `Session.get` does, with a login when the host requires one. Raises
+        Unavailable, Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
-        response, other = self._session.get(host, url, headers | self._authorization(host), method)
+        return self._with_login(
+            host, lambda login: self._session.get(host, url, headers | login, method)
+        )
+
+    def _with_login(
+        self,
+        host: Host,
+        send: Callable[[dict[str, str]], tuple[BaseHTTPResponse, str]],
+    ) -> tuple[BaseHTTPResponse, str]:
+        """Call `send` with the headers of the current login. When the host itself answers with 401,
+        log in and call `send` again. Raises Unavailable, Unauthorized."""
+        response, other = send(self._authorization(host))
         if response.status == 401 and not other:
             response.close()
             self._log_in(host, response.headers.getlist("WWW-Authenticate"))
-            response, other = self._session.get(
-                host, url, headers | self._authorization(host), method
-            )
+            response, other = send(self._authorization(host))
         return response, other
 
-    # ---- what a push and a login need
+    # ---- requests of a push and a login
 
     def url(self, host: Host, what: str) -> str:
-        """Return the URL of `what` (`manifests/TAG`, `blobs/DIGEST`, …) in the repository on this
-        host."""
+        """Return the URL of `what` (`manifests/TAG`, `blobs/DIGEST`, …) in the host's
+        repository."""
         return (
             f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
         )
@@ -363,23 +362,22 @@ class Registry:
     def request(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """Send a request with a login when the host requires one; redirects are not followed. A
-        body that is an iterator cannot be sent twice, so a registry must have demanded the login
-        before: at the first HEAD. Raises Unavailable, Unauthorized."""
-        response = self._session.send(method, host, url, headers | self._authorization(host), body)
-        if response.status == 401 and (body is None or isinstance(body, bytes)):
-            response.close()
-            self._log_in(host, response.headers.getlist("WWW-Authenticate"))
-            response = self._session.send(
-                method, host, url, headers | self._authorization(host), body
-            )
-        return response
+        """Send a request, with a login when the host requires one; do not follow redirects. A body
+        that is an iterator cannot be sent twice, so an earlier request must have logged in. Raises
+        Unavailable, Unauthorized."""
+
+        def send(login: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
+            return self._session.send(method, host, url, headers | login, body), ""
+
+        if body is None or isinstance(body, bytes):
+            return self._with_login(host, send)[0]
+        return send(self._authorization(host))[0]
 
     def expect(
         self, host: Host, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
     ) -> None:
-        """Close the response. Raises Unauthorized, PeerError for a status that is not among
-        `statuses`."""
+        """Close the response, and check that its status is one of `statuses`. Raises Unauthorized,
+        PeerError."""
         try:
             if response.status not in statuses:
                 raise self._refusal(host, response, what)
@@ -387,7 +385,8 @@ class Registry:
             response.close()
 
     def _namespace(self, host: Host) -> str:
-        """The query that tells a mirror which registry is meant, as containerd sends it."""
+        """Return the query that names the registry to a mirror, as containerd sends it; "" for the
+        registry itself."""
         # Only for a mirror: the query is not in the distribution specification.
         registry = self._reference.registry
         return "" if normal_registry(host.netloc) == registry else f"?ns={quote(registry)}"
@@ -438,8 +437,8 @@ class Registry:
             )
 
     def _refusal(self, host: Host, response: BaseHTTPResponse, what: str) -> Error:
-        """The error for a response's status. Of the body only registry error codes are shown: it
-        may echo secrets of the request."""
+        """Return the error for a response's status. It shows only the registry's error code from
+        the body, because the body may echo secrets of the request."""
         try:
             code = _CODE.search(
                 self._all(host, response, 64 << 10, "an error").decode("utf-8", "replace")
@@ -461,7 +460,7 @@ class Registry:
 
 
 def _continues(response: BaseHTTPResponse, at: int) -> bool:
-    """Whether the body continues at the offset `at`; a server may send the whole blob again
+    """Return whether the body continues at the offset `at`. A server may send the whole blob again
     instead."""
     if not at:
         return True
@@ -470,8 +469,8 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
 
 
 def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:
-    """The error for an answer that is worth another attempt, with the waiting time that the host
-    demands."""
+    """Return the error for an answer after which the request is repeated, with the waiting time
+    that the host demands."""
     retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
     if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
         message += f", and no more requests for {math.ceil(retry_after_s)} s"
@@ -479,8 +478,9 @@ def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Seconds that a Retry-After header demands: a number, a date (RFC 9110 section 10.2.3), or as
-    Docker Hub sends it a time in seconds since 1970. None for anything else."""
+    """Return the seconds to wait that a Retry-After header demands: it has a number, a date (RFC
+    9110 section 10.2.3), or the seconds since 1970, which Docker Hub sends. None for anything
+    else."""
     value = value.strip()
     # isascii(), because other scripts' digits are decimal, too, and no header has them.
     if value.isascii() and value.isdecimal() and len(value) < 12:

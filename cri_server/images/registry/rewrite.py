@@ -8,7 +8,6 @@ pkg.go.dev/regexp, github.com/google/re2/wiki/Syntax.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")  # `01` is a group's name in Go, not 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One rule of a `rewrite` table: an expression and its replacement. Raises ValueError for an
-    expression that Go rejects, too."""
+    """A rule of a `rewrite` table: an expression and its replacement. The constructor raises
+    ValueError for an expression that Go rejects."""
 
     pattern: str
     replacement: str
@@ -41,7 +40,7 @@ class Rewrite:
         object.__setattr__(self, "_compiled", compiled)
 
     def apply(self, text: str) -> str | None:
-        """Replace each match; None when nothing matches."""
+        """Return the text with each match replaced; None when nothing matches."""
         parts, end, is_first = [], 0, True
         for match in self._compiled.finditer(text):
             if match.start() == match.end() == end and not is_first:
@@ -51,18 +50,19 @@ class Rewrite:
         return None if is_first else "".join([*parts, text[end:]])
 
     def unknown_groups(self) -> list[str]:
-        """Return the names in the replacement that are no groups of the pattern. Go replaces them
-        by an empty text."""
+        """Return the names in the replacement that are no groups of the pattern. Like Go, `apply`
+        replaces them by an empty text."""
         names = [name for match in _REFERENCE.finditer(self.replacement) if (name := _name(match))]
         return [name for name in dict.fromkeys(names) if self._number(name) is None]
 
     def _expanded(self, match: Any) -> str:
-        def group(reference: re.Match[str]) -> str:
+        def expand(reference: re.Match[str]) -> str:
             name = _name(reference)
-            number = self._number(name) if name else None
-            return (match.group(number) or "") if number is not None else "" if name else "$"
+            if not name:
+                return "$"
+            number = self._number(name)
+            return "" if number is None else match.group(number) or ""
 
-        expand: Callable[[re.Match[str]], str] = group
         return _REFERENCE.sub(expand, self.replacement)
 
     def _number(self, name: str) -> int | None:

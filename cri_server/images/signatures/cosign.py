@@ -1,5 +1,5 @@
-"""Verifies cosign's signatures with keys: fetches them beside the image, and checks them against a
-policy.
+"""Fetches an image's cosign signatures from its repository, and checks them against a policy with
+public keys.
 
 The signatures of a manifest are the layers of the image `sha256-DIGEST.sig` in its repository, each
 a small JSON text ("simple signing") whose signature is an annotation. Source: cosign's
@@ -30,7 +30,8 @@ PAYLOAD_LIMIT_BYTES = 64 << 10
 
 
 class SignatureValidationFailed(PeerError):
-    """The policy refuses the image; the message begins with CRI's word for it."""
+    """The policy refuses the image. The message begins with the word by which CRI recognizes this
+    error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"SignatureValidationFailed: {message}")
@@ -66,8 +67,8 @@ class _Payload(msgspec.Struct):
 
 
 def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequence[str]) -> None:
-    """Check an image's signatures against the policy. `digests`: its index, if there is one, and
-    its manifest; a signature of either is enough, since the index names the manifest by its digest.
+    """Check an image's signatures against the policy. `digests`: of its manifest, and of the index
+    that names the manifest, if there is one. A signature of either is enough.
 
     Raises SignatureValidationFailed, PeerError (the registry does not answer), WrongState (a key
     cannot be read).
@@ -83,7 +84,8 @@ def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequ
 
 
 def check_scope(rules: Policy, reference: Reference) -> None:
-    """Raise SignatureValidationFailed for an image that the policy rejects, signed or not."""
+    """Check that the policy does not reject every image of this scope. Raises
+    SignatureValidationFailed."""
     scope, requirements = rules.requirements(reference)
     if any(requirement.type == policy.REJECT for requirement in requirements):
         raise SignatureValidationFailed(f"rejected by {rules.path}, {scope}")
@@ -95,8 +97,8 @@ def _require(
     reference: Reference,
     where: str,
 ) -> None:
-    """Require one valid signature of the image by one of the keys; invalid ones beside it do not
-    matter."""
+    """Check that one of the signatures is valid for the image and by one of the keys. Raises
+    SignatureValidationFailed."""
     if not signatures:
         raise SignatureValidationFailed(f"{where}: the image has no signature")
     keys = _keys(requirement, where)
@@ -112,7 +114,8 @@ def _require(
 
 
 def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes]]:
-    """Fetch a manifest's signatures: the manifest's digest, payload and signature of each."""
+    """Fetch a manifest's signatures; return (the manifest's digest, payload, signature) for
+    each."""
     try:
         data = registry.document(f"{digest.replace(':', '-')}.sig")
     except NotFound:
@@ -144,7 +147,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
 
 
 def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
-    """Why a valid signature is not one of this image; "" if it is."""
+    """Return why a signed payload is not about this image; "" if it is."""
     try:
         critical = typed.decode(payload, _Payload).critical
     except msgspec.MsgspecError:
@@ -176,7 +179,7 @@ def _keys(requirement: Requirement, where: str) -> list[object]:
 
 
 def _verifies(key: object, payload: bytes, signature: bytes) -> bool:
-    """Whether `signature` is one of `payload` by `key`, with SHA-256 as cosign signs."""
+    """Return whether `signature` is by `key` over `payload`, with SHA-256 as cosign uses it."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -196,8 +199,8 @@ def _verifies(key: object, payload: bytes, signature: bytes) -> bool:
 
 
 def check_policy(path: str) -> None:
-    """Check that a policy can be used here: the file, its keys, and the library that verifies.
-    Raises WrongState."""
+    """Check that a policy can be used here: the file and its keys can be read, and the library that
+    verifies signatures is installed. Raises WrongState."""
     rules = policy.read(path)
     scopes = rules.file.transports.get(policy.TRANSPORT, {})
     for name, requirements in [("default", rules.file.default), *scopes.items()]:

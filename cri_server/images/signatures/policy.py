@@ -1,5 +1,5 @@
-"""Which images may be pulled: a policy of containers-policy.json(5), with the requirements that
-need no GPG.
+"""Reads the policy that says which images may be pulled: a containers-policy.json(5) with the
+requirements that need no GPG.
 
 The most specific scope of the transport `docker` decides: the image with its tag or digest, its
 repository, the namespaces around that, its registry, the domains around that (`*.example.com`), the
@@ -34,25 +34,26 @@ IDENTITIES = {
 }
 
 
-class Identity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Identity(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename="camel"):
     """Which image a signature must name; the fields in use depend on `type`."""
 
     type: str = "matchRepoDigestOrExact"
-    docker_reference: str = msgspec.field(default="", name="dockerReference")
-    docker_repository: str = msgspec.field(default="", name="dockerRepository")
+    docker_reference: str = ""
+    docker_repository: str = ""
     prefix: str = ""
-    signed_prefix: str = msgspec.field(default="", name="signedPrefix")
+    signed_prefix: str = ""
 
 
-class Requirement(msgspec.Struct, forbid_unknown_fields=True):
-    """One requirement; all of a scope must hold. A signature by one of the keys is enough."""
+class Requirement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    """A requirement of a scope, which its images must all meet. One signature by one of the keys
+    meets it."""
 
     type: str
-    key_path: str = msgspec.field(default="", name="keyPath")
-    key_paths: list[str] = msgspec.field(default_factory=list, name="keyPaths")
-    key_data: str = msgspec.field(default="", name="keyData")
-    key_datas: list[str] = msgspec.field(default_factory=list, name="keyDatas")
-    signed_identity: Identity = msgspec.field(default_factory=Identity, name="signedIdentity")
+    key_path: str = ""
+    key_paths: list[str] = []
+    key_data: str = ""
+    key_datas: list[str] = []
+    signed_identity: Identity = Identity()
 
     def public_keys(self) -> list[bytes]:
         """The public keys in PEM. Raises OSError, ValueError."""
@@ -67,7 +68,7 @@ class Requirement(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     default: list[Requirement]
-    transports: dict[str, dict[str, list[Requirement]]] = msgspec.field(default_factory=dict)
+    transports: dict[str, dict[str, list[Requirement]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Policy:
     file: _File
 
     def requirements(self, reference: Reference) -> tuple[str, list[Requirement]]:
-        """The requirements for an image, and a description of the scope they are from."""
+        """Return a description of the scope that decides about an image, and its requirements."""
         scopes = self.file.transports.get(TRANSPORT, {})
         for scope in scopes_of(reference):
             if scope in scopes:
@@ -87,7 +88,8 @@ class Policy:
 
 
 def read(path: str) -> Policy:
-    """Read a policy. Raises WrongState for a file with any error; nothing is guessed."""
+    """Read a policy. Raises WrongState for a file with any error, because a guess might accept an
+    image that the administrator wants to refuse."""
     try:
         with open(path, "rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)
@@ -107,8 +109,8 @@ def read(path: str) -> Policy:
 
 
 def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:
-    """The scopes with each registry in its normal form. Raises ValueError for two spellings of one
-    scope."""
+    """Return the scopes with each registry in its normal form. Raises ValueError when two of them
+    are spellings of one scope."""
     normal: dict[str, list[Requirement]] = {}
     written: dict[str, str] = {}
     for scope, requirements in scopes.items():
@@ -120,10 +122,10 @@ def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requi
 
 
 def normal_scope(scope: str) -> str:
-    """A scope with its registry in the normal form; `docker.io/busybox:1` is
-    `docker.io/library/busybox:1`.
+    """Return a scope with its registry in the normal form, and with Docker Hub's `library/` in an
+    image's name: `docker.io/busybox:1` becomes `docker.io/library/busybox:1`.
 
-    Without a tag or a digest `docker.io/team` stays, because it may be a namespace. Raises
+    A name without a tag or a digest stays as it is, because it may be a namespace. Raises
     ValueError for a malformed name.
     """
     registry, slash, path = scope.partition("/")
@@ -138,8 +140,8 @@ def normal_scope(scope: str) -> str:
 
 
 def _check(place: str, requirements: list[Requirement]) -> None:
-    # All of no requirements would hold, so the image would be accepted unsigned; containers/image
-    # refuses such a policy, too.
+    # An image meets all requirements of an empty list, so it would be accepted unsigned.
+    # containers/image refuses such a policy, too.
     if not requirements:
         raise ValueError(
             f"{place}: the list of requirements is empty; use {ACCEPT} to accept everything"
@@ -198,7 +200,8 @@ def _full(reference: Reference) -> str:
 
 
 def identity_matches(identity: Identity, reference: Reference, claimed: str) -> bool:
-    """Whether a signature for the reference `claimed` counts for the image that is pulled."""
+    """Return whether a signature for the reference `claimed` is valid for the pulled image, whose
+    reference is `reference`."""
     signed = _SignedReference.parse(claimed)
     if signed is None:
         return False
@@ -219,8 +222,8 @@ def identity_matches(identity: Identity, reference: Reference, claimed: str) -> 
 
 
 def _matches_image(signed: _SignedReference, name: str, reference: Reference) -> bool:
-    """Whether the signed reference is the pulled one. For a pull by digest the repository is
-    enough, because the content is fixed; a tag must be the signed one."""
+    """Return whether the signed reference means the pulled image: its repository is `name`, and its
+    tag is the pulled one. A pull by digest has no tag to compare, but its content is fixed."""
     return signed.name == name and (bool(reference.digest) or signed.rest == f":{reference.tag}")
 
 

@@ -252,12 +252,12 @@ async def test_a_newly_mounted_image_is_read_from_memory(
     """The pull's pages stay in memory for the first container, whenever the server drops pages."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
-    service._store.drop_tar_pages()
+    service._store.mounts.drop_tar_pages()
     (mount,) = await service.mounts([built.id])
     tars = [Path(device) for device in mount.image.devices]
-    service._store.drop_tar_pages()
+    service._store.mounts.drop_tar_pages()
     assert any(map(cached_pages, tars))
-    service._store.drop_tar_pages()
+    service._store.mounts.drop_tar_pages()
     assert not any(map(cached_pages, tars))
 
 
@@ -276,7 +276,7 @@ async def test_memory_and_disk_of_a_removed_image_are_freed(
     await service._store.wait_deleted()
     held = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
     assert [path for path in held if path.startswith(str(tmp_path / "images"))] == []
-    assert service._store._mounts._dropped == []
+    assert service._store.mounts._dropped == []
 
 
 def _exists(fd: str) -> bool:
