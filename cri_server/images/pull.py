@@ -1,7 +1,8 @@
 """Pulls an image: resolves the reference, chooses the platform, fetches and unpacks or indexes the
 layers in parallel, and lists the image last.
 
-Nothing is visible before the last step; content of a failed or cancelled pull is collected.
+Nothing is visible before the last step. The store's collection removes the content of a failed or
+cancelled pull.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ REPORT_S = 0.05  # between two times that a download's thread wakes the event lo
 
 
 class Pull:
-    """One pull of one reference; `run` once."""
+    """One pull of one reference. Call `run` once."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class Pull:
         report: Callable[[Progress], None],
         policy: str = "",
     ) -> None:
-        """`policy`: the file that says which signatures an image needs; "" for none."""
+        """`watch`: cancels the pull when it makes no progress. `report`: called with the progress.
+        `policy`: path of the signature policy; "" for none."""
         self._policy = policy
         self._store = store
         self._certs_dirs = certs_dirs
@@ -80,9 +82,8 @@ class Pull:
         self._downloaded: set[str] = set()  # digests of the blobs that this pull has downloaded
 
     async def run(self, platform: Platform | None = None) -> str:
-        """Pull the image and return its id. `platform`: pull the image for it instead of this
-        machine's; the name then refers to that image. Raises Error, whose message names the
-        reference."""
+        """Pull the image for `platform` (None: for this machine), list it under the reference, and
+        return its id. Raises Error, whose message names the reference."""
         try:
             with self._store.errors():
                 return await self._run(platform)
@@ -126,8 +127,8 @@ class Pull:
         return manifest.config.digest
 
     async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
-        """Return the reference's current descriptor and content; the content is not fetched again
-        when it is stored."""
+        """Return the descriptor that the reference has now, and its content, which is fetched only
+        if it is not stored."""
         name = self._store.catalog.name(str(self._reference))
         stored = {name.target.digest: name.target} if name else {}
         target, data = await self._thread(lambda: registry.resolve(stored))
@@ -139,7 +140,7 @@ class Pull:
         return target, data
 
     async def _read(self, digest: str) -> bytes | None:
-        """Read a manifest or index from the store; None when it is gone, or damaged."""
+        """Read a manifest or index from the store; None when it is absent or damaged."""
         try:
             return await self._thread(lambda: self._store.blobs.read(digest, manifests.LIMIT_BYTES))
         except (NotFound, DigestMismatch):
@@ -153,8 +154,8 @@ class Pull:
         blobs: dict[str, bytes],
         platform: Platform | None,
     ) -> Manifest:
-        """Return the manifest for the platform, or for this machine. It and the indexes on the way
-        are added to `blobs`; the manifest is last."""
+        """Return the manifest for the platform (None: for this machine), which is `target` or is
+        reached over indexes. Add the manifest and these indexes to `blobs`, the manifest last."""
         document = manifests.parse(data, target.media_type)
         depth = 1
         while isinstance(document, Index):
@@ -173,8 +174,8 @@ class Pull:
         return document
 
     async def _chosen(self, registry: Registry, chosen: Descriptor) -> bytes:
-        """Return the content of a manifest that an index names; fetched unless this repository has
-        served it before."""
+        """Return the content of a manifest that an index names. It is fetched unless it is stored
+        and this repository has served it before."""
         is_known = chosen.digest in self._store.catalog.documents(self._reference.name)
         data = await self._read(chosen.digest) if is_known else None
         if data is not None:
@@ -182,8 +183,8 @@ class Pull:
         return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> Policy | None:
-        """Read the policy, if there is one, and check the reference's scope before any request.
-        Raises SignatureValidationFailed, WrongState."""
+        """Read and return the policy, if there is one. Refuse an image whose scope it rejects,
+        before any request. Raises SignatureValidationFailed, WrongState."""
         if not self._policy:
             return None
         from cri_server.images.signatures import cosign as signatures
@@ -194,8 +195,8 @@ class Pull:
         return rules
 
     def _check_signatures(self, rules: Policy, registry: Registry, digests: list[str]) -> None:
-        """Check the signatures before anything else of the image is fetched. Raises
-        SignatureValidationFailed, WrongState."""
+        """Check the signatures of the manifests, before configuration and layers are fetched.
+        Raises SignatureValidationFailed, WrongState."""
         from cri_server.images.signatures import cosign as signatures
 
         try:
@@ -206,14 +207,14 @@ class Pull:
     async def _config(
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
     ) -> Config:
-        """Fetch the configuration, also when it is stored, because that proves the right to the
-        image (see `verified`). It is added to `blobs`."""
+        """Fetch the configuration, and add it to `blobs`. A stored one is fetched, too, because
+        that proves the right to the image (see `verified`)."""
         content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
         config = manifests.parse_config(content.data)
-        if words := manifests.foreign_platform(config):
-            log.warning("pulling %s: %s", self._reference, words)
+        if warning := manifests.foreign_platform(config):
+            log.warning("pulling %s: %s", self._reference, warning)
         manifests.check_layers(manifest, config)
         return config
 
@@ -228,8 +229,10 @@ class Pull:
             if self._store.maker.needs_blob(manifest.config.digest, layer, diff_id)
         }
         self._total = sum(missing.values())
-        if self._total > self._store.room.free_bytes():
-            raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.room.full()}")
+        if self._total > self._store.space.free_bytes():
+            raise ResourceExhausted(
+                f"{self._total} bytes of layers: {self._store.space.describe_full()}"
+            )
         self._report_stage("fetching")
         source = BlobSource(
             self._watch,
@@ -247,8 +250,8 @@ class Pull:
     # ---- blobs
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
-        """Download the blob into the layout, also when it is stored (see `verified`), but only once
-        per pull."""
+        """Download the blob into the layout, once in this pull. A stored blob is downloaded, too
+        (see `verified`)."""
         async with self._turns.hold(descriptor.digest, self._watch.paused()):
             if descriptor.digest in self._downloaded:
                 return
@@ -267,8 +270,8 @@ class Pull:
     async def _stream(
         self, registry: Registry, descriptor: Descriptor, opened: OpenStream, rate: Rate
     ) -> None:
-        """Send the blob to its decoder while it arrives. Raises Interrupted: it must be fetched to
-        a file."""
+        """Send the blob to its decoder while it arrives. Raises Interrupted when the blob must be
+        fetched to a file instead."""
         async with self._fetches, opened() as blob:
             try:
                 await self._thread(lambda: self._receive(registry, descriptor, blob, rate))
@@ -280,7 +283,7 @@ class Pull:
     def _receive(
         self, registry: Registry, descriptor: Descriptor, blob: Incoming, rate: Rate
     ) -> None:
-        """Download a blob. Blocking, in a separate thread."""
+        """Download a blob. Blocking; runs in its own thread."""
         set_batch_policy()
         arrivals = _ByteCounter(lambda size: self._arrived(size, rate))
         try:
@@ -310,14 +313,14 @@ class Pull:
 
 
 class _ByteCounter:
-    """Counts bytes received in one thread, and calls `notify` for many pieces at once: a fast
-    registry's come in pieces of a few KiB, and each call wakes the event loop."""
+    """Counts the bytes that one thread receives, and calls `notify` for many pieces at once: they
+    have a few KiB each, and each call wakes the event loop."""
 
     def __init__(self, notify: Callable[[int], None]) -> None:
         self._notify, self._size, self._last = notify, 0, time.monotonic()
 
     def add(self, size: int) -> None:
-        """Count bytes; a negative size takes earlier ones back."""
+        """Count bytes. A negative size subtracts bytes that were discarded."""
         if size < 0:
             self.flush()
         self._size += size
@@ -325,7 +328,7 @@ class _ByteCounter:
             self.flush()
 
     def flush(self) -> None:
-        """Report the progress that was not reported yet."""
+        """Call `notify` with the bytes that were counted since the last call."""
         size, self._size, self._last = self._size, 0, time.monotonic()
         if size:
             self._notify(size)

@@ -1,8 +1,8 @@
-"""Pushes an image: the blobs that the registry lacks, then the manifest under its tag. Blocking:
-runs in a thread.
+"""Pushes an image: sends the blobs that the registry lacks, then the manifest under its tag.
+Blocking: runs in a thread.
 
-To the registry itself, never to a mirror. Source: OCI distribution specification, "Push": a single
-PUT for each blob.
+An image is pushed to the registry itself, never to a mirror, with a single PUT for each blob.
+Source: OCI distribution specification, "Push".
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def push(
     reference: Reference,
     report: Callable[[Progress], None],
 ) -> str:
-    """Send an image; return the digest of its manifest, which is a new one when layers are
-    compressed again.
+    """Send an image; return the digest of its manifest. (The manifest is a new one when layers must
+    be compressed again.)
 
-    The caller prevents collection. Raises Unauthorized, PeerError, NotFound.
+    The caller prevents a collection of the store meanwhile. Raises Unauthorized, PeerError,
+    NotFound.
     """
     target, manifest = platform_manifest(blobs, target)
     config = manifests.parse_config(blobs.read(manifest.config.digest, manifests.LIMIT_BYTES))
@@ -86,7 +87,7 @@ def push(
 
 
 def has_blob(registry: Registry, host: Host, descriptor: Descriptor) -> bool:
-    """Whether the registry has the blob. Raises the errors of `Registry.request` and
+    """Return whether the registry has the blob. Raises the errors of `Registry.request` and
     `Registry.expect`."""
     what = f"blobs/{descriptor.digest}"
     response = registry.request("HEAD", host, registry.url(host, what), {}, None)

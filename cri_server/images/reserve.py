@@ -1,4 +1,4 @@
-"""The part of a disk that images must leave free for the node."""
+"""Keeps a part of the disk free of images, for the node."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pyrunc.kernel.full import reason
 
 RESERVE_LIMIT_BYTES = 512 << 20
 BLOCK_BYTES = 4096  # the smallest allocation; an empty file is charged one for its inode
-_LOOK_BYTES = 1 << 20
+_CHECK_BYTES = 1 << 20
 _RESERVED_PART = 50  # the reserve is 1/50 of the bytes and of the inodes
 
 
 class Reserve:
-    """Keeps the reserve free while files are written, by any number of processes at once: each
-    checks the free space after every MiB it has charged. Sizes are rounded up to blocks, because a
-    single byte takes a whole one."""
+    """Keeps the reserve free while files are written. Any number of processes may write: each
+    checks the free space after every MiB that it has charged. Sizes are rounded up to blocks,
+    because a single byte takes a whole block."""
 
     def __init__(self, fd: int, folder: str) -> None:
         """`fd`: any file on the file system; it stays the caller's. `folder`: the path that errors
@@ -26,20 +26,20 @@ class Reserve:
         self._charged = 0
 
     def charge(self, size: int) -> None:
-        """Count `size` bytes (0 for an empty file) that are about to be written. Raises
-        ResourceExhausted when the reserve would be touched, OSError."""
+        """Count `size` bytes (0 for an empty file) that the caller is about to write. Raises
+        ResourceExhausted when they would not leave the reserve free, OSError."""
         self._charged += size + -size % BLOCK_BYTES
-        if self._charged >= _LOOK_BYTES:
+        if self._charged >= _CHECK_BYTES:
             self._charged = 0
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         status = os.fstatvfs(self._fd)
-        if status.f_bavail * status.f_frsize < reserve_bytes(status) + _LOOK_BYTES:
+        if status.f_bavail * status.f_frsize < reserve_bytes(status) + _CHECK_BYTES:
             raise ResourceExhausted(describe_full(status, self._folder))
         inodes = status.f_files // _RESERVED_PART
         # btrfs makes inodes as needed, and reports 0.
-        if status.f_files and status.f_favail < inodes + _LOOK_BYTES // BLOCK_BYTES:
+        if status.f_files and status.f_favail < inodes + _CHECK_BYTES // BLOCK_BYTES:
             raise ResourceExhausted(
                 f"no inodes left on the file system of {self._folder}"
                 f" ({inodes} are reserved for the node)"
@@ -52,7 +52,7 @@ def reserve_bytes(status: os.statvfs_result) -> int:
 
 
 def describe_full(status: os.statvfs_result, folder: str) -> str:
-    """Say why nothing more is written to the file system of `folder`."""
+    """Describe why nothing more is written to the file system of `folder`."""
     return (
         f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(status)} bytes are reserved for the node)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import hashlib
+import dataclasses
 import json
 import logging
 import threading
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cri_server.images.archives import export as exports
 from cri_server.images.archives import load as archives
-from cri_server.images.formats.digests import hex_of
+from cri_server.images.formats.digests import digest_of, hex_of
 from cri_server.images.formats.manifest import LIMIT_BYTES
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
@@ -52,8 +52,9 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rootfs:
-    """An image's configuration and its files: the unpacked layers, top first (at least one), or a
-    mount. The mount can be used while this object lives, and the image is not converted meanwhile.
+    """An image's configuration and files. `lower_dirs`: the unpacked layers, top first (at least
+    one), or the mount. While this object exists, the mount can be used and the image is not
+    converted.
     """
 
     image_id: str
@@ -63,14 +64,15 @@ class Rootfs:
 
 
 class ImageService:
-    """Images below `root`: an OCI image layout and the files made from its layers.
+    """Pulls, lists, removes and mounts the images below `root`: an OCI image layout and the files
+    made from its layers.
 
     - `certs_dirs`: folders of HOST/hosts.toml; the first one with a registry's folder is used.
     - `pinned`: references that status and list mark as pinned.
-    - `zygote`: its jobs work on layers (it should preload `layer_maker.JOB_MODULES`); None: threads
-      do.
-    - `in_use(image_id)`: returns the containers that use an image; set by the server. Images in use
-      are not removed.
+    - `zygote`: its jobs work on layers (it should preload `layer_maker.JOB_MODULES`). None: threads
+      do the work.
+    - `in_use(image_id)`: returns the containers that use an image, which is then not removed. The
+      server sets it.
     """
 
     def __init__(
@@ -86,13 +88,13 @@ class ImageService:
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`store`, `keep_blobs`: as in `[images]`. `descriptors`: where image mounts survive this
-        process."""
+        """`store`, `keep_blobs`: the keys of `[images]`. `descriptors`: stores the image mounts, so
+        that they survive this process."""
         self.in_use = in_use
         self._store = Store(root, pinned, zygote, store, keep_blobs, descriptors)
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
-        self._pulls: dict[str, _Running] = {}
+        self._pulls: dict[str, _RunningPull] = {}
         self.policy = ""  # path of the signature policy, as in containers-policy.json(5)
         self._dropping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[str]] = set()  # running pulls, also cancelled ones
@@ -107,8 +109,8 @@ class ImageService:
         self._certs_dirs, self._no_progress_timeout_s = tuple(certs_dirs), no_progress_timeout_s
 
     async def start(self) -> None:
-        """Create or read the store, and drop content that no image needs. Call once, before
-        anything else.
+        """Create or read the store, and remove content that no image needs. Call once, before any
+        other method.
 
         Raises ResourceExhausted, KernelError, Unsupported (images are to be mounted, and this
         kernel cannot mount them).
@@ -126,7 +128,7 @@ class ImageService:
                 log.warning("could not drop the page cache of images' tars: %s", error)
 
     async def close(self) -> None:
-        """Cancel running pulls and wait for them."""
+        """Cancel running pulls, wait for them, and close the store."""
         running: set[asyncio.Task[Any]] = {
             *self._tasks,
             *([self._dropping] if self._dropping else []),
@@ -144,8 +146,8 @@ class ImageService:
         progress: Callable[[Progress], None] | None = None,
         platform: Platform | None = None,
     ) -> str:
-        """Pull an image for `platform` or this machine; return its id. Equal concurrent pulls are
-        one, which is cancelled when its last caller is.
+        """Pull an image for `platform` or this machine; return its id. Equal concurrent calls share
+        one pull, which is cancelled when all of its callers are.
 
         Raises InvalidArgument (reference), NotFound, PeerError (the message begins with
         `RegistryUnavailable` when no host of the registry could be used), DeadlineExceeded (no
@@ -156,8 +158,8 @@ class ImageService:
         running = self._pulls.get(key)
         # kubelet repeats a cancelled call at once: joined to the pull that is ending, it would get
         # that pull's cancellation.
-        if running is None or running.given_up:
-            running = self._pulls[key] = _Running()
+        if running is None or running.is_ending:
+            running = self._pulls[key] = _RunningPull()
             running.task = asyncio.create_task(
                 self._pull(parsed, auth, running, platform), name=f"pull {parsed}"
             )
@@ -171,7 +173,11 @@ class ImageService:
             del self._pulls[key]
 
     async def _pull(
-        self, reference: Reference, auth: Auth | None, running: _Running, platform: Platform | None
+        self,
+        reference: Reference,
+        auth: Auth | None,
+        running: _RunningPull,
+        platform: Platform | None,
     ) -> str:
         watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
         puller = await in_thread(_puller)
@@ -188,20 +194,20 @@ class ImageService:
         return image_id
 
     async def status(self, reference: str) -> Image | None:
-        """Find an image by id (with or without `sha256:`, unique prefix), tag or digest; None if
-        absent."""
+        """Return an image by id (also without `sha256:`, or a unique prefix), tag or digest; None
+        if it is absent."""
         return self._store.catalog.find(reference)
 
     async def list(self, reference: str | None = None) -> builtins.list[Image]:
-        """List all images, or the one that `reference` means."""
+        """Return all images, or only the one that `reference` names."""
         if not reference:
             return self._store.catalog.images()
         image = self._store.catalog.find(reference)
         return [image] if image else []
 
     async def remove(self, reference: str) -> None:
-        """Remove an image by id with all its names, or one name; the last name removes the image.
-        An absent image is no error.
+        """Remove a name of an image; or the image with all its names, when `reference` is its id or
+        its last name. An absent image is no error.
 
         Raises WrongState naming the containers that use the image.
         """
@@ -231,7 +237,7 @@ class ImageService:
         return names
 
     async def rootfs(self, image_id: str) -> Rootfs:
-        """Return the image's unpacked layers or its mount, and its configuration. Raises NotFound,
+        """Return the image's configuration and its unpacked layers or mount. Raises NotFound,
         KernelError."""
         content = self._store.catalog.content(image_id)
         if not content.mounted:
@@ -252,21 +258,23 @@ class ImageService:
 
     @property
     def lowest_layer(self) -> str:
-        """An empty folder, the second lower layer of an overlay over a single layer."""
+        """The path of an empty folder, for the second lower layer that overlayfs needs below a
+        single one."""
         return str(self._store.layers.lowest)
 
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:
-        """The annotations of the manifest that these references lead to, or of each manifest of the
-        image: images of one id may come from several manifests, and any user may make one with
-        annotations of their choice. Raises NotFound."""
+        """Return the annotations of the image's manifest that the references lead to. Without such
+        a manifest return the annotations of each of the image's manifests: any user may push one
+        with annotations of their choice. Raises NotFound."""
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
 
     def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
-        """The image's name and its name by digest, with the repository and tag of one of these
-        references; without a match its first names, or its id."""
+        """Return the image's name by tag and its name by digest. They have the repository and tag
+        of the first of the references that leads to the image; without one they are the image's
+        first names, or its id."""
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:
             return name.tagged or name.by_digest, name.by_digest
@@ -274,21 +282,21 @@ class ImageService:
         return image.repo_tags[0] if image.repo_tags else digest, digest
 
     def archive_limits(self) -> Limits:
-        """What an archive may unpack to on the store's disk. Raises ResourceExhausted when there is
-        no space."""
-        return self._store.room.limits_of_archive()
+        """Return how much an archive may unpack to on the store's disk. Raises ResourceExhausted
+        when there is no space."""
+        return self._store.space.limits_of_archive()
 
     def to_convert(self, image_id: str) -> str:
-        """The form that `convert` would give the image, "mounted" or "unpacked"; "" if it has it.
-        Raises NotFound."""
+        """Return the form that `convert` would give the image, "mounted" or "unpacked"; "" if the
+        image has that form. Raises NotFound."""
         content = self._store.catalog.content(image_id)
         if content.mounted == self._store.policy.erofs or not content.diff_ids:
             return ""
         return "mounted" if self._store.policy.erofs else "unpacked"
 
     async def convert(self, image_id: str) -> bool:
-        """Convert an image to the form in `[images] store`, without fetching; False when a
-        container uses it.
+        """Convert an image to the form in `[images] store`, without fetching anything; return False
+        when a container uses it.
 
         Raises NotFound, ResourceExhausted, KernelError.
         """
@@ -302,7 +310,7 @@ class ImageService:
             return await self._store.convert(image_id, is_used)
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
-        """Return the mounts of those of the images that are mounted. Raises NotFound,
+        """Return the mounts of the images, without the unpacked images. Raises NotFound,
         KernelError."""
         image_mounts = [
             (await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)
@@ -310,8 +318,8 @@ class ImageService:
         return [mount for mount in image_mounts if mount is not None]
 
     async def details(self, image_id: str, reference: str = "") -> dict[str, Any]:
-        """Information for users: labels, the image's configuration, and its layers as fetched for
-        this reference. Raises NotFound."""
+        """Return what `pyrunc-cri image` shows of an image: labels, configuration, form, and the
+        layers as fetched for this reference. Raises NotFound."""
         content = self._store.catalog.contents(image_id, [reference])[0]
         data = await in_thread(
             lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES)
@@ -348,7 +356,8 @@ class ImageService:
                 )
 
     def _named(self, reference: str) -> tuple[Image, Name]:
-        """The image and the name that leads to its content. Raises NotFound."""
+        """Return the image of a reference, and the name that leads to its content. Raises
+        NotFound."""
         catalog = self._store.catalog
         image = catalog.find(reference)
         if image is None:
@@ -356,28 +365,26 @@ class ImageService:
         return image, catalog.name(reference) or catalog.names_of(image.id)[0]
 
     async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
-        """Yield the images as an archive, in parts: one given by a name with that tag, one given by
-        an id with all tags. Raises NotFound, KernelError."""
-        tags_by_image: dict[str, list[str]] = {}
+        """Yield the images as an archive, in parts. An image gets the tag in its reference; an
+        image by id gets all of its tags. Raises NotFound, KernelError."""
+        tags: dict[str, dict[str, None]] = {}  # by image id, without repetitions
         names: dict[str, Name] = {}
         for reference in references:
             image, name = self._named(reference)
-            is_id = id_matches(image.id, reference)
-            tags = image.repo_tags if is_id else [name.tagged] if name.tagged else []
-            tags_by_image.setdefault(image.id, []).extend(
-                tag for tag in tags if tag not in tags_by_image.get(image.id, [])
-            )
+            if id_matches(image.id, reference):
+                chosen = image.repo_tags
+            else:
+                chosen = [name.tagged] if name.tagged else []
+            tags.setdefault(image.id, {}).update(dict.fromkeys(chosen))
             names.setdefault(image.id, name)
         contents = {i: self._store.catalog.content_of(name) for i, name in names.items()}
-        held = [digest for c in contents.values() for digest in (*c.blobs, *c.diff_ids)]
-        async with self._store.holding(held):
+        needed = [digest for c in contents.values() for digest in (*c.blobs, *c.diff_ids)]
+        async with self._store.holding(needed):
             blobs = PlainLayers(self._store.root, self._store.files)
-            images = [
-                exports.Exported(
-                    blobs.add(names[i].target, contents[i].manifest, contents[i].diff_ids), tags
-                )
-                for i, tags in tags_by_image.items()
-            ]
+            images = []
+            for image_id, content in contents.items():
+                target = blobs.add(names[image_id].target, content.manifest, content.diff_ids)
+                images.append(exports.Exported(target, list(tags[image_id])))
             parts = exports.archive(blobs, images)
             while (part := await in_thread(lambda: next(parts, None))) is not None:
                 yield part
@@ -426,8 +433,8 @@ class ImageService:
         watch: Watch,
         work: Callable[[Registry, Host], Outcome],
     ) -> Outcome:
-        """Run `work` in a thread with the registry itself, without mirrors. A stall's error names
-        the reference."""
+        """Run `work` in a thread, on the registry itself and never on a mirror; return its result.
+        Raises DeadlineExceeded when `watch` sees no progress."""
         from cri_server.images.pull import CONNECTION_READ_TIMEOUT_S
         from cri_server.images.registry.client import Session
         from cri_server.images.registry.hosts import hosts_for
@@ -446,11 +453,11 @@ class ImageService:
             session.close()
 
     async def load(self, path: Path, name: str | None = None) -> builtins.list[Image]:
-        """Load all images of a docker-archive or OCI archive (tar, plain or compressed), with their
-        tags.
+        """Load all images of a docker-archive or OCI archive (a plain or compressed tar), with
+        their tags; return them.
 
-        `name` replaces the names of an archive's only image. Raises InvalidArgument, NotFound
-        (other platform), ResourceExhausted, KernelError.
+        `name` replaces the names of an archive's only image. Raises InvalidArgument, NotFound (no
+        image for this platform), ResourceExhausted, KernelError.
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:
@@ -461,13 +468,13 @@ class ImageService:
             await self._store.collect()
 
     async def _load(self, path: Path, name: str | None, watch: Watch) -> builtins.list[Image]:
-        room = self._store.room.limits_of_archive()
-        given_up = threading.Event()
+        limits = self._store.space.limits_of_archive()
+        is_cancelled = threading.Event()
         with archives.open_archive(path) as fd:
-            async with self._store.jobs.decoded(fd, room) as archive:
+            async with self._store.jobs.decoded(fd, limits) as archive:
                 loaded = await in_thread(
-                    lambda: archives.load(self._store.blobs, archive, name, given_up.is_set),
-                    given_up.set,
+                    lambda: archives.load(self._store.blobs, archive, name, is_cancelled.is_set),
+                    is_cancelled.set,
                 )
         return [await self._finish(image, watch) for image in loaded]
 
@@ -483,30 +490,31 @@ class ImageService:
         return listed
 
     def usage(self) -> Usage:
-        """The store's usage, from memory."""
+        """Return the store's usage for metrics. Does not block."""
         size_bytes, inodes = self._store.totals()
         return Usage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
 
     async def unused(self) -> builtins.list[Entry]:
-        """List what no image needs."""
+        """Return the files and folders of the store that no image needs."""
         await self._store.wait_deleted()
         return await in_thread(self._store.unused)
 
     async def discard(self, entry: Entry) -> bool:
-        """Remove an entry of `unused`; False while a pull needs it. Raises ResourceExhausted,
-        KernelError."""
+        """Remove an entry of `unused`; return False instead while a pull needs it. Raises
+        ResourceExhausted, KernelError."""
         with self._store.errors():
             return await in_thread(lambda: self._store.discard(entry), abandon_s=None)
 
     async def fs_info(self) -> FilesystemUsage:
-        """The store's usage, counted when images are added and removed."""
+        """Return the store's usage for CRI. Does not block: it is counted when images are added and
+        removed."""
         used_bytes, inodes = self._store.totals()
         return FilesystemUsage(time.time_ns(), self._store.root, max(1, used_bytes), max(1, inodes))
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Number of images, bytes and files that they have on disk, and running pulls."""
+    """The number of images, their bytes and inodes on disk, and the number of running pulls."""
 
     images: int
     size_bytes: int
@@ -515,20 +523,20 @@ class Usage:
 
 
 def _puller() -> type[Pull]:
-    """Import the pull's module. Its HTTP client takes 50 ms, so it is imported neither at the
-    server's start nor on its event loop."""
+    """Import and return the class Pull. Its HTTP client takes 50 ms to import, so this is done
+    neither at the server's start nor on its event loop."""
     from cri_server.images.pull import Pull
 
     return Pull
 
 
-class _Running:
-    """A pull and its callers. `given_up`: its last caller was cancelled, so it ends, and a later
-    call starts a new pull."""
+class _RunningPull:
+    """A running pull and its callers. `is_ending`: all callers were cancelled, so the pull ends,
+    and a later call must start a new one."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[str]
-        self.given_up = False
+        self.is_ending = False
         self._waiting = 0
         self._listeners: builtins.list[Callable[[Progress], None]] = []
 
@@ -545,7 +553,7 @@ class _Running:
             return await asyncio.shield(self.task)
         except asyncio.CancelledError:
             if self._waiting == 1 and not self.task.done():
-                self.given_up = True
+                self.is_ending = True
                 self.task.cancel()
                 await asyncio.wait([self.task])
             raise
@@ -556,8 +564,7 @@ class _Running:
 
 
 def _key(reference: Reference, auth: Auth | None) -> str:
-    """A key that is equal for pulls of the same reference with the same secret, which it does not
-    show."""
-    fields = [] if auth is None else [auth.username, auth.password, auth.auth, auth.server_address]
-    fields += [] if auth is None else [auth.identity_token, auth.registry_token]
-    return f"{reference} {hashlib.sha256(repr(fields).encode()).hexdigest()}"
+    """Return a key that is equal for pulls of the same reference with the same secret. The key does
+    not show the secret."""
+    fields = dataclasses.astuple(auth) if auth else ()
+    return f"{reference} {digest_of(repr(fields).encode())}"

@@ -28,12 +28,12 @@ async def in_thread(
     abort: Callable[[], None] = lambda: None,
     abandon_s: float | None = _ABANDON_S,
 ) -> Outcome:
-    """Run `function` in its own thread. On cancellation call `abort`, which should make it
-    return soon, and wait for it at most `abandon_s`; None waits until it returns, however often the
-    caller is cancelled.
+    """Run `function` in its own thread; return its result. When the caller is cancelled, call
+    `abort`, which should make the function return soon, and wait for the function at most
+    `abandon_s` (None: until it returns, however often the caller is cancelled).
 
-    A daemon thread instead of a pool: a thread that hangs in the kernel takes no place from others
-    and does not delay the exit.
+    It is a daemon thread and none of a pool, so that a thread that hangs in the kernel neither
+    takes the place of others nor delays the exit.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
@@ -76,8 +76,8 @@ async def in_thread(
 
 
 class Watch:
-    """Cancels work that makes no progress for `timeout_s`. `touch` may be called from any thread,
-    `arrived` on the event loop."""
+    """Cancels work that makes no progress for `timeout_s`. Any thread may call `touch`; `arrived`
+    is called on the event loop."""
 
     def __init__(
         self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic
@@ -95,9 +95,8 @@ class Watch:
         self._last, self._arrived_bytes = self._clock(), 0
 
     def arrived(self, size: int) -> None:
-        """Count bytes that a source sent. They are progress once PROGRESS_BYTES_PER_S times the
-        timeout have arrived since the last progress: a faster source never stalls, a slower one
-        always does."""
+        """Count received bytes. They count as progress when PROGRESS_BYTES_PER_S times the timeout
+        have arrived since the last progress, so the source must be that fast."""
         self._arrived_bytes += size
         if self._arrived_bytes >= PROGRESS_BYTES_PER_S * self._timeout_s:
             self.touch()
@@ -109,7 +108,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock in the block, which waits for other work or for the disk."""
+        """Stop the clock for the block, which waits for other work or for the disk."""
         self._pauses += 1
         try:
             yield
@@ -118,8 +117,8 @@ class Watch:
             self.touch()
 
     async def guard(self, work: asyncio.Task[Outcome]) -> Outcome:
-        """Return the task's result. Raises DeadlineExceeded after cancelling a task that stalled;
-        when the caller is cancelled, so is the task."""
+        """Wait for the task and return its result. Cancel the task when it makes no progress, then
+        raise DeadlineExceeded; cancel it also when the caller is cancelled."""
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=min(1.0, self._timeout_s / 4))
@@ -138,8 +137,8 @@ class Watch:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that failed first in a task group; the other tasks were cancelled because of
-    it."""
+    """Return the first error of a task group, because of which the group cancelled its other
+    tasks."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

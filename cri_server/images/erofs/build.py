@@ -1,5 +1,5 @@
-"""Builds the index of an image from its layers' tars, in a job that runs no decoder, so that no
-layer has taken it over when it writes what the kernel will read."""
+"""Builds the index of an image from its layers' tars, in a job. The kernel will read the index, so
+the job runs no decoder, which a layer could take over."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def build(
     tick: Callable[[], None] = lambda: None,
     growth: Growth | None = None,
 ) -> None:
-    """Write the index to `out_fd`, an empty file. `tar_fds`: the devices, named by their
-    `diff_ids`. `chain`: for each layer of the image, bottom first, the number of its device, from
-    0. `growth`: notifies of tars that are still being written.
+    """Write the index to `out_fd`, an empty file. `tar_fds`: the layers' tars, which become the
+    devices of the mount; `diff_ids`: of these tars. `chain`: for each layer of the image, bottom
+    first, the number of its tar, from 0. `growth`: notifies of tars that are still being written.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """
@@ -92,9 +92,9 @@ def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
 
 
 class IndexWork(Record):
-    """Arguments of the job that builds an index in `folder`. `tars`: paths of complete tars; empty
-    when partial ones come as descriptors. `diff_ids`: of all tars, in their order. `chain`: the
-    layers from the bottom, as numbers of tars. `uuid`: in hexadecimal."""
+    """The arguments of the job that builds an index in `folder`. `tars`: paths of complete tars;
+    empty when the job gets descriptors of partial tars. `diff_ids`: of all tars, in their order.
+    `chain`: for each layer, bottom first, the number of its tar, from 0. `uuid`: in hexadecimal."""
 
     folder: AbsolutePath
     tars: Sequence[AbsolutePath]
@@ -105,8 +105,8 @@ class IndexWork(Record):
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Zygote job. The arguments are an `IndexWork`; `fds` are those of `build_in` and last the
-    progress pipe."""
+    """Build an index, as a job of the zygote. The arguments are an `IndexWork`. `fds`: those of
+    `build_in`, then the progress pipe."""
     *tar_fds, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_job.begin(progress_fd)
@@ -122,9 +122,9 @@ def build_in(
     fds: Sequence[int] = (),
     restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
-    """Write the index to FILE in the job's folder. `fds`: for tars that are still being written,
-    the pipe of a `Growth` and the tars. `restrict` is called with the folder when all files are
-    open; it returns the folder's path from then on.
+    """Write the index to FILE in the job's folder. `fds`: none for complete tars; for tars that are
+    still being written, the pipe of a `Growth` and the tars. `restrict` is called with the folder
+    when all tars are open; it returns the path that the folder has from then on.
 
     Raises as `build` does.
     """

@@ -62,15 +62,15 @@ XATTR_COUNT_MAX = 0xFFFF
 
 
 def i_format(layout: int) -> int:
-    """The format field of an extended inode with that data layout."""
+    """Return the format field of an extended inode with this data layout."""
     return 1 | layout << 1
 
 
 def encoded_device(major: int, minor: int) -> int:
-    """A device number as Linux' new_encode_dev() stores it."""
+    """Encode a device number as Linux' new_encode_dev() does."""
     return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12
 
 
 def uuid_of(chain_id: str) -> bytes:
-    """The UUID of an image's index: the first bytes of its top chain id."""
+    """Return the UUID of an image's index: the first bytes of the image's top chain id."""
     return bytes.fromhex(hex_of(chain_id))[:UUID_BYTES]

@@ -1,4 +1,4 @@
-"""Hashes one layer's content and writes it as an uncompressed tar, in a job. Another process has
+"""Hashes a layer's content, and writes it as an uncompressed tar, in a job. Another process has
 decoded the content."""
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def write_tar(
     tick: Callable[[], None] = lambda: None,
     store: str = "",
 ) -> None:
-    """Write the stream's content to FILE in `folder`, which is created or empty. `tick` is called
-    every few MiB and at the end, and may raise. `store`: the path that errors name for the file
-    system, by default `folder`.
+    """Write the stream's content to FILE in `folder`; the file may exist, but is empty. `tick` is
+    called every few MiB and at the end, and may raise. `store`: the path that errors name for the
+    file system, by default `folder`.
 
     Raises BadLayer when the content is not `diff_id`, ResourceExhausted, OSError.
     """
@@ -63,14 +63,15 @@ def write_tar(
 
 
 def open_new(folder: str) -> int:
-    """Create the FILE that `write_tar` will write; return a descriptor for reading, which the
-    caller closes."""
+    """Create the empty FILE that `write_tar` will fill; return a descriptor for reading it, which
+    the caller closes."""
     flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(os.path.join(folder, FILE), flags, 0o600)
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Zygote job; arguments as `layer_job.receive` takes them."""
+    """Write a layer's tar, as a job of the zygote. The arguments are those of
+    `layer_job.receive`."""
     work, stream, tick = layer_job.receive(arguments, fds)
     with layer_job.writing(work.folder, "writing a layer's tar"):
         folder = jail.enter(work.folder, jail.TAR_MEMORY_LIMIT_BYTES)

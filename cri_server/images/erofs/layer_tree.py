@@ -1,9 +1,9 @@
-"""Reads a layer's tar into a tree in memory, with the same files, and the same tars refused, as
-`layers.extract`.
+"""Reads a layer's tar into a tree in memory. The tree has the files that `layers.extract` makes on
+disk, and both refuse the same tars.
 
 Names with `..` are refused; links on the way to a name are followed as if the layer's root were
-`/`. This module itself checks what the kernel checks for the unpacker: the length of names, links
-and paths.
+`/`. This module checks the length of names, links and paths, which the kernel does for the
+unpacker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_layer(
     try:
         return builder.run()
     except OSError as error:
-        raise BadLayer(f"{quoted(builder.now)}: {os.strerror(error.errno or 0)}") from None
+        raise BadLayer(f"{quoted(builder.entry_name)}: {os.strerror(error.errno or 0)}") from None
     except MemoryError:
         raise ResourceExhausted(
             "the layer has more files than there is memory to index them"
@@ -48,7 +48,8 @@ def read_layer(
 
 
 class _Cursor:
-    """A directory of the tree while its path is resolved: `node`, and its path without links."""
+    """The directory that the resolution of a path has reached: its node, and its path without
+    links."""
 
     def __init__(self, builder: _Reader, make: bool) -> None:
         self._reader, self._make = builder, make
@@ -91,7 +92,7 @@ class _Reader:
         self._budget = WalkBudget()
         self._hidden: set[bytes] = set()  # paths that `.wh.` entries hide
         self._nodes = 1
-        self.now = b""
+        self.entry_name = b""
 
     def run(self) -> Node:
         make = {
@@ -109,7 +110,7 @@ class _Reader:
         for what, entry, names in checked_members(
             self._tar, self._limits, self._budget, self._tick, _TICK_ENTRIES
         ):
-            self.now = entry.name
+            self.entry_name = entry.name
             make[what](entry, names)
         return self.root
 
@@ -201,8 +202,8 @@ class _Reader:
     # ---- names
 
     def _put(self, path: bytes, parent: Node, name: bytes, node: Node) -> Node:
-        """Add a node under its name, in place of any other. A directory that replaces a whiteout is
-        opaque."""
+        """Add a node under its name, in place of any other, and return it. A directory that
+        replaces a whiteout becomes opaque."""
         assert parent.children is not None
         before = parent.children.get(name)
         if before is not None:
@@ -221,7 +222,8 @@ class _Reader:
         return node
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, Node]:
-        """Return the resolved path of the last name, and the directory that it is in."""
+        """Return the resolved path of `names`, and its parent directory. `make`: make missing
+        directories."""
         if len(names[-1]) > NAME_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "name")
         folder, node = self._enter(names[:-1], make=make)
@@ -231,27 +233,29 @@ class _Reader:
         written = b"/".join(names)
         parent = self._parents.get(written)
         if parent is None:
-            way = _Cursor(self, make)
-            for link in reader.follow(names, way, self._budget):
+            cursor = _Cursor(self, make)
+            for link in reader.follow(names, cursor, self._budget):
                 self._through.setdefault(link, []).append(written)
-            parent = self._parents[written] = (way.path_of(), way.node)
+            parent = self._parents[written] = (cursor.path_of(), cursor.node)
         return parent
 
-    def step(self, way: _Cursor, name: bytes, make: bool) -> Node:
-        """Return the directory or link `name`; a missing directory is made. Raises BadLayer,
-        OSError (ENOTDIR)."""
-        folder = way.node
+    def step(self, cursor: _Cursor, name: bytes, make: bool) -> Node:
+        """Return the directory or link `name` of the cursor's directory. `make`: make a missing
+        directory. Raises BadLayer, OSError (ENOTDIR)."""
+        folder = cursor.node
         assert folder.children is not None
         node = folder.children.get(name)
         if node is None:
             if not make:
-                raise BadLayer(f"{quoted(self.now)}: the layer has no {quoted(way.path_of(name))}")
+                raise BadLayer(
+                    f"{quoted(self.entry_name)}: the layer has no {quoted(cursor.path_of(name))}"
+                )
             self._budget.charge(DIRECTORY_STEPS)
             return self._put(b"", folder, name, directory())
         if node.children is not None or node.link:
             return node
         if make and node.is_whiteout:
-            path = way.path_of(name)
+            path = cursor.path_of(name)
             if path in self._hidden:
                 return self._put(path, folder, name, directory())
         raise OSError(errno.ENOTDIR, "parent")

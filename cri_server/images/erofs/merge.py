@@ -9,11 +9,11 @@ from cri_server.images.erofs.node import Node, directory
 
 
 def merged(layers: Iterable[Node]) -> Node:
-    """Return the tree of all `layers` (their roots, bottom first), which are not changed.
+    """Return the tree of all `layers` (their roots, bottom first), which stay unchanged.
 
-    A directory has the attributes of the topmost layer that describes it. (overlayfs takes the
-    topmost layer that has it; there the unpacked store copies the attributes from below, with the
-    same result.)
+    A directory gets the attributes of the topmost layer that describes it. (overlayfs takes them
+    from the topmost layer that has the directory; the store of unpacked layers copies them there
+    from below, with the same result.)
     """
     root = directory()
     for layer in layers:
@@ -27,8 +27,8 @@ def merged(layers: Iterable[Node]) -> Node:
 
 def without_repetitions(chain: Sequence[int]) -> list[int]:
     """Return the layers, bottom first, each only at its last place. The merged tree is the same,
-    because what a layer does to a name does not depend on what is below; a large layer that is
-    named 500 times is merged once."""
+    because a layer changes a name in the same way whatever is below. So a large layer that an image
+    names 500 times is merged once."""
     return list(dict.fromkeys(reversed(chain)))[::-1]
 
 

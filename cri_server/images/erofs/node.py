@@ -1,4 +1,4 @@
-"""Files of an image in memory, from which an index is written."""
+"""The files of an image in memory, from which an index is written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ Sparse = list[tuple[int, int]]
 class Node:
     """A file of any kind; hard links are one node under several names.
 
-    `device`, `block`: where a regular file's data begins: the number of its tar, from 1, and a
-    block in it. `stored`: bytes of data, in `sparse` (offset, length) pieces when they are not the
-    whole file. `implicit`: a directory that the layer needed but did not describe. `opaque`: a
-    directory that hides the contents of the layers below.
+    - `device`, `block`: the number of the tar with a regular file's data, from 1, and the block in
+      it where the data begins.
+    - `stored`: the bytes of data in the tar.
+    - `sparse`: their (offset, length) pieces in the file, when they are not the whole file.
+    - `implicit`: a directory that the layer needed but did not describe.
+    - `opaque`: a directory that hides the contents of the layers below.
     """
 
     # A layer may have millions of nodes, and the job that holds them has 768 MiB (`jail`).
@@ -52,7 +54,7 @@ class Node:
 
 
 def directory() -> Node:
-    """A new empty directory that no entry describes."""
+    """Return a new empty directory that no entry describes."""
     node = Node(stat.S_IFDIR | 0o755)
     node.children = {}
     node.implicit = True
@@ -60,8 +62,7 @@ def directory() -> Node:
 
 
 def walk(root: Node) -> Iterator[Node]:
-    """Yield each node once, directories before their contents. Not recursive: paths may have
-    thousands of names."""
+    """Yield each node once, directories before their contents."""
     seen: set[int] = set()
     pending = [root]
     while pending:

@@ -1,5 +1,5 @@
-"""An image's tars while they are written, so that its index can be begun before they are
-complete."""
+"""Passes an image's tars to the index builder while they are written, so that the index can be
+begun before they are complete."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from contextlib import suppress
 
 
 class PartialTars:
-    """A descriptor for each of the tars `diff_ids`, and a pipe that notifies their reader when they
-    grow (`tar_file.Growth`). Ends with `close`."""
+    """Holds a descriptor for each of the tars `diff_ids`, and a pipe that notifies their reader
+    when they grow (`tar_file.Growth`). The caller calls `close` at the end."""
 
     def __init__(self, diff_ids: Iterable[str]) -> None:
         self._fds: dict[str, int | None] = dict.fromkeys(diff_ids)
-        self._all_begun, self._news = asyncio.Event(), asyncio.Event()
+        self._all_begun, self._has_grown = asyncio.Event(), asyncio.Event()
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._writing, False)
         self.replaced = False
 
     def add(self, diff_id: str, fd: int) -> None:
-        """Take over the descriptor of a tar that is being written. A second one for the same tar
-        sets `replaced`: neither it nor an index made from the first may be used."""
+        """Take over the descriptor of a tar that is being written. When a tar gets a second
+        descriptor, it is closed and `replaced` is set: an index made from the first must not be
+        used."""
         if self._fds[diff_id] is not None:
             self.replaced = True
             os.close(fd)
@@ -33,7 +34,7 @@ class PartialTars:
 
     def notify(self) -> None:
         """Notify the reader that a tar has grown."""
-        self._news.set()
+        self._has_grown.set()
         if self._writing >= 0:
             with suppress(BlockingIOError):  # the pipe is full: a notification is pending
                 os.write(self._writing, b".")
@@ -44,18 +45,18 @@ class PartialTars:
         return self._writing < 0
 
     def finish(self) -> None:
-        """All tars are complete: close the pipe. Idempotent."""
-        self._news.set()
+        """Close the pipe, which tells the reader that all tars are complete. Idempotent."""
+        self._has_grown.set()
         writing, self._writing = self._writing, -1
         if writing >= 0:
             os.close(writing)
 
     async def fds(self) -> list[int]:
-        """Return the pipe and the tars in their order, once all have been added and there is data
-        to read. They stay this object's."""
+        """Wait until all tars have been added and one has grown; return the pipe and the tars in
+        their order. This object still closes them."""
         await self._all_begun.wait()
         # A reader without data would take a processor from the jobs that start to write.
-        await self._news.wait()
+        await self._has_grown.wait()
         return [self._reading, *(fd for fd in self._fds.values() if fd is not None)]
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
-"""Tests whether images can be mounted here, by mounting one; the kernel's version is not enough.
+"""Tests whether images can be mounted here, by mounting one.
 
-The kernel needs EROFS on files (Linux 6.12), which the store's file system must support, an overlay
-over such a mount, and another overlay over that, for containers that run containers: some kernels
-count EROFS as a level of stacking, of which there are two (FILESYSTEM_MAX_STACK_DEPTH).
+The kernel needs EROFS on files (Linux 6.12), which the store's file system must support. It must
+also mount an overlay over an EROFS, and a second overlay over that one, for containers that run
+containers: some kernels count EROFS as a level of stacking, of which there are two
+(FILESYSTEM_MAX_STACK_DEPTH). The kernel's version does not tell all this.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _REASONS = {
 
 
 def mount_obstacle(folder: Path) -> str:
-    """Return why images in `folder` cannot be mounted, "" if they can. Removes its files.
+    """Return why images in `folder` cannot be mounted; "" if they can. Leaves no files.
 
     Raises ResourceExhausted when the disk has no room for the test, OSError.
     """
@@ -52,9 +53,9 @@ def mount_obstacle(folder: Path) -> str:
 
 
 def sharing_obstacle() -> str:
-    """Return why containers of a mounted image do not share its page cache, "" if they do. Without
-    sharing, what each container reads is in memory once per container, which is not so for an
-    unpacked image."""
+    """Return why containers of a mounted image do not share its page cache; "" if they do. Without
+    sharing, each container has its own copy in memory of the data that it reads, unlike containers
+    of an unpacked image."""
     if host.host().clones_detached:
         return ""
     return (

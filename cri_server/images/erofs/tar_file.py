@@ -1,5 +1,5 @@
-"""An uncompressed tar on disk, as a source of `tar_headers.members`: the files' data is skipped
-without reading it."""
+"""Reads the headers of an uncompressed tar on disk, as a source of `tar_headers.members`. The
+files' data is skipped without reading it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 
 
 class Growth:
-    """Notifications about tars that are still being written: a pipe gets a byte when one has grown,
-    and ends when all are complete."""
+    """Waits for tars that are still being written. `fd`: a pipe that gets a byte when a tar has
+    grown, and ends when all are complete."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -21,8 +21,8 @@ class Growth:
 
 
 class TarFile:
-    """The file behind a descriptor, which stays the caller's. Its present content does not change;
-    with `growth` more may be appended."""
+    """A tar, by a descriptor that the caller closes. Its content does not change; with `growth`
+    more may be appended."""
 
     def __init__(self, fd: int, growth: Growth | None = None) -> None:
         self._fd, self._growth = fd, growth
@@ -30,21 +30,21 @@ class TarFile:
         self.position = 0
 
     def read_exact(self, size: int) -> bytes:
-        """Read `size` bytes; fewer only at the end. Raises OSError."""
+        """Read `size` bytes, or fewer at the end. Raises OSError."""
         self._await(self.position + size)
         data = os.pread(self._fd, size, self.position)
         self.position += len(data)
         return data
 
     def pass_over(self, size: int) -> int:
-        """Skip `size` bytes, or fewer at the file's end; return the number of skipped bytes."""
+        """Skip `size` bytes, or fewer at the end; return the number of skipped bytes."""
         self._await(self.position + size)
         before = self.position
         self.position = min(before + size, self.size_bytes)
         return self.position - before
 
     def at(self, offset: int, size: int) -> bytes:
-        """Read a part of the content, independent of the position. Raises OSError."""
+        """Read a part of the content without moving the position. Raises OSError."""
         return os.pread(self._fd, size, offset)
 
     def complete(self) -> None:

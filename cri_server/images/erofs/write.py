@@ -1,10 +1,10 @@
-"""Writes a tree of files as an EROFS image whose data lies in other files: superblock, device
-table, inodes, directories.
+"""Encodes a tree of files as an EROFS image whose data lies in other files: superblock, device
+table, inodes, directories. No I/O.
 
-Pure: a tree in, bytes out. A regular file is one chunk on the device that is its tar, so tars are
-used as they are. Only sparse files have their data in the index, because a tar stores it without
-the holes and not at multiples of a block. Chunks without data are holes, also for lseek(2) with
-SEEK_DATA, so a copy of such a file need not write all of it.
+A regular file is one chunk on the device that is its tar, so tars are used as they are. Only sparse
+files have their data in the index, because a tar stores it without the holes and not at multiples
+of a block. Chunks without data are holes, also for lseek(2) with SEEK_DATA, so a program that
+copies such a file can skip them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from cri_server.images.erofs import format as erofs
 from cri_server.images.erofs.node import Node, walk
@@ -32,7 +33,7 @@ _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A tar: its tag (at most 64 bytes) and its size."""
+    """A layer's tar. `tag`: its name in the index, at most 64 bytes."""
 
     tag: bytes
     size_bytes: int
@@ -40,8 +41,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class SparseFile:
-    """Data to copy into the index: the `pieces` (offset in the index, length) lie one after the
-    other on `device`, from `source` on."""
+    """A sparse file's data, which must be copied into the index. The `pieces` (offset in the index,
+    length) lie one after the other on `device`, from the offset `source` on."""
 
     pieces: list[tuple[int, int]]
     device: int
@@ -50,8 +51,8 @@ class SparseFile:
 
 @dataclass(slots=True)
 class Index:
-    """An image's metadata, at offset 0 of the file, and the data to copy behind it. `size_bytes`:
-    of the whole file."""
+    """The index of an image: its metadata, which is the beginning of the file, and the data of
+    sparse files to copy behind it. `size_bytes`: of the whole file."""
 
     content: bytearray
     size_bytes: int
@@ -59,8 +60,8 @@ class Index:
     sparse: list[SparseFile] = field(default_factory=list)
 
     def put_devices(self, devices: Sequence[Device]) -> None:
-        """Fill the device table, for which `index` reserved the space. The index cannot be mounted
-        before."""
+        """Fill the device table, for which `index` has reserved the space. Without it the index
+        cannot be mounted."""
         for number, device in enumerate(devices, _FIRST_SLOT):
             erofs.DEVICE_SLOT.pack_into(
                 self.content,
@@ -73,8 +74,8 @@ class Index:
 
 @dataclass(slots=True)
 class _Inode:
-    """A node's place. `place`: of the inode, after meta_blkaddr; `data`: its first block, counted
-    from the end of the inodes."""
+    """The inode of a node. `place`: its offset from meta_blkaddr; `data`: the first block of its
+    data, counted from the end of the inodes."""
 
     node: Node
     number: int
@@ -88,11 +89,11 @@ class _Inode:
 
 
 class _Chunks:
-    """A sparse file in chunks of 2^`bits` blocks; those `with_data`, in order, lie one after the
-    other in the index."""
+    """The chunks of a sparse file, of 2^`bits` blocks each. The data of those `with_data` lies one
+    after the other in the index."""
 
     def __init__(self, node: Node, limit: int) -> None:
-        """Use at most `limit` chunks, but at least one."""
+        """`limit`: the highest number of chunks; there is at least one."""
         self._pieces = [piece for piece in node.sparse or () if piece[1]]
         self.bits = _sparse_chunk_bits(node.size, len(self._pieces))
         while self.bits < _chunk_bits(node.size) and _ceil(node.size, self._bytes) > limit:
@@ -189,7 +190,7 @@ class _Writer:
                     here.links += 1
                     pending.append((inode, here))
             # The kernel finds the block and the name in it by bisection (fs/erofs/namei.c).
-            entries.sort(key=_name)
+            entries.sort(key=itemgetter(0))
             blocks, here.size = _split(entries)
             self._directories.append((here, blocks))
 
@@ -306,19 +307,15 @@ def _ceil(size: int, unit: int) -> int:
     return -(-size // unit)
 
 
-def _name(entry: tuple[bytes, _Inode]) -> bytes:
-    return entry[0]
-
-
 def _chunk_bits(size: int) -> int:
-    """The power of two of blocks in the chunk of a file with one chunk."""
+    """Return the size of a file's only chunk, as a power of two of blocks."""
     return (_blocks(size) - 1).bit_length()
 
 
 def _sparse_chunk_bits(size: int, pieces: int) -> int:
-    """Return the chunk size, as a power of two of blocks, at which the list of chunks is about as
-    long as the zeros that chunks include; at least a page, at most the whole file. A file without
-    data is one chunk."""
+    """Return the chunk size for a sparse file, as a power of two of blocks: the size at which the
+    list of chunks is about as long as the zeros in the chunks, at least a page and at most the
+    whole file. A file without data is one chunk."""
     largest = _chunk_bits(size)
     if not pieces:
         return largest

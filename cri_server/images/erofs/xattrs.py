@@ -1,5 +1,5 @@
-"""Computes the extended attributes and the mode that setxattr(2) would leave: attributes that Linux
-refuses are dropped, an ACL changes the mode.
+"""Computes the extended attributes and the mode that a file has after setxattr(2): attributes that
+Linux refuses are dropped, an ACL changes the mode.
 
 Source: Linux, security/commoncap.c (cap_convert_nscap) and fs/posix_acl.c (posix_acl_from_xattr,
 posix_acl_valid, posix_acl_equiv_mode).
@@ -28,8 +28,8 @@ _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x
 def effective_attributes(
     mode: int, requested: dict[bytes, bytes]
 ) -> tuple[int, dict[bytes, bytes]]:
-    """Return mode and attributes of a file with this mode after the `requested` ones were set.
-    Raises BadLayer for one that is too long."""
+    """Return the mode and the attributes that a file of this mode has after setxattr(2) of the
+    `requested` attributes. Raises BadLayer for an attribute that is too long."""
     effective = {}
     for name, value in requested.items():
         if len(name) > NAME_LIMIT_BYTES:
@@ -66,7 +66,8 @@ def _access_list(mode: int, value: bytes) -> tuple[int, bool]:
 
 
 def _entries(value: bytes) -> list[tuple[int, int, int]]:
-    """Parse an ACL into (tag, rights, id); empty for a malformed one, which Linux refuses."""
+    """Parse an ACL into (tag, rights, id) entries; return none for a malformed ACL, which Linux
+    refuses."""
     if (
         len(value) < 4
         or int.from_bytes(value[:4], "little") != _ACL_VERSION

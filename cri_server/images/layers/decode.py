@@ -1,9 +1,9 @@
 """Decodes a blob in a separate process, which can name no file, open no socket and reach no other
 process.
 
-Decoders are C code that reads hostile bytes. If a layer takes one over, all that its code decides
-is which bytes come out; the receiving process hashes a copy and accepts only the content that the
-image's configuration names.
+Decoders are C code that reads hostile bytes. A layer that takes one over decides only which bytes
+come out; the receiving process hashes a copy, and accepts only the content that the image's
+configuration names.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
-    """Decode the blob into `out`. `blob`: a descriptor, read from its position on, or a ring's
-    receiver.
+    """Decode the blob into `out`. `blob`: a descriptor, which is read from its position on, or a
+    ring's receiver.
 
     Raises BadLayer, ResourceExhausted; Interrupted when the receiver is closed.
     """
@@ -33,9 +33,9 @@ def decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Zygote job. `fds`: the blob, as a file or a `Receiver`'s three descriptors; a `Sender`'s
-    three; and the progress pipe, whose end tells the server that this process is gone. The
-    arguments are `Limits`."""
+    """Decode a blob, as a job of the zygote. The arguments are `Limits`. `fds`: the blob, as a file
+    or the three descriptors of a `Receiver`; the three of a `Sender`; and the progress pipe, whose
+    end tells the server that this process is gone."""
     *blob_fds, memory, full, freed, _ = fds
     blob: int | Receiver
     if len(blob_fds) == 1:

@@ -1,5 +1,5 @@
-"""Makes files of a layer's tar: every name is resolved beneath the layer's root, whiteouts become
-overlayfs' form.
+"""Makes the files of a layer's tar: resolves every name beneath the layer's root, and converts
+whiteouts to overlayfs' form.
 
 The tar is hostile. Names with `..` are refused. Parents are opened beneath the root by openat2(2);
 a link on the way is followed inside the root only, and the last name is never followed. Nothing
@@ -55,7 +55,7 @@ Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty
 class Extracted:
     """The result of `extract`. `implicit`: directories that the layer needed but did not describe.
     `opaque`: the layer hides all layers below it. `devices`: device nodes that this process may not
-    make, as (is a block device, major, minor); an empty file is in each one's place."""
+    make, as (is a block device, major, minor); an empty file stands for each of them."""
 
     size_bytes: int = 0
     inodes: int = 0
@@ -76,16 +76,19 @@ def extract(
     try:
         return extractor.run()
     except OSError as error:
-        raise to_error(error, extractor.now, limits.folder) from None
+        raise to_error(error, extractor.entry_name, limits.folder) from None
     except KernelError as error:
-        raise to_error(OSError(error.errno, error.call), extractor.now, limits.folder) from None
+        raise to_error(
+            OSError(error.errno, error.call), extractor.entry_name, limits.folder
+        ) from None
     finally:
         extractor.close()
 
 
 def to_error(error: OSError, name: bytes, folder: str) -> Exception:
-    """Convert an OSError raised while `name` was made on the file system of `folder`: a full disk,
-    a name that no file system takes, or another failure of the kernel."""
+    """Convert an OSError that was raised while `name` was made: to ResourceExhausted for a full
+    disk, to BadLayer for a name or a file that no file system takes, else to KernelError. `folder`:
+    the path that the error names for the file system."""
     number = error.errno or 0
     if number in FULL:
         return ResourceExhausted(f"unpacking {quoted(name)}: {reason(number, folder)}")
@@ -95,8 +98,8 @@ def to_error(error: OSError, name: bytes, folder: str) -> Exception:
 
 
 class _Cursor:
-    """A directory of the layer while its path is resolved: `folder` is an O_PATH descriptor, closed
-    by the caller; `names` is its path from the root."""
+    """The directory that the resolution of a path has reached. `folder`: an O_PATH descriptor,
+    which the caller closes; `names`: the directory's path from the root."""
 
     def __init__(self, extractor: _Extractor, make: bool) -> None:
         self._extractor, self._make = extractor, make
@@ -134,7 +137,7 @@ class _Extractor:
         self._tick = tick
         self._budget = WalkBudget()
         self._hidden: set[Path] = set()  # paths that `.wh.` entries hide
-        self.now = b""
+        self.entry_name = b""
         self._parents: dict[bytes, tuple[Path, int]] = {}  # as written -> (resolved, descriptor)
         # a link's inode -> keys of `_parents` whose paths lead over it
         self._through: dict[int, list[bytes]] = {}
@@ -162,7 +165,7 @@ class _Extractor:
         for what, entry, names in checked_members(
             self._stream, self._limits, self._budget, self._tick, _TICK_ENTRIES
         ):
-            self.now = entry.name
+            self.entry_name = entry.name
             self._close_stale()
             self._reserve.charge(BLOCK_BYTES)
             make[what](entry, names)
@@ -318,11 +321,9 @@ class _Extractor:
     # ---- names
 
     def _create(self, path: Path, parent: int, make: Callable[[bytes], Created]) -> Created:
-        """Call `make` with the last name of `path`. An existing file of that name is replaced, as
-        by every other unpacker.
-
-        A directory that replaces a whiteout is opaque, so that lower content stays hidden.
-        """
+        """Call `make` with the last name of `path`, and return its result. An existing file of that
+        name is removed first, as by every other unpacker. A directory that replaces a whiteout
+        becomes opaque, so that the content of lower layers stays hidden."""
         name = path.rpartition(b"/")[2]
         self._result.devices.pop(path, None)
         try:
@@ -347,7 +348,8 @@ class _Extractor:
             self._forget_link(status.st_ino)
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[int, Path]:
-        """Return the directory that the last name is in, and the resolved path of that name."""
+        """Return a descriptor of the parent directory of `names`, and the resolved path of `names`.
+        `make`: make missing directories."""
         folder, fd = self._enter(names[:-1], make=make)
         return fd, joined(folder, names[-1])
 
@@ -367,32 +369,33 @@ class _Extractor:
         except KernelError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
-        way = _Cursor(self, make)
+        cursor = _Cursor(self, make)
         try:
-            for inode in reader.follow(names, way, self._budget):
+            for inode in reader.follow(names, cursor, self._budget):
                 self._through.setdefault(inode, []).append(written)
         finally:
-            os.close(way.folder)
-        path = b"/".join(way.names)
+            os.close(cursor.folder)
+        path = b"/".join(cursor.names)
         return path, open_beneath(self.root, path or b".", os.O_PATH | os.O_DIRECTORY)
 
     def step(
         self, folder: int, done: list[bytes], name: bytes, make: bool
     ) -> tuple[int, bytes] | None:
-        """Enter the directory `name` of `folder`, whose path is `done`: None if it is a directory
-        or was made one; for a link its inode and target."""
+        """Prepare to enter `name` in `folder`, whose path is `done`. Return None when `name` is a
+        directory, or was made one; for a link return its inode and target. Raises BadLayer,
+        OSError (ENOTDIR)."""
+        path = b"/".join([*done, name])
         try:
             status = os.lstat(name, dir_fd=folder)
         except FileNotFoundError:
             if not make:
-                raise BadLayer(
-                    f"{quoted(self.now)}: the layer has no {quoted(b'/'.join([*done, name]))}"
-                ) from None
-            self._make_implicit(b"/".join([*done, name]), folder, name)
+                text = f"{quoted(self.entry_name)}: the layer has no {quoted(path)}"
+                raise BadLayer(text) from None
+            self._make_implicit(path, folder, name)
             return None
         if stat.S_ISLNK(status.st_mode):
             return status.st_ino, os.readlink(name, dir_fd=folder)
-        if make and _is_whiteout(status) and (path := b"/".join([*done, name])) in self._hidden:
+        if make and _is_whiteout(status) and path in self._hidden:
             self._remove(path, folder, name)
             self._make_implicit(path, folder, name)
             _make_opaque_at(folder, name)
@@ -411,13 +414,14 @@ class _Extractor:
         self._set_time(path, 0)  # constant, so that equal layers give equal trees
 
     def _set_time(self, path: Path, time_ns: int) -> None:
-        """Remember the directory's time, which `_set_directory_times` sets."""
+        """Store the time that `_set_directory_times` will set."""
         if path not in self._times:
             self._charge(path)
         self._times[path] = time_ns
 
     def _charge(self, path: Path) -> None:
-        """Count a path that is held until the end of the layer."""
+        """Count a path that stays in memory until the end of the layer. Raises
+        ResourceExhausted."""
         self._names_bytes += len(path)
         if self._names_bytes > NAMES_LIMIT_BYTES:
             raise ResourceExhausted(
@@ -440,14 +444,12 @@ class _Extractor:
             os.close(self._stale.pop())
 
     def _set_directory_times(self) -> None:
-        """Set the directories' times last, because each new name in a directory changes its time.
-
-        Directories that a later entry removed or replaced are noticed here, once, and dropped from
-        the result.
-        """
+        """Set the directories' times, after all files are made, because each new name in a
+        directory changes its time. Directories that a later entry has removed or replaced are
+        dropped from the result."""
         with DirectoryWalker(self.root) as folders:
             for path in sorted(self._times, key=depth_first_key):
-                self.now = path
+                self.entry_name = path
                 try:
                     fd = folders.open(path)
                 except KernelError as error:
@@ -459,6 +461,7 @@ class _Extractor:
                     os.utime(b".", ns=(time_ns, time_ns), dir_fd=fd)
 
     def _forget_lost_devices(self) -> None:
+        """Drop devices that a later entry has removed or replaced from the result."""
         with DirectoryWalker(self.root) as folders:
             for path in sorted(self._result.devices, key=depth_first_key):
                 folder, _, name = path.rpartition(b"/")
@@ -478,13 +481,12 @@ def _is_whiteout(status: os.stat_result) -> bool:
 @contextmanager
 def _working_directory(folder_fd: int) -> Iterator[None]:
     """Change the process's working directory for the block."""
-    before = os.open(b".", _PLACE)
-    try:
+    with closing_fd(os.open(b".", _PLACE)) as before:
         os.fchdir(folder_fd)
-        yield
-    finally:
-        os.fchdir(before)
-        os.close(before)
+        try:
+            yield
+        finally:
+            os.fchdir(before)
 
 
 def _make_opaque_at(parent_fd: int, name: bytes) -> None:
@@ -493,8 +495,8 @@ def _make_opaque_at(parent_fd: int, name: bytes) -> None:
 
 
 def _set_xattrs(target: int | bytes, entry: Entry) -> None:
-    """Set the entry's extended attributes, without those that the file system or the kind of file
-    refuses."""
+    """Set the entry's extended attributes, except those that the file system refuses for this kind
+    of file."""
     for name, value in reader.supported_attributes(entry).items():
         try:
             os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))

@@ -1,4 +1,4 @@
-"""Content that arrives in pieces and is hashed meanwhile: the base of blobs, streams and memory."""
+"""Receives content in pieces, and hashes it meanwhile: the base of blobs, streams and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DigestMismatch(PeerError):
 
 
 class Incoming(ABC):
-    """Content that arrives in pieces and is hashed meanwhile. Use from one thread at a time."""
+    """Receives content in pieces, and hashes it. Use from one thread at a time."""
 
     def __init__(self, algorithm: str = SHA256) -> None:
         """`algorithm`: of its digest."""
@@ -31,16 +31,16 @@ class Incoming(ABC):
     def _put(self, data: bytes) -> None: ...
 
     def restart(self) -> None:
-        """Discard the written bytes."""
+        """Discard the written bytes, and start again."""
         self._hash, self.size = hasher(self._algorithm), 0
 
     @property
     def digest(self) -> str:
-        """The digest of the bytes that were written so far."""
+        """The digest of the written bytes."""
         return f"{self._algorithm}:{self._hash.hexdigest()}"
 
     def check(self, digest: str, size: int | None = None) -> None:
-        """Raise DigestMismatch unless the content has this digest and size."""
+        """Check that the content has this digest and size. Raises DigestMismatch."""
         if size is not None and self.size != size:
             raise DigestMismatch(f"blob {digest} has {self.size} bytes, not {size}")
         if self.digest != digest:
@@ -48,7 +48,7 @@ class Incoming(ABC):
 
 
 class InMemory(Incoming):
-    """Content in memory; the caller limits its size."""
+    """Receives content in memory. The caller limits its size."""
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithm)
@@ -63,5 +63,5 @@ class InMemory(Incoming):
 
     @property
     def data(self) -> bytes:
-        """What was written."""
+        """The written bytes."""
         return bytes(self._data)

@@ -1,10 +1,10 @@
-"""A layer's blob as a tar stream: gzip, zstd or plain by its first bytes, hashed and bounded while
-it is read.
+"""Reads a layer's blob as a tar stream: decodes gzip, zstd or plain bytes, by the first bytes of
+the blob, and hashes and bounds the content.
 
 The media type is ignored: the diff id in the image's configuration decides whether this is the
-right content. The bounds: bytes in all (no more than the disk has free), the zstd window, and empty
-members. The compression ratio is not bounded: a preallocated file of zeros is legitimate, and
-becomes a hole (`zeros`).
+right content. Bounded are the total size (by the disk's free space), the zstd window, and the
+number of empty members. The compression ratio is not bounded, because a preallocated file of zeros
+is legitimate; it becomes a hole (`zeros`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class BadLayer(PeerError):
 
 
 class Limits(Record):
-    """How much a layer (or `subject`) may unpack to, in bytes and in entries; `reason` says why not
-    more. `folder`: the path that an error names when its file system is full."""
+    """How many bytes and entries a layer may unpack to. For errors: `subject`, which is to be
+    unpacked; `reason`, why it may not have more; `folder`, the path whose file system is full."""
 
     size_bytes: int = 64 << 30
     entries: int = 8_000_000
@@ -77,8 +77,8 @@ class Limits(Record):
 
 
 class LayerWork(Record):
-    """Arguments of a job that reads a layer. It works in `folder`; the content must have the digest
-    `diff_id`."""
+    """The arguments of a job that reads a layer and writes to `folder`. The content must have the
+    digest `diff_id`."""
 
     folder: AbsolutePath
     limits: Limits
@@ -96,7 +96,7 @@ class _Decoder(Protocol):
 
 
 class Stream:
-    """The tar stream in a blob: a descriptor, read from its position on, or a ring's receiver. Not
+    """Reads the tar stream in a blob: a descriptor, from its position on, or a ring's receiver. Not
     thread-safe."""
 
     def __init__(
@@ -108,8 +108,8 @@ class Stream:
         decoded: bool = False,
         algorithm: str = SHA256,
     ) -> None:
-        """`hashed`: compute the digest, with `algorithm`. `decoded`: the blob is already decoded,
-        and is passed on as it is."""
+        """`hashed`: compute the digest of the content, with `algorithm`. `decoded`: another process
+        has decoded the blob."""
         self._read = (
             blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         )
@@ -126,15 +126,15 @@ class Stream:
         self.size_bytes = 0
 
     def read_exact(self, size: int) -> bytes:
-        """Read `size` bytes; fewer only at the end of the stream."""
+        """Read `size` bytes, or fewer at the end of the stream."""
         if len(self._block) >= size:
             data, self._block = bytes(self._block[:size]), self._block[size:]
             return data
         return b"".join(bytes(piece) for piece in self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[memoryview]:
-        """Yield `size` bytes in pieces of any length, without a copy; ends early at the end of the
-        stream."""
+        """Yield `size` bytes, or fewer at the end of the stream, in pieces of any length. A piece
+        is valid until the next one."""
         while size:
             if not self._block and not self._fill():
                 return
@@ -144,24 +144,26 @@ class Stream:
             yield piece
 
     def blocks(self) -> Iterator[memoryview]:
-        """Yield the rest of the stream in pieces of any length, without a copy."""
+        """Yield the rest of the stream in pieces of any length. A piece is valid until the next
+        one."""
         while self._block or self._fill():
             block, self._block = self._block, memoryview(b"")
             yield block
 
     def pass_over(self, size: int) -> int:
-        """Skip `size` bytes; return how many there were."""
+        """Skip `size` bytes, or fewer at the end of the stream; return the number of skipped
+        bytes."""
         return sum(len(piece) for piece in self.pieces(size))
 
     def drain(self) -> str:
-        """Read to the end; return the diff id, `sha256:…` or `sha512:…` of the whole uncompressed
-        stream ("" if it is not hashed)."""
+        """Read to the end; return the digest of the whole uncompressed stream, which is the layer's
+        diff id ("" if the stream is not hashed)."""
         for _ in self.blocks():
             pass
         return f"{self._algorithm}:{self._hash.hexdigest()}" if self._hash else ""
 
     def expect(self, diff_id: str | None) -> str:
-        """Read to the end and return the diff id. Raises BadLayer when it is not `diff_id`; None
+        """Read to the end; return the diff id. Raises BadLayer when it is not `diff_id`; None
         accepts any."""
         content = self.drain()
         if diff_id is not None and content != diff_id:
@@ -212,8 +214,8 @@ class Stream:
         self._input, self._used = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def _refill_magic(self) -> None:
-        """Read enough bytes to recognize the compression: a registry's first piece may be a single
-        byte."""
+        """Read enough bytes to recognize the compression. (The first piece from a registry may be a
+        single byte.)"""
         self._refill()
         while 0 < (size := len(self._input)) < _MAGIC_BYTES:
             start = bytes(self._input)
@@ -223,8 +225,8 @@ class Stream:
                 return
 
     def _members(self, new: Callable[[], _Decoder], kind: str) -> Iterator[bytes]:
-        """Yield the content of concatenated gzip members or zstd frames; the stream must end with a
-        complete one."""
+        """Yield the content of concatenated gzip members or zstd frames. Raises BadLayer when the
+        last one is incomplete."""
         empty = 0
         while self._used < len(self._input):
             produced = False

@@ -1,6 +1,6 @@
-"""Sets the attributes of directories that a layer needed but did not describe (`a/b` without `a`):
-overlayfs shows those of the topmost layer that has the directory, so they are copied from the
-layers below."""
+"""Copies attributes from lower layers to directories that a layer needed but did not describe
+(`a/b` without `a`), because overlayfs shows the attributes of the topmost layer that has the
+directory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ STEPS_PER_DIRECTORY = 128
 
 
 def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path]) -> None:
-    """Copy owner, mode, times and attributes to the directories `implicit` (relative paths, "" for
-    the root) of the layer `tree` from the directories that the layers `below`, top first, show at
-    the same paths. Blocking.
+    """Copy owner, mode, times and extended attributes to the directories `implicit` of the layer
+    `tree`. They are copied from the directories that the layers `below`, top first, show at the
+    same paths (relative to the root, which is ""). Blocking.
 
-    A layer is searched only where it has the directory's parent, so a path costs no more than the
-    layers that have its beginning. Raises BadLayer when that is too much work for the number of
-    directories, KernelError, OSError.
+    A layer is searched only where it has the directory's parent, which bounds the work. Raises
+    BadLayer when there is still too much work for the number of directories, KernelError, OSError.
     """
     paths = sorted(map(os.fsencode, implicit), key=depth_first_key)
     if not paths or not below:
@@ -70,8 +69,8 @@ class _Tree:
 
 
 class _Levels:
-    """A stack with an entry for each directory of the current path: the layers that have the
-    directory, top first, without those that an upper layer hides."""
+    """For each directory of the current path, the layers that have it, top first, without those
+    that an upper layer hides."""
 
     def __init__(self, trees: list[_Tree], budget: WalkBudget) -> None:
         self._budget = budget
@@ -108,8 +107,8 @@ class _Levels:
 
 
 def _copy_directory(source: int, target: int) -> None:
-    """Copy attributes between two O_PATH descriptors; the system calls for attributes take them by
-    name only."""
+    """Copy attributes between two directories, given as O_PATH descriptors. They are reached by
+    name in /proc, because the system calls refuse such descriptors."""
     status, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
     os.chown(names[1], status.st_uid, status.st_gid)
     os.chmod(names[1], stat.S_IMODE(status.st_mode))

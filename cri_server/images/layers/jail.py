@@ -1,13 +1,12 @@
 """Restricts the processes that decode, unpack or index layers.
 
 A decoder is C code and reads hostile bytes first (CVE class: memory errors in decompression
-libraries). It keeps the system calls for reading, writing and memory: with these it can name no
-file and reach no process.
+libraries). It keeps only the system calls for reading, writing and memory, with which it can
+neither name a file nor reach a process.
 
-The other jobs, in Python, can make files in one folder, which is all they see. (A checkpoint's
-archive is decoded in such a job, too.) Code that takes one over has the content, the folder, and a
-few capabilities for file ownership; it cannot start programs, open sockets or read the host's
-files.
+The other jobs, in Python, see one folder, in which they can make files. (A checkpoint's archive is
+decoded in such a job, too.) Code that takes a job over has the content, the folder, and a few
+capabilities for file ownership; it cannot start programs, open sockets or read the host's files.
 
 - Device nodes are made by the server afterwards, because the job could open them. Whiteouts (device
   0:0) need no privilege since Linux 5.8.
@@ -73,11 +72,11 @@ CPU_LIMIT_S = 1200  # enough to hash and write 64 GiB, the limit of a layer
 
 
 def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
-    """Restrict this single-threaded process for good to making files beneath `folder`, which
-    becomes its root directory. Return the folder's path inside. Raises KernelError, OSError.
+    """Restrict this single-threaded process, for the rest of its life, to making files beneath
+    `folder`, which becomes its root directory. Return the folder's path inside. Raises KernelError,
+    OSError.
 
-    Open descriptors stay usable, except those of directories, which are closed because they would
-    lead out.
+    Open files stay usable. Open directories are closed, because they would lead out.
     """
     _limit(memory_limit_bytes)
     _close_directories()
@@ -94,8 +93,8 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
 
 
 def enter_decoder() -> None:
-    """Restrict this single-threaded process for good to its open descriptors. Raises
-    KernelError."""
+    """Restrict this single-threaded process, for the rest of its life, to its open descriptors.
+    Raises KernelError."""
     _limit(DECODER_MEMORY_LIMIT_BYTES)
     # seccomp(2) demands this from a process without CAP_SYS_ADMIN.
     restrict.no_new_privileges()

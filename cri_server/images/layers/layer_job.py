@@ -1,5 +1,5 @@
-"""What jobs that write a layer's files have in common: how they start, report progress, and convert
-the kernel's errors."""
+"""Helpers of the jobs that write a layer's files: start a job, report progress, convert the
+kernel's errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def begin(progress_fd: int) -> Callable[[], None]:
     """Lower this process's priority; return a function that reports progress through the pipe
-    `progress_fd`, and never blocks."""
+    `progress_fd` without blocking."""
     set_batch_policy()
     os.set_blocking(progress_fd, False)
 
@@ -36,9 +36,9 @@ def begin(progress_fd: int) -> Callable[[], None]:
 
 
 def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Callable[[], None]]:
-    """Return a job's arguments, the layer's content (decoded by another process), and a function
-    that reports progress. `arguments`: a `LayerWork`; `fds`: a `Receiver`'s and the progress pipe.
-    """
+    """Return a job's parsed arguments, the layer's content, which another process decodes, and a
+    function that reports progress. `arguments`: a `LayerWork`; `fds`: the descriptors of a
+    `Receiver`, and the progress pipe."""
     *ends, progress_fd = fds
     work = LayerWork.of(arguments)
     receiver = Receiver(*ends, copying=True)
@@ -49,8 +49,8 @@ def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Call
 
 @contextmanager
 def writing(folder: str, doing: str) -> Iterator[None]:
-    """Convert OSErrors of a block that writes in `folder` to ResourceExhausted or KernelError.
-    `doing`: what the error says was being done."""
+    """Convert OSErrors of a block that writes to `folder` to ResourceExhausted or KernelError.
+    `doing`: the work of the block, for the error."""
     try:
         yield
     except OSError as error:

@@ -39,14 +39,14 @@ NODES = {
 
 
 class Cursor(Protocol):
-    """A directory in a layer, at first its root."""
+    """The directory that the resolution of a path in a layer has reached; at first the root."""
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
-        """Enter the directory `name`. If `name` is a link, stay and return the link's identity and
-        target."""
+        """Enter the directory `name`; return None. For a link return its identity and target
+        instead, and stay."""
 
     def leave(self) -> None:
-        """Move to the parent directory; the root has none."""
+        """Move to the parent directory; from the root, which has none, move nowhere."""
 
     def restart(self) -> None:
         """Move to the root."""
@@ -55,12 +55,12 @@ class Cursor(Protocol):
 def checked_members(
     source: Source, limits: Limits, budget: WalkBudget, tick: Callable[[], None], tick_entries: int
 ) -> Iterator[tuple[str, Entry, list[bytes]]]:
-    """Yield the layer's entries as (kind, entry, names). The kind is one of tar_headers', ROOT,
-    HIDDEN or OPAQUE; the names are the components of the path, or of the path that a whiteout
+    """Yield the layer's entries as (kind, entry, names). The kind is one of `tar_headers`, ROOT,
+    HIDDEN or OPAQUE. The names are the components of the path; for a whiteout, of the path that it
     hides. `tick` is called every `tick_entries` entries, and may raise.
 
-    Raises BadLayer for everything that can be refused without looking at the files made so far,
-    ResourceExhausted.
+    Raises ResourceExhausted, and BadLayer for entries that can be refused without looking at the
+    files made so far.
     """
     for entry in members(source):
         budget.entries += 1
@@ -85,7 +85,7 @@ def checked_members(
 
 
 def check_count(count: int, limits: Limits) -> None:
-    """Raise ResourceExhausted when a layer has more entries or files than its limit."""
+    """Check the number of a layer's entries or files. Raises ResourceExhausted."""
     if count > limits.entries:
         raise ResourceExhausted(f"the layer has more than {limits.entries} entries")
 
@@ -105,9 +105,12 @@ def _check(entry: Entry, limits: Limits) -> None:
 
 
 def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
-    """Interpret a whiteout: `.wh.NAME` hides what lower layers have under that name, `.wh..wh..opq`
-    everything they have in its directory. This layer's own files stay, wherever they are in the
-    tar. Other `.wh..wh.` names are metadata of aufs: None."""
+    """Interpret a whiteout; return its kind and the path that it hides, or None for metadata of
+    aufs (other `.wh..wh.` names).
+
+    `.wh.NAME` hides the files of lower layers under that name, `.wh..wh..opq` all their files in
+    its directory. This layer's own files stay, wherever they are in the tar.
+    """
     *folder, last = names
     if any(name.startswith(AUFS) for name in folder):
         return None
@@ -123,10 +126,10 @@ def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
     return HIDDEN, [*folder, hidden]
 
 
-def follow(names: list[bytes], way: Cursor, budget: WalkBudget) -> list[int]:
-    """Walk along the directories `names`; return the identities of the links on the way. Each
-    directory is entered from the one before, not from the root: there may be thousands. Raises
-    BadLayer, OSError."""
+def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
+    """Move the cursor along the directories `names`; return the identities of the links that were
+    followed. Each directory is entered from the one before, because a path may have thousands.
+    Raises BadLayer, OSError."""
     pending, links, steps = names[::-1], list[int](), 0
     while pending:
         name = pending.pop()
@@ -136,9 +139,9 @@ def follow(names: list[bytes], way: Cursor, budget: WalkBudget) -> list[int]:
         if steps > STEPS_AT_MOST:
             raise OSError(errno.ELOOP, "steps")
         if name == b"..":  # only in links: `components` refuses it in names
-            way.leave()
+            cursor.leave()
             continue
-        link = way.enter(name)
+        link = cursor.enter(name)
         if link is None:
             continue
         identity, target = link
@@ -146,7 +149,7 @@ def follow(names: list[bytes], way: Cursor, budget: WalkBudget) -> list[int]:
         if len(links) > LINKS_AT_MOST:
             raise OSError(errno.ELOOP, "link")
         if target.startswith(b"/"):
-            way.restart()
+            cursor.restart()
         pending.extend(target.split(b"/")[::-1])
     budget.charge(steps)
     return links
@@ -169,13 +172,15 @@ def joined(folder: bytes, name: bytes) -> bytes:
 
 
 def bad_link(entry: Entry, why: str) -> BadLayer:
-    """The error for a hard link whose target cannot be linked."""
+    """Return the error for a hard link whose target is missing or cannot be linked. `why`: ABSENT,
+    NO_FILE or ""."""
     return BadLayer(f"{quoted(entry.name)}: a hard link to {quoted(entry.link)}{why}")
 
 
 def supported_attributes(entry: Entry) -> dict[bytes, bytes]:
-    """The extended attributes that matter in a container: file capabilities, POSIX ACLs, `user.*`.
-    Others affect the host, and `*.overlay.*` would control overlayfs. Raises BadLayer."""
+    """Return the entry's extended attributes that containers may have: file capabilities, POSIX
+    ACLs, `user.*`. Others affect the host, and `*.overlay.*` would control overlayfs. Raises
+    BadLayer."""
     if any(b"\0" in name for name in entry.xattrs):
         raise BadLayer(f"{quoted(entry.name)}: an attribute whose name has a NUL byte")
     return {name: value for name, value in entry.xattrs.items() if _is_supported(name)}

@@ -1,14 +1,14 @@
-"""Passes a blob to another process through blocks of shared memory, with two pipes for the numbers
-of full and of free blocks.
+"""Passes a blob to another process through blocks of shared memory; two pipes carry the numbers of
+full and of freed blocks.
 
 A pipe for the content would copy each byte once more, allocate a page for each 4 KiB, and hold at
-most 1 MiB: a decoder uses that up in three milliseconds, before a sender that waits for a processor
-is scheduled again.
+most 1 MiB, which a decoder uses up in three milliseconds: before a sender that waits for a
+processor is scheduled again.
 
-One of the two ends may be a decoder that its blob has taken over. As a receiver it cannot write to
-the memory (F_SEAL_FUTURE_WRITE), and the block numbers it sends back are checked; the sender reads
-nothing else of it. As a sender it could change a block while that is used, so the receiver copies
-each block, and cannot be made to read beyond them.
+One of the two ends may be a decoder that its blob has taken over. A receiver cannot write to the
+memory (F_SEAL_FUTURE_WRITE); the sender reads only block numbers from it, and checks them. A sender
+could change a block while it is used, so a receiver copies each block, and never reads beyond the
+blocks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _open_ends(seals: int) -> tuple[Ends, Ends]:
 
 
 class Sender:
-    """The sending end; one thread at a time."""
+    """The sending end. Use from one thread at a time."""
 
     def __init__(self, memory: int, full: int, freed: int) -> None:
         """Takes over the descriptors. Raises OSError."""
@@ -91,8 +91,8 @@ class Sender:
             os.close(memory)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send data; waits for free blocks. Raises Interrupted when the receiver is closed, or
-        after `close`."""
+        """Send data, waiting for free blocks. Raises Interrupted when this end or the receiver is
+        closed."""
         view = memoryview(data)
         try:
             while view:
@@ -129,8 +129,8 @@ class Sender:
 
 
 class Receiver:
-    """The receiving end, as descriptors: used in this process, or passed to another one that builds
-    a Receiver of them. Ends with `close`."""
+    """The receiving end. Its descriptors may also be passed to another process, which makes a
+    Receiver of them. The caller calls `close` at the end."""
 
     def __init__(self, memory: int, full: int, freed: int, *, copying: bool = False) -> None:
         """`copying`: `read` returns copies, which the sender cannot change."""
@@ -143,7 +143,7 @@ class Receiver:
         self._read: int | None = None
 
     def map(self) -> None:
-        """Map the memory, which the first `read` would do otherwise; a decoder's jail refuses that.
+        """Map the memory now instead of at the first `read`, when a decoder's jail refuses it.
         Raises OSError."""
         self._memory = mmap.mmap(self.fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
 

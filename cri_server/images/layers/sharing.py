@@ -1,8 +1,10 @@
-"""What concurrent pulls share: the work on a layer, and turns to stream a blob into its decoder.
+"""Shares work and turns between concurrent pulls: the work on a layer, and the turns to stream a
+blob into its decoder.
 
-Tenants choose which layers their images name, and their registries how fast they answer. So a pull
-waits for another one's work only when that comes from the same registry, and only while it is fast.
-It waits only briefly for a turn to stream, because a blob can be fetched to a file instead.
+Tenants choose the layers that their images name, and the registries choose how fast they answer. So
+a pull waits for another pull's work only if both use the same registry, and only while the other
+one is fast. It waits only briefly for a turn to stream, because it can fetch the blob to a file
+instead.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _POLL_S = 1.0
 
 
 class Rate:
-    """How fast content arrives for one piece of work. Use on the event loop."""
+    """Measures how fast content arrives for one piece of work. Use on the event loop."""
 
     def __init__(self) -> None:
         self._bytes, self._since = 0, time.monotonic()
@@ -38,7 +40,7 @@ class Rate:
 
     @contextmanager
     def node_work(self) -> Iterator[None]:
-        """Do not count the block's time as slowness: it waits for this machine, not for a
+        """Leave the block's time out of the measurement: it waits for this machine, not for a
         registry."""
         self._node_works += 1
         try:
@@ -58,7 +60,7 @@ class Rate:
 
 
 class SharedWork:
-    """Which keys are worked on, and how fast. Use on one event loop."""
+    """Lets one fast worker at a time work on a key. Use on one event loop."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[Rate]] = {}
@@ -66,8 +68,8 @@ class SharedWork:
 
     @asynccontextmanager
     async def turn(self, key: str, rate: Rate, watch: Watch) -> AsyncIterator[None]:
-        """Work on `key` in the block, at `rate`. Waits while another worker on the key is fast; the
-        waiting does not count as a lack of progress."""
+        """Wait until no fast worker works on `key`, then run the block, which works on it at
+        `rate`. The waiting does not count as a lack of progress."""
         with watch.paused():
             while any(not other.is_slow for other in self._rates.get(key, ())):
                 await self._wait(key)
@@ -83,7 +85,7 @@ class SharedWork:
                 event.set()
 
     async def _wait(self, key: str) -> None:
-        """Wait until a worker ends, but only for a moment: one may have become slow meanwhile."""
+        """Wait until a worker on the key ends, but at most a moment: one may become slow."""
         event = self._ended.setdefault(key, asyncio.Event())
         try:
             # Not asyncio.wait_for(): that of Python 3.11 loses a cancellation that comes with the
@@ -95,8 +97,8 @@ class SharedWork:
 
 
 class StreamTurn:
-    """A stream's place. `origin`: the registry. `give_way`: called when the stream is slow and
-    another one waits."""
+    """A stream that has or waits for a turn. `origin`: its registry. `give_way` is called when the
+    stream is slow and another one waits."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate
@@ -105,7 +107,7 @@ class StreamTurn:
 
 @dataclass(slots=True)
 class _Waiter:
-    """A stream that waits. `timeout` ends its waiting; it is extended up to the time `limit`."""
+    """The waiting of a stream: `timeout` ends it, and is extended up to the time `limit`."""
 
     granted: asyncio.Future[None]
     timeout: asyncio.Timeout
@@ -123,11 +125,11 @@ class Streams:
 
     @asynccontextmanager
     async def held(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """Hold a place for the block. Of the waiting streams the one whose registry has the fewest
-        places is next.
+        """Hold a turn for the block. Of the waiting streams the one whose registry has the fewest
+        turns is next.
 
         Raises Interrupted when no stream ends for STREAM_WAIT_S, or after STREAM_WAIT_LIMIT_S: the
-        blob must then be fetched to a file, which needs no place.
+        blob must then be fetched to a file, which needs no turn.
         """
         with watch.paused():
             await self._take(turn)

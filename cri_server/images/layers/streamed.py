@@ -1,8 +1,9 @@
-"""Decodes a blob while it arrives, without a file: its decoder reads it from a ring.
+"""Decodes a blob while it arrives, without a file: the decoder reads the blob from a ring.
 
-Data that the decoder has read cannot be taken back. When a download must start again (another host,
-a server that ignores ranges), or the reader ends early, `Interrupted` tells the caller to fetch the
-blob to a file; its digest then shows whether the registry or the layer is at fault.
+Data that the decoder has read cannot be taken back. `Interrupted` tells the caller to fetch the
+blob to a file instead, when a download must start again (another host, a server that ignores
+ranges), or when the reader ends early: the file's digest then shows whether the registry or the
+layer is at fault.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class StreamedBlob(Incoming):
         self._sender.write(data)
 
     def restart(self) -> None:
-        """Discard the written bytes. Raises Interrupted if there are any, because the reader has
-        them already."""
+        """Start again. Raises Interrupted if bytes were written, because the reader has them
+        already."""
         if self.size:
             super().restart()
             raise Interrupted
 
     def close(self) -> None:
-        """Close the ring; the reader gets the end of the blob. Idempotent."""
+        """Close the ring, which ends the blob for the reader. Idempotent."""
         self.is_closed = True
         self._sender.close()
 
@@ -57,12 +58,13 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
-    """Run `read` with one end of a ring while the block writes to the other. At the end of the
-    block the blob ends, and `read` is awaited; when the block fails, `read` is cancelled.
+    """Run `read` with one end of a ring while the block writes a blob to the other end. The end of
+    the block ends the blob, and waits for `read`; when the block fails, `read` is cancelled.
     `algorithm`: of the blob's digest.
 
-    Raises what the block or `read` raises; Interrupted when `read` failed before everything was
-    written, unless this node was at fault.
+    Raises the errors of the block and of `read`. When `read` fails before the blob is written,
+    raises Interrupted for a PeerError, which a file of the blob must confirm, and other errors as
+    they are.
     """
     sender, receiver = open_ring()
     blob = StreamedBlob(sender, algorithm)

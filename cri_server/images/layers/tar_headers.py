@@ -1,7 +1,7 @@
-"""Parses tar headers: ustar, GNU (long names, base-256 numbers, sparse files) and PAX, as bytes,
-with every number checked.
+"""Parses tar headers: ustar, GNU (long names, base-256 numbers, sparse files) and PAX. Names are
+bytes, and every number is checked.
 
-Why not tarfile: it takes a bad header in the middle for the end of the archive, reads an extended
+The module tarfile takes a bad header in the middle for the end of the archive, reads an extended
 header of any claimed size into memory, and decodes names. A test compares the two. Global PAX
 headers are ignored, as in containerd.
 """
@@ -34,7 +34,7 @@ _KINDS = {
 }  # fmt: skip
 _WITH_DATA = {b"0", b"\0", b"7", b"S", b"D", b"V", b"M", b"N"}
 _SPECIAL = {b"x", b"X", b"L", b"K"}  # describe the member that follows
-_PASSED_OVER = {b"V", b"N"}  # a volume's label; old GNU's rename list
+_IGNORED = {b"V", b"N"}  # a volume's label; old GNU's rename list
 _HEADER = Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12s")
 _XATTR = b"SCHILY.xattr."
 
@@ -43,17 +43,17 @@ class Source(Protocol):
     """A tar to read: `inflate.Stream`, or `erofs.tar_file.TarFile`."""
 
     def read_exact(self, size: int) -> bytes:
-        """Read `size` bytes; fewer only at the end."""
+        """Read `size` bytes, or fewer at the end."""
 
     def pass_over(self, size: int) -> int:
-        """Skip `size` bytes; return how many there were."""
+        """Skip `size` bytes, or fewer at the end; return the number of skipped bytes."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One member. `size`: of the file; `stored`: bytes of it in the archive; `sparse`: their
-    (offset, length) pairs in the file, None when the whole file is stored. `name` and `link` are as
-    written, without NUL."""
+    """A member of a tar. `size`: of the file; `stored`: the number of its bytes in the archive;
+    `sparse`: the (offset, length) pairs of these bytes in the file, None when the whole file is
+    stored. `name` and `link` are as written, without NUL."""
 
     name: bytes
     kind: str
@@ -81,8 +81,8 @@ class _Extended:
     size: int = 0
 
     def count(self, data: bytes) -> bytes:
-        """Count and return `data`: any number of special headers may precede a member. Raises
-        BadLayer."""
+        """Count the bytes of a special header, and return them. (Any number of such headers may
+        precede a member.) Raises BadLayer."""
         self.size += len(data)
         if self.size > EXTENDED_TOTAL_BYTES:
             raise BadLayer(
@@ -93,11 +93,8 @@ class _Extended:
 
 
 def members(stream: Source) -> Iterator[Entry]:
-    """Yield the members in order. After a FILE its `stored` bytes are next in the stream, and the
-    caller must read all of them.
-
-    Raises BadLayer for anything that is not a whole, well-formed tar.
-    """
+    """Yield the members in order. After a FILE the caller must read its `stored` bytes from the
+    stream. Raises BadLayer unless the stream is a whole, well-formed tar."""
     extended = nothing = _Extended()
     special = False
     while (header := _next_header(stream)) is not None:
@@ -112,7 +109,7 @@ def members(stream: Source) -> Iterator[Entry]:
             extended.name = extended.count(_extended_data(stream, header)).rstrip(b"\0")
         elif kind == b"K":
             extended.link = extended.count(_extended_data(stream, header)).rstrip(b"\0")
-        elif kind in _PASSED_OVER:
+        elif kind in _IGNORED:
             skip(stream, _padded(_number(header[4], "size")))
         else:
             entry = _entry(stream, header, extended)
@@ -132,8 +129,8 @@ def skip(stream: Source, size: int) -> None:
 
 
 def _next_header(stream: Source) -> tuple[bytes, ...] | None:
-    """Return the next header's fields; None at the end: a zero block, or the end of the stream
-    where a header could begin."""
+    """Return the fields of the next header; None at a zero block, and at the end of the stream.
+    Raises BadLayer."""
     block = stream.read_exact(BLOCK)
     if len(block) < BLOCK:
         if not block:
@@ -269,8 +266,8 @@ def _identity(value: int, name: bytes) -> int:
 
 
 def _clamped(seconds: int, nanoseconds: int) -> int:
-    """The time in ns, limited as by Linux' timestamp_truncate(): at the ends of the range the
-    nanoseconds are dropped."""
+    """Return the time in ns, limited to what ext4 stores, as Linux' timestamp_truncate() does: at
+    the ends of the range the nanoseconds are dropped."""
     seconds = min(max(seconds, EARLIEST_S), LATEST_S)
     return seconds * 1_000_000_000 + (nanoseconds if EARLIEST_S < seconds < LATEST_S else 0)
 
@@ -340,8 +337,8 @@ def _time(text: bytes) -> int:
 
 
 def _sparse(stream: Source, header: tuple[bytes, ...], extended: _Extended, entry: Entry) -> None:
-    """Read the sparse map in one of GNU's four forms: the old header, and PAX 0.0 (pairs), 0.1 (a
-    list), 1.0 (a list before the data)."""
+    """Set the entry's sparse map and size from one of GNU's four forms: the old header, and PAX 0.0
+    (pairs), 0.1 (a list), 1.0 (a list before the data)."""
     pax = extended.pax
     if header[7] == b"S":
         entry.sparse, entry.size = _old_sparse(stream, header)
@@ -431,6 +428,6 @@ def _check_sparse(entry: Entry) -> None:
 
 
 def quoted(name: bytes) -> str:
-    """A name for an error message: printable, and not longer than a line."""
+    """Return a name for an error message: printable, and at most as long as a line."""
     text = name.decode("utf-8", "backslashreplace")
     return repr(text if len(text) <= 120 else text[:120] + "…")

@@ -19,16 +19,17 @@ def open_folder(root_fd: int, path: bytes) -> int:
 
 
 def depth_first_key(path: bytes) -> bytes:
-    """A sort key for paths: each directory comes right before its contents."""
+    """Return a sort key by which each directory comes right before its contents."""
     return path.replace(b"/", b"\0")
 
 
 class DirectoryWalker:
-    """Opens directories beneath a root that no one else changes, one after the other; a context
-    manager.
+    """Opens directories beneath a root, which no other process changes, one after the other; a
+    context manager.
 
-    Each is reached from the last one over their common parent: in the order of `depth_first_key`
-    all directories of a tree take as many steps as there are directories, however deep they are.
+    Each directory is reached from the last one over their common parent: in the order of
+    `depth_first_key` all directories of a tree take as many steps as there are directories, however
+    deep they are.
     """
 
     def __init__(self, root_fd: int) -> None:
@@ -42,8 +43,8 @@ class DirectoryWalker:
         os.close(self._fd)
 
     def open(self, path: bytes) -> int:
-        """Open the directory at `path` as O_PATH; valid until the next call. Raises KernelError:
-        ENOTDIR also for a link, EXDEV for `..`."""
+        """Return an O_PATH descriptor of the directory at `path`, valid until the next call. Raises
+        KernelError: ENOTDIR also for a link, EXDEV for `..`."""
         while self._path and not (path == self._path or path.startswith(self._path + b"/")):
             # Safe, because no one else can move a directory of this tree meanwhile.
             self._move(b"..")

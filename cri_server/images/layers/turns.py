@@ -18,8 +18,8 @@ class NoTurn(Exception):
 
 
 class Turns:
-    """A semaphore, some of whose holders have borrowed their turn and lose it when another task
-    needs one."""
+    """A semaphore with turns that can be borrowed: a task with a borrowed turn is cancelled when
+    another task needs the turn."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
@@ -27,8 +27,9 @@ class Turns:
 
     @asynccontextmanager
     async def held(self, watch: Watch) -> AsyncIterator[None]:
-        """Hold a turn for the block; tasks get it in order, and waiting does not count as a lack of
-        progress. When all turns are taken, the oldest borrowed one is taken back."""
+        """Wait for a turn, in the order of the calls, and hold it for the block. When all turns are
+        taken, the oldest borrowed one is taken back. The waiting does not count as a lack of
+        progress."""
         if self._free.locked() and self._borrowed:
             task = next(iter(self._borrowed))
             del self._borrowed[task]
@@ -42,8 +43,8 @@ class Turns:
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[None]:
-        """Hold a turn for a block that is optional: its task is cancelled when another one needs
-        the turn. Raises NoTurn when none is free."""
+        """Hold a turn for an optional block, whose task is cancelled when another task needs the
+        turn. Raises NoTurn when no turn is free."""
         if self._free.locked():
             raise NoTurn
         await self._free.acquire()
@@ -58,18 +59,18 @@ class Turns:
 
 
 def streams_at_once(memory_bytes: int) -> int:
-    """How many blobs of all pulls may be decoded while they arrive. Each needs two processes. They
-    usually take a few MiB and wait for a registry, but a hostile layer can make them reach their
-    limits, so together they get half of the memory."""
+    """Return the number of blobs that may be decoded while they arrive, for all pulls together.
+    Each needs two processes, which usually take a few MiB and wait for a registry. A hostile layer
+    can make them reach their limits, so together they get half of the memory."""
     return min(16, max(4, memory_bytes // 2 // _STREAM_BYTES))
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """How many processes build an index, with the tree of all files in memory. Together they get a
-    quarter of the memory, and at least one runs."""
+    """Return the number of processes that may build an index, with the tree of all files in memory.
+    Together they get a quarter of the memory; at least one runs."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 
 def memory_bytes() -> int:
-    """This machine's memory."""
+    """Return the size of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

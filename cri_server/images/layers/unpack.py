@@ -1,10 +1,10 @@
-"""Unpacks one layer's content into its own folder, in a job: a process without network or secrets
-that can be killed. Another process has decoded the content.
+"""Unpacks a layer's content into its own folder, in a job: a process without network or secrets.
+Another process has decoded the content.
 
-The folder gets `tree/` (the files) and `layer.json` (a `Layer`). It is part of the store once it is
-renamed to its chain id. Why a process: hostile names meet the extractor away from the server's
-secrets, a hung disk hangs a process that can be killed, and making ten thousand files in Python
-does not hold the interpreter lock of the event loop.
+The folder gets `tree/` (the files) and `layer.json` (a `Layer`). It becomes part of the store when
+it is renamed to its chain id. A separate process keeps hostile names away from the server's
+secrets, can be killed when the disk hangs, and does not hold the interpreter lock of the event loop
+while it makes ten thousand files.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ RECORD = "layer.json"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """An unpacked layer. `size_bytes` and `inodes`: of its files. `implicit`: directories that it
-    needed but did not describe (relative paths, "" for the root), which take the attributes of the
-    layers below. `opaque`: it hides all layers below. `devices`: nodes to make in place of empty
-    files, as [path, is a block device, major, minor]."""
+    """The record of an unpacked layer. `size_bytes` and `inodes`: of its files. `implicit`:
+    directories that the layer needed but did not describe (relative paths, "" for the root), which
+    get the attributes of the layers below. `opaque`: the layer hides all layers below. `devices`:
+    device nodes to make in place of empty files, as [path, is a block device, major, minor]."""
 
     diff_id: str
     size_bytes: int
@@ -52,8 +52,8 @@ class Layer:
 
     @classmethod
     def read(cls, folder: str) -> Layer:
-        """Read the record in the folder. Raises NotFound, DamagedRecord: the process that wrote it
-        has read hostile bytes."""
+        """Read and check the record in the folder, whose writer has read hostile bytes. Raises
+        NotFound, DamagedRecord."""
         values = atomic_file.read_json(os.path.join(folder, RECORD))
         try:
             return typed.convert(values, cls)
@@ -68,7 +68,7 @@ def unpack(
     limits: Limits,
     tick: Callable[[], None] = lambda: None,
 ) -> Layer:
-    """Unpack a tar stream into `folder`, an empty directory.
+    """Unpack a tar stream into `folder`, an empty directory; return the layer's record.
 
     `diff_id`: the digest that the content must have; None accepts any. `tick` is called regularly,
     and may raise. Raises BadLayer, ResourceExhausted, KernelError; the caller then removes the
@@ -95,7 +95,7 @@ def unpack(
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Zygote job; arguments as `layer_job.receive` takes them."""
+    """Unpack a layer, as a job of the zygote. The arguments are those of `layer_job.receive`."""
     work, stream, tick = layer_job.receive(arguments, fds)
     with layer_job.writing(work.folder, "unpacking a layer"):
         unpack(stream, jail.enter(work.folder), work.diff_id, work.limits, tick)

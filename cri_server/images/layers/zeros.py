@@ -1,5 +1,5 @@
-"""Leaves out zeros when files are written, so that preallocated files and bombs of zeros take no
-blocks on the disk."""
+"""Recognizes zeros, which writers of files leave out, so that preallocated files and bombs of zeros
+take no blocks on the disk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _LEAST_BYTES = 4096  # less than a block of the disk leaves no hole
 
 
 def is_hole(piece: memoryview) -> bool:
-    """Whether the bytes are all zeros, and enough of them to make a hole. False for pieces longer
-    than a decoder's output."""
+    """Return whether the bytes are all zeros, and enough for a hole; False for a piece that is
+    longer than a decoder's output."""
     size = len(piece)
     if size < _LEAST_BYTES or piece[0] or piece[-1]:  # most data ends here, uncopied
         return False

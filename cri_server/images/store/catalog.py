@@ -1,11 +1,11 @@
-"""The catalog of images: names that point to manifests, stored in the layout's `index.json`, and
-everything derived from them.
+"""The catalog of images: their names, which are stored in the layout's `index.json` and point to
+manifests, and everything that follows from them.
 
 `index.json` is authoritative, so that skopeo and umoci see the same images. A name is a descriptor
 with an annotation: the full tag in `org.opencontainers.image.ref.name`, or only the repository in
-an annotation of ours (an image pulled by digest, or whose tag has moved on). `names.json` is a
-copy, read when `index.json` is damaged. When both are damaged, images are recovered, without names,
-from the manifests among the blobs. An incomplete image is not listed.
+an annotation of ours (for an image that was pulled by digest, or whose tag has moved on).
+`names.json` is a copy, which is read when `index.json` is damaged. When both are damaged, images
+are recovered, without names, from the manifests among the blobs. An incomplete image is not listed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """The image's blobs or tars are here, but it can neither be mounted nor are all its layers
+    """The image's blobs or tars are stored, but it cannot be mounted, and not all of its layers are
     unpacked."""
 
 
@@ -56,8 +56,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of an image. `repository`: `HOST/PATH`, "" for an image without a name. `tag`: None
-    for a name by digest. `target`: the index or manifest that the registry served."""
+    """A name of an image. `repository`: `HOST/PATH`, "" for an image without a name. `tag`: None in
+    a name by digest. `target`: the index or manifest that the registry served."""
 
     repository: str
     tag: str | None
@@ -74,8 +74,9 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An image's documents. `blobs`: digest and size of every blob that it needs. `mounted`: its
-    layers are tars with an index, otherwise they are unpacked."""
+    """An image by one of its manifests. `chain`: the layers' chain ids, bottom first. `blobs`:
+    digest and size of each blob that the image needs. `mounted`: its layers are tars with an index,
+    else they are unpacked."""
 
     image_id: str
     manifest: Manifest
@@ -106,8 +107,8 @@ class Content:
 
 
 class Catalog:
-    """All images of a store. Reads are from memory; `add`, `remove` and `load` write files, for one
-    caller at a time."""
+    """Lists all images of a store. Reads are from memory; `add`, `remove`, `convert` and `load`
+    write files, for one caller at a time."""
 
     def __init__(
         self,
@@ -133,12 +134,12 @@ class Catalog:
     # ---- reading
 
     def images(self) -> list[Image]:
-        """Every image once."""
+        """Return every image once."""
         return list(self._images.values())
 
     def find(self, reference: str) -> Image | None:
-        """Find an image by id, unique prefix of an id, tag or digest. None also for a malformed
-        reference."""
+        """Return an image by id, unique prefix of an id, tag or digest; None if it is absent, also
+        for a malformed reference."""
         for image_id in (reference, digest_from_hex(reference)):
             if image_id in self._images:
                 return self._images[image_id]
@@ -151,7 +152,7 @@ class Catalog:
         return matches[0] if len(matches) == 1 else None
 
     def name(self, reference: str) -> Name | None:
-        """The name that a reference by tag or digest leads to."""
+        """Return the name that a reference by tag or digest means; None if there is none."""
         try:
             parsed = Reference.parse(reference)
         except Error:
@@ -164,23 +165,23 @@ class Catalog:
         return None
 
     def content(self, image_id: str) -> Content:
-        """The image with its first manifest; configuration, diff ids and form are the same for all
-        its manifests. Raises NotFound."""
+        """Return the image by its first manifest. (Configuration, diff ids and form are the same
+        for all of its manifests.) Raises NotFound."""
         return self.contents(image_id)[0]
 
     def documents(self, repository: str) -> set[str]:
-        """The digests of all stored manifests and indexes that this repository has served."""
+        """Return the digests of the stored manifests and indexes that this repository has
+        served."""
         names = [name for name in self._names if name.repository == repository]
         return {digest for name in names for digest in self.content_of(name).documents}
 
     def content_of(self, name: Name) -> Content:
-        """The image with the name's own manifest."""
+        """Return the image by the name's own manifest."""
         return self._contents[name.target.digest]
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
-        """The image with the manifest that `name_of` these references leads to; without such a
-        name, with each of its manifests, whose annotations and blobs may differ. Raises NotFound.
-        """
+        """Return the image by the manifest of `name_of` these references; without such a name by
+        each of its manifests, which may differ in annotations and blobs. Raises NotFound."""
         name = self.name_of(image_id, references)
         if name is not None:
             return [self.content_of(name)]
@@ -190,9 +191,9 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """The image's name for the first of these references that leads to one: with the
-        reference's tag, or without a tag when the reference has a digest or its tag has moved
-        since. None when no reference leads to a repository of the image."""
+        """Return the image's name for the first of these references that leads to a repository of
+        the image; None without such a reference. The name has the reference's tag, or no tag when
+        the reference has a digest or its tag means another image now."""
         names = self.names_of(image_id)
         for reference in references:
             name = self.name(reference)
@@ -207,18 +208,18 @@ class Catalog:
         return None
 
     def is_mounted(self, image_id: str) -> bool:
-        """Whether the image is mounted; for an absent one, whether it will be. A listed image keeps
-        its form, because containers use its files, until `convert` changes it."""
+        """Return whether the image is mounted; for an absent image, whether it will be. (A listed
+        image keeps its form, because containers use its files, until `convert` changes it.)"""
         content = next((c for c in self._contents.values() if c.image_id == image_id), None)
         return self._policy.erofs if content is None else content.mounted
 
     def pin(self, references: Iterable[str]) -> None:
-        """Mark exactly the images of these references as pinned. Raises InvalidArgument."""
+        """Mark the images of these references, and no others, as pinned. Raises InvalidArgument."""
         self._pinned = {pin(text) for text in references}
         self._images = self._listed()
 
     def used_blobs(self) -> dict[str, int]:
-        """Digest and size of all blobs that images need."""
+        """Return digest and size of each blob that images need."""
         return {
             digest: size
             for content in self._contents.values()
@@ -226,27 +227,27 @@ class Catalog:
         }
 
     def layer_pairs(self) -> frozenset[tuple[str, str]]:
-        """(Blob digest, diff id) of each layer of all images."""
+        """Return (blob digest, diff id) of each layer of all images."""
         return self._layer_pairs
 
     def used_chain_ids(self) -> set[str]:
-        """The chain ids of all unpacked layers that images need."""
+        """Return the chain ids of the unpacked layers that images need."""
         contents = self._contents.values()
         return {
             chain_id for content in contents if not content.mounted for chain_id in content.chain
         }
 
     def used_indexes(self) -> set[str]:
-        """The top chain ids of all mounted images."""
+        """Return the top chain id of each mounted image."""
         return {content.chain[-1] for content in self.mounted()}
 
     def mounted(self) -> list[Content]:
-        """All mounted images."""
+        """Return all mounted images."""
         return [content for content in self._contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
-        """The diff ids of all tars that images need: to be mounted, or because their blobs were
-        removed."""
+        """Return the diff ids of the tars that images need: for their mounts, or in place of
+        removed blobs."""
         return {
             diff_id
             for content in self._contents.values()
@@ -257,10 +258,10 @@ class Catalog:
     # ---- writing
 
     def load(self) -> list[Name]:
-        """Read the index, or repair it from its copy or from the blobs. Incomplete images are
-        dropped with a log line.
+        """Read the index, or repair it from its copy or from the blobs. Drop incomplete images, and
+        log each.
 
-        Returns the names of images that lack only unpacked layers; `add` lists them once they are
+        Return the names of images that lack only unpacked layers; `add` lists them when they are
         unpacked.
         """
         names = self._read_names()
@@ -286,8 +287,9 @@ class Catalog:
         return not_unpacked
 
     def examine(self, target: Descriptor, mounted: bool | None = None) -> Content:
-        """Read a target's blobs and check that the image is complete, and mountable or unpacked. If
-        it is both, `mounted` decides; None: as `is_mounted` does. Raises Error, NotUnpacked."""
+        """Read a target's documents, and check that the image is complete and is mountable or
+        unpacked. The result is mounted if the image is mountable and either not unpacked or to be
+        `mounted` (None: as `is_mounted` says). Raises Error, NotUnpacked."""
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
         missing = next((c for c in content.chain if self._layers.get(c) is None), None)
@@ -300,15 +302,15 @@ class Catalog:
         return content
 
     def _blobs_of_mounted(self, content: Content) -> dict[str, int]:
-        """The image's blobs without those that its tars replace."""
+        """Return the image's blobs without those that its tars replace."""
         if self._policy.keep_blobs:
             return content.blobs
         layers = {layer.digest for layer in content.manifest.layers}
         return {digest: size for digest, size in content.blobs.items() if digest not in layers}
 
     def read(self, target: Descriptor) -> Content:
-        """Read a target's blobs, all of which must be here (or a layer's tar instead). Raises
-        Error."""
+        """Read a target's documents, and check that all of its blobs are stored, or tars in place
+        of the layers' blobs. Raises Error."""
         blobs: dict[str, int] = {}
 
         def read(descriptor: Descriptor) -> Manifest | Index:
@@ -327,8 +329,8 @@ class Catalog:
         return Content(manifest.config.digest, manifest, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
-        """Add names to the catalog, and write it to disk durably. When a tag moves to another
-        image, the old image stays listed by its digest.
+        """Add names to the catalog, durably. When a tag moves to another image, the old image stays
+        listed by its digest.
 
         Raises OSError; the catalog is unchanged then.
         """
@@ -344,23 +346,23 @@ class Catalog:
     def remove(self, names: Iterable[Name]) -> None:
         """Remove names from the catalog, durably. An image without a name is no longer listed.
         Raises OSError; the catalog is unchanged then."""
-        gone = set(names)
-        after = [name for name in self._names if name not in gone]
-        self._write(after, self._contents)
-        self._replace(after, self._contents)
+        remaining = self._without(names)
+        self._write(remaining, self._contents)
+        self._replace(remaining, self._contents)
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
-        """Remove names only in memory, for a full disk: their content can then be deleted, and
-        `remove` called again.
+        """Remove names only in memory, so that their content on a full disk can be deleted before
+        `remove` writes the index. A crash in between leaves names of incomplete images, which are
+        not listed."""
+        self._replace(self._without(names), self._contents)
 
-        A crash in between leaves names of incomplete images, which are not listed.
-        """
-        gone = set(names)
-        self._replace([name for name in self._names if name not in gone], self._contents)
+    def _without(self, names: Iterable[Name]) -> list[Name]:
+        removed = set(names)
+        return [name for name in self._names if name not in removed]
 
     def convert(self, image_id: str, mounted: bool) -> None:
-        """Switch the image to its other form, durably; both forms are here. Raises Error, OSError,
-        and then nothing has changed."""
+        """Change the form of an image whose files are stored in both forms, durably. Raises Error,
+        OSError; the catalog is unchanged then."""
         contents = dict(self._contents)
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)
@@ -368,12 +370,12 @@ class Catalog:
         self._replace(self._names, contents)
 
     def names_of(self, image_id: str) -> list[Name]:
-        """All names of an image."""
+        """Return all names of an image."""
         return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
 
     def _layer_blobs(self, manifest: Manifest, config: Config) -> dict[str, int]:
-        """Sizes of the layers' blobs that are here. Raises NotFound for a layer with neither blob
-        nor tar."""
+        """Return the sizes of the layers' stored blobs. Raises NotFound for a layer with neither a
+        blob nor a tar."""
         manifests.check_layers(manifest, config)
         sizes = {}
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True):
@@ -384,7 +386,7 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """Replace the lists at once; they are never changed, because threads read them."""
+        """Replace the lists. The old ones stay as they are, because threads may be reading them."""
         targets = {name.target.digest for name in names}
         self._contents = {
             digest: content for digest, content in contents.items() if digest in targets
@@ -461,7 +463,7 @@ class Catalog:
         return names
 
     def _scan(self) -> list[Name]:
-        """Find every complete image among the blobs, without a name."""
+        """Return a target without a name for every complete image among the blobs."""
         images = []
         for digest in self._blobs.digests():
             size = self._blobs.size(digest) or 0
@@ -479,12 +481,12 @@ class Catalog:
 
 
 def id_matches(image_id: str, text: str) -> bool:
-    """Whether the id begins with `text`, which may lack the algorithm."""
+    """Return whether the id begins with `text`, which may lack the algorithm."""
     return (image_id if ":" in text else hex_of(image_id)).startswith(text)
 
 
 def repository_of(reference: str) -> str:
-    """`HOST/PATH` of a reference; "" for an id or a malformed reference."""
+    """Return `HOST/PATH` of a reference; "" for an id or a malformed reference."""
     try:
         return "" if is_id(reference) else Reference.parse(reference).name
     except Error:
@@ -492,27 +494,21 @@ def repository_of(reference: str) -> str:
 
 
 def _name_after(name: Name, new: Name) -> Name | None:
-    """A name after `new` was added: unchanged, None (gone), or without its tag."""
-    if name == new or (
-        new.repository and not name.repository and name.target.digest == new.target.digest
-    ):
-        return None
+    """Return what becomes of a name when `new` is added: the same name, the name without its tag,
+    or None when `new` replaces it."""
+    is_same_target = name.target.digest == new.target.digest
     if name.repository != new.repository:
-        return name
-    if new.tag and name.tag == new.tag:
-        return (
-            Name(name.repository, None, name.target)
-            if name.target.digest != new.target.digest
-            else None
-        )
-    if name.tag is None and name.target.digest == new.target.digest:
+        return None if is_same_target and new.repository and not name.repository else name
+    if name.tag in (None, new.tag) and is_same_target:
         return None
+    if new.tag and name.tag == new.tag:
+        return Name(name.repository, None, name.target)
     return name
 
 
 def pin(text: str) -> str:
-    """Normalize a configured reference or id to what it pins: an id, or a name with tag or digest.
-    Raises InvalidArgument."""
+    """Return the id, or the name with tag or digest, that a configured reference or id pins. Raises
+    InvalidArgument."""
     if is_id(text):
         return text if ":" in text else digest_from_hex(text)
     return str(Reference.parse(text))
@@ -532,11 +528,8 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
 
 
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
-    """Remove the tag of all but the first of several names with the same tag.
-
-    Earlier versions treated spellings as different that are one name now, such as Docker.io/a:1 and
-    docker.io/library/a:1.
-    """
+    """Return the names, with each tag only at its first name. (Earlier versions treated spellings
+    as different that are one name now, such as Docker.io/a:1 and docker.io/library/a:1.)"""
     tags: set[str] = set()
     unique = []
     for name in names:
@@ -549,8 +542,8 @@ def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
 
 
 def _name(entry: dict[str, Any]) -> Name:
-    """Parse a name from the index. An entry that another program wrote with a bare tag or none is
-    an image without a name."""
+    """Parse a name from the index. The result has no repository when another program wrote the
+    entry without a tag or with a tag alone."""
     target = Descriptor(str(entry["mediaType"]), str(entry["digest"]), int(entry["size"]))
     target.check("index.json")
     annotations = entry.get("annotations") or {}

@@ -1,4 +1,5 @@
-"""Paths of an image's files, for `pyrunc-cri image mount` on the same machine."""
+"""The paths of an image's files, which the server reports to `pyrunc-cri image mount` on the same
+machine."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class ImagePaths(Record):
-    """`image`: of a mounted image. `lower`: the layers of an unpacked one, topmost first, and
-    `place`, an empty folder."""
+    """`image`: the files of a mounted image. `lower`: the layers of an unpacked image, top first,
+    with `place`, an empty folder."""
 
     image: Image | None = None
     lower: Sequence[str] | None = None

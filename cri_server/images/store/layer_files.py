@@ -1,10 +1,10 @@
-"""The files of mounted images: uncompressed tars by diff id, and indexes by the chain id of the
-image's top layer.
+"""Stores the files of mounted images: uncompressed tars by diff id, and indexes by the chain id of
+the image's top layer.
 
-A file is complete or absent: it is written in `ingest/` and renamed. Removing is unlinking; a mount
-keeps the files that it uses. On a file system with fs-verity each file is sealed first, and its
-digest stored in `verity/` and compared at each mount: a block that has changed cannot be read, and
-a replaced file is not mounted.
+A file is complete or absent: it is written in `ingest/` and renamed. An unlinked file stays for the
+mounts that use it. On a file system with fs-verity each file is sealed first; its digest is stored
+in `verity/`, and compared at each mount. So a changed block cannot be read, and a replaced file is
+not mounted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cri_server.images.erofs import build, layer_tar
@@ -29,7 +30,7 @@ _DIGITS = frozenset("0123456789abcdef")
 
 
 class LayerFiles:
-    """The tars and indexes below `root`. Each digest is committed by one caller at a time."""
+    """Stores the tars and indexes below `root`. One caller at a time commits a digest."""
 
     def __init__(self, root: Path) -> None:
         self._tars, self._indexes, self.place = root / "tars", root / "indexes", root / "empty"
@@ -77,11 +78,11 @@ class LayerFiles:
         return not any(path.parent == self._indexes for path in self._sizes)
 
     def tar(self, diff_id: str) -> Path:
-        """The path of the layer's tar, whether it exists or not."""
+        """Return the path of the layer's tar, which need not exist."""
         return self._tars / hex_of(diff_id)
 
     def index(self, chain_id: str) -> Path:
-        """The path of the index of the image with this top chain id, whether it exists or not."""
+        """Return the path of the index of the image with this top chain id. It need not exist."""
         return self._indexes / hex_of(chain_id)
 
     def has_tar(self, diff_id: str) -> bool:
@@ -91,11 +92,12 @@ class LayerFiles:
         return self.index(chain_id) in self._sizes
 
     def has_image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> bool:
-        """Whether an image of these layers can be mounted; one without layers cannot."""
+        """Return whether the files of an image of these layers are stored. An image without layers
+        has none."""
         return bool(chain) and self.has_index(chain[-1]) and all(self.has_tar(d) for d in diff_ids)
 
     def image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> Image:
-        """The paths of an image of these layers."""
+        """Return the paths of the files of an image of these layers."""
         devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
         index = self.index(chain[-1])
         digests = [self._digests.get(path, "") for path in (index, *devices)]
@@ -107,18 +109,18 @@ class LayerFiles:
         )
 
     def size(self, diff_ids: Sequence[str], chain: Sequence[str]) -> int:
-        """Bytes on disk of the image's files."""
+        """Return the bytes on disk of the image's files."""
         paths = {self.index(chain[-1]), *(self.tar(diff_id) for diff_id in diff_ids)}
         return sum(self._sizes.get(path, 0) for path in paths)
 
     def totals(self) -> tuple[int, int]:
-        """Bytes on disk and number of all files."""
+        """Return the bytes on disk and the number of all files."""
         sizes = list(self._sizes.values())
         return sum(sizes), len(sizes)
 
     def commit_tar(self, folder: str, diff_id: str) -> None:
-        """Move the tar that `layer_tar` wrote into the store, synced. Raises DigestMismatch when it
-        is not a regular file, OSError."""
+        """Sync the tar that `layer_tar` has written, and move it into the store. Raises
+        DigestMismatch when it is not a regular file, OSError."""
         self._commit(os.path.join(folder, layer_tar.FILE), self.tar(diff_id))
 
     def commit_index(self, folder: str, chain_id: str) -> None:
@@ -138,8 +140,8 @@ class LayerFiles:
         self._sizes[path] = os.lstat(path).st_blocks * 512
 
     def _seal(self, fd: int, path: Path) -> None:
-        """Enable fs-verity, where the file system has it. The digest is on the disk before the file
-        has its name."""
+        """Enable fs-verity, where the file system has it. Store the digest on the disk before the
+        file gets its name."""
         if not verity.enable(fd):
             return
         digest = verity.measure(fd)
@@ -148,8 +150,8 @@ class LayerFiles:
         self._digests[path] = digest
 
     def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
-        """Make the names of the image's files durable, before anything that refers to them is
-        visible. Raises OSError."""
+        """Make the names of the image's files durable. Call it before anything that refers to them
+        is visible. Raises OSError."""
         paths = {self.index(chain_id) for chain_id in chain[-1:]} | {self.tar(d) for d in diff_ids}
         pending = paths & self._unsynced
         for folder in {path.parent for path in pending}:
@@ -165,8 +167,8 @@ class LayerFiles:
             self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink one file, if it is there. Its blocks and pages stay until `release`: freeing those
-        of a large tar takes a while."""
+        """Unlink one file, if it exists. Its blocks and pages stay until `release`, because freeing
+        those of a large tar takes long."""
         # The descriptor keeps the blocks: unlink(2) and close of a tar of 150 MB free 76,000 pages,
         # which takes 120 ms.
         if len(self._dropped) < DROPPED_LIMIT:
@@ -182,12 +184,9 @@ class LayerFiles:
 
     def release(self) -> None:
         """Free the blocks of dropped files. Blocking; may run beside `drop`."""
-        while True:
-            try:
-                fd = self._dropped.pop()
-            except IndexError:
-                return
-            os.close(fd)
+        with suppress(IndexError):  # another thread may release the last one
+            while True:
+                os.close(self._dropped.pop())
 
     def open_tar(self, diff_id: str) -> int:
         """Open a layer's tar for reading; the caller closes it. Raises NotFound."""

@@ -1,6 +1,6 @@
-"""Makes an image's layers from their blobs: tars with one index, or unpacked folders. Layers of one
-image are made in parallel. A layer that another pull is making from the same registry is awaited,
-as described in `sharing`."""
+"""Makes an image's layers from their blobs: tars with one index, or unpacked folders. The layers
+are made in parallel. When another pull makes one of them from the same registry, this pull may wait
+for it (see `sharing`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _INDEX_JOB = "cri_server.images.erofs.build:job"
 
 @dataclass(frozen=True, slots=True)
 class LayerStores:
-    """Where layers are read from and written to: blobs; unpacked layers; tars and indexes."""
+    """The stores of blobs, of unpacked layers, and of tars with indexes."""
 
     blobs: Blobs
     layers: Layers
@@ -64,11 +64,11 @@ async def _already_stored(descriptor: Descriptor, rate: Rate) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlobSource:
-    """Where the layers' blobs come from.
+    """The source of an image's blobs.
 
     - `watch`: of the whole pull or load.
-    - `fetch`: downloads a blob into the layout; by default all are there, or tars have replaced
-      them.
+    - `fetch`: downloads a blob into the layout. The default does nothing, for blobs that are stored
+      or that tars have replaced.
     - `stream`: sends a blob to its decoder without storing it, or raises Interrupted.
     - `origin`: the registry, "" for this node.
     - `is_listed`: the image is or was listed, so its layers were verified then.
@@ -85,11 +85,11 @@ class BlobSource:
 
 @dataclass(frozen=True, slots=True)
 class _LayerToUnpack:
-    """A layer to unpack: the last of `chain`, with the uncompressed digest `diff_id`, from the blob
-    `descriptor`.
+    """A layer to unpack from the blob `descriptor`. `chain`: the chain ids of the layers below, and
+    its own; `below`: set when the layer below is committed; `committed`: set when this layer is.
 
-    `times`: how often the image contains the layer. It is unpacked that often, because a layer's
-    folder is stored under its chain id, which covers the layers below as well.
+    `times`: how often the image contains the layer. It is unpacked that often, because its folder
+    is stored under its chain id, which depends on the layers below.
     """
 
     chain: list[str]
@@ -101,22 +101,22 @@ class _LayerToUnpack:
 
 
 class LayerMaker:
-    """The layer maker of one store. Coroutines run on one event loop."""
+    """Makes the layers of one store. Coroutines run on one event loop."""
 
     def __init__(
         self,
         folders: LayerStores,
         catalog: Catalog,
         policy: Policy,
-        holds: Leases,
-        room: SpaceLimit,
+        leases: Leases,
+        space: SpaceLimit,
         jobs: LayerJobs,
     ) -> None:
         self._blobs, self._layers, self._files = folders.blobs, folders.layers, folders.files
         self._catalog = catalog
         self._policy = policy
-        self._leases = holds
-        self._room = room
+        self._leases = leases
+        self._space = space
         self._jobs = jobs
         self._verified = VerifiedLayers(catalog)
         self._work = SharedWork()
@@ -144,7 +144,7 @@ class LayerMaker:
             raise first_error(problems) from None
 
     def needs_blob(self, image_id: str, layer: Descriptor, diff_id: str) -> bool:
-        """Whether `make_all` must fetch the layer's blob for that image."""
+        """Return whether `make_all` must fetch the layer's blob for this image."""
         if not self._verified.has(layer.digest, diff_id):
             return True
         if (
@@ -156,7 +156,7 @@ class LayerMaker:
         return self._blobs.size(layer.digest) != layer.size
 
     def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
-        """Whether the stored layer may be used for the image; see `verified`."""
+        """Return whether a stored layer may be used for the image (see `verified`)."""
         return source.is_listed or self._verified.has(layer.digest, diff_id)
 
     # ---- tars and their index
@@ -187,8 +187,9 @@ class LayerMaker:
     async def _index_meanwhile(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
     ) -> AsyncIterator[PartialTars | None]:
-        """Build the index from the tars that the block writes, while they grow. If that fails there
-        is no index after the block, and it must be built from the complete tars."""
+        """Build the index while the block writes the tars, which it adds to the provided object. If
+        that fails, there is no index after the block, and the caller builds it from the complete
+        tars."""
         if (
             source.stream is None
             or self._files.has_index(chain_id)
@@ -225,17 +226,17 @@ class LayerMaker:
         source: BlobSource,
         tars: PartialTars | None,
     ) -> None:
-        """Make the layer's tar, unless a stored one is verified to come from this blob. An equal
-        tar that another pull has committed meanwhile is kept instead of the new one."""
+        """Make the layer's tar, unless a stored tar is verified to come from this blob. When
+        another pull has committed an equal tar meanwhile, that one stays."""
         rate = Rate()
         async with self._work.turn(f"tar {diff_id} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(descriptor, diff_id, source)
-            here = is_shared and self._files.has_tar(diff_id)
-            if not here and await self._stream_tar(diff_id, descriptor, source, tars, rate):
+            is_stored = is_shared and self._files.has_tar(diff_id)
+            if not is_stored and await self._stream_tar(diff_id, descriptor, source, tars, rate):
                 return
-            if not here or self._policy.keep_blobs:
+            if not is_stored or self._policy.keep_blobs:
                 await self._ensure_blob(descriptor, is_shared, source, rate)
-            if not here:
+            if not is_stored:
                 with rate.node_work(), source.rate.node_work():
                     await self._make_tar(diff_id, descriptor, source.watch)
                 self._drop_blob(descriptor.digest)
@@ -249,8 +250,8 @@ class LayerMaker:
             await source.fetch(descriptor, rate)
 
     def _drop_blob(self, digest: str) -> None:
-        """Remove a blob that its tar has replaced, unless another pull has a lease on it: then it
-        is collected later."""
+        """Remove a blob that its tar has replaced. A blob on which another pull has a lease is
+        collected later."""
         if (
             not self._leases.by_others(digest)
             and not self._policy.keep_blobs
@@ -266,14 +267,12 @@ class LayerMaker:
         tars: PartialTars | None,
         rate: Rate,
     ) -> bool:
-        """Make the tar while its blob arrives. False when the blob must be kept or inspected, so
-        that the tar must be made from a file."""
+        """Make the tar while its blob arrives. Return False when that is not possible or has
+        failed, so that the tar must be made from a blob in the layout."""
         stream, watch = source.stream, source.watch
-        is_here = self._blobs.size(descriptor.digest) == descriptor.size
-        is_kept = self._policy.keep_blobs or (
-            is_here and self._is_shared(descriptor, diff_id, source)
-        )
-        if stream is None or is_kept:
+        is_stored = self._blobs.size(descriptor.digest) == descriptor.size
+        is_usable = is_stored and self._is_shared(descriptor, diff_id, source)
+        if stream is None or self._policy.keep_blobs or is_usable:
             return False
         try:
             async with self._jobs.folder() as folder:
@@ -318,8 +317,8 @@ class LayerMaker:
                 await self._commit_tar(folder, descriptor, diff_id, watch)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
-        """Commit the tar in `folder`, made from this blob. A tar that is already stored stays: it
-        may be mounted, and in the page cache."""
+        """Commit the tar in `folder`, which was made from this blob. A stored tar stays instead,
+        because it may be mounted and in the page cache."""
         async with self._commits.hold(f"tar {diff_id}", watch.paused()):
             if not self._files.has_tar(diff_id):
                 await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
@@ -328,7 +327,7 @@ class LayerMaker:
     async def _write_tar(
         self, diff_id: str, blob: int | Receiver, folder: str, on_progress: Callable[[], None]
     ) -> None:
-        limits = self._room.limits_of_layer()
+        limits = self._space.limits_of_layer()
         await self._jobs.run_decoded(
             _TAR_JOB,
             LayerWork(folder, limits, diff_id),
@@ -355,7 +354,7 @@ class LayerMaker:
                 diff_ids=devices,
                 chain=[devices.index(diff_id) for diff_id in diff_ids],
                 uuid=uuid_of(chain_id).hex(),
-                limits=self._room.limits_of_layer(),
+                limits=self._space.limits_of_layer(),
             )
 
             def on_progress() -> None:
@@ -376,8 +375,8 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Move a finished file into the store with `take`; waits for it also when the caller is
-        cancelled."""
+        """Run `take`, which moves a finished file into the store, in a thread; wait for it also
+        when the caller is cancelled."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 
@@ -389,7 +388,7 @@ class LayerMaker:
         diff_ids: Sequence[str],
         source: BlobSource,
     ) -> None:
-        """Unpack the layers in parallel; commit them bottom first."""
+        """Unpack the layers in parallel, and commit them bottom first."""
         chain = chain_ids(diff_ids)
         committed = [asyncio.Event() for _ in chain]
         times = Counter(diff_ids)
@@ -418,7 +417,7 @@ class LayerMaker:
         layer.committed.set()
 
     async def _unpack(self, layer: _LayerToUnpack, watch: Watch, rate: Rate) -> None:
-        limits = self._room.limits_of_layer().shared(layer.times)
+        limits = self._space.limits_of_layer().shared(layer.times)
         with closing_fd(self._open_layer(layer)) as fd:
             async with self._jobs.folder() as folder:
                 with rate.node_work():
@@ -442,7 +441,7 @@ class LayerMaker:
             self._verified.add(layer.descriptor.digest, layer.diff_id)
 
     def _open_layer(self, layer: _LayerToUnpack) -> int:
-        """Open the layer's blob, or the tar that has replaced it."""
+        """Open the layer's blob, or the tar that has replaced the blob."""
         if self._blobs.size(layer.descriptor.digest) is None and self._files.has_tar(layer.diff_id):
             return self._files.open_tar(layer.diff_id)
         return self._blobs.open_blob(layer.descriptor.digest)

@@ -1,5 +1,5 @@
-"""Leases of running pulls and loads: digests and chain ids that are not listed yet and must not be
-collected."""
+"""Leases of running pulls and loads, on digests and chain ids that no listed image needs yet, so
+that they are not collected."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Leases:
             self._keys += Counter()  # drops the zeros
 
     def current(self) -> set[str]:
-        """All keys with a lease."""
+        """Return all keys with a lease."""
         with self._lock:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Whether a key on which the caller has a lease has another one."""
+        """Return whether a key, on which the caller has a lease, has another lease."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

@@ -1,9 +1,9 @@
-"""Mounts of images: one for each image, made at its first use and held by descriptor, so that
-containers share its page cache.
+"""Mounts images: each image once, at its first use, so that its containers share the mount's page
+cache.
 
-Mounts are detached. An overlay holds its own reference to the layers below it, so containers
-survive the server. Each mount is also in the service manager's descriptor store, so that containers
-of the next server share it with earlier ones.
+Mounts are detached, and exist as long as their descriptors. An overlay holds its own reference to
+the layers below it, so containers survive the server. Each mount is also in the service manager's
+descriptor store, so that containers of the next server share it with earlier ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from cri_server.images.erofs import format as erofs
@@ -25,6 +25,7 @@ from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compile.image_mount import Image
 from pyrunc.errors import Error
 from pyrunc.kernel.erofs import check_digests, open_erofs
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.mount import fstatfs_type
 
 TYPE_CHECKING = False
@@ -35,10 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class ImageMount:
-    """A detached mount of an image, closed with this object."""
+    """A detached mount of an image. It is closed when this object is deleted."""
 
     def __init__(self, fd: int, image: Image, stored_as: str) -> None:
-        """`stored_as`: its name in the descriptor store."""
+        """`stored_as`: the mount's name in the descriptor store."""
         self.fd, self.image, self.stored_as = fd, image, stored_as
 
     def __del__(self) -> None:
@@ -46,7 +47,7 @@ class ImageMount:
 
     @property
     def path(self) -> Path:
-        """The mount's root, for this process."""
+        """The path of the mount's root, valid in this process."""
         return Path(f"/proc/self/fd/{self.fd}")
 
     @property
@@ -56,7 +57,7 @@ class ImageMount:
 
 
 class Mounts:
-    """The mounts of a store's images. Thread-safe."""
+    """Makes and caches the mounts of a store's images. Thread-safe."""
 
     def __init__(self, files: LayerFiles, store: DescriptorStore) -> None:
         self._files, self._store = files, store
@@ -66,8 +67,8 @@ class Mounts:
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
-        """Take over the stored mounts of an earlier server for these images; remove all others from
-        the descriptor store. Call before anything else. Blocking."""
+        """Take over the mounts of these images from an earlier server, by the descriptor store;
+        remove all other descriptors from it. Call before any other method. Blocking."""
         stored = self._store.take()
         for content in contents if stored else ():
             image = self._files.image(content.diff_ids, content.chain)
@@ -85,7 +86,8 @@ class Mounts:
             self._store.remove(name)
 
     def cached(self, chain: Sequence[str]) -> ImageMount | None:
-        """The mount of the image of these layers, if there is one. Does not block."""
+        """Return the mount of the image of these layers, None if it is not mounted. Does not
+        block."""
         return self._mounts.get(chain[-1])
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
@@ -116,21 +118,18 @@ class Mounts:
         Blocking.
         """
         with self._lock:
-            settled = [mount for chain_id, mount in self._mounts.items() if chain_id in self._seen]
+            older = [mount for chain_id, mount in self._mounts.items() if chain_id in self._seen]
             self._seen = set(self._mounts)
-            devices = {device for mount in settled for device in mount.image.devices}
+            devices = {device for mount in older for device in mount.image.devices}
         for device in devices:
-            try:
-                fd = os.open(device, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except FileNotFoundError:  # the image was removed
-                continue
-            try:
+            with (
+                suppress(FileNotFoundError),  # the image was removed
+                closing_fd(os.open(device, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd,
+            ):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
 
     def keep(self, chain_ids: set[str]) -> None:
-        """Drop the mounts of all other images; `release` closes them."""
+        """Drop the mounts of all images but these; `release` closes them."""
         with self._lock:
             for chain_id in [c for c in self._mounts if c not in chain_ids]:
                 self._dropped.append(self._mounts.pop(chain_id))
@@ -150,9 +149,9 @@ class Mounts:
 
 
 def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
-    """The name of a mount of these files in the descriptor store: the image's chain id, and a
-    digest that identifies the files. `fds`: of the index and the devices. A mount holds its files'
-    inodes, so no other file can get their numbers while it is stored."""
+    """Return the name of a mount of these files in the descriptor store: the image's chain id, and
+    a digest that identifies the files. (A mount holds its files' inodes, so no other file gets
+    their numbers while the mount is stored.) `fds`: of the index and the devices."""
     statuses = [os.fstat(fd) for fd in fds]
     files = repr(
         ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in statuses], list(image.digests))
@@ -161,7 +160,7 @@ def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
 
 
 def is_mount_of(fd: int, chain_id: str) -> bool:
-    """Whether `fd` is the root of a read-only EROFS with the UUID of this chain id. Raises
+    """Return whether `fd` is the root of a read-only EROFS with the UUID of this chain id. Raises
     OSError."""
     uuid, half = erofs.uuid_of(chain_id), erofs.UUID_BYTES // 2
     # uuid_to_fsid() in Linux' statfs.h

@@ -1,5 +1,5 @@
-"""The image store as a whole: blobs, layers, the catalog, and leases on content that is not listed
-yet."""
+"""The image store: adds, removes, converts and collects images, with the blobs, layers, mounts and
+the catalog, and with leases on content that is not listed yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """Everything below `root`. Coroutines run on one event loop."""
+    """Manages the images below `root`. Coroutines run on one event loop."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Store:
         self._kind = kind
         self.policy = Policy(keep_blobs=keep_blobs)
         self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
-        self.room = SpaceLimit(root)
+        self.space = SpaceLimit(root)
         self._leases = Leases()
         self._collecting = threading.Lock()  # held while unused content is deleted
         self._changing = asyncio.Lock()
@@ -65,7 +65,7 @@ class Store:
             self.catalog,
             self.policy,
             self._leases,
-            self.room,
+            self.space,
             self.jobs,
         )
         self._emptying: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class Store:
         return disk_errors("write to the image store", str(self.root))
 
     async def open(self) -> None:
-        """Create or read the store, make lost layers again, and drop content that no image needs.
+        """Create or read the store, make lost layers again, and remove content that no image needs.
 
         Raises Unsupported when images are to be mounted and this kernel cannot mount them.
         """
@@ -141,35 +141,36 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Hold leases on blobs and layers (digests, chain ids) during the block. Waits for a
-        running collection first, so that content found in the block stays."""
-        held = list(keys)
-        await self._hold(held)
+        """Hold leases on blobs and layers (digests, chain ids) for the block. Wait for a running
+        collection first, so that content that the block sees is not removed."""
+        leased = list(keys)
+        await self._lease(leased)
         try:
             yield
         finally:
-            self._leases.remove(held)
+            self._leases.remove(leased)
 
     @asynccontextmanager
     async def loading(self) -> AsyncIterator[None]:
-        """Collect nothing during the block: an archive's blobs arrive before their use is known."""
+        """Prevent collections during the block, because an archive's blobs arrive before their use
+        is known."""
         async with self.holding([EVERYTHING]):
             yield
 
-    async def _hold(self, keys: list[str]) -> None:
-        def hold() -> None:
+    async def _lease(self, keys: list[str]) -> None:
+        def add() -> None:
             with self._collecting:
                 self._leases.add(keys)
 
         try:
-            await in_thread(hold, abandon_s=None)
+            await in_thread(add, abandon_s=None)
         except asyncio.CancelledError:
             self._leases.remove(keys)
             raise
 
     async def publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
-        """List an image whose blobs and layers are all stored; everything it needs reaches the disk
-        first."""
+        """List an image, whose blobs and layers are all stored, under these names. Its content
+        reaches the disk before the names."""
         async with self._changing:
             await in_thread(lambda: self._publish(names, diff_ids), abandon_s=None)
         self._empty_trash_soon()
@@ -187,8 +188,8 @@ class Store:
         self.blobs.sync_folder()
 
     async def remove_names(self, choose: Callable[[], Sequence[Name]]) -> None:
-        """Remove the names that `choose` returns once other changes are done, and the content that
-        no image needs then."""
+        """Wait for other changes, then remove the names that `choose` returns, and the content that
+        no image needs any more."""
         async with self._changing:
             names = choose()
             if names:
@@ -209,7 +210,7 @@ class Store:
         self._collect()
 
     async def collect(self) -> None:
-        """Drop content that neither an image nor a running pull needs. Failures are logged; the
+        """Remove content that neither an image nor a running pull needs. A failure is logged; the
         next collection tries again."""
         async with self._changing:
             try:
@@ -220,26 +221,27 @@ class Store:
 
     def _collect(self) -> None:
         with self._collecting:
-            held = self._leases.current()
-            if EVERYTHING not in held:
-                self._drop_all_but(held)
+            leased = self._leases.current()
+            if EVERYTHING not in leased:
+                self._drop_all_but(leased)
 
-    def _drop_all_but(self, held: set[str]) -> None:
+    def _drop_all_but(self, leased: set[str]) -> None:
         used = self._used()
         for digest in self.blobs.digests():
-            if digest not in used["blob"] and digest not in held:
+            if digest not in used["blob"] and digest not in leased:
                 self.blobs.remove(digest)
-        self.layers.collect(used["layer"] | held)
-        self.files.collect(used["tar"] | held, used["index"] | held)
+        self.layers.collect(used["layer"] | leased)
+        self.files.collect(used["tar"] | leased, used["index"] | leased)
         self.mounts.keep(used["index"])
 
     async def wait_deleted(self) -> None:
-        """Wait for deletions under way."""
+        """Wait until the running deletions have ended."""
         if self._emptying:
             await asyncio.wait([self._emptying])
 
     def unused(self) -> list[Entry]:
-        """List what no image needs, also what pulls hold leases on. Slow: run it in a thread."""
+        """Return the files that no image needs, including those with a lease of a pull. Slow: run
+        it in a thread."""
         return list(unused(self.root, self._used()))
 
     def _used(self) -> dict[str, set[str]]:
@@ -252,12 +254,13 @@ class Store:
         }
 
     def discard(self, entry: Entry) -> bool:
-        """Remove an entry of `unused`; False if a pull needs it or may need it. Raises OSError."""
+        """Remove an entry of `unused`; return False instead if a pull may need it. Raises
+        OSError."""
         with self._collecting:
-            held = self._leases.current()
+            leased = self._leases.current()
             digest = digest_from_hex(entry.path.name)
-            used = held.union(*self._used().values())
-            if EVERYTHING in held or digest in used or (held and entry.kind == "download"):
+            used = leased.union(*self._used().values())
+            if EVERYTHING in leased or digest in used or (leased and entry.kind == "download"):
                 return False
             if entry.kind == "blob":
                 self.blobs.remove(digest)
@@ -282,19 +285,19 @@ class Store:
             await in_thread(self._empty_trash)
 
     def _empty_trash(self) -> None:
-        """Free memory and disk space of dropped files. Slow: run it in a thread."""
+        """Delete dropped files and close dropped mounts. Slow: run it in a thread."""
         self.layers.empty_trash()
         self.files.release()
         self.mounts.release()
 
     def totals(self) -> tuple[int, int]:
-        """Bytes and inodes of the images on disk."""
+        """Return the bytes and inodes of the images on disk."""
         layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
 
     async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
-        """Convert a listed image to the form that new images get; False when it is in use. Nothing
-        is fetched.
+        """Convert a listed image to the form that new images get, without fetching anything; return
+        False when `in_use` returns True.
 
         Raises NotFound, WrongState (a blob of it is gone), ResourceExhausted, KernelError.
         """

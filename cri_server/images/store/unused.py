@@ -1,4 +1,4 @@
-"""Lists files of the image store that no image needs, with their sizes: blobs, unpacked layers,
+"""Lists the files of the image store that no image needs, with their sizes: blobs, unpacked layers,
 tars, indexes, and remains of pulls and removals."""
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FOLDERS = (
 
 
 def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
-    """Yield everything below `root` except what images use (`used`: digests by kind). Slow: run it
-    in a thread."""
+    """Yield every file and folder of the store at `root` that no image uses. `used`: the digests
+    that images use, by kind. Slow: run it in a thread."""
     for kind, folder in FOLDERS:
         yield from _entries(kind, root / folder, {hex_of(digest) for digest in used[kind]})
     yield from _entries("download", root / "ingest", ())
@@ -63,7 +63,7 @@ def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[Entry]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes on disk; 0 for a file that has vanished."""
+    """Return the bytes on disk of a file or folder; 0 if it has vanished."""
     try:
         if path.is_dir() and not path.is_symlink():
             return usage(path)[0]

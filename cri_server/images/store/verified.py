@@ -1,9 +1,9 @@
 """Records which blobs were decoded to which layers, so that an image may share a stored layer.
 
-What proves the right to an image's content: *its registry serves the manifest and the configuration
-to this caller's credentials*. A registry grants pulls per repository (distribution's token scope
-`repository:NAME:pull`), so one that serves these two would also serve the layers. Digests alone
-prove nothing, since any user may write any digest into a manifest:
+A caller has the right to an image's content if *the image's registry serves the manifest and the
+configuration to the caller's credentials*. A registry grants pulls per repository (distribution's
+token scope `repository:NAME:pull`), so a registry that serves these two would also serve the
+layers. Digests alone prove nothing, since any user may write any digest into a manifest:
 
 - the configuration is fetched with each pull and its digest checked, never taken from the store by
   its digest (the image id, which `kubectl` shows to everyone who may see the pod);
@@ -27,8 +27,8 @@ REMEMBERED_LIMIT = 10_000
 
 
 class VerifiedLayers:
-    """Verified pairs of blob digest and diff id. Those of listed images follow from their
-    manifests, so no file stores them: each layer was decoded before its image was listed. Use on
+    """Stores verified pairs of blob digest and diff id, in memory. The pairs of listed images
+    follow from their manifests, because each layer was decoded before its image was listed. Use on
     one event loop."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -42,6 +42,6 @@ class VerifiedLayers:
         self._decoded.add((blob, diff_id))
 
     def has(self, blob: str, diff_id: str) -> bool:
-        """Whether the blob is verified to be this layer."""
+        """Return whether the blob is verified to be this layer."""
         pair = (blob, diff_id)
         return pair in self._decoded or pair in self._catalog.layer_pairs()
