@@ -126,6 +126,8 @@ class SupervisedContainer:
         self, process: StartedProcess, started_at_ns: int, outputs: Mapping[str, int]
     ) -> None:
         self._process = process
+        # It refers to the launch, whose program has 64 KiB.
+        self.starting = None
         self.pid = process.pid
         self.start_time = process.start_time
         self.started_at_ns = started_at_ns
@@ -162,6 +164,7 @@ class SupervisedContainer:
 
     def failed(self, error: Exception) -> None:
         """Record a failed start as the container's exit."""
+        self.starting = None
         self.exit = Exit.of_failed_start(to_error(error, "start").message)
         self._write_exit(self.exit)
         self._log.close()
