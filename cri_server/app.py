@@ -13,8 +13,9 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from cri_server.config import Config
@@ -22,6 +23,7 @@ from cri_server.containers.rotate_logs import rotating
 from cri_server.containers.sessions import Sessions
 from cri_server.images.service import ImageService as Images
 from cri_server.images.store import layer_maker
+from cri_server.images.store.mount_store import MountStore
 from cri_server.network.service import NetworkService
 from cri_server.node import host
 from cri_server.observability import debug, events, meters
@@ -50,7 +52,7 @@ from cri_server.store.paths import Paths
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.tls import Tls
 from cri_server.systemd import notify
-from cri_server.systemd.descriptor_store import DescriptorStore, receive
+from cri_server.systemd.descriptor_store import receive
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, WrongState
 
@@ -73,10 +75,10 @@ def serve(config: Config, read: Read) -> None:
     """Run the server until SIGTERM or SIGINT. `read` loads the configuration again on SIGHUP.
     Raises Error when the server cannot start."""
     configure_log(config)
-    stored = DescriptorStore(receive(os.environ))
+    received = receive(os.environ)
     prepare_process()
     debug.enable_signal()
-    asyncio.run(_serve(config, read, stored))
+    asyncio.run(_serve(config, read, received))
 
 
 def prepare_process() -> None:
@@ -89,7 +91,7 @@ def prepare_process() -> None:
         resource.setrlimit(number, (hard if soft is None else soft, hard))
 
 
-async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
+async def _serve(config: Config, read: Read, received: Mapping[str, int]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="disk"))
     stopping = asyncio.Event()
@@ -98,7 +100,7 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
     changed = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, changed.set)
     async with contextlib.AsyncExitStack() as stack:
-        services = open_services(config, stack, stored)
+        services = open_services(config, stack, received)
         await _unless(stopping, _start(services, read, changed, stack))
         await stopping.wait()
         log.info("stopping; pods stay")
@@ -153,9 +155,10 @@ def _begin_imports(services: Services) -> None:
 
 
 def open_services(
-    config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore
+    config: Config, stack: contextlib.AsyncExitStack, received: Mapping[str, int]
 ) -> Services:
-    """Open the parts that the verbs use; `stack` closes them in reverse order."""
+    """Open the parts that the verbs use; `stack` closes them in reverse order. `received`: the
+    descriptors in systemd's store."""
     # The claim comes first: a second server with this root and another state directory would find
     # no shims, and end every pod.
     paths = stack.enter_context(claimed(config.root, config.state))
@@ -166,11 +169,11 @@ def open_services(
     shims = Shims(ShimProcesses(zygote, paths.shims, config.shims.count), paths, index)
     shims.time_operations(config.timeline.operations)
     stack.callback(shims.disconnect)
-    images = _open_images(config, paths, index, jobs, stored, stack)
+    images = _open_images(config, paths, index, jobs, MountStore(paths.state, received), stack)
     network = _open_network(config, paths, jobs, stack)
     services = Services(config, node, paths, index, images, network, shims, jobs, Events())
     services.zygotes = {"shims": zygote, "errands": jobs}  # a label of pyrunc_zygote_up
-    services.keeper = KeeperWatch(paths.state, lambda: _renew_shims(zygote, shims))
+    services.keeper = KeeperWatch(paths.state, partial(_use_keeper, services, zygote))
     stack.push_async_callback(services.keeper.close)
     shims.on_moved = lambda sandbox: _moved(services, sandbox)
     shims.on_exit = lambda sandbox, container: _on_exit(services, sandbox, container)
@@ -198,7 +201,7 @@ def _open_images(
     paths: Paths,
     index: Index,
     jobs: Zygote,
-    stored: DescriptorStore,
+    mounts: MountStore,
     stack: contextlib.AsyncExitStack,
 ) -> Images:
     images = Images(
@@ -210,7 +213,7 @@ def _open_images(
         in_use=index.users_of,
         store=config.images.store,
         keep_blobs=config.images.keep_blobs,
-        descriptors=stored,
+        mounts=mounts,
     )
     images.policy = config.registry.signature_policy
     stack.push_async_callback(images.close)
@@ -232,10 +235,13 @@ def _open_network(
     return network
 
 
-async def _renew_shims(zygote: Zygote, shims: Shims) -> None:
-    """Start new shims below a keeper that was replaced; the next pods get these."""
-    await zygote.renew()
-    await shims.processes.renew()
+async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
+    """Store the mounts of images in a keeper. Below one that has `replaced` another, start new
+    shims; the next pods get these."""
+    await services.images.store_mounts()
+    if replaced:
+        await zygote.renew()
+        await services.shims.processes.renew()
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:

@@ -28,11 +28,11 @@ from cri_server.images.store.catalog import Content, Name, id_matches
 from cri_server.images.store.image_paths import ImagePaths
 from cri_server.images.store.layer_blobs import PlainLayers
 from cri_server.images.store.layer_maker import BlobSource
+from cri_server.images.store.mount_store import MountStore
 from cri_server.images.store.mounts import ImageMount
 from cri_server.images.store.store import Store
 from cri_server.images.store.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
-from cri_server.systemd.descriptor_store import DescriptorStore
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import InvalidArgument, NotFound, WrongState
 
@@ -86,12 +86,12 @@ class ImageService:
         in_use: Callable[[str], Sequence[str]] = lambda image_id: (),
         store: str = "unpacked",
         keep_blobs: bool = False,
-        descriptors: DescriptorStore | None = None,
+        mounts: MountStore | None = None,
     ) -> None:
-        """`store`, `keep_blobs`: the keys of `[images]`. `descriptors`: stores the image mounts, so
-        that they survive this process."""
+        """`store`, `keep_blobs`: the keys of `[images]`. `mounts`: stores the image mounts, so that
+        they survive this process."""
         self.in_use = in_use
-        self._store = Store(root, pinned, zygote, store, keep_blobs, descriptors)
+        self._store = Store(root, pinned, zygote, store, keep_blobs, mounts)
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _RunningPull] = {}
@@ -137,7 +137,13 @@ class ImageService:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        await self._store.close()
+        mounted = self._store.catalog.mounted()
+        used = {content.chain[-1] for content in mounted if self.in_use(content.image_id)}
+        await self._store.close(used)
+
+    async def store_mounts(self) -> None:
+        """Store the mounts of images in a keeper that was started after they were made."""
+        await in_thread(self._store.mounts.store_all)
 
     async def pull(
         self,

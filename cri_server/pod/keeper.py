@@ -1,5 +1,5 @@
 """The server's side of the keeper (`pyrunc.keeper.client`): the entries of pods, and a watch that
-replaces a keeper that has died.
+starts the keeper, and another one when it has died.
 
 The shims fill a new one again; zygote and shims are replaced, so that the next pods' shims are
 below it. The orphans of shims from before have another ancestor: how they end is known from Linux
@@ -21,6 +21,7 @@ from pyrunc.shim.messages import StoredContainer, StoredPause
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0  # between attempts to start a keeper
+KINDS = ("pod", "container")  # of entries; the others are mounts of images
 TRIES, TRY_AGAIN_S = 5, 0.2  # while the keeper is stopped or being replaced
 
 
@@ -60,7 +61,8 @@ class StoredPods:
             time.sleep(TRY_AGAIN_S if number else 0)
             keeper = Keeper(self._folder)
             try:
-                return {name.partition("/")[2] for name in keeper.names()}
+                entries = [name.partition("/") for name in keeper.names()]
+                return {entry[2] for entry in entries if entry[0] in KINDS}
             except Unavailable as error:
                 log.info("%s", error)
             except Error as error:
@@ -83,11 +85,11 @@ class StoredPods:
 
 
 class KeeperWatch:
-    """Holds a connection to the keeper of `folder`. `on_replaced` is called when another one has
-    taken its place."""
+    """Holds a connection to the keeper of `folder`. `on_keeper` is called with each keeper: True
+    when it has taken the place of another one."""
 
-    def __init__(self, folder: Path, on_replaced: Callable[[], Awaitable[None]]) -> None:
-        self._folder, self._on_replaced = folder, on_replaced
+    def __init__(self, folder: Path, on_keeper: Callable[[bool], Awaitable[None]]) -> None:
+        self._folder, self._on_keeper = folder, on_keeper
         self._keeper: Keeper | None = None
         self._pid = 0
         self._task: asyncio.Task[None] | None = None
@@ -131,9 +133,11 @@ class KeeperWatch:
         before, self._pid, self._keeper = self._pid, pid, keeper
         asyncio.get_running_loop().add_reader(keeper.fileno(), self._lost)
         # With the same pid the keeper has only closed this connection, to make room for others.
-        if before not in (0, pid):
+        if before == pid:
+            return
+        if before:
             log.warning("the keeper %d has died; %d has taken its place", before, pid)
-            try:
-                await self._on_replaced()
-            except Error as error:
-                log.error("no shims below the new keeper: %s", error)
+        try:
+            await self._on_keeper(bool(before))
+        except Error as error:
+            log.error("no shims below the new keeper: %s", error)

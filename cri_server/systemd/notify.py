@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ async def _tell_alive(interval_s: float) -> None:
         await asyncio.sleep(interval_s)
 
 
-def tell(message: str, fds: Sequence[int] = ()) -> None:
-    """Send a message to the manager, if there is one, with copies of `fds`."""
+def tell(message: str) -> None:
+    """Send a message to the manager, if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -60,6 +60,6 @@ def tell(message: str, fds: Sequence[int] = ()) -> None:
         try:
             # `@` stands for an abstract socket, whose name begins with NUL (unix(7)).
             sock.connect("\0" + address[1:] if address[0] == "@" else address)
-            socket.send_fds(sock, [message.encode()], fds)
+            sock.send(message.encode())
         except OSError as error:
             log.warning("NOTIFY_SOCKET: %s", error.strerror)

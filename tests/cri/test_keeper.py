@@ -146,9 +146,10 @@ def kill(*pids: int) -> None:
 
 
 def stored(server: Server) -> set[str]:
+    """Return the names of the entries of pods; the others are mounts of images."""
     keeper = Keeper(server.state)
     try:
-        return set(keeper.names())
+        return {name for name in keeper.names() if not name.startswith("image/")}
     except Unavailable:
         return set()
     finally:

@@ -1,11 +1,11 @@
 """Tests that containers made after a restart of the server share the page cache of their image with
-running containers, where a service manager stores the server's descriptors; elsewhere they have
-separate pages."""
+running containers, because the keeper stores the mounts; without one they have separate pages."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +13,10 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.archives import build
+from cri_server.images.store.mount_store import PREFIX
+from pyrunc.keeper.client import Keeper
 from tests.cri.server_harness import IMAGE, Server
+from tests.support.keeper import end_keeper, keeper_pid
 from tests.support.page_cache import cached_pages
 from tests.support.processes import wait_until
 from tests.support.service_manager import ServiceManager
@@ -22,13 +25,20 @@ CONTENT = os.urandom(2_000_000)  # the kernel may reclaim some pages at any time
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[ServiceManager]:
-    with ServiceManager(tmp_path) as made:
-        yield made
+def server() -> Iterator[Server]:
+    """Provides a server with the image."""
+    with Server(network=False, settings={"images": {"store": "erofs"}}) as started:
+        load(started)
+        yield started
 
 
-def serving(manager: ServiceManager | None) -> Server:
-    return Server(network=False, manager=manager, settings={"images": {"store": "erofs"}})
+def stored(server: Server) -> list[str]:
+    """Return the names of the mounts that the keeper stores."""
+    keeper = Keeper(server.state)
+    try:
+        return keeper.names(PREFIX)
+    finally:
+        keeper.close()
 
 
 def load(server: Server) -> None:
@@ -55,55 +65,86 @@ def superblocks(server: Server) -> set[int]:
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])
-def test_new_containers_share_pages_with_running_containers(manager: ServiceManager, how: Callable[[Server], object]) -> None:  # fmt: skip  # noqa: E501
-    with serving(manager) as server:
-        load(server)
-        pod = server.run_pod(host_network=True)
-        first = big_file(server, pod, "first")
-        assert first.read_bytes() == CONTENT
-        before = superblocks(server)
-        for name in ("second", "third"):
-            server.restart(how)
-            assert superblocks(server) == before and len(before) == 1
-            later = big_file(server, pod, name)
-            assert cached_pages(later), "no container has read the file there"
-            assert later.read_bytes() == CONTENT
-        server.remove_all()
-        server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image=IMAGE)))
-        assert wait_until(lambda: manager.store == {}, 30)
+def test_new_containers_share_pages_with_running_containers(server: Server, how: Callable[[Server], object]) -> None:  # fmt: skip  # noqa: E501
+    pod = server.run_pod(host_network=True)
+    first = big_file(server, pod, "first")
+    assert first.read_bytes() == CONTENT
+    before = superblocks(server)
+    for name in ("second", "third"):
+        server.restart(how)
+        assert superblocks(server) == before and len(before) == 1
+        later = big_file(server, pod, name)
+        assert cached_pages(later), "no container has read the file there"
+        assert later.read_bytes() == CONTENT
+    server.remove_all()
+    server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image=IMAGE)))
+    assert wait_until(lambda: stored(server) == [], 30)
 
 
-def test_servers_without_a_service_manager_do_not_share_pages() -> None:
-    with serving(None) as server:
-        load(server)
-        pod = server.run_pod(host_network=True)
-        first = big_file(server, pod, "first")
-        assert first.read_bytes() == CONTENT
-        server.restart()
-        second = big_file(server, pod, "second")
-        assert cached_pages(second) == 0 and second.read_bytes() == CONTENT
-        assert cached_pages(first) and cached_pages(second), "the file is in memory twice"
+def test_the_next_keeper_gets_the_mounts(server: Server) -> None:
+    pod = server.run_pod(host_network=True)
+    assert big_file(server, pod, "first").read_bytes() == CONTENT
+    before, names = superblocks(server), stored(server)
+    end_keeper(server.state, signal.SIGKILL)
+    assert wait_until(lambda: keeper_pid(server.state) and stored(server) == names, 30)
+    server.restart()
+    assert superblocks(server) == before
 
 
-def test_a_server_in_another_mount_namespace_makes_its_own_mounts(manager: ServiceManager) -> None:
+def test_a_server_whose_keeper_was_killed_with_it_does_not_share_pages(server: Server) -> None:
+    pod = server.run_pod(host_network=True)
+    first = big_file(server, pod, "first")
+    assert first.read_bytes() == CONTENT
+    server.kill()
+    end_keeper(server.state, signal.SIGKILL)
+    server.start()
+    second = big_file(server, pod, "second")
+    assert cached_pages(second) == 0 and second.read_bytes() == CONTENT
+    assert cached_pages(first) and cached_pages(second), "the file is in memory twice"
+
+
+def test_the_keeper_ends_after_a_server_without_pods(server: Server) -> None:
+    pod = server.run_pod(host_network=True)
+    big_file(server, pod, "first")
+    server.remove_all()
+    assert len(stored(server)) == 1
+    server.stop()
+    assert wait_until(lambda: not keeper_pid(server.state), 30)
+    server.start()
+
+
+def test_a_server_in_another_mount_namespace_makes_its_own_mounts(server: Server) -> None:
     """This happens when the server's unit was changed to have a private /tmp: the stored mounts
     were made in another namespace."""
-    with serving(manager) as server:
-        load(server)
-        pod = server.run_pod(host_network=True)
-        assert big_file(server, pod, "first").read_bytes() == CONTENT
-        server._prefix = ["unshare", "--mount"]
-        server.restart()
-        later = big_file(server, pod, "second")
-        assert cached_pages(later) and later.read_bytes() == CONTENT
+    pod = server.run_pod(host_network=True)
+    assert big_file(server, pod, "first").read_bytes() == CONTENT
+    server._prefix = ["unshare", "--mount"]
+    server.restart()
+    later = big_file(server, pod, "second")
+    assert cached_pages(later) and later.read_bytes() == CONTENT
 
 
-def test_programs_of_the_server_inherit_no_stored_descriptor(manager: ServiceManager) -> None:
-    with serving(manager) as server:
+def test_mounts_in_systemds_store_move_to_the_keeper(tmp_path: Path) -> None:
+    """A build before the keeper has left one there; no process of the server inherits it."""
+    with (
+        ServiceManager(tmp_path) as manager,
+        Server(network=False, settings={"images": {"store": "erofs"}}, manager=manager) as server,
+    ):
         load(server)
         pod = server.run_pod(host_network=True)
-        big_file(server, pod, "first")
-        server.restart()
+        first = big_file(server, pod, "first")
+        assert first.read_bytes() == CONTENT
+        (name,) = stored(server)
+        keeper, before = Keeper(server.state), superblocks(server)
+        entry = keeper.get(name)
+        assert entry is not None
+        manager.keep(f"image-{'0' * 64}-{name.removeprefix(PREFIX)}", entry.fds[0])
+        server.kill()
+        keeper.drop(name)
+        server.start()
+        assert manager.store == {} and superblocks(server) == before
+        assert wait_until(lambda: keeper.names(PREFIX) == [name], 30)
+        keeper.close()
         path = big_file(server, pod, "second").parent.parent
         assert "LISTEN_" not in (path / "environ").read_text()
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()

@@ -2,8 +2,8 @@
 cache.
 
 Mounts are detached, and exist as long as their descriptors. An overlay holds its own reference to
-the layers below it, so containers survive the server. Each mount is also in the service manager's
-descriptor store, so that containers of the next server share it with earlier ones.
+the layers below it, so containers survive the server. Each mount is also in the keeper, so that
+containers of the next server share it with earlier ones.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from cri_server.images.erofs import format as erofs
-from cri_server.images.formats.digests import hex_of
 from cri_server.images.store.layer_files import LayerFiles
-from cri_server.systemd.descriptor_store import DescriptorStore
+from cri_server.images.store.mount_store import PREFIX, MountStore
 from pyrunc.abi.mount import EROFS_SUPER_MAGIC_V1
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compile.image_mount import Image
@@ -39,7 +38,7 @@ class ImageMount:
     """A detached mount of an image. It is closed when this object is deleted."""
 
     def __init__(self, fd: int, image: Image, stored_as: str) -> None:
-        """`stored_as`: the mount's name in the descriptor store."""
+        """`stored_as`: the name of the mount's entry in the keeper."""
         self.fd, self.image, self.stored_as = fd, image, stored_as
 
     def __del__(self) -> None:
@@ -59,7 +58,7 @@ class ImageMount:
 class Mounts:
     """Makes and caches the mounts of a store's images. Thread-safe."""
 
-    def __init__(self, files: LayerFiles, store: DescriptorStore) -> None:
+    def __init__(self, files: LayerFiles, store: MountStore) -> None:
         self._files, self._store = files, store
         self._lock = threading.Lock()
         self._mounts: dict[str, ImageMount] = {}
@@ -67,14 +66,14 @@ class Mounts:
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
-        """Take over the mounts of these images from an earlier server, by the descriptor store;
-        remove all other descriptors from it. Call before any other method. Blocking."""
+        """Take over the mounts of these images that an earlier server has stored; remove all others
+        from the store. Call before any other method. Blocking."""
         stored = self._store.take()
         for content in contents if stored else ():
             image = self._files.image(content.diff_ids, content.chain)
             try:
                 with _opened(image) as fds:
-                    name = name_of(content.chain[-1], image, fds)
+                    name = name_of(image, fds)
             except (Error, OSError):  # reported when the image is used
                 continue
             fd = stored.get(name, -1)
@@ -98,7 +97,7 @@ class Mounts:
             if mount is None:
                 image = self._files.image(diff_ids, chain)
                 with _opened(image) as fds:
-                    name = name_of(chain[-1], image, fds)
+                    name = name_of(image, fds)
                     mount = self._mounts[chain[-1]] = ImageMount(
                         open_erofs(fds[0], fds[1:]), image, name
                     )
@@ -142,21 +141,31 @@ class Mounts:
             self._store.remove(mount.stored_as)
         dropped.clear()  # closes them; without the lock, for it may take a tenth of a second
 
-    def close(self) -> None:
-        """Close all mounts; the stored descriptors stay for the next server. Blocking."""
+    def store_all(self) -> None:
+        """Store all mounts in a keeper that was started after they were made. Blocking."""
+        with self._lock:
+            for mount in self._mounts.values():
+                self._store.put(mount.stored_as, mount.fd)
+
+    def close(self, chain_ids: set[str]) -> None:
+        """Close all mounts; those of these images, which containers use, stay stored for the next
+        server. Blocking."""
+        # The keeper lives as long as it stores anything.
+        self.keep(chain_ids)
         self.release()
         self._mounts.clear()
+        self._store.close()
 
 
-def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
-    """Return the name of a mount of these files in the descriptor store: the image's chain id, and
-    a digest that identifies the files. (A mount holds its files' inodes, so no other file gets
-    their numbers while the mount is stored.) `fds`: of the index and the devices."""
+def name_of(image: Image, fds: Sequence[int]) -> str:
+    """Return the name of a stored mount: a digest that identifies the image's files. (A mount holds
+    its files' inodes, so no other file gets their numbers while the mount is stored.) `fds`: of the
+    index and the devices."""
     statuses = [os.fstat(fd) for fd in fds]
     files = repr(
         ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in statuses], list(image.digests))
     )
-    return f"image-{hex_of(chain_id)}-{hashlib.sha256(files.encode()).hexdigest()}"
+    return PREFIX + hashlib.sha256(files.encode()).hexdigest()
 
 
 def is_mount_of(fd: int, chain_id: str) -> bool:

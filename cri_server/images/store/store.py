@@ -19,12 +19,12 @@ from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import BlobSource, LayerMaker, LayerStores
 from cri_server.images.store.leases import EVERYTHING, Leases
+from cri_server.images.store.mount_store import MountStore
 from cri_server.images.store.mounts import Mounts
 from cri_server.images.store.space import SpaceLimit
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from cri_server.images.store.unused import Entry, unused
 from cri_server.images.waiting import Watch, in_thread
-from cri_server.systemd.descriptor_store import DescriptorStore
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL, disk_errors
@@ -43,15 +43,15 @@ class Store:
         zygote: Zygote | None,
         kind: str = "unpacked",
         keep_blobs: bool = False,
-        descriptors: DescriptorStore | None = None,
+        mounts: MountStore | None = None,
     ) -> None:
-        """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `descriptors`:
-        where mounts survive this process."""
+        """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `mounts`: stores
+        the mounts, so that they survive this process."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
         self.files = LayerFiles(root)
-        self.mounts = Mounts(self.files, descriptors or DescriptorStore())
+        self.mounts = Mounts(self.files, mounts or MountStore())
         self._kind = kind
         self.policy = Policy(keep_blobs=keep_blobs)
         self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
@@ -134,9 +134,11 @@ class Store:
             await self.maker.make_all(content.manifest, content.diff_ids, _stored_blobs())
             await self.publish([name], content.diff_ids)
 
-    async def close(self) -> None:
+    async def close(self, used: set[str]) -> None:
+        """Wait for deletions, and close the mounts. `used`: the chain ids of images of containers,
+        whose mounts stay stored."""
         await self.wait_deleted()
-        self.mounts.close()
+        self.mounts.close(used)
         self.files.release()
 
     @asynccontextmanager

@@ -1,20 +1,23 @@
-"""Image mounts in the service manager's descriptor store: the next server uses those that match
-its files, and no others."""
+"""Image mounts in the keeper: the next server uses those that match its files, and no others."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from cri_server.images.service import ImageService
-from cri_server.systemd.descriptor_store import DescriptorStore
+from cri_server.images.store import mount_store
+from cri_server.images.store.mount_store import MountStore
+from pyrunc.keeper.client import Keeper, ensure
 from pyrunc.kernel.mount import open_mount
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make
+from tests.support.keeper import end_keeper
 from tests.support.registry import Registry
 from tests.support.service_manager import ServiceManager, manager
 
@@ -24,22 +27,42 @@ BUILT = make()
 
 
 class Node:
-    """A store of images and its manager; services come and go."""
+    """A store of images and its keeper; services come and go."""
 
-    def __init__(self, root: Path, manager: ServiceManager, registry: Registry) -> None:
-        self.root, self.manager, self._registry = root, manager, registry
+    def __init__(self, root: Path, keeper: Keeper, registry: Registry) -> None:
+        self.root, self.keeper, self._registry = root, keeper, registry
         self.service: ImageService | None = None
+        self.in_use = True
 
-    async def restart(self, store: str = "erofs") -> ImageService:
+    async def restart(
+        self, store: str = "erofs", received: dict[str, int] | None = None
+    ) -> ImageService:
         await self.stop()
-        received = {name: os.dup(fd) for name, fd in self.manager.store.items()}
-        self.service = ImageService(self.root, store=store, descriptors=DescriptorStore(received))
+        self.service = ImageService(
+            self.root,
+            store=store,
+            mounts=MountStore(Path(self.keeper.folder), received),
+            in_use=lambda image_id: ["container"] if self.in_use else [],
+        )
         await self.service.start()
         return self.service
 
     async def stop(self) -> None:
         if self.service is not None:
             await self.service.close()
+            self.service = None
+
+    @property
+    def stored(self) -> list[str]:
+        """Returns the names of the stored mounts."""
+        return self.keeper.names()
+
+    def descriptor(self, name: str) -> int:
+        """Returns a copy of the stored descriptor."""
+        entry = self.keeper.get(name)
+        assert entry is not None
+        (fd,) = entry.fds
+        return fd
 
     async def pull(self) -> None:
         self._registry.push("team/app:v1", BUILT)
@@ -48,7 +71,7 @@ class Node:
 
     async def mounted(self) -> int:
         """Returns the device number of the superblock that shows the image. No other superblock has
-        this number while the manager holds it."""
+        this number while the keeper holds it."""
         assert self.service is not None
         root = await self.service.rootfs(BUILT.id)
         assert root.mount is not None and texts(root, "top") == ["2"]
@@ -56,9 +79,19 @@ class Node:
 
 
 @pytest.fixture
-async def node(tmp_path: Path, manager: ServiceManager, registry: Registry) -> AsyncIterator[Node]:
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    """Provides the client of a new keeper."""
+    (tmp_path / "state").mkdir()
+    client = ensure(tmp_path / "state")
+    yield client
+    client.close()
+    end_keeper(tmp_path / "state")
+
+
+@pytest.fixture
+async def node(tmp_path: Path, keeper: Keeper, registry: Registry) -> AsyncIterator[Node]:
     """Returns a node whose store has a mounted image."""
-    made = Node(tmp_path / "images", manager, registry)
+    made = Node(tmp_path / "images", keeper, registry)
     await made.restart()
     await made.pull()
     await made.mounted()
@@ -67,51 +100,93 @@ async def node(tmp_path: Path, manager: ServiceManager, registry: Registry) -> A
 
 
 async def test_the_next_service_uses_the_same_superblock(node: Node) -> None:
-    before, [name] = await node.mounted(), list(node.manager.store)
+    before, [name] = await node.mounted(), node.stored
     for _ in range(2):
         await node.restart()
         assert await node.mounted() == before
-    assert list(node.manager.store) == [name]
-    assert [m for m in node.manager.messages if "FDSTORE=1" in m] == [
-        f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"
-    ]
+    assert node.stored == [name]
+
+
+async def test_a_stopped_service_leaves_no_mount_of_an_unused_image(node: Node) -> None:
+    """Or the keeper would not end."""
+    node.in_use = False
+    await node.stop()
+    assert node.stored == []
+
+
+async def test_a_mount_in_systemds_store_moves_to_the_keeper(
+    node: Node, manager: ServiceManager
+) -> None:
+    """A build before the keeper has left it there."""
+    before, [name] = await node.mounted(), node.stored
+    earlier_name = f"image-{'0' * 64}-{name.removeprefix('image/')}"
+    fd = node.descriptor(name)
+    await node.stop()
+    node.keeper.drop(name)
+    for stored in (earlier_name, "other"):
+        manager.keep(stored, os.dup(fd) if stored == earlier_name else os.open("/", os.O_PATH))
+    received = {stored: os.dup(copy) for stored, copy in manager.store.items()}
+    service = await node.restart(received=received)
+    os.close(fd)
+    assert manager.store == {}
+    assert await node.mounted() == before
+    await service.store_mounts()
+    assert node.stored == [name]
+    await node.restart()
+    assert await node.mounted() == before
+
+
+async def test_a_new_keeper_gets_the_mounts(node: Node, tmp_path: Path) -> None:
+    before, [name] = await node.mounted(), node.stored
+    end_keeper(tmp_path / "state", signal.SIGKILL)
+    ensure(tmp_path / "state").close()
+    assert node.stored == []
+    assert node.service is not None
+    await node.service.store_mounts()
+    assert node.stored == [name]
+    await node.restart()
+    assert await node.mounted() == before
 
 
 async def test_removing_an_image_removes_its_stored_mount(node: Node) -> None:
     service = await node.restart()
+    node.in_use = False
     await service.remove(BUILT.id)
     await service._store.wait_deleted()
-    assert node.manager.store == {}
+    assert node.stored == []
     await node.pull()
     await node.mounted()
-    assert len(node.manager.store) == 1
+    assert len(node.stored) == 1
 
 
 async def test_unpacking_an_image_removes_its_stored_mount(node: Node) -> None:
     service = await node.restart("unpacked")
-    assert len(node.manager.store) == 1, (
-        "a server that is told to unpack goes on mounting what is here"
-    )
+    assert len(node.stored) == 1, "a server that is told to unpack goes on mounting what is here"
+    node.in_use = False
     assert await service.convert(BUILT.id)
     await service._store.wait_deleted()
-    assert node.manager.store == {}
+    assert node.stored == []
 
 
 async def test_a_stored_mount_of_a_removed_image_is_removed(node: Node, tmp_path: Path) -> None:
     """This happens when the server is killed after the removal and before its message to the
-    manager, or when it gets another root directory."""
+    keeper, or when it gets another root directory."""
     await node.stop()
     node.root = tmp_path / "other"
     await node.restart()
-    assert node.manager.store == {}
+    assert node.stored == []
 
 
 async def test_stored_descriptors_with_unknown_names_are_removed(node: Node) -> None:
-    for name in ("unknown", "pyrunc.socket", "image-", "image-" + "0" * 129):
-        node.manager.keep(name, os.open("/", os.O_PATH))
-    before = await node.mounted()
+    root = os.open("/", os.O_PATH)
+    for name in ("image/unknown", "image/", "image/" + "0" * 64):
+        node.keeper.put(name, b"", [root])
+    node.keeper.put("pod/abc", b"", [root])
+    os.close(root)
+    before, stored = await node.mounted(), node.stored
     await node.restart()
-    assert await node.mounted() == before and len(node.manager.store) == 1
+    assert await node.mounted() == before
+    assert len(stored) == 5 and len(node.stored) == 2 and "pod/abc" in node.stored
 
 
 @pytest.mark.parametrize("file", ["tars", "indexes"])
@@ -122,11 +197,11 @@ async def test_a_stored_mount_of_a_replaced_file_is_not_used(node: Node, file: s
     path = next((node.root / file).iterdir())
     (node.root / "copy").write_bytes(path.read_bytes())
     os.rename(node.root / "copy", path)
-    old = set(node.manager.store)
+    old = set(node.stored)
     await node.restart()
-    assert node.manager.store == {}
+    assert node.stored == []
     await node.mounted()
-    assert len(node.manager.store) == 1 and not old & set(node.manager.store)
+    assert len(node.stored) == 1 and not old & set(node.stored)
 
 
 async def test_a_stored_mount_of_a_modified_file_is_not_used(node: Node) -> None:
@@ -134,7 +209,7 @@ async def test_a_stored_mount_of_a_modified_file_is_not_used(node: Node) -> None
     path = next((node.root / "tars").iterdir())
     os.utime(path, ns=(0, 1))
     await node.restart()
-    assert node.manager.store == {}
+    assert node.stored == []
     await node.mounted()
 
 
@@ -144,7 +219,8 @@ async def test_a_stored_mount_of_a_modified_file_is_not_used(node: Node) -> None
 async def test_stored_descriptors_that_do_not_match_their_name_are_not_used(
     node: Node, registry: Registry, tmp_path: Path, what: str
 ) -> None:
-    [(name, fd)] = node.manager.store.items()
+    [name] = node.stored
+    fd = node.descriptor(name)
     if what == "a folder of it":
         (wrong,) = [os.open(f"/proc/self/fd/{fd}/layer-0", os.O_PATH)]
     elif what == "a tmpfs":
@@ -161,42 +237,36 @@ async def test_stored_descriptors_that_do_not_match_their_name_are_not_used(
         wrong = os.open(tmp_path / ("file" if what == "a file" else "."), os.O_PATH)
     before = await node.mounted()
     await node.stop()
-    copy = os.dup(fd)
-    DescriptorStore().remove(name)
-    node.manager.keep(name, wrong)
+    node.keeper.put(name, b"", [wrong])
+    os.close(wrong)
     try:
         await node.restart()
-        assert name not in node.manager.store
+        assert name not in node.stored
         assert await node.mounted() != before
-        assert name in node.manager.store, "the new mount is of the same files"
+        assert name in node.stored, "the new mount is of the same files"
     finally:
-        os.close(copy)
+        os.close(fd)
 
 
-async def test_a_full_descriptor_store_only_prevents_sharing(
-    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+async def test_mounts_beyond_the_limit_are_not_stored(
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ServiceManager(tmp_path, limit=0) as full:
-        monkeypatch.setenv("NOTIFY_SOCKET", str(full.address))
-        node = Node(tmp_path / "images", full, registry)
-        await node.restart()
-        await node.pull()
-        for _ in range(2):
-            await node.mounted()
-            await node.restart()
-        assert sum("FDSTORE=1" in message for message in full.messages) == 2 and full.store == {}
-        await node.stop()
-
-
-async def test_a_missing_manager_only_prevents_sharing(
-    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "absent"))
+    [name] = node.stored
     await node.stop()
-    node.service = ImageService(node.root, store="erofs", descriptors=DescriptorStore())
-    await node.service.start()
+    node.keeper.drop(name)
+    monkeypatch.setattr(mount_store, "MOST", 0)
+    for _ in range(2):
+        await node.restart()
+        await node.mounted()
+        assert node.stored == []
+
+
+async def test_a_missing_keeper_only_prevents_sharing(node: Node, tmp_path: Path) -> None:
+    end_keeper(tmp_path / "state")
+    for _ in range(2):
+        await node.mounted()
+        await node.restart()
     await node.mounted()
-    assert "NOTIFY_SOCKET: " in caplog.text
 
 
 async def test_images_of_the_same_layers_have_the_same_stored_mount(
@@ -208,9 +278,10 @@ async def test_images_of_the_same_layers_have_the_same_stored_mount(
     assert await node.service.pull(f"{registry.host}/team/same:v1") != BUILT.id
     for _ in range(2):
         roots = await asyncio.gather(*(node.service.rootfs(one.id) for one in (BUILT, same)))
-        assert len({root.mount for root in roots}) == 1 and len(node.manager.store) == 1
+        assert len({root.mount for root in roots}) == 1 and len(node.stored) == 1
         await node.restart()
     assert node.service is not None
+    node.in_use = False
     await node.service.remove(BUILT.id)
     await node.service._store.wait_deleted()
-    assert len(node.manager.store) == 1
+    assert len(node.stored) == 1

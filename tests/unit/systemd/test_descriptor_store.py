@@ -1,4 +1,4 @@
-"""Descriptors that the service manager keeps: given to it, and received by the next process."""
+"""Descriptors in the service manager's store: received by the next process, and removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.systemd.descriptor_store import DescriptorStore, receive
+from cri_server.systemd.descriptor_store import receive, remove
 from tests.support.service_manager import ServiceManager, manager
 
 __all__ = ["manager"]
@@ -48,26 +48,22 @@ def started(manager: ServiceManager, **environment: str) -> list[str]:
 
 
 def test_the_next_process_gets_stored_descriptors(manager: ServiceManager, file: int) -> None:
-    store = DescriptorStore()
-    store.put("file-a", file)
-    store.put("file-b", file)
-    assert manager.messages == [f"FDSTORE=1\nFDNAME=file-{letter}\nFDPOLL=0" for letter in "ab"]
-    assert os.path.sameopenfile(manager.store["file-a"], file)
+    for name in ("file-a", "file-b"):
+        manager.keep(name, os.dup(file))
     assert started(manager) == ["file-a 3 False 77", "file-b 4 False 77", "[] 5"]
 
 
 def test_a_removed_descriptor_is_not_returned(manager: ServiceManager, file: int) -> None:
-    store = DescriptorStore()
-    store.put("file-a", file)
-    store.put("file-b", file)
-    store.remove("file-a")
-    store.remove("never")
+    for name in ("file-a", "file-b"):
+        manager.keep(name, os.dup(file))
+    remove("file-a")
+    remove("never")
     assert started(manager) == ["file-b 3 False 77", "[] 4"]
 
 
 def test_a_name_has_a_single_descriptor(manager: ServiceManager, file: int) -> None:
     for _ in range(3):
-        DescriptorStore().put("file", file)
+        manager.keep("file", os.dup(file))
     assert started(manager) == ["file 3 False 77", "[] 4"]
 
 
@@ -97,20 +93,6 @@ def test_descriptors_for_another_process_are_ignored() -> None:
     assert receive({}) == {}
 
 
-@pytest.mark.parametrize("name", ["a:b", "a" * 256, "a\n", "ä"])
-def test_names_that_the_manager_would_refuse(manager: ServiceManager, file: int, name: str) -> None:
-    with pytest.raises(ValueError, match="is not a valid name of a stored descriptor"):
-        DescriptorStore().put(name, file)
-    assert manager.messages == []
-
-
-def test_stored_descriptors_are_taken_once(file: int) -> None:
-    store = DescriptorStore({"a": file})
-    assert store.take() == {"a": file} and store.take() == {}
-
-
-def test_without_a_manager_nothing_is_stored(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_manager_nothing_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    DescriptorStore().put("a", file)
-    DescriptorStore().remove("a")
-    os.fstat(file)
+    remove("a")

@@ -1,5 +1,5 @@
-"""Tests that systemd keeps the mounts of images for the next server, with our unit's directives on
-a real manager.
+"""Tests that the keeper stores the mounts of images for the next server, under systemd with our
+unit's directives.
 
 A new mount would have no page of a file that only the previous server has read; whether containers
 share pages depends on the kernel (Linux 6.15).
@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.archives import build
+from cri_server.images.store.mount_store import PREFIX
+from pyrunc.keeper.client import Keeper
 from tests.cri.server_harness import REPOSITORY
 from tests.support.page_cache import cached_pages
 from tests.support.processes import wait_until
@@ -88,11 +90,20 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         client(tmp_path, "run", "--folder", f"{tmp_path}/pods", f"{tmp_path}/pod.json")
         yield tmp_path
         client(tmp_path, "image", "remove", IMAGE)
-        assert wait_until(lambda: unit_property("NFileDescriptorStore") == "0", 60)
+        assert wait_until(lambda: stored(tmp_path) == 0, 60)
     finally:
         systemctl("stop", UNIT)
         UNIT_FILE.unlink()
         systemctl("daemon-reload")
+
+
+def stored(folder: Path) -> int:
+    """Return how many mounts the server's keeper stores."""
+    keeper = Keeper(folder / "state")
+    try:
+        return len(keeper.names(PREFIX))
+    finally:
+        keeper.close()
 
 
 def mounted_file() -> Path:
@@ -110,12 +121,13 @@ def killed(pid: int) -> None:
 
 
 def test_the_next_server_gets_the_mount(folder: Path) -> None:
-    assert (
-        unit_property("FileDescriptorStoreMax") == "1024"
-        and unit_property("NFileDescriptorStore") == "1"
-    )
+    assert stored(folder) == 1
     assert mounted_file().read_bytes() == CONTENT
-    ways: list[Callable[[int], object]] = [killed, lambda pid: systemctl("restart", UNIT)]
+    ways: list[Callable[[int], object]] = [
+        killed,
+        lambda pid: systemctl("restart", UNIT),
+        lambda pid: (systemctl("stop", UNIT), systemctl("start", UNIT)),
+    ]
     for end in ways:
         pid = int(unit_property("MainPID"))
         end(pid)
@@ -126,6 +138,6 @@ def test_the_next_server_gets_the_mount(folder: Path) -> None:
             ),
             300,
         )  # type: ignore[misc]
-        assert unit_property("NFileDescriptorStore") == "1"
+        assert stored(folder) == 1 and unit_property("NFileDescriptorStore") == "0"
         assert cached_pages(mounted_file()) and mounted_file().read_bytes() == CONTENT
     client(folder, "rm", "--force", "--folder", f"{folder}/pods", "stored")

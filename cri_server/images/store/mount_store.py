@@ -1,0 +1,95 @@
+"""Stores the mounts of images in the keeper, so that they outlive the server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from cri_server.systemd import descriptor_store
+from pyrunc import ipc
+from pyrunc.errors import Error, Unavailable
+from pyrunc.keeper.client import Keeper
+
+log = logging.getLogger(__name__)
+
+PREFIX = "image/"
+"""Of the entries' names. An entry has one descriptor and no data."""
+MOST = 1024
+"""Further mounts are not stored, so that the keeper has room for the entries of pods."""
+
+
+class MountStore:
+    """The keeper's entries of image mounts, by name. Thread-safe."""
+
+    def __init__(
+        self, folder: Path | None = None, received: Mapping[str, int] | None = None
+    ) -> None:
+        """`folder`: of the keeper; without one nothing is stored. `received`: the descriptors that
+        systemd's store has for this unit, where builds before the keeper stored mounts."""
+        self._keeper = None if folder is None else Keeper(folder)
+        self._received = dict(received or {})
+        self._stored: set[str] = set()
+        self._lock = threading.Lock()
+
+    def take(self) -> dict[str, int]:
+        """Return the stored mounts of earlier servers, by name. The caller closes them, and removes
+        unused ones from the store. systemd's store is empty afterwards."""
+        taken: dict[str, int] = {}
+        for name, fd in self._received.items():
+            descriptor_store.remove(name)
+            # There the name was image-CHAIN_ID-DIGEST.
+            taken[PREFIX + name.rpartition("-")[2]] = fd
+        self._received.clear()
+        for name, fd in self._take_from_keeper().items():
+            if name in taken:
+                os.close(taken[name])
+            taken[name] = fd
+        return taken
+
+    def _take_from_keeper(self) -> dict[str, int]:
+        taken: dict[str, int] = {}
+        with self._lock:
+            try:
+                for name in self._keeper.names(PREFIX) if self._keeper else ():
+                    entry = self._keeper and self._keeper.get(name)
+                    if entry and len(entry.fds) == 1:
+                        taken[name] = entry.fds[0]
+                    elif entry:
+                        ipc.close_all(entry.fds)
+            except Error as error:
+                log.info("no stored mounts of images: %s", error)
+            self._stored.update(taken)
+        return taken
+
+    def put(self, name: str, fd: int) -> None:
+        """Store a copy of the descriptor until `remove`. If that fails, the next server makes its
+        own mount."""
+        with self._lock:
+            if self._keeper is None or len(self._stored - {name}) >= MOST:
+                return
+            try:
+                self._keeper.put(name, b"", [fd])
+                self._stored.add(name)
+            except Unavailable as error:  # it is put when the keeper has been started
+                log.debug("%s", error)
+            except Error as error:
+                log.warning("the mount of an image is not stored: %s", error)
+
+    def remove(self, name: str) -> None:
+        """Remove the descriptor from the store, if it is there."""
+        with self._lock:
+            self._stored.discard(name)
+            try:
+                if self._keeper is not None:
+                    self._keeper.drop(name)
+            except Error as error:
+                log.debug("%s", error)
+
+    def close(self) -> None:
+        """Close the connection to the keeper. The entries stay."""
+        with self._lock:
+            if self._keeper is not None:
+                self._keeper.close()
