@@ -262,7 +262,7 @@ async def test_old_media_types_of_a_configuration_are_accepted(
     assert await service.pull(f"{registry.host}/app:v1") == BUILT.id
 
 
-async def test_an_archive_with_signatures_beside_the_image(
+async def test_an_archive_may_have_signatures_beside_the_image(
     tmp_path: Path, service: ImageService
 ) -> None:
     """`cosign save` writes such an archive: the layout's index lists the image, its signatures and

@@ -895,7 +895,7 @@ async def test_a_mirror_gets_the_secret_only_if_the_registrys_own_file_names_the
     assert not any("authorization" in r.headers for r in registry.requests)
 
 
-async def test_a_rewrite_and_the_administrators_login(
+async def test_a_mirror_gets_rewritten_names_and_the_administrators_login(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     built = make()

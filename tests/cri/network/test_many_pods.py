@@ -14,7 +14,7 @@ from tests.bench import memory
 from tests.cri.network.conftest import ADD_ONLY, Node, clean, until
 
 
-async def test_twenty_pods_at_once(node: Node) -> None:
+async def test_twenty_pods_are_attached_at_once(node: Node) -> None:
     pods = [node.host.pod() for _ in range(20)]
     results = await asyncio.gather(
         *(

@@ -14,7 +14,7 @@ def with_ranges_from_kubelet(node: Node) -> None:
     node.configure(node.bridge(ipam=ipam, capabilities={"ipRanges": True}, forceAddress=True))
 
 
-async def test_pod_ranges_of_the_node(node: Node) -> None:
+async def test_pods_get_addresses_of_kubelets_ranges(node: Node) -> None:
     with_ranges_from_kubelet(node)
     await node.network.set_pod_ranges(["10.77.0.0/24", "fd77::/64"])
     assert (await node.attach(node.host.pod())).ips == ("10.77.0.2", "fd77::2")

@@ -24,7 +24,7 @@ def use_reference(node: Node, *names: str) -> None:
 
 
 @pytest.mark.parametrize("names", [NAMES, ("bridge", "host-local"), ("portmap",), ("host-local",)])
-async def test_a_pods_life_with_foreign_plugins(node: Node, names: tuple[str, ...]) -> None:
+async def test_pods_live_with_the_reference_plugins(node: Node, names: tuple[str, ...]) -> None:
     use_reference(node, *names)
     portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
     node.configure(

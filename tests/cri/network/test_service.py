@@ -101,7 +101,7 @@ async def test_an_attachment_that_cannot_be_written_is_detached_as_any(
 
 
 @pytest.mark.requirement("3.1.7")
-async def test_host_ports_and_the_way_in(node: Node) -> None:
+async def test_host_ports_lead_to_the_pod(node: Node) -> None:
     await asyncio.to_thread(node.host.connect_outside)
     pod = node.host.pod()
     await node.attach(
@@ -450,7 +450,7 @@ async def test_a_killed_zygote_fails_the_attach_and_the_next_attach_succeeds(nod
 
 
 @pytest.mark.requirement("10.5.1")
-async def test_readiness(node: Node) -> None:
+async def test_the_network_is_ready_with_a_usable_configuration(node: Node) -> None:
     assert (await node.network.status()).ready  # the built-in network
     node.network.reconfigure(str(node.folder / "conf"), str(node.folder / "bin"), None)
     unready = await node.network.status()

@@ -67,7 +67,9 @@ def test_a_container_runs_as_adjusted(server: Server, nri_socket: Path, tmp_path
         assert notified.annotations["added"] == "1" and "FROM_PLUGIN=yes" in notified.env
 
 
-def test_arguments_and_a_hook(server: Server, nri_socket: Path, tmp_path: Path) -> None:
+def test_plugins_change_arguments_and_add_hooks(
+    server: Server, nri_socket: Path, tmp_path: Path
+) -> None:
     hook = tmp_path / "hook"
     hook.write_text(f"#!/bin/sh\ncat >{tmp_path}/state\n")
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR)
@@ -174,7 +176,7 @@ def test_a_creation_and_a_stop_update_other_containers(server: Server, nri_socke
         assert wait_until(lambda: shares_of(server, other) == 999, 30)
 
 
-def test_unsolicited_updates_and_evictions(server: Server, nri_socket: Path) -> None:
+def test_plugins_may_update_and_evict_at_any_time(server: Server, nri_socket: Path) -> None:
     with TestPlugin(nri_socket) as plugin:
         container = server.launch(server.run_pod())
         assert not plugin.update(update(container, 77)).failed
@@ -186,7 +188,7 @@ def test_unsolicited_updates_and_evictions(server: Server, nri_socket: Path) -> 
         assert [u.container_id for u in plugin.update(update(container, 7)).failed] == [container]
 
 
-def test_a_creation_that_evicts(server: Server, nri_socket: Path) -> None:
+def test_a_creation_may_evict_another_container(server: Server, nri_socket: Path) -> None:
     pod = server.run_pod()
     victim = server.launch(pod)
     response = api.CreateContainerResponse(evict=[api.ContainerEviction(container_id=victim)])

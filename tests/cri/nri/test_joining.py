@@ -165,7 +165,7 @@ def impatient(tmp_path: Path, own_socket: Path) -> Iterator[Server]:
         yield server
 
 
-def test_programs_of_the_folder_and_required_plugins(
+def test_programs_of_the_folder_start_and_required_plugins_are_needed(
     impatient: Server, own_socket: Path, tmp_path: Path
 ) -> None:
     server = impatient

@@ -88,7 +88,9 @@ def users_of_its_own() -> api.NamespaceOption:
     return api.NamespaceOption(pid=api.CONTAINER, userns_options=users)
 
 
-def test_a_pod_with_users_of_its_own(server: Server, criu: Path, tmp_path: Path) -> None:
+def test_a_container_with_a_user_namespace_cannot_be_checkpointed(
+    server: Server, criu: Path, tmp_path: Path
+) -> None:
     pod_config, config = server.pod_config(), server.container_config(["sh", "-c", COUNT])
     for context in (pod_config.linux.security_context, config.linux.security_context):
         context.namespace_options.CopyFrom(users_of_its_own())

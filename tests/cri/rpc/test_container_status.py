@@ -43,7 +43,7 @@ def test_a_status_has_the_fields_that_kubelet_checks(server: Server) -> None:
 
 
 @pytest.mark.requirement("2.6", "2.7")
-def test_exit_codes(server: Server) -> None:
+def test_a_status_has_exit_code_and_reason(server: Server) -> None:
     pod = server.run_pod()
     for name, script, code, reason in (
         ("zero", "exit 0", 0, "Completed"),

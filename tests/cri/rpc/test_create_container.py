@@ -54,7 +54,7 @@ def test_mounts_of_the_caller(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.10")
-def test_recursive_read_only_and_plain(server: Server) -> None:
+def test_recursively_read_only_mounts_include_inner_mounts(server: Server) -> None:
     folder = server.folder / "rro"
     (folder / "inner").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", folder / "inner"], check=True)
@@ -108,7 +108,7 @@ def test_propagation_needs_a_shared_source(server: Server) -> None:
 
 
 @pytest.mark.requirement("8.13", "8.14")
-def test_process_namespaces(server: Server) -> None:
+def test_a_container_joins_the_requested_pid_namespace(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.namespace_options.pid = api.POD
     pod = server.run_pod(config)
@@ -134,7 +134,7 @@ def test_process_namespaces(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.6.5", "8.3", "8.4")
-def test_users_and_groups(server: Server) -> None:
+def test_a_container_has_its_user_and_groups(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(
         pod, secured(server, run_as_username="www", supplemental_groups=[1234])
@@ -148,7 +148,7 @@ def test_users_and_groups(server: Server) -> None:
 
 
 @pytest.mark.requirement("8.2", "8.6", "8.8", "14.3")
-def test_capabilities_seccomp_and_no_new_privileges(server: Server) -> None:
+def test_a_container_has_its_capabilities_seccomp_and_no_new_privileges(server: Server) -> None:
     def status_of(container: str) -> dict[str, str]:
         text = server.output(container, "cat", "/proc/self/status")
         return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
@@ -199,7 +199,7 @@ def test_read_only_root_and_masked_paths(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.16", "8.1")
-def test_privileged(server: Server) -> None:
+def test_a_privileged_container_has_all_capabilities_and_devices(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.privileged = True
     before = _block_devices()
@@ -220,7 +220,7 @@ def _block_devices() -> set[str]:
 
 
 @pytest.mark.requirement("6.16")
-def test_devices(server: Server) -> None:
+def test_a_container_has_the_requested_devices(server: Server) -> None:
     device = api.Device(host_path="/dev/null", container_path="/dev/my/null", permissions="rw")
     container = server.launch(server.run_pod(), server.container_config(devices=[device]))
     assert server.output(container, "stat", "-c", "%t:%T", "/dev/my/null") == "1:3\n"
@@ -228,7 +228,7 @@ def test_devices(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.1.8", "6.17")
-def test_cdi_devices(server: Server) -> None:
+def test_a_cdi_device_adds_its_edits(server: Server) -> None:
     folder = Path(CDI)
     folder.mkdir()
     try:
@@ -264,7 +264,9 @@ def test_cdi_devices(server: Server) -> None:
 
 @pytest.mark.requirement("6.15")
 @pytest.mark.parametrize(("place", "below"), [("/sys", "/sys/fs/cgroup"), ("/dev", "/dev/shm")])
-def test_the_hosts_folder_at_its_own_place(server: Server, place: str, below: str) -> None:
+def test_a_folder_of_the_host_can_be_mounted_at_the_same_path(
+    server: Server, place: str, below: str
+) -> None:
     """cAdvisor, node-exporter and device plugins mount such folders. Mounts below the folder are
     the host's as well."""
     mount = api.Mount(container_path=place, host_path=place, readonly=True)
@@ -296,7 +298,7 @@ def test_an_image_can_be_a_volume(server: Server) -> None:
     assert code_of(lambda: server.image.RemoveImage(used)) == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_volume_of_an_image_with_several_layers(server: Server) -> None:
+def test_an_image_volume_shows_all_layers(server: Server) -> None:
     name = "registry.test/layered:1"
     server.load_image(
         image_archive(
@@ -348,7 +350,7 @@ def test_a_sub_path_with_a_colon_is_a_single_folder(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.1.5", "4.1.7")
-def test_environment_and_arguments(server: Server) -> None:
+def test_a_container_has_its_environment_and_arguments(server: Server) -> None:
     config = server.container_config(
         ["sh", "-c", "env; pwd; exit 0"],
         envs=[api.KeyValue(key="MINE", value=b"1"), api.KeyValue(key="EMPTY", value=b"")],
@@ -389,7 +391,7 @@ def test_stdin_stays_open_and_tty_has_a_terminal(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.1.1")
-def test_the_pods_own_configuration_decides(server: Server) -> None:
+def test_the_stored_configuration_of_the_pod_applies(server: Server) -> None:
     """The copy of the pod's configuration in the request has no effect."""
     pod = server.run_pod(server.pod_config("decides"))
     request = api.CreateContainerRequest(
@@ -405,7 +407,7 @@ def test_the_pods_own_configuration_decides(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.1.4")
-def test_commands_of_image_and_request(server: Server, registry: Registry) -> None:
+def test_commands_of_image_and_request_are_combined(server: Server, registry: Registry) -> None:
     layers = build.busybox().layers
     both = {"Env": ["PATH=/bin"], "Entrypoint": ["echo", "entrypoint"], "Cmd": ["cmd"]}
     registry.push("commands/both:v1", build.image(layers, both))
@@ -448,7 +450,7 @@ def test_default_variables_are_set_and_requests_override_the_image(server: Serve
 
 
 @pytest.mark.requirement("8.4")
-def test_only_the_groups_of_the_request(server: Server) -> None:
+def test_strict_groups_are_only_those_of_the_request(server: Server) -> None:
     """Strict: /etc/group of the image, which has the user in `extra`, does not count; an exec has
     the same groups."""
     config = secured(

@@ -31,7 +31,7 @@ def test_exec_returns_a_url_for_the_session(server: Server) -> None:
     assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "9"}]
 
 
-def test_an_exec_dies_with_its_client(server: Server) -> None:
+def test_an_exec_ends_when_its_client_disconnects(server: Server) -> None:
     container = server.launch(server.run_pod())
     with open_session(server, exec_url(server, container, "sleep", "4321", stdout=True)):
         assert wait_until(lambda: "sleep 4321" in server.output(container, "ps"), 60)

@@ -40,7 +40,9 @@ def test_an_image_that_is_not_there(server: Server) -> None:
         ("www-data:grp", None, "www-data"),
     ],
 )
-def test_users(server: Server, registry: Registry, user: str, uid: int | None, name: str) -> None:
+def test_a_status_has_the_images_user(
+    server: Server, registry: Registry, user: str, uid: int | None, name: str
+) -> None:
     registry.push("users/app:v1", an_image("users", User=user))
     identifier = pull(server, f"{registry.host}/users/app:v1")
     image = image_status(server, identifier)

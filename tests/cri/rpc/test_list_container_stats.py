@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("10.1.1", "10.1.2")
-def test_filters(server: Server) -> None:
+def test_stats_can_be_filtered(server: Server) -> None:
     first, second = server.run_pod(), server.run_pod()
     labelled = server.launch(first, server.container_config(labels={"k": "v"}))
     other = server.launch(second)

@@ -26,7 +26,7 @@ def test_each_item_has_the_containers_fields(server: Server) -> None:
 
 
 @pytest.mark.requirement("2.10", "1.a.5")
-def test_filters(server: Server) -> None:
+def test_containers_can_be_filtered(server: Server) -> None:
     first, second = server.run_pod(), server.run_pod()
     running = server.launch(first, server.container_config(labels={"k": "v"}))
     created = server.create(second)

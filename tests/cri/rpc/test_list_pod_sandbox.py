@@ -25,7 +25,7 @@ def test_each_item_has_the_sandboxs_fields(server: Server) -> None:
 
 
 @pytest.mark.requirement("2.10", "1.9", "1.a.5")
-def test_filters(server: Server) -> None:
+def test_pods_can_be_filtered(server: Server) -> None:
     first = server.run_pod(server.pod_config(labels={"app": "a", "tier": "x"}))
     second = server.run_pod(server.pod_config(labels={"app": "b", "tier": "x"}))
     ready = api.PodSandboxStateValue(state=api.SANDBOX_READY)

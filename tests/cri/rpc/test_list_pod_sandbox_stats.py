@@ -33,7 +33,7 @@ def test_a_pod_on_the_hosts_network_has_no_interfaces_of_its_own(server: Server)
 
 
 @pytest.mark.requirement("10.1.1")
-def test_filters(server: Server) -> None:
+def test_stats_of_pods_can_be_filtered(server: Server) -> None:
     first = server.run_pod(server.pod_config(labels={"k": "v"}))
     second, stopped = server.run_pod(), server.run_pod()
     server.stop_pod(stopped)

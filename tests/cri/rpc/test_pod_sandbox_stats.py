@@ -12,7 +12,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("10.1.13", "10.1.14", "10.1.16")
-def test_a_pod_with_a_container(server: Server) -> None:
+def test_stats_of_a_pod_include_network_processes_and_containers(server: Server) -> None:
     pod = server.run_pod(server.pod_config(labels={"io.kubernetes.pod.name": "p"}))
     container = server.launch(pod)
     server.output(container, "ping", "-c", "2", "10.88.0.1")

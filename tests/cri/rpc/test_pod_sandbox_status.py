@@ -32,7 +32,7 @@ def test_the_status_has_the_fields_that_kubelet_checks(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.4.3")
-def test_verbose_tells_the_process(server: Server) -> None:
+def test_the_verbose_status_has_the_pid(server: Server) -> None:
     pod = server.run_pod()
     assert not verbose(server, pod, False).info
     info = json.loads(verbose(server, pod).info["info"])

@@ -42,7 +42,7 @@ def test_a_pull_by_tag_and_by_digest_returns_the_same_id(
 
 
 @pytest.mark.requirement("5.1.4")
-def test_equal_pulls_at_once(server: Server, registry: Registry) -> None:
+def test_equal_concurrent_pulls_fetch_an_image_once(server: Server, registry: Registry) -> None:
     registry.push("many/app:v1", an_image("many"))
     before = len(registry.requests)
     with ThreadPoolExecutor(8) as pool:
@@ -72,7 +72,7 @@ def test_a_deadline_leaves_no_image(server: Server, registry: Registry) -> None:
 
 @pytest.mark.requirement("5.1.2")
 @pytest.mark.parametrize("way", ["name", "auth", "padded", "other server"])
-def test_logins(server: Server, registry: Registry, way: str) -> None:
+def test_logins_of_all_forms_are_used(server: Server, registry: Registry, way: str) -> None:
     registry.push("private/app:v1", an_image("private"))
     token = base64.b64encode(b"user:secret").decode()
     auth = {
@@ -97,7 +97,7 @@ def test_logins(server: Server, registry: Registry, way: str) -> None:
 
 
 @pytest.mark.requirement("5.1.5")
-def test_a_tag_that_moves(server: Server, registry: Registry) -> None:
+def test_a_moved_tag_names_the_new_image(server: Server, registry: Registry) -> None:
     name = f"{registry.host}/moving/app"
     digest = registry.push("moving/app:v1", an_image("old"))
     old = pull(server, f"{name}:v1")

@@ -141,7 +141,9 @@ def test_a_failed_restore_leaves_no_pod(server: Server, criu: Path, tmp_path: Pa
         '{"containers": {}, "version": 9}',
     ],
 )
-def test_hostile_options(server: Server, criu: Path, tmp_path: Path, content: str) -> None:
+def test_hostile_options_are_refused(
+    server: Server, criu: Path, tmp_path: Path, content: str
+) -> None:
     folder = saved(tmp_path / "saved", "one")
     (folder / pods.OPTIONS).write_text(content)
     assert refused(server, request(server, folder, "one"))[0] == Code.INVALID_ARGUMENT

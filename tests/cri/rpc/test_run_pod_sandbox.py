@@ -42,7 +42,7 @@ def test_a_pod_on_the_hosts_network_has_no_address(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.1.6", "6.1", "6.2", "6.3")
-def test_files_of_the_pod(server: Server) -> None:
+def test_a_pod_has_its_hostname_hosts_and_resolver_files(server: Server) -> None:
     config = server.pod_config(
         hostname="myhost",
         dns_config=api.DNSConfig(
@@ -96,7 +96,7 @@ def test_shared_memory_belongs_to_the_pod(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.1.4")
-def test_sysctls_of_the_pod(server: Server) -> None:
+def test_a_pod_has_its_sysctls(server: Server) -> None:
     config = server.pod_config(
         linux=api.LinuxPodSandboxConfig(
             sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096000"}
@@ -167,7 +167,7 @@ def fetch(server: Server, address: str, port: str) -> bytes:
 
 @pytest.mark.requirement("6.5", "6.11", "8.16")
 @pytest.mark.parametrize("host_network", [False, True])
-def test_users_of_the_pods_own(server: Server, host_network: bool) -> None:
+def test_a_pod_can_have_a_user_namespace(server: Server, host_network: bool) -> None:
     mapping = api.IDMapping(host_id=100_000, container_id=0, length=65_536)
     users = api.UserNamespace(mode=api.POD, uids=[mapping], gids=[mapping])
     pod_config = server.pod_config()
@@ -208,7 +208,7 @@ def namespaces_of(server: Server, pod: str) -> dict[str, str]:
 
 
 @pytest.mark.requirement("3.1.1")
-def test_namespaces(server: Server) -> None:
+def test_a_pod_has_new_namespaces_or_the_nodes(server: Server) -> None:
     """Those of the server's node, which has its own network, are shared where that is
     asked."""
     nodes = {
@@ -267,7 +267,7 @@ def test_the_log_directory_is_made(server: Server) -> None:
 
 
 @pytest.mark.requirement("6.4")
-def test_shared_memory_of_the_nodes_ipc(server: Server) -> None:
+def test_a_pod_with_the_nodes_ipc_shares_its_dev_shm(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.namespace_options.ipc = api.NODE
     container_config = server.container_config()
@@ -299,7 +299,7 @@ def test_the_pause_process_has_the_pods_filter_and_its_score(
 
 
 @pytest.mark.requirement("6.4")
-def test_shared_memory_of_a_containers_own_ipc(server: Server) -> None:
+def test_a_container_with_separate_ipc_has_a_separate_dev_shm(server: Server) -> None:
     pod = server.run_pod()
     config = server.container_config(metadata=api.ContainerMetadata(name="own"))
     config.linux.security_context.namespace_options.ipc = api.CONTAINER

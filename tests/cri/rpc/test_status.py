@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("1.b.5")
-def test_conditions(server: Server) -> None:
+def test_runtime_and_network_are_ready(server: Server) -> None:
     status = server.runtime.Status(api.StatusRequest()).status
     assert {c.type: c.status for c in status.conditions} == {
         "RuntimeReady": True,
@@ -36,7 +36,7 @@ def test_the_status_reports_a_node_without_a_network() -> None:
 
 
 @pytest.mark.requirement("10.5.2", "10.5.3")
-def test_handlers_and_features(server: Server) -> None:
+def test_a_status_has_handlers_and_features(server: Server) -> None:
     status = server.runtime.Status(api.StatusRequest())
     handlers = {h.name: h.features for h in status.runtime_handlers}
     assert "" in handlers and len(handlers) > 1
@@ -46,7 +46,7 @@ def test_handlers_and_features(server: Server) -> None:
 
 
 @pytest.mark.requirement("10.5.4")
-def test_verbose_tells_the_folders(server: Server) -> None:
+def test_the_verbose_status_has_the_folders(server: Server) -> None:
     assert not server.runtime.Status(api.StatusRequest()).info
     config = json.loads(server.runtime.Status(api.StatusRequest(verbose=True)).info["config"])
     assert (config["stateDir"], config["rootDir"]) == (str(server.state), str(server.root))

@@ -14,7 +14,7 @@ from tests.cri.server_harness import Server
 
 @pytest.mark.requirement("1.b.1", "10.5.5")
 @pytest.mark.parametrize("requested", ["", "0.1.0", "v9"])
-def test_the_versions_that_kubelet_expects(server: Server, requested: str) -> None:
+def test_version_returns_what_kubelet_expects(server: Server, requested: str) -> None:
     version = server.runtime.Version(api.VersionRequest(version=requested))
     assert (version.version, version.runtime_api_version) == ("0.1.0", "v1")
     assert version.runtime_name == "pyrunc" and re.match(r"\d+\.\d+", version.runtime_version)

@@ -41,7 +41,9 @@ async def once(server: StreamingServer, command: str, *pieces: bytes) -> tuple[i
         return code, file.read()
 
 
-async def test_a_thousand_sessions(server: StreamingServer, backend: ProcessBackend) -> None:
+async def test_a_thousand_sessions_leave_nothing(
+    server: StreamingServer, backend: ProcessBackend
+) -> None:
     tasks, before = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
     for start in range(0, 1000, 20):
         outcomes = await asyncio.gather(
@@ -120,7 +122,9 @@ async def test_a_refused_connection_is_told_on_the_error_stream(server: Streamin
 
 @pytest.mark.requirement("9.11")
 @pytest.mark.parametrize("request_id", ["", "same"])
-async def test_pairs_with_and_without_request_ids(server: StreamingServer, request_id: str) -> None:
+async def test_streams_are_paired_with_and_without_request_ids(
+    server: StreamingServer, request_id: str
+) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"got " + await reader.read())
         writer.close()

@@ -245,7 +245,7 @@ def test_port_forward_reaches_the_pod(client: Client, node: Server) -> None:
 
 
 @pytest.mark.requirement("9.12")
-def test_port_forward_to_the_hosts_network(client: Client, node: Server) -> None:
+def test_port_forward_reaches_a_pod_with_host_networking(client: Client, node: Server) -> None:
     pod = node.run_pod(host_network=True)
     node.launch(pod, node.container_config(["nc", "-ll", "-p", "12003", "-e", "cat"]))
     with client.forward(pod, 12003) as (port,):

@@ -94,7 +94,7 @@ async def test_control_c_on_a_terminal_sends_sigint(go: GoExec) -> None:
 
 
 @pytest.mark.parametrize("protocol", [SPDY[0], WEBSOCKET[0]])
-async def test_a_hundred_megabytes_out(
+async def test_a_hundred_megabytes_of_output_arrive(
     go: GoExec, protocol: str, large: Callable[[int], tuple[Path, str]]
 ) -> None:
     path, digest = large(100)
@@ -104,7 +104,7 @@ async def test_a_hundred_megabytes_out(
 
 
 @pytest.mark.parametrize("protocol", [SPDY[0], WEBSOCKET[0]])
-async def test_a_hundred_megabytes_in(
+async def test_a_hundred_megabytes_of_input_arrive(
     go: GoExec, protocol: str, large: Callable[[int], tuple[Path, str]]
 ) -> None:
     path, digest = large(100)
@@ -113,7 +113,7 @@ async def test_a_hundred_megabytes_in(
 
 
 @pytest.mark.parametrize("protocol", [SPDY[0], WEBSOCKET[0]])
-async def test_both_directions_at_once(
+async def test_data_flows_in_both_directions_at_once(
     go: GoExec, protocol: str, large: Callable[[int], tuple[Path, str]]
 ) -> None:
     path, digest = large(32)
@@ -183,6 +183,6 @@ async def test_a_grandchild_with_the_output_does_not_hold_the_session(go: GoExec
     assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
 
 
-async def test_many_sessions_at_once(go: GoExec) -> None:
+async def test_many_sessions_run_at_once(go: GoExec) -> None:
     outcomes = await asyncio.gather(*(go(f"cat; exit {n}", b"%d" % n) for n in range(1, 25)))
     assert [(o.exit_code, o.stdout) for o in outcomes] == [(n, b"%d" % n) for n in range(1, 25)]

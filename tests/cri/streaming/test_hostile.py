@@ -426,7 +426,7 @@ async def test_a_dial_that_waits_too_long_fails_with_its_reason(
         await server.close()
 
 
-async def test_more_ports_than_channels(server: StreamingServer) -> None:
+async def test_more_ports_than_channels_are_refused(server: StreamingServer) -> None:
     for count, status in ((127, 101), (128, 400)):
         url = server.url_for(PortForwardOptions("pod", tuple(range(1, count + 1))))
         got, text = await answer(server, request(path_of(url), *WEBSOCKET, method="GET"))
@@ -567,7 +567,7 @@ async def cut_sessions(server: StreamingServer, backend: ProcessBackend, count: 
     backend.sessions.clear()
 
 
-async def test_sessions_cut_at_any_byte(
+async def test_sessions_may_be_cut_at_any_byte(
     server: StreamingServer, backend: ProcessBackend, go: GoExec, caplog: pytest.LogCaptureFixture
 ) -> None:
     await go("true")  # opens what stays open: the watcher of children
@@ -579,7 +579,7 @@ async def test_sessions_cut_at_any_byte(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_ten_thousand_sessions_cut_at_any_byte(
+async def test_ten_thousand_sessions_may_be_cut_at_any_byte(
     server: StreamingServer, backend: ProcessBackend, go: GoExec
 ) -> None:
     await go("true")

@@ -98,7 +98,7 @@ async def test_bytes_and_half_close(
 
 
 @pytest.mark.requirement("9.11")
-async def test_many_connections_at_once(
+async def test_many_connections_are_forwarded_at_once(
     goclient: Path, server: StreamingServer, transport: str
 ) -> None:
     blocks = [os.urandom(200_000) for _ in range(60)]

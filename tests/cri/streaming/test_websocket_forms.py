@@ -90,7 +90,7 @@ async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) 
 
 @pytest.mark.requirement("9.11")
 @pytest.mark.parametrize("name", ["", "v4.channel.k8s.io"])
-async def test_ports_by_channels(server: StreamingServer, name: str) -> None:
+async def test_channels_forward_ports(server: StreamingServer, name: str) -> None:
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello " + await reader.readline())
         writer.close()

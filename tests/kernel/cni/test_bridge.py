@@ -134,7 +134,7 @@ def test_isolated_ports_reach_the_host_only(host: Host) -> None:
         assert reach(None, addresses_of(second)[0], 80, server) == "10.88.0.1"
 
 
-def test_promiscuous_mode(host: Host) -> None:
+def test_the_bridge_can_be_promiscuous(host: Host) -> None:
     attach(host.pod(), host.bridge_config(promiscMode=True))
     assert find_link("cni0")["flags"] & 0x100
 
@@ -160,7 +160,9 @@ def test_mtu_is_the_bridges_and_both_ends(host: Host) -> None:
         ({}, "MAC=02:00:00:00:00:07"),
     ],
 )
-def test_a_requested_hardware_address(host: Host, changes: dict[str, Any], args: str) -> None:
+def test_a_requested_hardware_address_is_used(
+    host: Host, changes: dict[str, Any], args: str
+) -> None:
     result = attach(host.pod(), host.bridge_config(**changes), args=args)
     assert result["interfaces"][2]["mac"] == "02:00:00:00:00:07"
 
@@ -181,7 +183,7 @@ def test_a_link_of_another_kind_is_not_taken_for_a_bridge(host: Host) -> None:
         attach(host.pod(), host.bridge_config(bridge="lo"))
 
 
-def test_a_network_without_addresses(host: Host) -> None:
+def test_a_network_can_have_no_addresses(host: Host) -> None:
     config = host.bridge_config(isGateway=False)
     del config["ipam"]
     pod = host.pod()
@@ -209,7 +211,7 @@ def test_unsupported_options_are_refused_by_name(host: Host) -> None:
     assert link_names() == {"lo"}
 
 
-def test_routes_with_numbers(host: Host) -> None:
+def test_routes_have_their_mtu_priority_and_table(host: Host) -> None:
     routes = [
         {"dst": "10.1.0.0/16", "gw": "10.88.0.9", "mtu": 1300, "priority": 77, "table": 300},
         {"dst": "0.0.0.0/0"},
@@ -355,7 +357,7 @@ def test_an_address_with_another_hardware_address_is_known_at_once(host: Host) -
     assert len(set(macs)) == 3
 
 
-def test_add_again_in_the_same_namespace_after_a_background_teardown(host: Host) -> None:
+def test_add_succeeds_again_after_a_background_teardown(host: Host) -> None:
     pod, config = host.pod(), host.bridge_config()
     attach(pod, config)
     call(BRIDGE, "DEL", pod, {**config, "args": {"cni": {"teardown": "background"}}})
@@ -491,7 +493,7 @@ def test_a_path_that_is_no_network_namespace(host: Host, path: str) -> None:
     assert leases(host) == set()
 
 
-def test_a_namespace_given_by_ns_path(host: Host) -> None:
+def test_a_namespace_by_path_is_accepted(host: Host) -> None:
     pod = host.pod()
     child = os.fork()
     if child == 0:

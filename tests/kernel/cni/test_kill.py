@@ -65,7 +65,7 @@ def veths() -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bridge_killed_while_adding(host: Host, seed: int) -> None:
+def test_a_killed_bridge_leaves_nothing_that_blocks(host: Host, seed: int) -> None:
     config = host.bridge_config(ipMasq=True)
     first = host.pod("first")
     attach(first, config)
@@ -100,7 +100,7 @@ def recorded(host: Host, pod: Pod) -> dict[str, Any]:
     }
 
 
-def test_the_first_pod_of_a_host_killed_while_adding(tmp_path: Path, host: Host) -> None:
+def test_a_kill_during_the_first_add_is_repaired_by_the_next(tmp_path: Path, host: Host) -> None:
     """The bridge and the rules may be half made: the next pod completes them."""
     config = host.bridge_config(ipMasq=True, bridge="cni0")
     for number in range(12):
@@ -120,7 +120,7 @@ def test_the_first_pod_of_a_host_killed_while_adding(tmp_path: Path, host: Host)
         nft("delete", "table", "inet", host_rules.TABLE)
 
 
-def test_portmap_killed_while_adding(host: Host) -> None:
+def test_a_killed_portmap_leaves_nothing_that_blocks(host: Host) -> None:
     pod = host.pod()
     previous = attach(pod, host.bridge_config())
     config = portmap_config(previous, WEB, {**WEB, "hostPort": 8081})
@@ -156,7 +156,7 @@ def at_once(folder: Path, jobs: list[tuple[str, Pod, dict[str, Any]]]) -> list[A
     return answers
 
 
-def test_twenty_adds_at_once_on_a_host_without_bridge_and_rules(host: Host, tmp_path: Path) -> None:
+def test_twenty_adds_at_once_create_one_bridge(host: Host, tmp_path: Path) -> None:
     config = host.bridge_config(ipMasq=True, hairpinMode=True)
     pods = [host.pod() for _ in range(20)]
     results = at_once(tmp_path, [("ADD", pod, config) for pod in pods])

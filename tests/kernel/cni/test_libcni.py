@@ -68,7 +68,7 @@ def prepare(host: Host, cni_version: str) -> Path:
 
 
 @pytest.mark.parametrize("cni_version", ["0.4.0", "1.0.0", "1.1.0"])
-def test_add_check_and_del(host: Host, cni_version: str) -> None:
+def test_libcni_calls_add_check_and_del(host: Host, cni_version: str) -> None:
     folder, pod = prepare(host, cni_version), host.pod()
     result = json.loads(in_one_life(folder, f"$CNITOOL add net {pod.path}"))
     assert [ip["address"] for ip in result["ips"]] == ["10.88.0.2/16", "fd88::2/64"]
@@ -91,7 +91,7 @@ def test_add_check_and_del(host: Host, cni_version: str) -> None:
     )
 
 
-def test_status_and_gc(host: Host) -> None:
+def test_libcni_calls_status_and_gc(host: Host) -> None:
     """cnitool's gc passes no list of valid attachments: libcni detaches those it has cached, and
     the plugins remove nothing."""
     folder, attached, unknown = prepare(host, "1.1.0"), host.pod(), host.pod()

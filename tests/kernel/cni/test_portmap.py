@@ -71,7 +71,7 @@ def test_from_outside_the_pod_sees_the_client(
 @pytest.mark.parametrize(
     ("bind", "address"), [("0.0.0.0", HOST_OUTER), ("::", HOST_OUTER6), ("0.0.0.0", "10.88.0.1")]
 )
-def test_from_the_host_by_its_own_address(net: Host, bind: str, address: str) -> None:
+def test_the_host_reaches_a_pod_by_its_own_address(net: Host, bind: str, address: str) -> None:
     pod = net.pod()
     publish(net, pod, WEB)
     with listen(pod.fd, bind, 80) as server:
@@ -123,7 +123,7 @@ def test_without_snat_the_neighbour_is_not_masqueraded(net: Host) -> None:
     assert read_sysctl("net/ipv4/conf/cni0/route_localnet") == "0"
 
 
-def test_masquerade_for_all(net: Host) -> None:
+def test_all_clients_can_be_masqueraded(net: Host) -> None:
     pod = net.pod()
     publish(net, pod, WEB, masqAll=True)
     with listen(pod.fd, "0.0.0.0", 80) as server:
@@ -146,7 +146,7 @@ def test_only_the_named_host_address_leads_to_the_pod(net: Host) -> None:
         assert reach(net.outside, "192.0.2.3", 8080, server) == CLIENT
 
 
-def test_loopback_as_the_named_host_address(net: Host) -> None:
+def test_a_port_on_loopback_is_reached_from_the_host_only(net: Host) -> None:
     pod = net.pod()
     publish(net, pod, {**WEB, "hostIP": "127.0.0.1"})
     with listen(pod.fd, "0.0.0.0", 80) as server:

@@ -96,7 +96,7 @@ def test_the_codec_reads_links_of_pyroute2(host: Host) -> None:
         assert find_link(codec, name="nothing") is None and find_link(codec, index=9999) is None
 
 
-def test_addresses_and_routes_both_ways(host: Host) -> None:
+def test_addresses_and_routes_agree_with_pyroute2(host: Host) -> None:
     with IPRoute() as route:
         route.link("add", ifname="d0", kind="veth", peer="d1")
         index = route.link_lookup(ifname="d0")[0]
@@ -158,7 +158,7 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
     } <= installed
 
 
-def test_removals(host: Host) -> None:
+def test_addresses_and_links_are_removed(host: Host) -> None:
     with IPRoute() as route:
         route.link("add", ifname="d0", kind="veth", peer="d1")
         index = route.link_lookup(ifname="d0")[0]

@@ -92,7 +92,9 @@ def test_the_cgroup_belongs_to_the_user_of_a_joined_namespace(box: Box, elsewher
 
 
 @pytest.mark.parametrize("maps", [True, False])
-def test_joining_all_namespaces_of_a_process(box: Box, elsewhere: int, maps: bool) -> None:
+def test_a_container_joins_all_namespaces_of_a_process(
+    box: Box, elsewhere: int, maps: bool
+) -> None:
     """The maps of the namespace apply, whether the configuration repeats them or not."""
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid", "cgroup", "time")
     if maps:
@@ -121,7 +123,7 @@ def test_other_maps_than_the_namespaces_are_an_error(box: Box, elsewhere: int) -
         box.run("true")
 
 
-def test_maps_of_a_namespace_without_a_process(tmp_path: Path) -> None:
+def test_maps_of_a_namespace_without_a_process_are_read(tmp_path: Path) -> None:
     maps = (IdMap(0, 300000, 10), IdMap(20, 400000, 5)), (IdMap(0, 500000, 7),)
     namespace = open_user_namespace(*maps)
     try:
@@ -221,7 +223,7 @@ def open_and_close(path: str) -> int:
         os.close(number)
 
 
-def test_new_clocks_in_a_joined_user_namespace(box: Box, elsewhere: int) -> None:
+def test_a_joined_user_namespace_can_have_new_clocks(box: Box, elsewhere: int) -> None:
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid")
     box.linux["namespaces"].append({"type": "time"})
     box.linux["timeOffsets"] = {"boottime": {"secs": 1000000}}
@@ -230,7 +232,7 @@ def test_new_clocks_in_a_joined_user_namespace(box: Box, elsewhere: int) -> None
 
 
 @pytest.mark.parametrize("clock", [{"secs": -1 << 62}, {"secs": 1 << 62}])
-def test_clocks_out_of_range(box: Box, clock: dict[str, int]) -> None:
+def test_clocks_out_of_range_are_refused(box: Box, clock: dict[str, int]) -> None:
     box.linux["namespaces"].append({"type": "time"})
     box.linux["timeOffsets"] = {"monotonic": clock}
     with pytest.raises(KernelError, match=r"offset clocks monotonic .*: ERANGE"):

@@ -31,7 +31,7 @@ def mapped(box: Box) -> Box:
     return box
 
 
-def test_maps_and_identity(mapped: Box) -> None:
+def test_a_mapped_container_has_its_maps_and_ids(mapped: Box) -> None:
     text = mapped.run(
         "cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; id -u; stat -c %u / "
         "/bin/sh"
@@ -63,7 +63,7 @@ def test_devices_mounts_and_masks(mapped: Box) -> None:
     assert text == "3\n"
 
 
-def test_user_groups_and_limits(mapped: Box) -> None:
+def test_a_mapped_process_has_its_user_groups_and_limits(mapped: Box) -> None:
     mapped.process["user"] = {"uid": 1000, "gid": 1000, "additionalGids": [7]}
     mapped.process["rlimits"] = [{"type": "RLIMIT_NOFILE", "soft": 20, "hard": 30}]
     assert mapped.run("id -u; id -G; ulimit -n").split() == ["1000", "1000", "7", "20"]
@@ -146,7 +146,7 @@ def test_a_mapped_container_can_have_a_terminal(mapped: Box) -> None:
     finish(created)
 
 
-def test_mapped_volume(mapped: Box, tmp_path: Path) -> None:
+def test_a_mapped_volume_shows_mapped_owners(mapped: Box, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / "file").write_text("x")
@@ -156,7 +156,7 @@ def test_mapped_volume(mapped: Box, tmp_path: Path) -> None:
     assert (volume / "new").stat().st_uid == 9
 
 
-def test_volume_with_another_map_and_no_user_namespace(box: Box, tmp_path: Path) -> None:
+def test_a_volume_can_have_a_map_without_a_user_namespace(box: Box, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     os.chown(volume, 5, 6)
@@ -168,7 +168,7 @@ def test_volume_with_another_map_and_no_user_namespace(box: Box, tmp_path: Path)
     assert box.run("stat -c %u:%g /v").strip() == "77:88"
 
 
-def test_a_pod_with_a_user_namespace(box: Box) -> None:
+def test_containers_join_the_user_namespace_of_their_pod(box: Box) -> None:
     ids = MAPS
     kinds = ("user", "network", "ipc", "uts", "pid")
     shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)

@@ -72,7 +72,7 @@ class TestDescriptors:
         finally:
             os.close(number)
 
-    def test_high_copies(self) -> None:
+    def test_a_descriptor_is_copied_to_a_high_number(self) -> None:
         copy = fd.duplicate(0, 600)
         assert copy >= 600 and not os.get_inheritable(copy)
         os.close(copy)
@@ -96,7 +96,7 @@ class TestMounts:
         finally:
             os.close(number)
 
-    def test_attributes(self) -> None:
+    def test_mount_attributes_are_set_and_cleared(self) -> None:
         number = mount.open_mount("tmpfs", attributes=MOUNT_ATTR_RDONLY)
         with pytest.raises(OSError, match="Read-only"):
             os.mkdir("x", dir_fd=number)
@@ -173,7 +173,7 @@ class TestNamespaces:
         with pytest.raises(KernelError, match="not a namespace"):
             namespace.kind_of(0)
 
-    def test_setns_by_pidfd(self) -> None:
+    def test_setns_joins_a_namespace_by_pidfd(self) -> None:
         other = os.posix_spawn("/usr/bin/unshare", ["unshare", "--uts", "sleep", "60"], {})
         try:
             own = os.stat("/proc/self/ns/uts").st_ino
@@ -200,10 +200,10 @@ class TestNamespaces:
 
 
 class TestProcesses:
-    def test_a_pid_without_a_process(self) -> None:
+    def test_a_pid_without_a_process_is_none(self) -> None:
         assert process.stat(4194305) is None and process.alive_since(4194305) is None
 
-    def test_facts(self, sleeper: int) -> None:
+    def test_stat_describes_a_process(self, sleeper: int) -> None:
         facts = process.stat(sleeper)
         assert facts is not None and facts.alive
         assert (facts.parent, facts.session) == (os.getpid(), os.getsid(0))
@@ -239,7 +239,7 @@ class TestProcesses:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
-    def test_a_descriptor_of_another_process(self) -> None:
+    def test_a_descriptor_of_another_process_can_be_opened(self) -> None:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -290,7 +290,7 @@ class TestProcesses:
 
 
 class TestLimits:
-    def test_of_another_process(self, sleeper: int) -> None:
+    def test_limits_of_another_process_are_set_and_read(self, sleeper: int) -> None:
         before = limit.prlimit(sleeper, "RLIMIT_NOFILE", 100, 200)
         assert before == limit.prlimit(0, "RLIMIT_NOFILE")
         assert limit.prlimit(sleeper, "RLIMIT_NOFILE") == (100, 200)

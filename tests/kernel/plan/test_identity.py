@@ -31,7 +31,7 @@ def bits(*names: str) -> str:
     return f"{sum(1 << CAPABILITIES[name] for name in names):016x}"
 
 
-def test_user_and_groups(box: Box) -> None:
+def test_a_process_has_its_user_and_groups(box: Box) -> None:
     box.process["user"] = {
         "uid": 1000,
         "gid": 2000,
@@ -69,7 +69,7 @@ def test_root_without_a_capabilities_object_keeps_the_runtimes_capabilities(box:
 
 @pytest.mark.parametrize("uid", [0, 1000])
 @pytest.mark.parametrize("no_new_privileges", [False, True])
-def test_capabilities(box: Box, uid: int, no_new_privileges: bool) -> None:
+def test_a_process_has_its_capabilities(box: Box, uid: int, no_new_privileges: bool) -> None:
     box.process["user"] = {"uid": uid, "gid": uid}
     box.process["noNewPrivileges"] = no_new_privileges
     box.process["capabilities"] = {
@@ -89,7 +89,7 @@ def test_capabilities(box: Box, uid: int, no_new_privileges: bool) -> None:
     assert fields["CapEff"] == fields["CapPrm"]
 
 
-def test_ambient_capabilities(box: Box) -> None:
+def test_ambient_capabilities_outlive_execve(box: Box) -> None:
     names = ["CAP_NET_BIND_SERVICE", "CAP_CHOWN"]
     box.process["user"] = {"uid": 1000, "gid": 1000}
     box.process["capabilities"] = dict.fromkeys(
@@ -100,7 +100,7 @@ def test_ambient_capabilities(box: Box) -> None:
         assert fields[kind] == bits(*names), kind
 
 
-def test_no_capabilities_at_all(box: Box) -> None:
+def test_a_process_can_have_no_capabilities(box: Box) -> None:
     box.process["capabilities"] = {}
     fields = status(box)
     assert {fields[kind] for kind in ("CapBnd", "CapEff", "CapPrm", "CapInh", "CapAmb")} == {bits()}
@@ -117,7 +117,7 @@ def test_unknown_and_ungrantable_capabilities_are_warnings(box: Box) -> None:
         assert len(status(box)) > 20
 
 
-def test_no_new_privileges_and_setuid(box: Box) -> None:
+def test_no_new_privileges_disables_set_uid_programs(box: Box) -> None:
     # busybox gives up set-user-ID by itself
     source = (
         '#include <stdio.h>\n#include <unistd.h>\nint main(void) { return printf("%d\\n", '
@@ -132,7 +132,7 @@ def test_no_new_privileges_and_setuid(box: Box) -> None:
     assert box.outcome("euid") == (0, "1000\n")
 
 
-def test_limits(box: Box) -> None:
+def test_a_process_has_its_rlimits(box: Box) -> None:
     box.process["rlimits"] = [
         {"type": "RLIMIT_NOFILE", "soft": 5, "hard": 10},
         {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
@@ -158,7 +158,7 @@ def test_limits(box: Box) -> None:
         [{"type": "RLIMIT_CORE", "soft": 1, "hard": 1}] * 2,
     ],
 )
-def test_bad_limits(box: Box, limits: list[object]) -> None:
+def test_invalid_rlimits_are_refused(box: Box, limits: list[object]) -> None:
     box.process["rlimits"] = limits
     with pytest.raises(InvalidSpec, match=r"process\.rlimits"):
         box.run("true")
@@ -186,7 +186,7 @@ def test_a_process_has_its_working_directory(box: Box) -> None:
     assert box.run("pwd; stat -c %a /made/for").split() == ["/made/for/me", "755"]
 
 
-def test_working_directory_of_root_for_a_user(box: Box) -> None:
+def test_a_user_can_start_in_a_working_directory_of_root(box: Box) -> None:
     (box.image / "root").chmod(0o700)
     box.process["cwd"] = "/root"
     box.process["user"] = {"uid": 1000, "gid": 1000}
@@ -224,7 +224,7 @@ def test_a_container_has_its_hostname_and_domainname(box: Box) -> None:
     assert os.uname().nodename != "here"
 
 
-def test_sysctls(box: Box) -> None:
+def test_a_container_has_its_sysctls(box: Box) -> None:
     forwarding = Path("/proc/sys/net/ipv4/ip_forward").read_text()
     box.linux["sysctl"] = {
         "net.ipv4.ip_forward": "1",
@@ -327,7 +327,7 @@ def test_a_process_has_its_personality(box: Box) -> None:
         assert Path(f"/proc/{created.pid}/personality").read_text().strip() == "00000008"
 
 
-def test_time_offsets(box: Box) -> None:
+def test_a_container_has_its_time_offsets(box: Box) -> None:
     box.linux["namespaces"].append({"type": "time"})
     box.linux["timeOffsets"] = {
         "boottime": {"secs": 86400 * 1000},

@@ -88,7 +88,7 @@ def test_an_option_is_set_on_a_tree(
 
 @pytest.mark.parametrize("recursive", [False, True])
 @pytest.mark.parametrize("option", CLEAR)
-def test_cleared_on_a_tree(
+def test_recursive_options_clear_flags_of_a_tree(
     box: Box, tree: Callable[[int], Path], option: str, recursive: bool
 ) -> None:
     box.bind(
@@ -148,7 +148,7 @@ def test_remount_without_a_mount_is_an_error(box: Box) -> None:
 @pytest.mark.parametrize(
     ("option", "listed"), [("sync", "sync"), ("dirsync", "dirsync"), ("lazytime", "lazytime")]
 )
-def test_flags_of_the_filesystem_itself(box: Box, option: str, listed: str) -> None:
+def test_flags_of_the_superblock_are_set(box: Box, option: str, listed: str) -> None:
     box.add_mount("/t", "tmpfs", option, kind="tmpfs")
     (line,) = [row for row in box.run("cat /proc/self/mountinfo").splitlines() if " /t " in row]
     assert listed in line.partition(" - ")[2].split()[2].split(",")
@@ -165,7 +165,9 @@ def test_a_bind_in_a_user_namespace_keeps_unnamed_options(
 
 @pytest.mark.parametrize("option", ["idmap", "ridmap"])
 @pytest.mark.parametrize("maps", ["own", "the container's", "a joined namespace's"])
-def test_mapped_trees(box: Box, tree: Callable[[int], Path], option: str, maps: str) -> None:
+def test_a_mapped_tree_has_mapped_owners(
+    box: Box, tree: Callable[[int], Path], option: str, maps: str
+) -> None:
     from pyrunc.compile.idmaps import open_user_namespace
     from pyrunc.spec.model import IdMap
 

@@ -50,7 +50,7 @@ def test_created_parents_have_plain_modes(box: Box, data: Path) -> None:
         os.umask(0o022)
 
 
-def test_bind_options(box: Box, data: Path) -> None:
+def test_binds_have_their_options(box: Box, data: Path) -> None:
     box.bind(data, "/a", "bind", "ro", "nosuid", "nodev", "noexec", "noatime")
     box.bind(data, "/b", "rbind", "rw", "suid", "dev", "strictatime")
     box.bind(data, "/c", "rbind", "ro", "rw", "suid", "dev", "relatime", "nosymfollow")
@@ -74,7 +74,7 @@ def test_a_bind_keeps_unnamed_options(box: Box, tmp_path: Path) -> None:
         os.close(source)
 
 
-def test_shared_memory_of_a_pod(box: Box) -> None:
+def test_a_container_mounts_the_shared_memory_of_its_pod(box: Box) -> None:
     shm = km.open_mount("tmpfs", [("mode", "1777"), ("size", "1m")], attributes=2 | 4 | 8)
     box.mount_fds["shm"] = shm
     box.config["mounts"] = [m for m in box.config["mounts"] if m["destination"] != "/dev/shm"]
@@ -175,7 +175,7 @@ def test_the_root_has_its_propagation(box: Box, word: str) -> None:
     assert ("unbindable" in fields) == ("unbindable" in word)
 
 
-def test_nested_and_repeated_destinations(box: Box, data: Path, tmp_path: Path) -> None:
+def test_destinations_may_be_nested_and_repeated(box: Box, data: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/word").write_text("other\n")
     box.bind(data, "/v")
@@ -285,7 +285,7 @@ def test_dev_as_a_symlink_of_the_image_is_not_followed(box: Box, tmp_path: Path)
     assert not (canary / "ptmx").is_symlink()
 
 
-def test_tmpfs(box: Box) -> None:
+def test_a_tmpfs_has_its_options(box: Box) -> None:
     (box.image / "run").chmod(0o750)
     box.add_mount("/run", "tmpfs", "nosuid", "size=64k", kind="tmpfs")
     box.add_mount("/ro", "tmpfs", "ro", "mode=700", kind="tmpfs")
@@ -303,7 +303,7 @@ def test_read_only_root(box: Box, data: Path) -> None:
     assert text.splitlines() == ["touch: /x: Read-only file system", "dev", "volume"]
 
 
-def test_masked_paths(box: Box) -> None:
+def test_masked_paths_are_empty(box: Box) -> None:
     (box.image / "secret").mkdir()
     (box.image / "secret/key").write_text("k")
     (box.image / "secret2").mkdir()
@@ -335,7 +335,7 @@ def test_masked_paths(box: Box) -> None:
     ]  # fmt: skip  (umount works: this container kept CAP_SYS_ADMIN)
 
 
-def test_readonly_paths(box: Box) -> None:
+def test_readonly_paths_cannot_be_written_to(box: Box) -> None:
     (box.image / "r/below").mkdir(parents=True)
     (box.image / "broken").symlink_to("/nowhere")
     box.linux["readonlyPaths"] = ["/r", "/broken", "/missing/x", "/proc/sys"]
@@ -392,7 +392,7 @@ def test_unknown_filesystems_and_options_are_errors(box: Box) -> None:
         box.run("true")
 
 
-def test_listed_devices(box: Box) -> None:
+def test_listed_devices_are_created(box: Box) -> None:
     box.linux["devices"] = [
         {
             "path": "/dev/fuse",
@@ -511,7 +511,7 @@ def test_folders_of_an_overlay_that_is_a_volume_by_any_name(
     assert (folders["u"] / "made").exists()
 
 
-def test_tmpfs_that_copies_up(box: Box) -> None:
+def test_a_tmpfs_copies_the_covered_folder(box: Box) -> None:
     home = box.image / "home/web"
     (home / "deep/er").mkdir(parents=True)
     (home / "deep/er/file").write_text("x" * 100_000)
@@ -546,7 +546,7 @@ def test_a_copy_that_does_not_fit(box: Box) -> None:
         box.run("true")
 
 
-def test_the_hosts_root_as_a_volume(box: Box, tmp_path: Path) -> None:
+def test_the_hosts_root_can_be_a_volume(box: Box, tmp_path: Path) -> None:
     """All of the host appears, and nothing of the container, which is attached on top of `/`
     meanwhile."""
     link = tmp_path / "to-root"

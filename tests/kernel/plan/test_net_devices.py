@@ -89,7 +89,7 @@ def test_a_device_without_a_new_name_keeps_its_name(box: Box) -> None:
     in_network(check)
 
 
-def test_in_a_user_namespace(box: Box) -> None:
+def test_a_link_moves_into_a_user_namespace(box: Box) -> None:
     def check() -> None:
         add("d0", "192.0.2.7/24")
         box.linux["namespaces"].append({"type": "user"})

@@ -53,7 +53,9 @@ def ioprio(pid: int) -> tuple[int, int]:
          {"policy": 6, "runtime": 1 << 20, "deadline": 1 << 27, "period": 1 << 28}),
     ],
 )  # fmt: skip
-def test_schedulers(box: Box, scheduler: dict[str, Any], expected: dict[str, int]) -> None:
+def test_a_process_has_its_scheduler(
+    box: Box, scheduler: dict[str, Any], expected: dict[str, int]
+) -> None:
     box.process["scheduler"] = scheduler
     with box.running() as (created, _):
         assert {**attributes(created.pid), **expected} == attributes(created.pid)
@@ -66,7 +68,7 @@ def test_refusals_of_the_kernel_are_reported(box: Box) -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), [("RT", 1), ("BE", 2), ("IDLE", 3)])
-def test_io_priorities(box: Box, name: str, number: int) -> None:
+def test_a_process_has_its_io_priority(box: Box, name: str, number: int) -> None:
     box.process["ioPriority"] = {"class": f"IOPRIO_CLASS_{name}", "priority": 5}
     with box.running() as (created, _):
         assert ioprio(created.pid) == (number, 5)
@@ -98,7 +100,7 @@ def test_an_exec_has_its_own_or_the_containers(box: Box) -> None:
 
 @pytest.mark.parametrize("mode", MEMORY)
 @pytest.mark.parametrize("flag", ["", "MPOL_F_STATIC_NODES", "MPOL_F_RELATIVE_NODES"])
-def test_memory_policies(box: Box, mode: str, flag: str) -> None:
+def test_a_process_has_its_memory_policy(box: Box, mode: str, flag: str) -> None:
     box.linux["memoryPolicy"] = {"mode": mode, "nodes": "0", "flags": [flag] if flag else []}
     with box.running() as (created, _):
         words = {
@@ -115,7 +117,7 @@ def test_memory_policies(box: Box, mode: str, flag: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "word"), [("MPOL_DEFAULT", "default"), ("MPOL_LOCAL", "local")])
-def test_memory_policies_without_nodes(box: Box, mode: str, word: str) -> None:
+def test_a_memory_policy_may_have_no_nodes(box: Box, mode: str, word: str) -> None:
     box.linux["memoryPolicy"] = {"mode": mode}
     with box.running() as (created, _):
         assert word in {
@@ -139,7 +141,7 @@ def test_memory_policies_that_cannot_be(box: Box, policy: dict[str, Any], where:
         box.run("true")
 
 
-def test_every_limit(box: Box) -> None:
+def test_every_rlimit_is_set(box: Box) -> None:
     names = {"AS": "address space", "CORE": "core file size", "CPU": "cpu time",
         "DATA": "data size", "FSIZE": "file size",
              "LOCKS": "file locks", "MEMLOCK": "locked memory", "MSGQUEUE": "msgqueue size",

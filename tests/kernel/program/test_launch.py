@@ -411,7 +411,7 @@ def test_a_descriptor_that_is_not_open_is_an_error_here() -> None:
         launch(waiting(), fds={3: 987})
 
 
-def test_many_threads_at_once() -> None:
+def test_many_threads_launch_at_once() -> None:
     results: list[str] = []
 
     def one(number: int) -> None:

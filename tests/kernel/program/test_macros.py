@@ -189,7 +189,7 @@ def programs(tmp_path: Path) -> Path:
         ([], errno.ENOENT),
     ],
 )
-def test_the_check_of_a_program_and_its_execution(
+def test_the_check_of_a_program_agrees_with_execve(
     programs: Path, order: list[str], expected: int
 ) -> None:
     candidates = [str(programs / name / "tool") for name in order]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("machine", MACHINES)
 E0, E1, E2 = errno.ENOENT, errno.EBADF, errno.EINVAL
 
 
-def test_arguments_of_every_kind(machine: str) -> None:
+def test_arguments_of_every_kind_arrive(machine: str) -> None:
     a = Assembler(machine)
     block = a.data(bytes([0xFF, 1, 0, 0, 0xFE, 0xFF, 0xFF, 0xFF]) + struct.pack("<q", -3))
     one, four, eight = a.field(block, 0, 1), a.field(block, 4, 4), a.field(block, 8, 8)
@@ -126,7 +126,7 @@ def test_success_and_each_error_rule_go_their_way(machine: str, path: str, statu
     assert run(a.program(), machine).status == status
 
 
-def test_three_named_errors(machine: str) -> None:
+def test_each_of_three_errors_jumps_to_its_label(machine: str) -> None:
     for number, (path, flags) in enumerate([("/nonexistent", 0), ("/dev/null/x", 0), ("/", 1)]):
         a = Assembler(machine)
         ways = [a.label(), a.label(), a.label()]
@@ -275,7 +275,7 @@ def test_fail_takes_a_number_or_a_slot(machine: str) -> None:
         assert (ended.status, ended.messages) == (125, [(FAILURE, 0, value, 0)])
 
 
-def test_exit_codes(machine: str) -> None:
+def test_exit_has_its_code(machine: str) -> None:
     for code in (0, 1, 200):
         a = Assembler(machine)
         a.exit(code)
@@ -295,7 +295,7 @@ def test_relocated_pointers_reach_the_kernel(machine: str) -> None:
     assert (ended.output, ended.status) == (b"hello world", 11)
 
 
-def test_execve_with_arguments_and_environment(machine: str) -> None:
+def test_execve_passes_arguments_and_environment(machine: str) -> None:
     a = Assembler(machine)
     a.sys("fcntl", a.sync, 2, 1)
     argv = a.pointers(["sh", "-c", 'echo "$0 $1 $X"', "a", "b c"])
@@ -344,7 +344,7 @@ def test_descriptors_travel_with_a_message(machine: str) -> None:
         os.close(read)
 
 
-def test_a_program_of_many_megabytes(machine: str) -> None:
+def test_a_program_may_have_many_megabytes(machine: str) -> None:
     a = Assembler(machine)
     block = a.data(20 << 20)
     end = a.field(block, (20 << 20) - 8, 8)
@@ -353,7 +353,7 @@ def test_a_program_of_many_megabytes(machine: str) -> None:
     assert run(a.program(), machine).status == 42
 
 
-def test_many_operations(machine: str) -> None:
+def test_a_program_may_have_many_operations(machine: str) -> None:
     a = Assembler(machine)
     slot, end = a.slot(8, 0), a.label()
     a.compare(slot, "ne", 0, true=end)

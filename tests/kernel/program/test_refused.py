@@ -81,10 +81,10 @@ class TestEachField:
         assert refused(bytes(sample(machine))[:length], machine) == (0, SHORT)
 
     @pytest.mark.parametrize("missing", [1, 8, 24, 100])
-    def test_truncated(self, machine: str, missing: int) -> None:
+    def test_a_truncated_program_is_refused(self, machine: str, missing: int) -> None:
         assert refused(bytes(sample(machine))[:-missing], machine) == (0, SIZES)
 
-    def test_something_added(self, machine: str) -> None:
+    def test_a_program_with_added_bytes_is_refused(self, machine: str) -> None:
         assert refused(bytes(sample(machine)) + b"\0", machine) == (0, SIZES)
 
     def test_a_wrong_magic_is_refused(self, machine: str) -> None:
@@ -131,7 +131,7 @@ class TestEachField:
         assert refused(raw, machine) == (2, KIND)
 
     @pytest.mark.parametrize("tag", [0, 0xFFFFFFF0, 0xFFFFFFFE, 0xFFFFFFFF])
-    def test_reserved_tags(self, machine: str, tag: int) -> None:
+    def test_reserved_tags_are_refused(self, machine: str, tag: int) -> None:
         raw = sample(machine)
         put(raw, 3, "number", "I", tag)
         assert refused(raw, machine) == (3, KIND)
@@ -144,7 +144,7 @@ class TestEachField:
 
     @pytest.mark.parametrize(("kind", "width"), [(1, 0), (2, 1), (3, 4), (4, 8)])
     @pytest.mark.parametrize("argument", range(6))
-    def test_arguments_outside_of_the_data(
+    def test_arguments_outside_of_the_data_are_refused(
         self, machine: str, kind: int, width: int, argument: int
     ) -> None:
         size = struct.unpack_from("<I", sample(machine), 20)[0]
@@ -179,7 +179,7 @@ class TestEachField:
             assert refused(raw, machine) == (index, PLACE)
 
     @pytest.mark.parametrize("field", range(4))
-    def test_skips_outside_of_the_program(self, machine: str, field: int) -> None:
+    def test_skips_outside_of_the_program_are_refused(self, machine: str, field: int) -> None:
         for skip in (OPERATIONS - 1, OPERATIONS, 0x7FFFFFFF, 0xFFFFFFFF):
             raw = sample(machine)
             put(raw, 0, "skip", "I", skip, 4 * field)
@@ -200,12 +200,14 @@ class TestEachField:
         assert refused(raw, machine) == (OPERATIONS - 1, NO_END)
 
     @pytest.mark.parametrize("value", [1, 4, 0xFFFFFFFF, 0xFFFFFFF8])
-    def test_a_relocation_outside_of_the_data_or_crooked(self, machine: str, value: int) -> None:
+    def test_a_relocation_outside_of_the_data_or_unaligned_is_refused(
+        self, machine: str, value: int
+    ) -> None:
         raw = sample(machine)
         struct.pack_into("<I", raw, HEAD + OP * OPERATIONS, value)
         assert refused(raw, machine) == (0, RELOCATION)
 
-    def test_a_relocated_word_that_points_outside(self, machine: str) -> None:
+    def test_a_relocated_word_that_points_outside_is_refused(self, machine: str) -> None:
         raw = sample(machine)
         (start,) = struct.unpack_from("<I", raw, 16)
         (place,) = struct.unpack_from("<I", raw, HEAD + OP * OPERATIONS)

@@ -52,7 +52,7 @@ def rule(action: str, *names: str, **more: Any) -> dict[str, Any]:
         ("SCMP_ACT_ALLOW", {}, 0, ""),
     ],
 )
-def test_actions(
+def test_actions_have_their_effect(
     box: Box, action: str, more: dict[str, Any], code: int, words: str, no_new_privileges: bool
 ) -> None:
     box.process["noNewPrivileges"] = no_new_privileges
@@ -127,7 +127,7 @@ def test_comparisons_of_arguments_decide(
         ["SECCOMP_FILTER_FLAG_LOG", "SECCOMP_FILTER_FLAG_SPEC_ALLOW", "SECCOMP_FILTER_FLAG_TSYNC"],
     ],
 )
-def test_flags(box: Box, flags: list[str] | None) -> None:
+def test_filters_are_loaded_with_their_flags(box: Box, flags: list[str] | None) -> None:
     filtered(
         box,
         rule("SCMP_ACT_ERRNO", "mkdir", "mkdirat"),
@@ -161,7 +161,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["SCMP_ARCH_X86_64", "SCMP_ARCH_X32"], "x32", 5),
     ],
 )
-def test_architectures(
+def test_filters_cover_their_architectures(
     box: Box, foreign: Path, architectures: list[str], entry: str, code: int
 ) -> None:
     box.bind(foreign, "/foreign", "bind", "ro")

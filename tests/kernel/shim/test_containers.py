@@ -201,7 +201,9 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
 
 
 @pytest.mark.requirement("8.14")
-async def test_a_pod_with_a_shared_pid_namespace(pod: TestPod) -> None:
+async def test_the_end_of_a_container_kills_its_processes_in_a_shared_pid_namespace(
+    pod: TestPod,
+) -> None:
     """The pause process is pid 1 of the namespace: a container's end must kill the container's
     processes, although no namespace ends."""
     held = await hold(pod, namespaces=PAUSE["namespaces"] | {"pid": "new"})

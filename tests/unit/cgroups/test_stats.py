@@ -27,7 +27,7 @@ def test_huge_page_sizes_are_named_as_in_cgroup_files(kilobytes: int, name: str)
     assert stats.size_name(kilobytes) == name
 
 
-def test_pressure_lines() -> None:
+def test_pressure_lines_are_parsed() -> None:
     text = "some avg10=0.12 avg60=1.00 avg300=0.00 total=5\n"
     assert stats.pressure_lines(text) == {
         "some": {"avg10": 0.12, "avg60": 1.0, "avg300": 0.0, "total": 5}

@@ -20,7 +20,7 @@ def root_mode(folder: Path, content: bytes) -> int | None:
     return file_images.root_mode(str(folder))
 
 
-def test_of_the_root_only(tmp_path: Path) -> None:
+def test_root_mode_returns_the_mode_of_the_root_only(tmp_path: Path) -> None:
     tree = {
         "/bin/sh": stat.S_IFREG | 0o755,
         "/data": stat.S_IFDIR | 0o700,
@@ -29,7 +29,7 @@ def test_of_the_root_only(tmp_path: Path) -> None:
     assert root_mode(tmp_path, criu_images.files(tree)) == 0o1555
 
 
-def test_images_without_the_roots_mode(tmp_path: Path) -> None:
+def test_images_without_the_roots_mode_give_none(tmp_path: Path) -> None:
     assert file_images.root_mode(str(tmp_path)) is None
     assert root_mode(tmp_path, HEAD) is None
     assert root_mode(tmp_path, criu_images.files({"/": None, "/bin": stat.S_IFDIR | 0o700})) is None

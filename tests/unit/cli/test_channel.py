@@ -76,7 +76,7 @@ def peer(tmp_path: Path) -> Iterator[tuple[Peer, Channel]]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16384, 70_000, 5 << 20])
-def test_messages_of_every_size_both_ways(peer: tuple[Peer, Channel], size: int) -> None:
+def test_messages_of_every_size_pass_both_ways(peer: tuple[Peer, Channel], size: int) -> None:
     handler, channel = peer
     content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_errors_are_the_servers(peer: tuple[Peer, Channel]) -> None:
     assert channel.unary("/s/echo", b"fine", 30.0) == b"fine" and len(channel._idle) == 1
 
 
-def test_streams(peer: tuple[Peer, Channel]) -> None:
+def test_streams_return_all_messages(peer: tuple[Peer, Channel]) -> None:
     handler, channel = peer
     numbers = list(
         channel.stream("/s/count", b"5000", lambda message: int(message[: len(message) // 1000]))
@@ -124,7 +124,7 @@ def test_a_call_is_cancelled_at_its_deadline(peer: tuple[Peer, Channel]) -> None
     assert handler.cancelled.wait(30)
 
 
-def test_threads(peer: tuple[Peer, Channel]) -> None:
+def test_threads_can_share_a_channel(peer: tuple[Peer, Channel]) -> None:
     _, channel = peer
     with futures.ThreadPoolExecutor(8) as pool:
         contents = [bytes([n]) * 100_000 for n in range(50)]

@@ -89,7 +89,7 @@ def test_a_provider_gets_kubelets_request(folder: Path) -> None:
     assert credentials.source("a.cloud.example/x") == f"{folder}/1.yaml: provider cloud"
 
 
-def test_a_helper_from_dockers_configuration(folder: Path, tmp_path: Path) -> None:
+def test_a_helper_of_dockers_configuration_is_used(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "auth.json").write_text(
         json.dumps({"credHelpers": {"r.example": "box", "t.example": "token"}})
     )

@@ -241,7 +241,7 @@ def test_a_manifest_must_have_exactly_one_pod(text: str, message: str) -> None:
         ("2E", "2e18"),
     ],
 )
-def test_quantities(text: str, value: str) -> None:
+def test_quantities_are_parsed(text: str, value: str) -> None:
     assert pod_model.quantity(text, "") == Decimal(value)
 
 
@@ -378,7 +378,7 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         ("spec.dnsPolicy", "Nine", "spec.dnsPolicy: invalid enum value 'Nine'"),
     ],
 )
-def test_rules_beyond_types(path: str, value: Any, message: str) -> None:
+def test_values_that_break_a_rule_are_refused(path: str, value: Any, message: str) -> None:
     assert message in refusal(changed(path, value))
 
 
@@ -413,7 +413,7 @@ def test_dns_config_is_added_to_the_hosts() -> None:
         ({"runAsNonRoot": True}, {"username": "www"}, "'www' is a name"),
     ],
 )
-def test_the_user_of_a_container(
+def test_a_container_runs_as_the_user_of_manifest_or_image(
     security: dict[str, Any], image: dict[str, Any], expected: Any, tmp_path: Any
 ) -> None:
     pod, _ = parse(yaml.safe_dump(changed("spec.securityContext", security)))

@@ -52,7 +52,7 @@ def environment(*documents: dict[str, Any]) -> dict[str, str]:
     return expand.environment((e.name, e.value) for e in parsed.spec.containers[0].env)
 
 
-def test_an_environment_from_all_sources() -> None:
+def test_an_environment_combines_all_sources() -> None:
     """Later names take precedence. Values from objects are not expanded; those of the manifest
     are."""
     env = [
@@ -87,7 +87,7 @@ def test_an_environment_from_all_sources() -> None:
     assert messages == ["spec.containers[0].envFrom[0]: 'bad=name' is not a variable's name"]
 
 
-def test_volumes() -> None:
+def test_volumes_have_the_content_of_their_objects() -> None:
     volumes = [
         {
             "name": "m",
@@ -306,7 +306,7 @@ def test_an_environment_may_use_the_downward_api() -> None:
     assert variables == {"CPUS": "2", "MILLI": "1500", "MIB": "64", "NODE": "here"}
 
 
-def test_downward_and_projected_volumes() -> None:
+def test_downward_and_projected_volumes_are_written() -> None:
     label = {"path": "all", "fieldRef": {"fieldPath": "metadata.labels"}}
     cpu = {
         "path": "cpu",

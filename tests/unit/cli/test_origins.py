@@ -27,7 +27,7 @@ def arguments(command: list[str], args: list[str], runs: list[str]) -> list[str]
     return [by_item[f"argument {n}"][1] for n in range(len(runs))]
 
 
-def test_arguments() -> None:
+def test_origins_of_arguments_are_found() -> None:
     assert arguments(["a"], ["b"], ["a", "b"]) == ["request: command", "request: args"]
     assert arguments([], ["b"], ["entry", "b"]) == ["image: Entrypoint or Cmd", "request: args"]
     assert arguments([], [], ["entry", "cmd"]) == ["image: Entrypoint or Cmd"] * 2
@@ -72,7 +72,7 @@ def test_mounts_and_namespaces() -> None:
     assert by_item["namespace ipc"] == ("the host's", "request: namespace_options")
 
 
-def test_origins_in_request_image_and_pod() -> None:
+def test_origins_are_request_image_and_pod() -> None:
     config = api.ContainerConfig(working_dir="/w")
     config.linux.resources.memory_limit_in_bytes = 64 << 20
     config.linux.security_context.capabilities.drop_capabilities.append("ALL")

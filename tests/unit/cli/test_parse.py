@@ -21,7 +21,7 @@ from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, TRISTATE, VERBS
         ["create", "x", "--bundle", "/b"],
     ],
 )
-def test_all_spellings_of_an_option(words: list[str]) -> None:
+def test_all_spellings_of_an_option_are_accepted(words: list[str]) -> None:
     call = parse(words)
     assert (call.options["bundle"], call.arguments) == ("/b", ["x"])
 

@@ -45,7 +45,7 @@ def run(tmp_path: Path, image: str, settings: str = "") -> str:
     return result.output.replace(str(tmp_path), "DIR")
 
 
-def test_mirrors_their_rewrites_and_logins(tmp_path: Path) -> None:
+def test_explain_prints_mirrors_rewrites_and_logins(tmp_path: Path) -> None:
     folder = tmp_path / "certs.d" / "docker.io"
     folder.mkdir(parents=True)
     (folder / "hosts.toml").write_text(HOSTS)
@@ -74,7 +74,7 @@ def test_mirrors_their_rewrites_and_logins(tmp_path: Path) -> None:
     assert "hidden" not in lines
 
 
-def test_a_registry_without_files(tmp_path: Path) -> None:
+def test_explain_prints_a_registry_without_files(tmp_path: Path) -> None:
     lines = run(tmp_path, "r.example/a:1").splitlines()
     assert lines[2:4] == ["read: no file", "1. https://r.example/v2/a"]
     assert lines[-1] == "`pyrunc-cri pull` without --creds: no login"

@@ -34,7 +34,7 @@ VALUE = {"id": "x", "list": [{"n": 1}, {"n": 2}], "map": {"a.b": "c"}, "none": [
         ("{{/* nothing */}}{{.yes}}", "true"),
     ],
 )  # fmt: skip
-def test_templates(text: str, result: str | None) -> None:
+def test_templates_are_rendered(text: str, result: str | None) -> None:
     if result is None:
         with pytest.raises(Error):
             Template(text).render(VALUE)
@@ -81,7 +81,7 @@ def test_an_error_quotes_the_template(text: str) -> None:
         ("e=", True),
     ],
 )
-def test_selectors(text: str, matches: bool) -> None:
+def test_selectors_match_labels(text: str, matches: bool) -> None:
     assert selector(text)({"a": "1", "b": "2", "e": ""}) == matches
 
 

@@ -52,7 +52,7 @@ def test_invalid_ids_are_refused(bad: str) -> None:
     ("RTMIN+1", 35),
      ("SIGRTMAX-1", 63), ("64", 64), ("CLD", 17), ("SYS", 31)],
 )  # fmt: skip
-def test_signals(text: str, number: int) -> None:
+def test_signals_are_parsed(text: str, number: int) -> None:
     assert parse_signal(text) == number
 
 
@@ -79,7 +79,7 @@ def test_invalid_signals_are_refused(text: str) -> None:
         ("7b", 7),
     ],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert size_bytes(text, "memory") == size
 
 
@@ -92,7 +92,7 @@ def test_invalid_sizes_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5s", 5), ("500ms", 0.5), ("2m", 120), ("1.5h", 5400)]
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
 
 

@@ -140,7 +140,7 @@ def test_a_pod_gets_an_address_of_each_set_or_an_error(tmp_path: Path) -> None:
         assert opened.owner_of("10.0.0.4") == ""
 
 
-def test_a_requested_address(tmp_path: Path) -> None:
+def test_a_requested_address_is_given(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24", "fd00::/64")
     assert take(tmp_path, "a", sets, "fd00::99") == ["10.0.0.2", "fd00::99"]
     with pytest.raises(CniError, match="is taken"):
@@ -457,7 +457,7 @@ def test_requested_addresses_come_from_three_places(changes: dict[str, Any], arg
         ({"ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "10.1.2.0/24"}]]}, {}, "overlap"),
     ],
 )
-def test_invalid_settings(ipam: Any, changes: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(ipam: Any, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CniError, match=words):
         parse(ipam, **changes)
 

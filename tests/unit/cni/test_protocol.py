@@ -502,7 +502,7 @@ def test_the_strings_true_and_false_are_flags_as_in_libcni() -> None:
     assert parse_list(as_object({**LIST, "disableCheck": "true"})).disable_check
 
 
-def test_valid_attachments() -> None:
+def test_valid_attachments_are_parsed() -> None:
     value = {
         "name": "n",
         "type": "t",

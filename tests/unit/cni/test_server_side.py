@@ -202,7 +202,7 @@ def test_unrequested_capabilities_are_left_out() -> None:
 
 
 @pytest.mark.requirement("3.1.8")
-def test_every_capability() -> None:
+def test_every_capability_is_passed() -> None:
     network = pod(
         port_mappings=(PortMapping(8080, 80), PortMapping(0, 81)),
         dns=PodDns(("10.0.0.1",), ("a.b",), ("ndots:5",)),
@@ -232,7 +232,7 @@ def test_every_capability() -> None:
         ("1P", 10**15),
     ],
 )
-def test_bandwidth_annotations(text: str, rate: int) -> None:
+def test_bandwidth_annotations_are_parsed(text: str, rate: int) -> None:
     assert bandwidth_of({"kubernetes.io/egress-bandwidth": text}) == Bandwidth(
         0, 0, rate, (1 << 32) - 1
     )
@@ -253,14 +253,14 @@ def test_any_annotation_is_a_bandwidth_or_refused(text: str) -> None:
     assert bandwidth is None or 1000 <= bandwidth.ingress_rate <= 10**15
 
 
-def test_arguments_that_kubernetes_plugins_expect() -> None:
+def test_plugins_get_the_arguments_of_kubernetes() -> None:
     assert cni_arguments(pod())[0] == ("IgnoreUnknown", "1")
     assert dict(cni_arguments(pod()))["K8S_POD_INFRA_CONTAINER_ID"] == "s1"
     with pytest.raises(InvalidArgument):
         cni_arguments(pod(uid="u;K8S_POD_NAME=other"))
 
 
-def test_a_pods_configuration_as_its_network() -> None:
+def test_a_pods_configuration_becomes_its_network() -> None:
     config = api.PodSandboxConfig(
         metadata=api.PodSandboxMetadata(name="web", uid="u", namespace="default"),
         annotations={"kubernetes.io/egress-bandwidth": "1M"},

@@ -18,7 +18,7 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_defaults_and_flags(tmp_path: Path) -> None:
+def test_flags_override_files_and_files_override_defaults(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         '[server]\nroot = "/r"\nlog_level = "debug"\n[cgroup]\nmissing_controllers = "warn"\n',

@@ -65,7 +65,7 @@ def test_each_value_has_its_line(tmp_path: Path) -> None:
     assert loaded.origin(("server", "listen")) == "default"
 
 
-def test_lines_of_all_forms_of_toml() -> None:
+def test_errors_name_the_line_in_all_forms_of_toml() -> None:
     text = (
         '# c\na.b = 1\n[t."x.y"]\nk = """\n[no]\nz = 1\n"""\nl = { m = 1, n = [\n 2 ] }\n[[u]]\nv'
         " = 1\n"

@@ -429,7 +429,7 @@ def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
     )
 
 
-def test_files_of_hosts_toml(tmp_path: Path) -> None:
+def test_doctor_reports_wrong_hosts_toml_files(tmp_path: Path) -> None:
     """Each result has the file's path on the machine, its registry, and for a certificate the
     certificate's path."""
     folder = "/etc/pyrunc/certs.d"

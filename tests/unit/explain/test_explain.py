@@ -185,7 +185,7 @@ def test_the_name_of_an_error() -> None:
     assert name_of(builtins.ZeroDivisionError()) == "internal"
 
 
-def test_the_explain_command() -> None:
+def test_the_explain_command_prints_pages() -> None:
     run = CliRunner().invoke
     assert "Resource" not in run(explain, []).output and "wrong-state" in run(explain, []).output
     page = run(explain, ["mount", "'x'", "ENOSPC"])

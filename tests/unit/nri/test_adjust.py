@@ -166,7 +166,7 @@ def test_invalid_adjustments_are_refused(adjustment: Adjustment, message: str) -
         applied(adjustment)
 
 
-def test_resources_there_and_back() -> None:
+def test_resources_are_converted_there_and_back() -> None:
     resources = {
         "memory": {"limit": 5, "swap": 6},
         "cpu": {"shares": 7, "quota": -1, "cpus": "0"},

@@ -17,7 +17,7 @@ def test_encoded_messages_are_decoded(size: int) -> None:
     assert Decoder().feed(data) == [Message(2, 7, framing.RESPONSE, 0, payload)]
 
 
-def test_a_byte_at_a_time_and_both_connections_interleaved() -> None:
+def test_frames_arrive_byte_by_byte_and_interleaved() -> None:
     first, second = encode(1, 1, framing.REQUEST, b"one"), encode(2, 1, framing.RESPONSE, b"two")
     decoder = Decoder()
     messages = [message for byte in first + second for message in decoder.feed(bytes([byte]))]

@@ -25,7 +25,7 @@ def plugins_in(folder: Path) -> list[tuple[str, str, str]]:
     return [(p.index, p.name, p.config) for p in launch.find(folder, folder.parent / "conf")]
 
 
-def test_programs_by_index_and_their_configuration(folder: Path) -> None:
+def test_programs_start_by_index_with_their_configuration(folder: Path) -> None:
     conf = folder.parent / "conf"
     conf.mkdir()
     (conf / "a.conf").write_text("less")

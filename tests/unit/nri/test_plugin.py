@@ -50,7 +50,7 @@ async def connect() -> AsyncIterator[Connect]:
         await asyncio.to_thread(other.close)
 
 
-async def test_registration_and_configuration(connect: Connect) -> None:
+async def test_a_plugin_is_registered_and_configured(connect: Connect) -> None:
     plugin, other = await connect(name="some-name", index="42")
     await plugin.register()
     assert (plugin.name, plugin.events) == ("42-some-name", ALL_EVENTS)

@@ -62,14 +62,14 @@ def test_pressure_is_in_whole_seconds_and_absent_without_counters() -> None:
 
 
 @pytest.mark.requirement("10.2.11")
-def test_huge_pages_by_size() -> None:
+def test_huge_pages_have_a_sample_per_size() -> None:
     hugetlb = {"2MB": {"current": 4 << 20, "max": None}, "1GB": {"current": 0, "max": 0}}
     assert read("hugetlb_usage_bytes", hugetlb=hugetlb) == [(("2MB",), 4 << 20), (("1GB",), 0)]
     assert read("hugetlb_max_usage_bytes", hugetlb=hugetlb) == [(("2MB",), 0), (("1GB",), 0)]
 
 
 @pytest.mark.requirement("10.2.11")
-def test_limits() -> None:
+def test_limits_are_reported() -> None:
     unlimited = api.LinuxContainerResources(cpu_quota=-1)
     assert read("spec_cpu_quota", limits=unlimited) == 0
     assert read("spec_cpu_quota", limits=api.LinuxContainerResources(cpu_quota=50_000)) == 50_000

@@ -37,7 +37,7 @@ def filled(**parts: Any) -> tuple[api.CpuUsage, api.MemoryUsage]:
 
 
 @pytest.mark.requirement("10.1.6", "10.1.7", "10.1.8", "10.1.9", "10.1.10")
-def test_memory() -> None:
+def test_memory_stats_are_filled() -> None:
     _, memory = filled(memory=MEMORY)
     assert memory.timestamp and memory.usage_bytes.value == 50 * MIB
     assert memory.working_set_bytes.value == 40 * MIB and memory.available_bytes.value == 24 * MIB
@@ -49,13 +49,13 @@ def test_memory() -> None:
 
 
 @pytest.mark.requirement("10.1.7", "10.1.8")
-def test_memory_without_a_limit_and_full_of_files() -> None:
+def test_memory_without_a_limit_has_no_available_bytes() -> None:
     _, memory = filled(memory=Memory(MIB, {"inactive_file": 2 * MIB}, {}))
     assert memory.working_set_bytes.value == 0 and not memory.HasField("available_bytes")
 
 
 @pytest.mark.requirement("10.1.11")
-def test_swap() -> None:
+def test_swap_stats_are_filled() -> None:
     swap = api.SwapUsage()
     stats._fill_swap(swap, read(memory=MEMORY))
     assert (swap.swap_usage_bytes.value, swap.swap_available_bytes.value) == (3 * MIB, 5 * MIB)
@@ -65,7 +65,7 @@ def test_swap() -> None:
 
 
 @pytest.mark.requirement("10.1.3", "10.1.5")
-def test_cpu_and_its_pressure() -> None:
+def test_cpu_stats_have_pressure() -> None:
     figures = {"avg10": 1.5, "avg60": 2.5, "avg300": 3.5, "total": 1234}
     cpu, memory = filled(
         cpu={"usage_usec": 5}, pressure={"cpu": {"some": figures, "full": figures}}

@@ -80,7 +80,7 @@ def test_the_set_of_operations_is_closed() -> None:
     assert set(lowering.NEEDS) <= operations()
 
 
-def test_lines_of_the_default() -> None:
+def test_the_default_plan_has_these_lines() -> None:
     text = show(plan({"process.terminal": True}, keyring="_ses.x"))
     assert text.splitlines() == [
         "   1  prepare 'pyrunc:init'",
@@ -147,7 +147,7 @@ def before(built: Plan, first: str, second: str) -> bool:
 FILTER = LoadFilter(b"\x06\0\0\0\0\0\xff\x7f", 0)
 
 
-def test_order_of_a_filter() -> None:
+def test_a_filter_is_loaded_in_its_order() -> None:
     without = plan({"process.noNewPrivileges": False}, load_filter=FILTER)
     assert before(without, "LoadFilter", "DropBounding")
     assert before(without, "LoadFilter", "SetIds")
@@ -156,7 +156,7 @@ def test_order_of_a_filter() -> None:
     assert before(held, "EnterFolder", "ForbidNewPrivileges")
 
 
-def test_order_of_the_identity() -> None:
+def test_the_identity_is_set_in_order() -> None:
     built = plan({"process.user": {"uid": 1000, "gid": 1000}})
     order = [
         "MaskPath",
@@ -291,7 +291,7 @@ def test_joined_namespaces_come_before_the_clone_and_user_last() -> None:
     assert "LoopbackUp" not in names(built)
 
 
-def test_devices() -> None:
+def test_devices_are_created_as_listed() -> None:
     built = plan(
         {
             "linux.devices": [
@@ -392,7 +392,7 @@ def test_labels_need_their_module(field: str) -> None:
     assert before(built, "SetExecLabel", "Clone")
 
 
-def test_affinity() -> None:
+def test_affinity_is_set_on_request() -> None:
     assert "SetAffinity" not in names(plan())
     pinned = plans.build(parse(default()), HOST.replace(pinned=True), RootfsFacts())
     assert model.SetAffinity() in pinned.ops
@@ -439,7 +439,7 @@ def test_lowering_is_the_same_every_time() -> None:
         (["defaults", "async", "silent", ""], (0, 0, 0, 0)),
     ],
 )
-def test_options(options: list[str], expected: tuple[int, int, int, int]) -> None:
+def test_mount_options_are_sorted(options: list[str], expected: tuple[int, int, int, int]) -> None:
     sorted_options = mounts.MountOptions(tuple(options))
     assert (
         sorted_options.set,
@@ -488,7 +488,7 @@ def test_the_last_word_wins(options: list[str]) -> None:
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet="/.ab", max_size=20))
-def test_normal_paths(path: str) -> None:
+def test_normal_paths_are_absolute_and_clean(path: str) -> None:
     normal = mounts.normal(path)
     assert normal.startswith("/")
     assert not {"", ".", ".."} & set(normal[1:].split("/")) or normal == "/"
@@ -513,13 +513,13 @@ def test_the_last_value_of_a_variable_counts_and_home_has_a_default() -> None:
     assert environment(Process(env=("HOME=/x",)), "/h") == ("HOME=/x",)
 
 
-def test_candidates() -> None:
+def test_candidates_of_a_program_follow_path() -> None:
     assert candidates(["a"], ["PATH=/x::/y"]) == ["/x/a", "./a", "/y/a"]
     assert candidates(["./a"], ["PATH=/x"]) == ["./a"]
     assert candidates(["a"], [])[0] == "/usr/local/sbin/a"
 
 
-def test_line_of_a_bind() -> None:
+def test_a_bind_has_this_line() -> None:
     op = model.MountTree("/d", "tree:0", "/s", True, 1, 0x70, 1, 0, True, (1 << 20 | 16384,))
     assert line(op) == "bind '/s' on '/d' (peer,ro,relatime,rshared,rro)"
 

@@ -95,7 +95,7 @@ def test_pointers_are_offsets_with_relocations_and_a_null() -> None:
     assert (data[first : first + 4], data[second : second + 4], null) == (b"one\0", b"two\0", 0)
 
 
-def test_a_pointer_inside_a_structure() -> None:
+def test_a_structure_may_contain_a_pointer() -> None:
     a = Assembler()
     target = a.data(b"x")
     iovec = a.data(16)

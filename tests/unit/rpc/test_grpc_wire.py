@@ -23,7 +23,7 @@ FIELDS = [
 ]
 
 
-def test_headers() -> None:
+def test_headers_are_parsed() -> None:
     head = grpc_framing.parse_head(
         [*FIELDS, (b"grpc-timeout", b"250m"), (b"grpc-encoding", b"gzip")]
     )
@@ -52,12 +52,12 @@ def test_requests_that_are_not_grpc(name: bytes, value: bytes, status: int) -> N
         (b"5m", 0.005),
     ],
 )
-def test_timeouts(text: bytes, seconds: float) -> None:
+def test_timeouts_are_parsed(text: bytes, seconds: float) -> None:
     assert grpc_framing.parse_timeout_s(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", [b"", b"S", b"1", b"123456789S", b"-1S", b"1.5S", b"1s", b"1S\n"])
-def test_malformed_timeouts(text: bytes) -> None:
+def test_malformed_timeouts_are_refused(text: bytes) -> None:
     with pytest.raises(CallFailed):
         grpc_framing.parse_timeout_s(text)
 
@@ -70,7 +70,7 @@ def collect(body: bytes, parts: int, encoding: bytes = b"identity", limit: int =
 
 
 @given(st.binary(max_size=2000), st.integers(1, 700), st.booleans())
-def test_messages_in_parts(payload: bytes, parts: int, compressed: bool) -> None:
+def test_messages_arrive_in_parts(payload: bytes, parts: int, compressed: bool) -> None:
     packed = gzip.compress(payload)
     body = (
         b"\1" + len(packed).to_bytes(4, "big") + packed
@@ -100,7 +100,7 @@ def test_messages_in_parts(payload: bytes, parts: int, compressed: bool) -> None
         (b"\0\xff\xff\xff\xff", b"identity", Code.RESOURCE_EXHAUSTED),
     ],
 )
-def test_malformed_messages(body: bytes, encoding: bytes, code: Code) -> None:
+def test_malformed_messages_are_refused(body: bytes, encoding: bytes, code: Code) -> None:
     for parts in (1, 7, 1000):
         with pytest.raises(CallFailed) as failed:
             collect(body, parts, encoding)
@@ -140,7 +140,7 @@ def test_long_messages_are_cut_between_characters(part: str, length: int) -> Non
     assert unescaped == text or text.startswith(unescaped.removesuffix("..."))
 
 
-def test_status_blocks() -> None:
+def test_status_blocks_have_code_and_message() -> None:
     assert decoded(grpc_framing.status_block(Code.NOT_FOUND, "no such: é")) == {
         "grpc-status": "5",
         "grpc-message": "no such: %C3%A9",

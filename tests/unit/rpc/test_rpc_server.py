@@ -193,7 +193,7 @@ async def until(condition: Any, timeout_s: float = 60.0) -> None:
 # ---- as gRPC clients see it
 
 
-async def test_answers(world: World) -> None:
+async def test_calls_are_answered_at_once_and_later(world: World) -> None:
     assert await world.call("echo", b"at once") == b"at once"
     assert await world.call("later", b"in a while") == b"in a while"
     answers = await asyncio.gather(
@@ -208,7 +208,7 @@ async def test_answers(world: World) -> None:
 
 @pytest.mark.requirement("1.3")
 @pytest.mark.parametrize("size", [65530, 65531, 16 << 20, 32 << 20])
-async def test_large_messages(world: World, size: int) -> None:
+async def test_large_messages_pass(world: World, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     assert await world.call("echo", body) == body
 
@@ -223,7 +223,9 @@ async def test_messages_that_are_too_large(world: World) -> None:
 
 
 @pytest.mark.requirement("1.10", "1.a.9")
-async def test_errors(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_have_their_code_and_message(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     assert await code_of(world.call("fail")) == (grpc.StatusCode.NOT_FOUND, "no such thing: ü%\n")
     assert (await code_of(world.call("nothing")))[0] == grpc.StatusCode.UNIMPLEMENTED
     assert "Traceback" not in caplog.text
@@ -271,7 +273,7 @@ async def test_gzip_messages_are_accepted(world: World) -> None:
     assert code == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_deadlines(world: World) -> None:
+async def test_calls_end_at_their_deadline(world: World) -> None:
     assert (await code_of(world.call("wait", timeout=0.1)))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: world.calls.ended == 1)
     stream = world.channel.unary_stream("/t.T/flood", bytes, bytes)(b"10", timeout=0.2)
@@ -458,7 +460,7 @@ async def test_a_request_byte_by_byte_is_answered(world: World, raw: Raw) -> Non
     assert kinds[-3:] == [(frames.HEADERS, 1), (frames.DATA, 1), (frames.HEADERS, 1)]
 
 
-async def test_requests_of_other_protocols(world: World, raw: Raw) -> None:
+async def test_requests_of_other_protocols_are_refused(world: World, raw: Raw) -> None:
     get = raw.encoder.encode([(":method", "GET"), (":scheme", "http"), (":path", "/")])
     form = raw.encoder.encode([*FIELDS[:3], (":path", "/t.T/echo"), ("content-type", "text/plain")])
     await raw.send(HELLO)
@@ -692,7 +694,7 @@ async def test_calls_that_end_before_their_task_has_begun(world: World, raw: Raw
     assert world.calls.started == 0 == world.server.calls
 
 
-async def test_a_handler_that_cancels_itself(world: World) -> None:
+async def test_a_handler_may_cancel_itself(world: World) -> None:
     async def cancelled(request: bytes) -> bytes:
         raise asyncio.CancelledError
 
@@ -700,7 +702,9 @@ async def test_a_handler_that_cancels_itself(world: World) -> None:
     assert (await code_of(world.call("cancelled", timeout=5)))[0] == grpc.StatusCode.CANCELLED
 
 
-async def test_too_many_calls_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_calls_at_once_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared, "CALLS_LIMIT", 3)
     waiting = [asyncio.ensure_future(world.call("wait", b"%d" % n)) for n in range(3)]
     await until(lambda: world.calls.started == 3)

@@ -73,7 +73,7 @@ def compare(index: int, op: str, value: int, second: int = 0) -> dict[str, Any]:
         ("SCMP_ACT_LOG", None, LOG),
     ],
 )
-def test_every_action(action: str, errno_ret: int | None, answer: int) -> None:
+def test_every_action_has_its_answer(action: str, errno_ret: int | None, answer: int) -> None:
     more: dict[str, Any] = {} if errno_ret is None else {"errnoRet": errno_ret}
     compiled = program(profile(rule("mkdir", action=action, **more), default="SCMP_ACT_ALLOW"))
     assert run(compiled, CALLS["mkdir"]) == answer
@@ -207,7 +207,7 @@ def test_an_empty_object_filters_nothing() -> None:
     assert compiler.compile({}, store="") is None
 
 
-def test_flags_absent_and_empty() -> None:
+def test_absent_and_empty_flags_differ() -> None:
     absent = compiler.compile(profile(rule("read")), store="")
     empty = compiler.compile(profile(rule("read"), flags=[]), store="")
     assert absent is not None and absent.flags == 4

@@ -73,7 +73,7 @@ def test_a_capability_opens_its_calls(capability: str) -> None:
     assert opened, "the capability changes nothing"
 
 
-def test_clone_without_new_namespaces_and_clone3_not_at_all() -> None:
+def test_clone_allows_no_new_namespaces_and_clone3_is_denied() -> None:
     compiled = program(*USUAL)
     assert run(compiled, CALLS["clone"], [0x11]) == ALLOW
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
@@ -86,7 +86,7 @@ def test_clone_without_new_namespaces_and_clone3_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("family", [1, 2, 10, 16, 17, 29, 31, 37, 39, 41, 44, 45])
-def test_usual_socket_families(family: int) -> None:
+def test_usual_socket_families_are_allowed(family: int) -> None:
     assert run(program(), CALLS["socket"], [family]) == ALLOW
 
 
@@ -107,7 +107,7 @@ def test_the_multiplexer_of_i386_makes_no_sockets() -> None:
     assert run(compiled, CALLS["getuid"]) == ALLOW
 
 
-def test_personalities() -> None:
+def test_usual_personalities_are_allowed() -> None:
     compiled = program()
     allowed = [
         value

@@ -66,7 +66,7 @@ def test_the_nearest_annotation_counts() -> None:
     assert find("one", pod, {"io.kubernetes.cri.blockio-class": ""}) == ""
 
 
-def test_a_missing_class(tmp_path: Path) -> None:
+def test_a_missing_class_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "classes.yaml"
     path.write_text(FILE)
     with pytest.raises(InvalidArgument, match="block I/O class 'medium' is not in"):

@@ -51,7 +51,7 @@ def enter(tree: Tree, intel_rdt: dict[str, Any], undo: Undo | None = None) -> No
     rdt.enter(intel_rdt, "box", 77, undo or Undo(), str(tree.root))
 
 
-def test_a_group_of_its_own(tree: Tree) -> None:
+def test_a_container_gets_a_new_group(tree: Tree) -> None:
     enter(tree, {"l3CacheSchema": "L3:0=f", "memBwSchema": "MB:0=20", "schemata": ["L2:0=3"]})
     assert (tree.root / "box/schemata").read_text().splitlines()[:3] == [
         "L3:0=f",
@@ -86,12 +86,12 @@ def test_a_named_group_that_is_missing(tree: Tree) -> None:
     assert (tree.root / "silver/tasks").read_text() == "77"
 
 
-def test_the_roots_group(tree: Tree) -> None:
+def test_the_root_group_can_be_used(tree: Tree) -> None:
     enter(tree, {"closID": "/"})
     assert (tree.root / "tasks").read_text() == "77"
 
 
-def test_monitoring(tree: Tree) -> None:
+def test_a_monitoring_group_is_created(tree: Tree) -> None:
     tree.group("gold")
     enter(tree, {"closID": "gold", "enableMonitoring": True})
     assert (tree.root / "gold/mon_groups/box/tasks").read_text() == "77"
@@ -125,7 +125,7 @@ def test_the_kernels_reason_is_told(tree: Tree) -> None:
         rdt._write_schemata(str(tree.root / "box"), ["L3:0=0"])
 
 
-def test_without_resctrl() -> None:
+def test_a_missing_resctrl_is_unsupported() -> None:
     if any(" - resctrl " in line for line in Path("/proc/self/mountinfo").read_text().splitlines()):
         assert rdt.mounted()
     else:

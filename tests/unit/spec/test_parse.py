@@ -134,7 +134,7 @@ def test_errors_carry_the_path(path: str, value: object, where: str) -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], "x", 1])
-def test_not_an_object(document: object) -> None:
+def test_a_document_that_is_no_object_is_refused(document: object) -> None:
     with pytest.raises(InvalidSpec):
         parse(document)
 
@@ -202,7 +202,7 @@ def test_not_an_object(document: object) -> None:
         ("hostname", "x" * 65, "hostname"),
     ],
 )
-def test_rules_between_fields(path: str, value: object, where: str) -> None:
+def test_contradicting_fields_are_refused(path: str, value: object, where: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         check(parse(put(default(), path, value)))
     assert caught.value.path == where
@@ -217,11 +217,11 @@ def test_rules_between_fields(path: str, value: object, where: str) -> None:
         ("kernel.sem", "kernel/sem"),
     ],
 )
-def test_sysctl_separators(key: str, path: str) -> None:
+def test_sysctl_separators_are_accepted(key: str, path: str) -> None:
     assert sysctl_path(key) == path
 
 
-def test_process_alone() -> None:
+def test_a_process_is_parsed_alone() -> None:
     process = parse_process(
         {"args": ["true"], "cwd": "/", "user": {"uid": 1, "additionalGids": [2]}}
     )
@@ -229,7 +229,7 @@ def test_process_alone() -> None:
     assert process == Process(args=("true",), cwd="/", user=User(1, 0, None, (2,)))
 
 
-def test_values() -> None:
+def test_values_compare_and_hash_by_fields() -> None:
     one = IdMap(0, 1000, 5)
     assert one == IdMap(container_id=0, host_id=1000, size=5)
     assert one != IdMap(0, 1000, 6)

@@ -76,7 +76,7 @@ def test_bytes_that_are_not_utf8_survive() -> None:
     assert key == "K" and value.encode("utf-8", "surrogateescape") == b"\xff\xfe"
 
 
-def test_working_directory() -> None:
+def test_the_working_directory_is_that_of_request_or_image() -> None:
     assert process.working_dir("/cri", "/image") == "/cri"
     assert process.working_dir("", "/image") == "/image"
     assert process.working_dir("", "") == "/"
@@ -146,7 +146,7 @@ def context(**fields: object) -> api.LinuxContainerSecurityContext:
         ({}, "evil", 77, 77, (77,), "/"),
     ],
 )
-def test_users(
+def test_users_are_resolved(
     fields: dict[str, object], image: str, uid: int, gid: int, groups: tuple[int, ...], home: str
 ) -> None:
     resolved = user.resolve(context(**fields), image, ACCOUNTS)

@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "classes.yaml")
 
 
-def test_the_oci_object_of_a_class(tree: Path, file: str) -> None:
+def test_a_class_becomes_an_oci_object(tree: Path, file: str) -> None:
     gold = {"closID": "gold", "schemata": ["L3:0=ff0;1=ff0", "MB:0=80"], "enableMonitoring": True}
     assert classes.to_oci(file, "gold") == gold
     assert classes.to_oci(file, "measured") == {"closID": "measured", "enableMonitoring": True}
@@ -77,7 +77,7 @@ def test_the_group_stays_after_its_container(
 
 
 @pytest.mark.parametrize("name", ["bronze", "info", "..", "a/b", "/", "mon_groups"])
-def test_a_missing_class(tree: Path, file: str, name: str) -> None:
+def test_a_missing_class_is_refused(tree: Path, file: str, name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         classes.to_oci(file, name)
     assert str(caught.value).startswith(
@@ -89,7 +89,7 @@ def _unmounted() -> str:
     raise Unsupported("no")
 
 
-def test_without_resctrl(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_is_refused_without_resctrl(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdt, "mounted", _unmounted)
     with pytest.raises(WrongState, match="RDT class 'gold': the resctrl filesystem is not mounted"):
         classes.to_oci(file, "gold")

@@ -37,7 +37,7 @@ def caps(**fields: list[str]) -> dict[str, list[str]]:
 
 
 @pytest.mark.requirement("8.2")
-def test_default_capabilities() -> None:
+def test_containers_have_the_default_capabilities() -> None:
     sets = caps()
     assert (
         len(sets["bounding"]) == 14 and sets["bounding"] == sets["effective"] == sets["permitted"]
@@ -59,7 +59,7 @@ def test_drop_and_add() -> None:
         caps(add_capabilities=["NOPE"])
 
 
-def test_configured_capabilities() -> None:
+def test_configured_capabilities_replace_the_defaults() -> None:
     request = api.LinuxContainerSecurityContext(
         capabilities=api.Capability(drop_capabilities=["KILL"], add_capabilities=["SYS_TIME"])
     )
@@ -67,7 +67,7 @@ def test_configured_capabilities() -> None:
     assert sets["bounding"] == ["CAP_CHOWN", "CAP_SYS_TIME"]
 
 
-def test_settings_of_the_pods_own_network() -> None:
+def test_settings_of_pods_apply_to_new_networks_only() -> None:
     def with_defaults(pods: Pods, requested: dict[str, str], **options: Any) -> dict[str, str]:
         return sysctls.with_defaults(requested, api.NamespaceOption(**options), pods)
 
@@ -127,7 +127,7 @@ def test_a_privileged_container_has_the_capabilities_of_the_server() -> None:
     ]
 
 
-def test_resources() -> None:
+def test_resources_become_oci_limits() -> None:
     request = api.LinuxContainerResources(
         cpu_period=100000,
         cpu_quota=-1,
@@ -214,7 +214,7 @@ def options(**fields: object) -> api.NamespaceOption:
     return api.NamespaceOption(**fields)  # type: ignore[arg-type]
 
 
-def test_namespaces_of_an_ordinary_container() -> None:
+def test_an_ordinary_container_has_these_namespaces() -> None:
     entries = namespaces.entries(options(pid=api.CONTAINER), 9, 0, privileged=False)
     assert entries == [
         {"type": "mount"},
@@ -502,7 +502,7 @@ def test_sources_opened_after_their_deadline_are_closed(tmp_path: Path) -> None:
             os.fstat(each)
 
 
-def test_devices() -> None:
+def test_devices_are_resolved() -> None:
     (device,) = sources.devices(
         [api.Device(host_path="/dev/null", container_path="/dev/mine", permissions="r")]
     )
@@ -544,7 +544,7 @@ def test_every_signal_of_the_enum_goes_there_and_back() -> None:
         ("37", "SIGRTMIN+3"),
     ],
 )
-def test_signals_of_images(text: str, name: str) -> None:
+def test_signals_of_images_are_parsed(text: str, name: str) -> None:
     assert signals.from_text(text) == name
 
 
@@ -564,7 +564,7 @@ def security_context(**fields: object) -> api.LinuxContainerSecurityContext:
 
 
 @pytest.mark.requirement("8.8", "14.3")
-def test_presence_decides_about_seccomp() -> None:
+def test_presence_of_the_field_decides_about_seccomp() -> None:
     assert security.seccomp_profile(security_context()).kind == "unconfined"
     assert (
         security.seccomp_profile(security_context(seccomp=api.SecurityProfile())).kind == "default"
@@ -582,7 +582,7 @@ def test_presence_decides_about_seccomp() -> None:
 
 
 @pytest.mark.requirement("8.8")
-def test_localhost_profiles(tmp_path: Path) -> None:
+def test_localhost_profiles_are_read(tmp_path: Path) -> None:
     profile = tmp_path / "p.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO"}))
     request = api.SecurityProfile(
@@ -602,7 +602,7 @@ def test_localhost_profiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("8.9")
-def test_apparmor() -> None:
+def test_apparmor_profiles_are_selected() -> None:
     localhost = api.SecurityProfile(
         profile_type=api.SecurityProfile.Localhost, localhost_ref="localhost/mine"
     )

@@ -40,7 +40,7 @@ def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Non
     return take
 
 
-def test_the_devices_below_a_folder(
+def test_a_device_may_vanish_while_its_folder_is_listed(
     tmp_path: Path, taken_after_listing: Callable[[Path], None]
 ) -> None:
     for name in ("a", "b"):
@@ -49,7 +49,7 @@ def test_the_devices_below_a_folder(
     assert [node.path for node in sources._nodes(str(tmp_path), "/dev")] == ["/dev/b"]
 
 
-def test_the_networks_configuration(
+def test_a_network_configuration_may_vanish_while_it_is_read(
     tmp_path: Path, taken_after_listing: Callable[[Path], None]
 ) -> None:
     """An installer replaces its file: another existing file is used, never the built-in network."""

@@ -116,12 +116,12 @@ def test_states_follow_from_facts() -> None:
         (Exit(128, None, 1, reason="StartError"), "StartError"),
     ],
 )
-def test_reasons(ended: Exit, word: str) -> None:
+def test_exits_have_cris_reasons(ended: Exit, word: str) -> None:
     assert ended.cri_reason == word
 
 
 @pytest.mark.requirement("1.9")
-def test_prefixes_and_filters() -> None:
+def test_objects_are_found_by_prefix_and_filter() -> None:
     index = Index()
     first, second = sandbox("ab" + "0" * 62, app="x"), sandbox("ac" + "0" * 62, app="y")
     index.sandboxes.add(first), index.sandboxes.add(second)
@@ -285,7 +285,7 @@ async def opened(work: list[str], event: asyncio.Event) -> None:
     event.set()
 
 
-async def test_failpoints() -> None:
+async def test_failpoints_raise_and_delay() -> None:
     points = Failpoints.parse("a.b=2*error,c.d=delay(1)")
     for _ in range(2):
         with pytest.raises(InjectedError):

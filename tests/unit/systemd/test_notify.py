@@ -64,7 +64,7 @@ async def test_a_loop_that_hangs_says_nothing(
         assert received_messages(manager) == []
 
 
-async def test_without_a_watchdog(manager: socket.socket) -> None:
+async def test_without_a_watchdog_nothing_is_sent(manager: socket.socket) -> None:
     async with notify.supervised():
         await asyncio.sleep(0.05)
     assert received_messages(manager) == ["READY=1", "STOPPING=1"]

@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def test_everything_in_a_volume_and_nothing_that_links_lead_to(tree: Path, tmp_path: Path) -> None:
+def test_relabelling_covers_the_volume_and_no_target_of_a_link(tree: Path, tmp_path: Path) -> None:
     relabel.relabel(relabel.Relabel([str(tree)], LABEL.decode()).to_fields(), [])
     below = sorted(tree.rglob("*"))
     assert len(below) == 6

@@ -28,7 +28,7 @@ def record(message: str, *arguments: object, **more: object) -> logging.LogRecor
     return made
 
 
-def test_text() -> None:
+def test_text_lines_have_the_fields() -> None:
     line = Text().format(
         record("StartContainer", pod="default/web", duration_ms=1.5, error='no "x"', step=None)
     )

@@ -51,13 +51,16 @@ def log(journal: socket.socket) -> Iterator[logging.Logger]:
     handler.close()
 
 
-def test_fields(journal: socket.socket, log: logging.Logger) -> None:
+def test_journal_records_have_the_fields(journal: socket.socket, log: logging.Logger) -> None:
     log.warning("%s failed", "StartContainer", extra=fields.of(pod="default/web", duration_ms=1.5))
     received = parse(journal.recv(1 << 16))
     assert received["MESSAGE"] == "StartContainer failed" and received["PRIORITY"] == "4"
     assert received["PYRUNC_POD"] == "default/web" and received["PYRUNC_DURATION_MS"] == "1.5"
     assert received["SYSLOG_IDENTIFIER"] == "pyrunc-cri" and received["LOGGER"] == "cri_server.test"
-    assert received["CODE_FILE"] == __file__ and received["CODE_FUNC"] == "test_fields"
+    assert (
+        received["CODE_FILE"] == __file__
+        and received["CODE_FUNC"] == "test_journal_records_have_the_fields"
+    )
 
 
 def test_a_value_of_several_lines_forges_no_field(
@@ -124,7 +127,7 @@ def test_a_restarted_journal_gets_records_again(tmp_path: Path) -> None:
     assert fields["MESSAGE"] == "found" and fields["PYRUNC_LOST_BEFORE"] == "1"
 
 
-def test_no_journal(tmp_path: Path) -> None:
+def test_a_missing_journal_leaks_nothing(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         Journal(str(tmp_path / "none"))

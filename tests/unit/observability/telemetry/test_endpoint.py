@@ -70,7 +70,7 @@ async def test_answers(served: str) -> None:
         (get("/" + "x" * 70_000), 431),
     ],
 )
-async def test_refusals(served: str, request_: bytes, status: int) -> None:
+async def test_invalid_requests_are_refused(served: str, request_: bytes, status: int) -> None:
     answer = await ask(served, request_)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()) and b"secret" not in answer
 

@@ -49,7 +49,7 @@ def test_open_metrics_and_odd_labels() -> None:
     ]
 
 
-def test_leases(tmp_path: Path) -> None:
+def test_leases_are_counted(tmp_path: Path) -> None:
     ipam = {
         "type": "host-local",
         "dataDir": str(tmp_path),

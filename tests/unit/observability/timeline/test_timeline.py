@@ -79,7 +79,7 @@ async def test_entries_are_written_after_an_interval(
             await asyncio.sleep(0.01)
 
 
-async def test_damaged_lines_and_a_full_disk(
+async def test_damaged_lines_and_a_full_disk_are_tolerated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring = Ring(tmp_path / "timeline")
