@@ -31,7 +31,7 @@ ATTACKERS = {
 
 OUTCOMES = {
     "refused": "an error that names the cause; nothing was changed",
-    "contained": "it runs, and reaches only what is the attacker's own",
+    "contained": "it runs, and reaches only the attacker's own objects",
     "bounded": "it costs a limited amount of time, memory, disk or descriptors",
     "allowed": "the legitimate use beside an attack works",
     "open": "it succeeds; the line has the reason in place of a test",

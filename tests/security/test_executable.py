@@ -132,21 +132,21 @@ def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
     """Return the processes that entered the container, and the files that they and their children
     opened from there up to execve."""
     inside: set[str] = set()
-    everybody: set[str] = set()
+    entered: set[str] = set()
     opened = []
     for line in log.splitlines():
         pid, _, call = line.partition(" ")
         match = re.match(r"\s*clone3\(.* = (\d+)$", call)
         if re.match(rf"\s*{border}.* = 0", call):
             inside.add(pid)
-            everybody.add(pid)
+            entered.add(pid)
         elif match is not None and pid in inside:
             inside.add(match[1])
         elif pid in inside and re.match(r"\s*execve\(.* = 0$", call):
             inside.discard(pid)
         elif pid in inside and re.match(r"\s*open", call):
             opened.append(call.partition('"')[2].partition('"')[0])
-    return everybody, opened
+    return entered, opened
 
 
 def test_a_thousand_execs_beside_an_attacker_change_no_executable(runtime: Runtime) -> None:

@@ -23,8 +23,7 @@ VOLUMES = {
     "/C:/weird_test_dir": "weird_test_file",
     "/:colon_prefixed": "colon_prefixed_file",
 }
-# Takes 100 MB and holds them, as the suite asks of the program it calls `stress`: in a buffer that
-# nobody reads.
+# Takes 100 MB and holds them, as the suite's program `stress` must: in a buffer that is not read.
 STRESS = "#!/bin/sh\ndd if=/dev/zero bs=105M count=1 | sleep 30\n"
 # It says when it starts workers, through a path that leads to its standard error.
 NGINX_SETTINGS = "daemon off; error_log /dev/stderr notice;"

@@ -479,7 +479,7 @@ async def test_a_cancelled_pull_leaves_nothing(
     assert await asyncio.to_thread(wait_for, lambda: len(registry.requested("/blobs/")) >= 1)
     pulls[0].cancel()
     await asyncio.wait([pulls[0]])
-    assert not pulls[1].done(), "somebody else still waits for it"
+    assert not pulls[1].done(), "another caller still waits for it"
     pulls[1].cancel()
     await asyncio.wait([pulls[1]], timeout=60)
     assert pulls[1].cancelled() and await service.list() == [] and left_over(tmp_path) == set()

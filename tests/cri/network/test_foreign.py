@@ -122,7 +122,7 @@ async def test_an_executable_of_the_same_name_wins(node: Node) -> None:
     node.configure(node.bridge())
     pod = node.host.pod()
     assert (await node.attach(pod)).ips == ("10.9.9.9",)
-    # loopback is up whoever the plugins are
+    # loopback is up with any plugins
     with netns.entered(pod.fd), listen(pod.fd, "127.0.0.1", 80) as server:
         assert reach(pod.fd, "127.0.0.1", 80, server)
 

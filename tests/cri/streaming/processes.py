@@ -1,9 +1,9 @@
 """A streaming backend over processes of this machine: real pipes, ptys and sockets, no container
 around them.
 
-Like a container's process, it has its own session, its terminal for controlling terminal, and all
-signals at their defaults: whoever runs the tests in the background of a shell ignores SIGINT, and a
-child would inherit that.
+Like a container's process, each has its own session, its terminal as controlling terminal, and all
+signals at their defaults: a shell starts tests in the background with SIGINT ignored, and a child
+would inherit that.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_masquerade_hides_pods_outside_and_not_from_each_other(host: Host) -> No
         assert reach(one.fd, addresses_of(second)[0], 80, server) == addresses_of(first)[0]
     attach(plain, host.bridge_config(isDefaultGateway=True))
     with listen(host.outside, "0.0.0.0", 80) as server:
-        # nobody outside knows 10.88.0.0/16
+        # no host outside has a route to 10.88.0.0/16
         assert unreachable(lambda: reach(plain.fd, "192.0.2.2", 80, server))
 
 
@@ -373,7 +373,7 @@ def test_add_twice_is_refused_and_leaves_the_first_alone(host: Host) -> None:
 
 
 def test_a_failed_add_leaves_nothing(host: Host) -> None:
-    routes = [{"dst": "10.1.0.0/16", "gw": "172.31.0.1"}]  # nobody can reach that gateway
+    routes = [{"dst": "10.1.0.0/16", "gw": "172.31.0.1"}]  # an unreachable gateway
     with pytest.raises(Refused, match=r"10.1.0.0/16 via 172.31.0.1: ENETUNREACH"):
         attach(
             host.pod(),

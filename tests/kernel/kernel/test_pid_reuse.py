@@ -72,7 +72,7 @@ async def test_killing_a_session_spares_a_process_with_its_leaders_pid(pod: Test
                 return
         except FileExistsError:
             continue
-    pytest.fail("every number was taken by somebody else")
+    pytest.fail("other processes took every number")
 
 
 def test_members_of_a_session_outlive_its_leader() -> None:

@@ -234,7 +234,7 @@ def harmless(raw: bytearray) -> bytes:
         if raw[HEAD + OP * index] == 1:
             put(raw, index, "number", "I", getppid)
         if raw[HEAD + OP * index] == 5:
-            put(raw, index, "kind", "B", 3)  # nobody answers a wait here
+            put(raw, index, "kind", "B", 3)  # no peer answers a wait here
     return bytes(raw)
 
 

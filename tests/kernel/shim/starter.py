@@ -1,9 +1,9 @@
-"""Starts plain processes where the runtime library starts containers: the shim's own work is tested
+"""Starts plain processes in place of the runtime library's containers, to test the shim's own work
 without namespaces.
 
-Same call, same results (child of the shim, its own cgroup, a pty's master); `process.args` run
-on the host. A start that is to take long waits at `process.gate`, a named pipe, until somebody
-opens it for writing; at `process.blocks` a fork does.
+Calls and results are the same (a child of the shim, its own cgroup, a pty's master); `process.args`
+run on the host. A slow start waits at `process.gate`, a named pipe, until the test opens it for
+writing; at `process.blocks` a fork waits.
 """
 
 from __future__ import annotations

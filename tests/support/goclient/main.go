@@ -134,7 +134,7 @@ func forward(target *url.URL, ports []string, tunnel bool) {
 	}
 }
 
-// queue gives each size once, then blocks as a terminal that nobody resizes.
+// queue gives each size once, then blocks as a terminal without further resizes.
 type queue struct{ sizes []remotecommand.TerminalSize }
 
 func newQueue(text string) *queue {

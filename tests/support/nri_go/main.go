@@ -131,7 +131,7 @@ func main() {
 	if *socket != "" {
 		options = append(options, stub.WithSocketPath(*socket), stub.WithPluginName(*name), stub.WithPluginIdx(*index))
 	} else {
-		// Started by the runtime, with nobody to read what it prints.
+		// Started by the runtime, which does not read its output.
 		file, err := os.Create(os.Args[0] + ".out")
 		if err == nil {
 			err = syscall.Dup2(int(file.Fd()), 1)

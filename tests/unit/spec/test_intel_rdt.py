@@ -71,7 +71,7 @@ def test_a_named_group_that_is_there(tree: Tree) -> None:
     ):
         enter(tree, {"closID": "gold", **requests})
     assert (tree.root / "gold/tasks").read_text() == "77"
-    assert (tree.root / "gold/schemata").read_text().startswith("L3:0=00f"), "somebody else's"
+    assert (tree.root / "gold/schemata").read_text().startswith("L3:0=00f"), "another's group"
     with pytest.raises(
         InvalidSpec,
         match=r"linux\.intelRdt\.closID: .*gold are not 'L3:0=1'",

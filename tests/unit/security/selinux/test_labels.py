@@ -142,7 +142,7 @@ def test_a_level_belongs_to_a_single_pod_until_its_removal() -> None:
     with levels.reserved(taken) as level:
         assert level == "s0:c1,c3"
         with pytest.raises(ResourceExhausted), levels.reserved(taken):
-            pass  # it is in no list yet, and nobody else gets it
+            pass  # it is in no list yet, and no other pod gets it
     with levels.reserved(taken) as level:
         assert level == "s0:c1,c3"
 
