@@ -191,7 +191,7 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
         await _detach(services, identifier, netns_path)
 
     await unfinished.end_sandbox(services.paths, identifier, detach)
-    await disk.delete_sandbox_folders(services.paths, identifier)
+    await disk.delete_sandbox_folders(services.paths, services.trash, identifier)
     log.info("dropped unfinished sandbox %s", identifier)
 
 

@@ -62,7 +62,8 @@ async def remove_cgroup(context: RemoveSandboxContext) -> None:
 
 
 async def remove_files(context: RemoveSandboxContext) -> None:
-    await disk.remove_sandbox(context.services.paths, context.sandbox)
+    services = context.services
+    await disk.remove_sandbox(services.paths, services.trash, context.sandbox)
 
 
 async def remove_from_index(context: RemoveSandboxContext) -> None:

@@ -200,7 +200,8 @@ def _write_files(context: RunContext, request: PauseRequest) -> None:
 
 
 async def remove_state(context: RunContext) -> None:
-    await disk.delete_sandbox_folders(context.services.paths, context.sandbox.id)
+    services = context.services
+    await disk.delete_sandbox_folders(services.paths, services.trash, context.sandbox.id)
 
 
 def pause_request(context: RunContext) -> PauseRequest:

@@ -101,11 +101,12 @@ async def _save(
         await write_in_thread(write, path)
 
 
-async def remove_sandbox(paths: Paths, sandbox: Sandbox) -> None:
-    """Unlink the record, then delete the folders, in one thread. A save under way does not bring
-    the record back. Raises KernelError."""
+async def remove_sandbox(paths: Paths, trash: Trash, sandbox: Sandbox) -> None:
+    """Unlink the record, move the folder on the disk to the trash and delete the other one, in one
+    thread. A save under way does not bring the record back. Raises KernelError."""
     record = paths.sandbox_record(sandbox.id)
-    await _remove(sandbox, record, lambda: _delete_sandbox(paths, sandbox.id))
+    await _remove(sandbox, record, lambda: _delete_sandbox(paths, trash, sandbox.id))
+    trash.empty_soon()
 
 
 async def remove_container(paths: Paths, trash: Trash, container: Container) -> None:
@@ -143,10 +144,11 @@ async def remove_record(path: Path) -> None:
     await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
-async def delete_sandbox_folders(paths: Paths, identifier: str) -> None:
-    """Delete the sandbox's folders in both directories; the state last, because unfinished
-    sandboxes are found by it. Raises KernelError."""
-    await asyncio.to_thread(_delete_sandbox, paths, identifier)
+async def delete_sandbox_folders(paths: Paths, trash: Trash, identifier: str) -> None:
+    """Move the sandbox's folder on the disk to the trash, then delete the state folder, by which
+    unfinished sandboxes are found. Raises KernelError."""
+    await asyncio.to_thread(_delete_sandbox, paths, trash, identifier)
+    trash.empty_soon()
 
 
 async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) -> None:
@@ -155,22 +157,21 @@ async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) 
     trash.empty_soon()
 
 
-def _delete_sandbox(paths: Paths, identifier: str) -> None:
-    _delete_trees(paths.sandbox_root(identifier), paths.sandbox_state(identifier))
+def _delete_sandbox(paths: Paths, trash: Trash, identifier: str) -> None:
+    _delete(trash, paths.sandbox_root(identifier), paths.sandbox_state(identifier))
 
 
 def _delete_container(paths: Paths, trash: Trash, identifier: str) -> None:
-    root = paths.container_root(identifier)
+    _delete(trash, paths.container_root(identifier), paths.container_state(identifier))
+
+
+def _delete(trash: Trash, root: Path, state: Path) -> None:
+    """Move the folder `root` to the trash, then delete the folder `state`, as far as they are
+    there."""
     with disk_errors("rmdir", str(root)):
         trash.take(root)
-    _delete_trees(paths.container_state(identifier))
-
-
-def _delete_trees(*folders: Path) -> None:
-    """Delete the folders in this order, as far as they are there."""
-    for folder in folders:
-        with disk_errors("rmdir", str(folder)):
-            remove_path(folder)
+    with disk_errors("rmdir", str(state)):
+        remove_path(state)
 
 
 def records_in(folder: Path) -> list[str]:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 64
 NICE = 10
 END_S = 5.0  # how long the server's end waits for a deletion
+TOGETHER_S = 0.1  # folders that come within this time are deleted by one thread
 
 
 class Trash:
@@ -68,6 +69,7 @@ class Trash:
 
     async def _empty(self) -> None:
         while self._more:
+            await asyncio.sleep(TOGETHER_S)
             self._more = False
             await in_thread(self._delete_all, self._ended.set, END_S)
 

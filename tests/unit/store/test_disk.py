@@ -9,6 +9,7 @@ import pytest
 
 from cri_server.store import disk
 from cri_server.store.paths import Paths
+from cri_server.store.trash import Trash
 from pyrunc.atomic_file import read_json
 from pyrunc.errors import NotFound
 from tests.unit.store.test_store import sandbox
@@ -35,14 +36,17 @@ def test_a_save_that_is_under_way_does_not_bring_back_a_removed_record(tmp_path:
     paths.prepare()
 
     async def race() -> None:
+        trash = Trash(paths.trash)
         for number in range(50):
             one = sandbox(f"{number:064x}")
             saving = asyncio.ensure_future(disk.save_sandbox(paths, one))
             await asyncio.sleep(0)
-            await disk.remove_sandbox(paths, one)
+            await disk.remove_sandbox(paths, trash, one)
             await saving
             with pytest.raises(NotFound):
                 await disk.save_sandbox(paths, one)
+
+        assert await trash.wait_deleted(30) == []
 
     asyncio.run(race())
     assert not list(paths.sandbox_records.iterdir())
