@@ -53,11 +53,16 @@ def open_image(image: Image, shared_mounts: Mapping[str, int]) -> int:
 
 
 def open_overlay_of(
-    mount: int, place: str, upper: str, work: str, options: kernel_mount.Options
+    mounts: Sequence[int],
+    places: Sequence[str],
+    upper: str,
+    work: str,
+    options: kernel_mount.Options,
 ) -> int:
-    """Mount an overlay detached over a detached mount. Raises KernelError."""
+    """Mount an overlay detached over detached mounts, top first; `places`: for older kernels, a
+    folder for each mount. Raises KernelError."""
     if host.host().clones_detached:
-        return kernel_mount.open_overlay([mount], upper, work, options=options)
+        return kernel_mount.open_overlay(mounts, upper or None, work or None, options=options)
     from pyrunc.kernel import detached
 
-    return detached.open_overlay([place], upper, work, options, mapped=[mount])
+    return detached.open_overlay(places, upper, work, options, mapped=mounts)

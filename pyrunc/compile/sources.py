@@ -119,11 +119,11 @@ def _open_overlay_of_image(
     linux = request.spec.linux
     with closing_fd(open_image(image, request.images)) as lower:
         if linux.namespace("user") is not None:
-            owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
+            owner = _user_namespace(linux, descriptors)
             _map(lower, owner, image.index, recursive=False)
             _give_to_root(rootfs, linux)
         options = _options(rootfs, linux)
-        return open_overlay_of(lower, image.place, rootfs.upper, rootfs.work, options)
+        return open_overlay_of([lower], [image.place], rootfs.upper, rootfs.work, options)
 
 
 def open_image_volume(
@@ -139,7 +139,7 @@ def open_image_volume(
     """
     with closing_fd(open_image(image, images)) as tree:
         if linux.namespace("user") is not None:
-            owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
+            owner = _user_namespace(linux, descriptors)
             _map(tree, owner, image.index, recursive=False)
             return os.dup(tree)
         if not host.host().clones_detached:  # no mount of an image is shared then
@@ -167,7 +167,7 @@ def open_layers(
 def _open_mapped_overlay(
     rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors, options: kernel_mount.Options
 ) -> int:
-    owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
+    owner = _user_namespace(linux, descriptors)
     layers: list[int] = []
     try:
         for path in rootfs.lower:
@@ -176,14 +176,7 @@ def _open_mapped_overlay(
         if len(layers) == 1 and not rootfs.upper:
             return layers.pop()
         _give_to_root(rootfs, linux)
-        if host.host().clones_detached:
-            upper, work = rootfs.upper or None, rootfs.work or None
-            return kernel_mount.open_overlay(layers, upper, work, options=options)
-        from pyrunc.kernel import detached
-
-        return detached.open_overlay(
-            rootfs.lower, rootfs.upper, rootfs.work, options, mapped=layers
-        )
+        return open_overlay_of(layers, rootfs.lower, rootfs.upper, rootfs.work, options)
     finally:
         for layer in layers:
             os.close(layer)
@@ -236,14 +229,16 @@ def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
 
 
 def _user_namespace(
-    uids: tuple[IdMap, ...], gids: tuple[IdMap, ...], linux: Linux, descriptors: NamedDescriptors
+    linux: Linux,
+    descriptors: NamedDescriptors,
+    uids: tuple[IdMap, ...] = (),
+    gids: tuple[IdMap, ...] = (),
 ) -> int:
-    """Return a user namespace with this map: the container's when it is joined and has this map,
-    else one made for it."""
+    """Return a user namespace with this map, by default the container's: the joined one if it has
+    this map, else one made for it."""
+    uids, gids = uids or linux.uid_mappings, gids or linux.gid_mappings
     joined = descriptors.numbers.get("namespace:user")
-    if joined is not None and (
-        not uids or (uids, gids) == (linux.uid_mappings, linux.gid_mappings)
-    ):
+    if joined is not None and (uids, gids) == (linux.uid_mappings, linux.gid_mappings):
         return joined
     name = f"map:{uids}{gids}"
     if name not in descriptors.numbers:
@@ -302,9 +297,7 @@ def open_sources(
         descriptors.take(f"tree:{i}", number)
         # Overlays of layers and image volumes are mapped already.
         if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
-            uids = mount.uid_mappings or linux.uid_mappings
-            gids = mount.gid_mappings or linux.gid_mappings
-            owner = _user_namespace(uids, gids, linux, descriptors)
+            owner = _user_namespace(linux, descriptors, mount.uid_mappings, mount.gid_mappings)
             _map(number, owner, mount.source, recursive="ridmap" in mount.options)
 
 

@@ -3,7 +3,7 @@ may do: the parent."""
 
 from __future__ import annotations
 
-from pyrunc.errors import KernelError
+from pyrunc.errors import kernel_errors
 from pyrunc.kernel.fd import write_once
 
 TYPE_CHECKING = False
@@ -20,7 +20,5 @@ def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
     # (user_namespaces(7)).
     for name, entries in (("gid_map", gids), ("uid_map", uids)):
         text = "".join(f"{e.container_id} {e.host_id} {e.size}\n" for e in entries)
-        try:
+        with kernel_errors("write", f"{name} {text.split()}"):
             write_once(f"/proc/{pid}/{name}", text.encode())
-        except OSError as error:
-            raise KernelError.of(error, "write", f"{name} {text.split()}") from None

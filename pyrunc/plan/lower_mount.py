@@ -65,7 +65,6 @@ def attach_mount(low: Lowering, op: m.AttachMount) -> None:
 
 
 def mount_fs(low: Lowering, op: m.MountFs) -> None:
-    a = low.a
     mount = _instance(low, op)
     destination = (
         low.ordinary_folder(op.destination)
@@ -77,8 +76,7 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
         low.set_attributes(mount, propagation=flags)
     if op.recursive_set or op.recursive_clear:
         low.set_attributes(mount, op.recursive_set, op.recursive_clear, recursive=True)
-    a.sys("close", mount)
-    a.sys("close", destination)
+    low.close(mount, destination)
 
 
 def _instance(low: Lowering, op: m.MountFs) -> Slot:

@@ -100,9 +100,9 @@ def propagation(flags: int) -> str:
     return "r" + word if flags & abi.MS_REC else word
 
 
-def _options(*parts: tuple[str, str]) -> str:
-    words = ",".join(prefix + text for prefix, text in parts if text)
-    return f" ({words})" if words else ""
+def _options(*words: str) -> str:
+    text = ",".join(filter(None, words))
+    return f" ({text})" if text else ""
 
 
 def _mount_fs(op: m.MountFs) -> str:
@@ -110,9 +110,7 @@ def _mount_fs(op: m.MountFs) -> str:
     shared = ",".join(map(propagation, op.propagation))
     recursive = _changes(op.recursive_set, op.recursive_clear, "r")
     instead = f"or bind {op.instead}" if op.instead else ""
-    words = _options(
-        ("", attributes(op.attributes)), ("", own), ("", shared), ("", recursive), ("", instead)
-    )
+    words = _options(attributes(op.attributes), own, shared, recursive, instead)
     return f"mount '{op.type}' on '{op.destination}'{words}"
 
 
@@ -129,10 +127,10 @@ def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
 
 def _mount_tree(op: m.MountTree) -> str:
     words = _options(
-        ("", "peer" if op.peer else ""),
-        ("", _changes(op.set, op.clear)),
-        ("", ",".join(map(propagation, op.propagation))),
-        ("", _changes(op.recursive_set, op.recursive_clear, "r")),
+        "peer" if op.peer else "",
+        _changes(op.set, op.clear),
+        ",".join(map(propagation, op.propagation)),
+        _changes(op.recursive_set, op.recursive_clear, "r"),
     )
     return f"bind '{op.source}' on '{op.destination}'{words}"
 
@@ -212,7 +210,7 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.ReopenNull: lambda op: f"reopen '/dev/null' as {_numbers(op.descriptors)}",
     m.MakeFolder: lambda op: f"mkdir '{op.path}'",
     m.OpenTerminal: _terminal,
-    m.ChangeMount: lambda op: f"remount '{op.path}'{_options(('', _changes(op.set, op.clear)))}",
+    m.ChangeMount: lambda op: f"remount '{op.path}'{_options(_changes(op.set, op.clear))}",
     m.SetUmask: lambda op: f"umask {op.mask:04o}",
     m.SetHostname: lambda op: f"sethostname '{op.name}'",
     m.SetDomainname: lambda op: f"setdomainname '{op.name}'",

@@ -72,7 +72,7 @@ def _probe(place: Path) -> str:
         image = Image(str(place / "index"), (str(place / "tar"),), str(place / "empty"))
         with closing_fd(open_image(image, {})) as mount:
             overlay = open_overlay_of(
-                mount, image.place, str(place / "upper"), str(place / "work"), ()
+                [mount], [image.place], str(place / "upper"), str(place / "work"), ()
             )
         try:
             if Path(f"/proc/self/fd/{overlay}/file").read_bytes() != _CONTENT:
