@@ -11,7 +11,7 @@ import os
 import threading
 from typing import Self
 
-from pyrunc.compile.bind_source import bind_failed, look_at, open_source
+from pyrunc.compile.bind_source import bind_failed, describe_source, open_source
 from pyrunc.errors import WrongState
 from pyrunc.ipc import close_all
 from pyrunc.plan.bind_source import BindSource
@@ -60,10 +60,10 @@ class OpenSources:
         self.add(source, destination, number, "" if links else source)
 
     def add(self, source: str, destination: str, number: int, path: str) -> None:
-        """Take over the descriptor of a source, and probe the source. `path`: see `look_at`. Raises
-        KernelError, WrongState."""
+        """Take over the descriptor of a source, and probe the source. `path`: see
+        `describe_source`. Raises KernelError, WrongState."""
         try:
-            source_facts = look_at(number, path)
+            source_facts = describe_source(number, path)
         except OSError as error:
             os.close(number)
             raise bind_failed(source, destination, error.errno or 0) from None

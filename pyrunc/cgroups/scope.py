@@ -54,7 +54,8 @@ def _wait_for_end_of_file(read_end: int) -> None:
 def start(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Placeholder | None:
-    """Start the unit and ask where systemd put it. None for a slice, which may be empty.
+    """Start the unit and set the group's path to the one that systemd chose. Returns the scope's
+    placeholder, None for a slice, which may be empty.
 
     Raises PeerError, DeadlineExceeded, Unsupported (no D-Bus), InvalidSpec.
     """

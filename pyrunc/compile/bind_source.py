@@ -39,9 +39,9 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
     )
 
 
-def look_at(number: int, path: str = "") -> BindSource:
-    """Return path and kind of an open source. `path`: the real one, if the caller has it. May
-    hang as long as the storage does. Raises OSError."""
+def describe_source(number: int, path: str = "") -> BindSource:
+    """Return the facts about an open source. `path`: its real path, if the caller has it. May hang
+    as long as the storage does. Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
         path or os.readlink(f"/proc/self/fd/{number}"),
@@ -51,5 +51,5 @@ def look_at(number: int, path: str = "") -> BindSource:
 
 
 def bind_failed(source: str, destination: str, number: int, note: str = "") -> KernelError:
-    """Return an error with the text of the plan's line."""
+    """Return the error of a failed bind; its text is that of the plan's line."""
     return KernelError("bind", f"'{source}' on '{destination}'", number, note)

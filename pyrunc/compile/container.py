@@ -108,18 +108,21 @@ class CompiledLaunch(Value):
 
 
 def compile_container(
-    request: CreateRequest, descriptors: NamedDescriptors, undo: Undo, parts: Timings | None = None
+    request: CreateRequest,
+    descriptors: NamedDescriptors,
+    undo: Undo,
+    timings: Timings | None = None,
 ) -> CompiledLaunch:
     """Compile the launch of the container's first process. `descriptors` gets its descriptors;
     cgroup and start socket are pushed on `undo`. Raises InvalidSpec, KernelError."""
-    parts = parts or Timings()
+    timings = timings or Timings()
     check(request.spec)
     request = _with_namespaces(request, descriptors)
     spec = request.spec
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
-    parts.end("check, namespaces, filter")
+    timings.end("check, namespaces, filter")
     rootfs_facts = _probe(request, descriptors)
-    parts.end("root and sources")
+    timings.end("root and sources")
     cgroup, warnings = open_cgroup(
         request.id,
         spec.linux,
@@ -131,7 +134,7 @@ def compile_container(
     )
     if cgroup is not None:
         filter_devices(cgroup, spec.linux)
-    parts.end("cgroup")
+    timings.end("cgroup")
     # Made here, not in the process: its path is in the state folder of the host, which the
     # container does not see.
     if not request.start_immediately:
@@ -141,11 +144,11 @@ def compile_container(
             # Empty now: the state holds the pid, which is not known before the clone.
             descriptors.take(name, os.memfd_create(name, os.MFD_CLOEXEC))
     plan = _plan(request, rootfs_facts, load_filter, cgroup is not None)
-    parts.end("plan")
+    timings.end("plan")
     _log_plan(plan, cgroup)
     process = spec.process
     lowered = lower(plan, timed=request.timed or request.trace is not None)
-    parts.end("lower")
+    timings.end("lower")
     launch = Launch(
         lowered,
         descriptors.numbers,

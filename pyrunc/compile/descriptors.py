@@ -49,6 +49,7 @@ class NamedDescriptors:
         self.numbers: dict[str, int] = {}
 
     def take(self, name: str, number: int) -> int:
+        """Add a descriptor, which is closed at the end; returns it."""
         self.numbers[name] = number
         return number
 
@@ -65,8 +66,8 @@ class NamedDescriptors:
 
 
 def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
-    """Open the namespaces with a path, each checked to be of its kind; pinned ones are opened
-    later."""
+    """Open the namespaces that have a path and check their kind; the launching process opens the
+    pinned ones."""
     for entry in linux.namespaces:
         if entry.path and not entry.path.startswith(PINNED):
             number = open_namespace(entry.path, KERNEL_NAMES[entry.type])
@@ -97,8 +98,8 @@ def open_cgroup(
     *,
     existing: Cgroup | None = None,
 ) -> tuple[Cgroup | None, list[str]]:
-    """Open the container's cgroup, with its limits in force before clone puts the first process
-    into it. `existing`: a cgroup that exists already, and stays when the work is undone."""
+    """Make and open the container's cgroup and write its limits; returns it and warnings.
+    `existing`: a cgroup that exists already, and stays when the work is undone."""
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place

@@ -32,8 +32,8 @@ class Image(Record):
 
 
 def open_image(image: Image, shared_mounts: Mapping[str, int]) -> int:
-    """Return a detached mount of the image for one container; `held`: mounts of images by the
-    paths of their indexes. Raises KernelError, OSError."""
+    """Return a detached mount of the image for one container. `shared_mounts`: the caller's mounts
+    of images, by the paths of their indexes. Raises KernelError, OSError."""
     mount = shared_mounts.get(image.index)
     if mount is not None and host.host().clones_detached:
         return kernel_mount.open_read_only_clone(image.folder, mount, propagation=MS_PRIVATE)

@@ -71,7 +71,7 @@ def compile_pause(
     request: PauseRequest,
     descriptors: NamedDescriptors,
     undo: Undo,
-    parts: Timings | None = None,
+    timings: Timings | None = None,
     *,
     mounts: Mapping[str, int] = {},
     existing_cgroup: Cgroup | None = None,
@@ -82,7 +82,7 @@ def compile_pause(
     containers will get clones of; attached only where the kernel needs it. `existing_cgroup`: the
     cgroup, if it exists already. `timed`: the program reports when each operation is done. A new
     cgroup is pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
-    parts = parts or Timings()
+    timings = timings or Timings()
     linux = Linux(
         namespaces=tuple(_namespaces(request.namespaces)),
         sysctl=request.sysctls or {},
@@ -108,7 +108,7 @@ def compile_pause(
     places = () if host.host().clones_detached else tuple(mounts)
     for place in places:
         descriptors.take(f"mount:{place}", os.dup(mounts[place]))
-    parts.end("check, namespaces, filter")
+    timings.end("check, namespaces, filter")
     cgroup, warnings = open_cgroup(
         identifier,
         linux,
@@ -118,7 +118,7 @@ def compile_pause(
         undo,
         existing=existing_cgroup,
     )
-    parts.end("cgroup")
+    timings.end("cgroup")
     plan = plans.build_pause(
         linux,
         host.host(),
@@ -135,7 +135,7 @@ def compile_pause(
         f"namespace:{kind}": kind for kind, how in request.namespaces.items() if how == "pinned"
     }
     lowered = lower(plan, timed=timed)
-    parts.end("plan and lower")
+    timings.end("plan and lower")
     launch = Launch(
         lowered,
         descriptors.numbers,
@@ -160,7 +160,8 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Mark a namespace that the launching process adds as joined, under a name that is no path."""
+    """Return the entry; if the launching process adds the namespace, with a name in place of its
+    path."""
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
     )

@@ -1,5 +1,4 @@
-"""Collects what the plan of a container needs to know about its files, beneath its root, before
-anything runs.
+"""Collects facts about a container's files for its plan, before anything of the container runs.
 
 Kinds of bind sources, destinations whose dangling links we have to follow, the modes of folders
 below a tmpfs, the user's home; and the owners of its stdio and its cgroup.
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 from stat import S_ISDIR
 
-from pyrunc.compile.bind_source import bind_failed, look_at, open_source
+from pyrunc.compile.bind_source import bind_failed, describe_source, open_source
 from pyrunc.errors import KernelError
 from pyrunc.kernel.path import open_in_root, read_in_root, resolve
 from pyrunc.plan.model import RootfsFacts
@@ -64,7 +63,7 @@ def resolve_binds(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tu
 def _look_up(mount: Mount) -> BindSource:
     number = open_source(mount.source, mount.destination, links=True)
     try:
-        return look_at(number)
+        return describe_source(number)
     except OSError as error:
         raise bind_failed(mount.source, mount.destination, error.errno or 0) from None
     finally:

@@ -129,8 +129,8 @@ def _open_overlay_of_image(
 def open_image_volume(
     image: Image, linux: Linux, images: Mapping[str, int], descriptors: NamedDescriptors
 ) -> int:
-    """Mount a mounted image as a volume, detached and read-only (`images` as in
-    `image_mount.open_image`); the container cannot change it for others.
+    """Mount an image as a volume, detached and read-only, so that the container cannot change it
+    for others. `images`: the caller's mounts of images, by the paths of their indexes.
 
     CAP_SYS_ADMIN in the superblock's user namespace may remount it, even if it is read-only: with
     `noacl`, the image's files would lose their ACLs for every container that shares it. So such a
@@ -359,8 +359,8 @@ def clone_bind(mount: Mount, source: int) -> int:
 
 
 def pinned_trees(request: CreateRequest) -> dict[str, str]:
-    """Return the plan's names of the mounts that the launching process clones from its pins ->
-    the names of the pins."""
+    """Return, for mounts that the launching process clones from its pinned mounts, name in the
+    plan -> name of the pinned mount."""
     return {
         f"tree:{i}": _pinned_name(mount)
         for i, mount in enumerate(request.spec.mounts)

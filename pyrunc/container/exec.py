@@ -7,7 +7,7 @@ from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import compile_exec
 from pyrunc.container.process import ContainerProcess
 from pyrunc.launch import run
-from pyrunc.launch.enter import entering
+from pyrunc.launch.enter import enter_steps
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ def execute(
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)
         launch = compiled.launch
-        child, moved = run.drive(entering(launch, undo))
+        child, moved = run.drive(enter_steps(launch, undo))
         undo.commit()
     alone = not launch.lowered.steps and not request.process.terminal and not moved
     if store is not None and alone:

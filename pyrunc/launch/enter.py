@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pyrunc.undo import Undo
 
 
-def entering(
+def enter_steps(
     launch: Launch, undo: Undo, times: Times | None = None
 ) -> Generator[int, None, tuple[ChildProcess, bool]]:
-    """Run `launch_steps`; also returns whether the process was cloned into another group than the
-    launch's. The descriptor `container` is the pidfd of the container's first process. Raises
-    WrongState when that has ended."""
+    """Run `launch_steps` for a process in a running container; returns it, and whether it was
+    cloned into another group than the launch's. The descriptor `container` is the pidfd of the
+    container's first process. Raises WrongState when that has ended."""
     try:
         try:
             return (yield from launch_steps(launch, undo, times=times)), False

@@ -76,8 +76,8 @@ def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
 
 
 def outlives(rdt: Rdt) -> bool:
-    """Tell whether resctrl has groups of the container's own, which stay when its processes are
-    gone."""
+    """Tell whether the container has resctrl groups that belong to it alone; these stay after its
+    processes have ended."""
     return not rdt.get("closID") or bool(rdt.get("enableMonitoring"))
 
 
@@ -91,7 +91,7 @@ def leave_mounted(rdt: Rdt, container_id: str) -> None:
 
 
 def leave(rdt: Rdt, container_id: str, root: str) -> None:
-    """Remove what `enter` made for this container alone. Idempotent."""
+    """Remove the groups that `enter` has made for this container alone. Idempotent."""
     if rdt.get("enableMonitoring"):
         _remove(monitor_of(rdt, container_id, root))
     if not rdt.get("closID"):

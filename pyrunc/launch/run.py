@@ -209,7 +209,7 @@ class ParentSide:
         if message.tag != DESCRIPTOR or self.process is None:
             close_all(message.fds)  # unexpected
         if message.tag == PID:
-            self._take(message.value)
+            self._add_process(message.value)
         elif message.tag == READY:
             self.ready = True
             debug.say("it is ready to run %s", self.request.args[0])
@@ -230,11 +230,12 @@ class ParentSide:
                     return
                 close_all(message.fds)
                 if message.tag == PID:
-                    self._take(message.value)
+                    self._add_process(message.value)
         except Error:  # the launch failed before, or no pid comes
             pass
 
-    def _take(self, pid: int) -> None:
+    def _add_process(self, pid: int) -> None:
+        """Begin to manage the process that the launcher has cloned; a failure kills it."""
         if self.process is not None:
             raise Error("the launcher reported two processes")
         _require_child(pid)  # checked, because this pid will be killed on failure
@@ -244,7 +245,7 @@ class ParentSide:
         debug.say("process %d exists", pid)
 
     def _answer(self, message: LauncherMessage, process: ChildProcess) -> None:
-        """Handle a message of the process after it exists, except that it is ready."""
+        """Handle a message of the process, all but READY and TIME."""
         if message.tag == DESCRIPTOR:
             if len(message.fds) != 1 or process.console_fd is not None:
                 close_all(message.fds)

@@ -26,8 +26,8 @@ def own_nulls(stdio: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def give_to(owner: int, stdio: Sequence[int]) -> None:
-    """Make `owner`, an id of the host, the owner of descriptors that are not /dev/null, so that the
-    process can open /dev/stdout again. Raises KernelError."""
+    """Make `owner`, an id of the host, the owner of the files, so that the process can open
+    /dev/stdout again; null devices are left out. Raises KernelError."""
     for number in stdio:
         status = os.fstat(number)
         if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == DEVICE):

@@ -1,4 +1,4 @@
-"""What a plan needs to know about a bind's source on the host."""
+"""Facts about the source of a bind mount on the host, for plans."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pyrunc.records import Record
 
 
 class BindSource(Record):
-    """The source of a bind. `path`: its real path; `is_our_root`: it is the directory that is
-    our own `/`."""
+    """The source of a bind mount: its real path, whether it is a directory, and whether it is the
+    root directory of our own process."""
 
     path: str
     is_directory: bool
@@ -15,9 +15,11 @@ class BindSource(Record):
 
     @property
     def is_in_every_namespace(self) -> bool:
-        """Tell whether a process in a copy of our mounts can open the source by its path. A pipe
-        has none, and /proc is another process's there. Our own `/` is covered there by the
-        container's root, which would become part of the clone."""
+        """Tell whether a process in a copy of our mount namespace can open the source by its path.
+
+        A pipe has no path, and below /proc that process has other files. On our own root directory
+        the container's root is mounted there, which would become part of the clone.
+        """
         return (
             self.path.startswith("/")
             and not self.path.startswith("/proc/")

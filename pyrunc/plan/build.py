@@ -1,5 +1,5 @@
-"""Builds plans from a specification: operations in their order. Pure: opens, looks up and makes
-nothing.
+"""Builds plans, the operations of a start in their order, from a specification. Pure: reads and
+changes nothing on the host.
 
 `build` plans a container's start, `build_exec` a process that enters a running container,
 `build_pause` a pod's pause process. The order: namespaces, mounts, pivot, terminal, what else needs
@@ -48,7 +48,8 @@ class StartOptions(Value):
 
     `parent`: the steps of the runtime's side; `await_start` waits for `start` before execve;
     `keyring` names a new session keyring; `preserve`: this many of the caller's descriptors stay
-    open, from 3 on; without `pivot` the root covers ours; `keep_groups` keeps the caller's groups.
+    open, from 3 on; without `pivot` the root is mounted over ours; `keep_groups` keeps the caller's
+    groups.
     """
 
     load_filter: LoadFilter | None = None
@@ -94,7 +95,8 @@ class PauseOptions(Value):
 def build(
     spec: Spec, host: HostFacts, facts: RootfsFacts, options: StartOptions = StartOptions()
 ) -> Plan:
-    """Plan a container's start, both sides. Raises InvalidSpec."""
+    """Plan a container's start: the operations of its process and the steps of its parent. Raises
+    InvalidSpec."""
     process, linux, await_start = spec.process, spec.linux, options.await_start
     steps = steps_of_start(spec, options.parent)
     load_filter = with_listener(options.load_filter, steps)
@@ -125,7 +127,8 @@ def build(
 def build_exec(
     linux: Linux, process: Process, host: HostFacts, options: ExecOptions = ExecOptions()
 ) -> Plan:
-    """Plan a process that joins a container whose configuration holds `linux`, both sides."""
+    """Plan an exec: a process that joins the namespaces of a running container, and the steps of
+    its parent. `linux` is of the container's configuration."""
     steps = steps_of_exec(linux, process, options.attached)
     load_filter = with_listener(options.load_filter, steps)
     warnings: list[str] = []
@@ -210,8 +213,8 @@ def build_pause(linux: Linux, host: HostFacts, options: PauseOptions = PauseOpti
 
 
 def _unsupported_flags(linux: Linux) -> list[str]:
-    """Warn of a personality's flags: runtime-spec defines none yet, so runc, too, only warns of
-    them."""
+    """Return a warning if the personality has flags, which are ignored as by runc, because
+    runtime-spec defines none yet."""
     flags = linux.personality.flags if linux.personality is not None else ()
     return [f"linux.personality.flags: {', '.join(flags)} are ignored"] if flags else []
 
@@ -227,8 +230,8 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
 
 
 def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
-    """Plan the namespaces: those to join, then the process in its new ones, then what only they
-    need."""
+    """Plan the namespaces: join the existing ones, clone the process into the new ones, and set
+    those up."""
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
     time = linux.namespace("time")
@@ -259,8 +262,8 @@ def _root_filesystem(
     options: StartOptions,
     warnings: list[str],
 ) -> list[Op]:
-    """Plan root, mounts, devices, links, pivot, working directory, terminal, and what becomes
-    read-only at the end."""
+    """Plan the root file system: root, mounts, devices, links, pivot, working directory, terminal;
+    at the end the mounts that become read-only."""
     linux, process, pivot = spec.linux, spec.process, options.pivot
     root_place = options.parent.hook_folder or "/"
     ops: list[Op]
@@ -312,8 +315,8 @@ def _root_filesystem(
 
 
 def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
-    """Warn of what is left out without a mount namespace: it would stay on the host, in the
-    root's folder."""
+    """Add a warning that names the mounts and devices. They are left out without a mount
+    namespace, because they would stay on the host."""
     ignored = [f"mounts[{i}]" for i in range(len(spec.mounts))]
     ignored += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
     ignored += ["root.readonly"] if spec.root is not None and spec.root.readonly else []
@@ -322,8 +325,8 @@ def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
 
 
 def _settings(spec: Spec, host: HostFacts) -> list[Op]:
-    """Plan umask, names, sysctls, read-only and masked paths, memory policy: what still needs
-    root's rights."""
+    """Plan the settings that need root's rights: umask, names, sysctls, read-only and masked
+    paths, memory policy."""
     linux, process = spec.linux, spec.process
     umask = process.user.umask if process is not None else None
     ops: list[Op] = [model.SetUmask(0o022 if umask is None else umask)]
@@ -351,7 +354,8 @@ def _execution(
     load_filter: LoadFilter | None,
     hooks: Collection[Hook] = (),
 ) -> list[Op]:
-    """Plan the end: the last operations whose failure is reported, and execve."""
+    """Plan the end of a start: report that the process is ready, wait for `start`, run the
+    startContainer hooks, execute the program."""
     if not process.args:
         raise InvalidSpec("process.args", "must not be empty")
     env = identity.environment(process, home)
@@ -384,7 +388,7 @@ def _execution(
 
 
 def _no_execution(await_start: bool) -> list[Op]:
-    """Plan the end without a process: such a container can be created, but not be started
+    """Plan the end of a start without a process: such a container can be created, but not started
     (runtime-spec, runtime.md, "Start")."""
     if not await_start:
         raise InvalidSpec("process", "process property must not be empty")

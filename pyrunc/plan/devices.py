@@ -1,5 +1,5 @@
-"""Device files: the six that every container has, those of the configuration, and the links of
-/dev.
+"""Plans device files (the six that every container has, and those of the configuration) and the
+links in /dev.
 
 runtime-spec config-linux.md, "Default Devices" and "Dev symbolic links". A container that brings
 its own /dev by a bind mount keeps it unchanged.
@@ -48,9 +48,9 @@ _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
 def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> list[Op]:
-    """Plan the nodes, then the links. A listed device replaces the default of its path; a listed
-    ptmx is left to the link. `outside` has the descriptors of nodes that were made before
-    (`nodes_from_outside`)."""
+    """Plan the device nodes, then the links. A device of the configuration replaces the default one
+    at its path, except /dev/ptmx, which is a link. `outside`: path -> name of the descriptor of a
+    node that the compiler has made (`nodes_from_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     # A bind at /dev is a folder of the host: nodes that are made in it would stay there.
     if _has_own(destinations):

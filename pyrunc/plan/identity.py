@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def before(process: Process, host: HostFacts, restrict_oom_score_adj: bool) -> list[Op]:
-    """Plan what the launcher sets before it clones the process, which inherits it: OOM score and
-    label."""
+    """Plan the OOM score and the LSM label. The launcher sets them before it clones the process,
+    which inherits them."""
     ops: list[Op] = []
     score = process.oom_score_adj
     if score is not None:
@@ -78,8 +78,8 @@ def change(
     warnings: list[str],
     keep_groups: bool = False,
 ) -> list[Op]:
-    """Plan the change from the runtime's rights to the process's, up to the point where only
-    execve is left.
+    """Plan the change from the runtime's rights to those of the process; only execve comes after
+    it.
 
     With no_new_privs the filter can be loaded later, right before execve, so it cannot forbid the
     operations of the start. In a user namespace every capability can be dropped, but limits cannot

@@ -80,7 +80,8 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
 
 
 def _instance(low: Lowering, op: m.MountFs) -> Slot:
-    """Lower a new filesystem, or the bind that replaces it where it is refused."""
+    """Mount a new filesystem detached, or clone the mount that replaces it where the kernel refuses
+    it; returns the slot of the mount."""
     if not op.instead:
         return low.filesystem(op.type, op.source, op.options, op.attributes)
     a, refused, done = low.a, low.a.label(), low.a.label()
@@ -150,8 +151,9 @@ def _open_source(low: Lowering, op: m.MountTree) -> Slot:
 
 
 def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
-    """Open a mount's destination outside of procfs. The configuration's text was checked before,
-    but a link in the image may lead into procfs, whose files programs trust (CVE-2019-16884)."""
+    """Open a mount's destination; fail if it is inside procfs. The configuration's text was checked
+    before, but a link in the image may lead into procfs, whose files programs trust
+    (CVE-2019-16884)."""
     place = low.place(path, directory)
     low.a.sys("fstatfs", place, low.scratch)
     kind = low.a.field(low.scratch, 0, 8)
@@ -161,7 +163,7 @@ def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
 
 
 def require_proc(low: Lowering, tree: Operand, note: str) -> None:
-    """Require that a mount for /proc is a whole procfs."""
+    """Fail with `note` unless the mount is a whole procfs."""
     a = low.a
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)
@@ -226,7 +228,7 @@ def attach_device(low: Lowering, op: m.AttachDevice) -> None:
 
 
 def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int) -> None:
-    """Require that an existing file is the device of the configuration (runtime-spec,
+    """Fail unless the existing file is the device of the configuration (runtime-spec,
     linux.devices)."""
     a = low.a
     buffer = low.scratch
@@ -275,8 +277,8 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
 
 
 def cover_root(low: Lowering, op: m.CoverRoot) -> None:
-    """Cover the old root, like switch_root(8), except that it cannot be emptied. Mounts that are
-    locked together in a user namespace cannot be unmounted: an empty folder covers them."""
+    """Mount the root over the old one, like switch_root(8), but without emptying that. First
+    unmount `op.hide`; a mount that is locked in a user namespace gets an empty folder on top."""
     a = low.a
     for place in op.hide:
         gone, locked = a.label(), a.label()
@@ -382,8 +384,8 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
 
 
 def _console_place(low: Lowering) -> Slot:
-    """Open /dev/console, made when it is missing; a link there would decide what the terminal
-    covers (CVE-2025-52565)."""
+    """Open /dev/console, made when it is missing. A link is refused, because it would lead the
+    terminal's mount elsewhere (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
     exists = low.a.label()

@@ -53,10 +53,10 @@ def prepare(low: Lowering, op: m.Prepare) -> None:
 
 
 def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
-    """Write to the first of these files of the process that exists, beneath a /proc that is a
-    procfs, and not to anything mounted over it.
+    """Write `content` to the first existing file of `paths` below /proc. Fail unless /proc is a
+    procfs and nothing is mounted over the file.
 
-    A file in its place would take the label and leave the process without one (CVE-2019-16884,
+    Another file there would take the label and leave the process without one (CVE-2019-16884,
     CVE-2025-52881).
     """
     a = low.a
@@ -262,8 +262,8 @@ def try_folder(low: Lowering, op: m.TryFolder) -> None:
 
 
 def _check_folder(low: Lowering) -> None:
-    """Fail unless getcwd returns a path that begins with `/`: otherwise the folder cannot be
-    reached from the root."""
+    """Fail unless the working directory is below the root: then getcwd returns a path that begins
+    with `/`."""
     a = low.a
     # getcwd(2) returns "(unreachable)/…" for a folder outside of the root: a descriptor of the host
     # that leaked into the path (CVE-2024-21626).
@@ -323,8 +323,8 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    """Load the filter. Before it, descriptors are closed, and the needed ones marked
-    close-on-exec, because the filter may be older than close_range(2)."""
+    """Close all descriptors that are not needed, mark the others close-on-exec, and load the
+    filter, which may be older than close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
     _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR, "pause")
@@ -416,7 +416,7 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _close_all_but(low: Lowering, *names: str) -> None:
-    """Close descriptors of the host and those of earlier operations early, because a container
+    """Close all descriptors above stdio except the socket and those with these names: a container
     may wait for `start` for a long time."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)

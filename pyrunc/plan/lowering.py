@@ -1,8 +1,8 @@
-"""State of one lowering: the assembler, the descriptors' numbers, and data that calls share.
+"""Holds the state while one plan is lowered: the assembler, the descriptors' numbers, shared data.
 
-Everything below the container's root is reached by these: `beneath` opens an existing file, `place`
-opens or creates a mount's destination, `attach` puts a mount there. `program.macros` has what does
-not depend on the plan.
+All files below the container's root are reached by its methods: `beneath` opens an existing file,
+`place` opens or creates a mount's destination, `attach` attaches a mount there. Sequences of calls
+that do not depend on the plan are in `program.macros`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class WriteIdMaps(Step):
 
 
 class RecordProcess(Step):
-    """Store pid and start time in the container's state: from here on `delete` finds what a
-    killed create has left."""
+    """Store pid and start time in the container's state, so that `delete` finds the process of a
+    create that was killed."""
 
 
 class GiveCgroup(Step):
@@ -73,7 +73,7 @@ class MoveLinks(Step):
 
 
 class WriteHookState(Step):
-    """Fill the memfd that startContainer hooks get as stdin."""
+    """Write the container's state into the memfd that startContainer hooks get as stdin."""
 
     descriptor: str
 
@@ -97,7 +97,7 @@ class SetLimits(Step):
 
 class ClearOnlcr(Step):
     """Stop the terminal from turning a newline into two characters (ONLCR, termios(3)), because
-    ours does so."""
+    the caller's terminal does so already."""
 
 
 class SendListener(Step):
@@ -152,7 +152,7 @@ class OffsetClocks(Op):
 
 
 class SetAffinity(Op):
-    """Run on these CPUs; none = on all."""
+    """Restrict the process to these CPUs; empty: allow all."""
 
     cpus: tuple[int, ...] = ()
 
@@ -306,8 +306,8 @@ class PivotRoot(Op):
 
 
 class CoverRoot(Op):
-    """Put the root on top of `/` without pivot_root (a root on a ramdisk); the old one stays
-    beneath it.
+    """Mount the root over `/` without pivot_root, which a root on a ramdisk does not permit; the
+    old root stays beneath it.
 
     `hide`: whole procfs and sysfs mounts of the old root, through which masked files could be read.
     """
@@ -472,17 +472,17 @@ class ForbidNewPrivileges(Op):
 
 
 class TryFolder(Op):
-    """Change the folder with root's rights, before a filter can forbid it; when it is not
-    permitted, `EnterFolder` tries again as the user.
+    """Change the working directory with root's rights, before a filter can forbid it; when that is
+    not permitted, `EnterFolder` tries again as the user.
 
-    Then getcwd must see it below the root (CVE-2024-21626).
+    The directory must be below the root (CVE-2024-21626).
     """
 
     path: str
 
 
 class EnterFolder(Op):
-    """Change the folder, if `TryFolder` was refused, with the same check."""
+    """Change the working directory as the user if `TryFolder` was refused, with the same check."""
 
     path: str
 
@@ -512,8 +512,8 @@ class Ready(Op):
 
 
 class EndBySignals(Op):
-    """Let these signals end the process from here to execve, although it is the first of its pid
-    namespace."""
+    """Let these signals end the process until execve, although it is the first of its pid
+    namespace, for which the kernel drops them."""
 
     numbers: tuple[int, ...]
 

@@ -171,8 +171,8 @@ def operations(
 
 
 def finishing(mount: Mount) -> Op | None:
-    """Plan what comes after everything was put into the mount: a tmpfs, and a mount at /dev,
-    become read-only late."""
+    """Plan the late change of a mount to read-only, None when there is none: in a tmpfs and in a
+    mount at /dev the start makes files first."""
     options = MountOptions(mount.options)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
@@ -197,8 +197,8 @@ def is_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Tell whether the caller makes the mount, detached: a bind, an overlay, whose layers may be
-    many and anywhere, or a tmpfs that begins as a copy."""
+    """Tell whether the entry is a tree of mounts that can be cloned or made detached: a bind, an
+    overlay, or a tmpfs that begins as a copy."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 
@@ -342,8 +342,9 @@ def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
 
 
 def _instead(kind: str, linux: Linux, host: HostFacts) -> str:
-    """Return the path to bind instead. A user namespace may make a sysfs or a cgroup2 only of a
-    network or cgroup namespace that belongs to it; a joined one need not."""
+    """Return the path that is bound where a user namespace may not mount the filesystem: it may
+    mount a sysfs or a cgroup2 only of a network or cgroup namespace that belongs to it, and a
+    joined one need not. Empty when it may."""
     owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(
         kind, ("", "")
     )

@@ -50,14 +50,14 @@ def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
 
 
 def new(linux: Linux) -> tuple[str, ...]:
-    """Return kernel names of the namespaces that clone makes. A new time namespace is made
-    before it (`OffsetClocks`)."""
+    """Return the kernel names of the namespaces that clone makes, without the time namespace, which
+    is made before (`OffsetClocks`)."""
     return tuple(
         [KERNEL_NAMES[e.type] for e in linux.namespaces if not e.path and e.type != "time"]
     )
 
 
 def own(linux: Linux) -> tuple[str, ...]:
-    """Return kernel names of all namespaces in which the container's processes differ from the
-    runtime."""
+    """Return the kernel names of all namespaces that the container's processes do not share with
+    the runtime."""
     return tuple([KERNEL_NAMES[entry.type] for entry in linux.namespaces])

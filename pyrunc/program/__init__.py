@@ -1,2 +1,2 @@
-"""Programs of system calls: assembled and proved here, run by `pause/launcher.c`; its failures
-become errors here."""
+"""Programs of system calls: assembles and proves them, has `pause/launcher.c` run them, and
+converts its failures to errors."""

@@ -78,7 +78,8 @@ class RunningProgram:
 
     @property
     def queued(self) -> bool:
-        """Whether `receive` will return a message that was read from the socket already."""
+        """Tell whether `receive` returns without waiting, because the next message was read
+        already."""
         return bool(self._early) and self._pid_seen
 
     def receive(self, timeout_s: float | None = None) -> LauncherMessage | None:

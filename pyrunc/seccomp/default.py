@@ -152,7 +152,7 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
     Unsupported for another machine."""
     if arch not in SUBARCHITECTURES:
         raise Unsupported(f"no default seccomp profile for {arch}")
-    held = set(capabilities)
+    granted = set(capabilities)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
@@ -167,9 +167,9 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
             *(
                 _allow(names.split())
                 for capability, names in BY_CAPABILITY.items()
-                if capability in held
+                if capability in granted
             ),
-            *([] if "CAP_SYS_ADMIN" in held else _no_new_namespaces()),
+            *([] if "CAP_SYS_ADMIN" in granted else _no_new_namespaces()),
         ],
     }
 

@@ -17,7 +17,7 @@ from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.kernel.process import send_signal
 from pyrunc.launch import pinned
-from pyrunc.launch.enter import entering
+from pyrunc.launch.enter import enter_steps
 from pyrunc.launch.run import first_process_steps
 from pyrunc.records import Record
 from pyrunc.shim import compile, messages
@@ -308,7 +308,7 @@ class Starter:
             launch = compiled.launch.replace(stdio=stdio)
             clock = _Clock(launch)
             with Undo() as undo:
-                child, _ = yield from entering(launch, undo, clock.times)
+                child, _ = yield from enter_steps(launch, undo, clock.times)
                 clock.stop()
                 undo.commit()
         finally:

@@ -1,4 +1,4 @@
-"""Checks what fields of a configuration demand of each other, before anything is created.
+"""Checks that the fields of a configuration fit each other, before anything is created.
 
 `check` raises InvalidSpec for the first fault. What only the kernel can tell (a namespace path of
 the wrong kind, an LSM that is off) is checked where it is used. Rules: runtime-spec 1.3 config.md
@@ -83,7 +83,7 @@ def check(spec: Spec) -> None:
 
 
 def check_process(process: Process, path: str = "process") -> None:
-    """Check a process alone (exec)."""
+    """Check a process on its own, such as that of an exec. Raises InvalidSpec."""
     if not process.args:
         raise InvalidSpec(f"{path}.args", "must not be empty")
     if not process.cwd.startswith("/"):
@@ -159,7 +159,8 @@ def cpu_list(text: str, path: str) -> tuple[int, ...]:
 
 
 def check_namespaces(linux: Linux) -> None:
-    """Check types, paths, and the needs of mappings and clock offsets. Raises InvalidSpec."""
+    """Check types and paths of the namespaces, and that id mappings and clock offsets have the
+    namespace that they need. Raises InvalidSpec."""
     seen: set[str] = set()
     for i, entry in enumerate(linux.namespaces):
         at = f"linux.namespaces[{i}]"
@@ -340,8 +341,8 @@ def _sysctl(key: str, value: str, linux: Linux) -> None:
 
 
 def settings_by_namespace(spec: Spec) -> dict[str, str]:
-    """Map types of namespaces to the JSON path of a setting in them: none of these may reach the
-    host's."""
+    """Return type of namespace -> JSON path of a setting in it, for the settings that must not
+    reach the host's namespace."""
     paths = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name:

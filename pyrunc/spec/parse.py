@@ -2,8 +2,7 @@
 (`mounts[3].destination: …`).
 
 Unknown properties are ignored, null is the same as absent, and a number is never a boolean. Only
-the shape is checked here (types, ranges, words of a closed list); `check` has what fields demand of
-each other.
+the shape is checked here (types, ranges); `check` compares the fields with each other.
 """
 
 from __future__ import annotations
