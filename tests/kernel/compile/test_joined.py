@@ -132,7 +132,7 @@ def test_maps_of_a_namespace_without_a_process_are_read(tmp_path: Path) -> None:
         os.close(namespace)
 
 
-def test_the_mount_namespace(box: Box, tmp_path: Path) -> None:
+def test_a_container_can_join_a_mount_namespace(box: Box, tmp_path: Path) -> None:
     """The root is attached in that namespace and becomes its `/`, as under runc: its other
     processes see it too."""
     namespace_process = subprocess.Popen(

@@ -52,7 +52,7 @@ def test_written_files_belong_to_the_mapped_root(mapped: Box) -> None:
     assert (status.st_uid, status.st_gid) == (100005, 100006)
 
 
-def test_devices_mounts_and_masks(mapped: Box) -> None:
+def test_a_mapped_container_has_devices_mounts_and_masks(mapped: Box) -> None:
     mapped.linux["maskedPaths"] = ["/proc/keys", "/proc/acpi"]
     text = mapped.run("echo x > /dev/null; head -c 3 /dev/zero | wc -c; cat /proc/keys")
     mounted = mounts(mapped.run("cat /proc/self/mountinfo"))

@@ -251,7 +251,7 @@ def test_a_container_has_its_sysctls(box: Box) -> None:
         ("user.max_user_namespaces", "1"),
     ],
 )
-def test_refused_sysctls(box: Box, key: str, value: str) -> None:
+def test_sysctls_of_the_host_and_malformed_ones_are_refused(box: Box, key: str, value: str) -> None:
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     box.linux["sysctl"] = {key: value}
     with pytest.raises(InvalidSpec, match=r"linux\.sysctl\."):
@@ -259,7 +259,7 @@ def test_refused_sysctls(box: Box, key: str, value: str) -> None:
     assert Path("/proc/sys/kernel/core_pattern").read_text() == pattern
 
 
-def test_a_sysctl_value_that_the_kernel_refuses(box: Box) -> None:
+def test_an_error_names_the_sysctl_that_the_kernel_refuses(box: Box) -> None:
     box.linux["sysctl"] = {"net.ipv4.ip_forward": "nonsense"}
     with pytest.raises(KernelError, match=r"sysctl 'net/ipv4/ip_forward' = 'nonsense': EINVAL"):
         box.run("true")

@@ -110,7 +110,7 @@ def test_an_option_is_set_on_a_new_filesystem(box: Box, option: str) -> None:
     assert options_of(box, "/t") == (PLAIN - takes) | adds
 
 
-def test_the_last_of_two_counts_and_words_without_effect_are_taken(
+def test_the_last_of_two_options_wins_and_options_without_effect_are_accepted(
     box: Box, tmp_path: Path
 ) -> None:
     box.add_mount("/t", "tmpfs", "ro", "noexec", "rw", "exec", "defaults", "async", "nomand",
@@ -207,13 +207,15 @@ def test_a_mapped_tree_has_mapped_owners(
         ),
     ],
 )
-def test_maps_that_cannot_be(box: Box, mount: dict[str, object], words: str) -> None:
+def test_impossible_maps_of_a_mount_are_refused(
+    box: Box, mount: dict[str, object], words: str
+) -> None:
     box.config["mounts"].append({"destination": "/t", "source": "/tmp", **mount})
     with pytest.raises(InvalidSpec, match=words):
         box.request("true")
 
 
-def test_a_filesystem_without_maps_is_named(box: Box) -> None:
+def test_mapping_a_filesystem_without_idmapped_mounts_is_an_error(box: Box) -> None:
     box.bind(Path("/proc/sys"), "/t", "bind", "idmap")
     box.config["mounts"][-1].update(uidMappings=MAPS, gidMappings=MAPS)
     with pytest.raises(KernelError, match="may not support idmapped mounts"):

@@ -296,7 +296,7 @@ def test_a_tmpfs_has_its_options(box: Box) -> None:
     assert text.splitlines() == ["750", "700", "touch: /ro/x: Read-only file system", "fine"]
 
 
-def test_read_only_root(box: Box, data: Path) -> None:
+def test_the_root_can_be_read_only(box: Box, data: Path) -> None:
     box.config["root"]["readonly"] = True
     box.bind(data, "/w")
     text = box.run("touch /x; touch /dev/x && echo dev; touch /w/x && echo volume; true")
@@ -485,7 +485,7 @@ ODD = ("a:b", "a\\:b", "a\\b", "a\\\\", "a,b", "b" * 250)
 
 
 @pytest.mark.parametrize("name", ODD, ids=map(str, range(len(ODD))))
-def test_folders_of_an_overlay_that_is_a_volume_by_any_name(
+def test_an_overlay_volume_may_have_folders_with_any_name(
     box: Box, tmp_path: Path, name: str
 ) -> None:
     folders = {part: tmp_path / part / name for part in ("one", "two", "u", "w")}
@@ -539,7 +539,7 @@ def test_a_tmpfs_copies_the_covered_folder(box: Box) -> None:
     assert not (home / "made").exists()
 
 
-def test_a_copy_that_does_not_fit(box: Box) -> None:
+def test_a_tmpfs_that_is_too_small_for_its_copy_is_an_error(box: Box) -> None:
     (box.image / "run/big").write_bytes(bytes(1 << 20))
     box.add_mount("/run", "tmpfs", "tmpcopyup", "size=64k", kind="tmpfs")
     with pytest.raises(KernelError, match="tmpcopyup '/run': ENOSPC"):

@@ -18,7 +18,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def in_network(work: Callable[[], None]) -> None:
-    """Run it in a child with its own network namespace, so that no link of the machine is
+    """Run the check in a child with its own network namespace, so that no link of the machine is
     touched."""
     pid = os.fork()
     if not pid:
@@ -102,7 +102,7 @@ def test_a_link_moves_into_a_user_namespace(box: Box) -> None:
     in_network(check)
 
 
-def test_failures_leave_the_link(box: Box) -> None:
+def test_a_failed_move_leaves_the_link_on_the_host(box: Box) -> None:
     def check() -> None:
         add("d0", "192.0.2.7/24")
         for devices, kind, words in (
@@ -119,13 +119,13 @@ def test_failures_leave_the_link(box: Box) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "a:b", "sixteen-letters-"])
-def test_names_that_are_none(box: Box, name: str) -> None:
+def test_invalid_names_of_links_are_refused(box: Box, name: str) -> None:
     box.linux["netDevices"] = {name: {}}
     with pytest.raises(InvalidSpec, match=r"linux\.netDevices\."):
         box.request("true")
 
 
-def test_the_hosts_namespace_takes_none(box: Box) -> None:
+def test_links_are_not_moved_into_the_hosts_network_namespace(box: Box) -> None:
     box.linux["netDevices"] = {"d0": {}}
     entries = [e for e in box.linux["namespaces"] if e["type"] != "network"]
     box.linux["namespaces"] = entries

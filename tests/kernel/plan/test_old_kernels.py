@@ -46,7 +46,7 @@ def test_shared_memory_lives_in_the_pause_process(box: Box, old: None) -> None:
         release(pod)
 
 
-def test_masked_folders_do_without_clones(box: Box, old: None) -> None:
+def test_folders_are_masked_without_cloned_mounts(box: Box, old: None) -> None:
     (box.image / "secret").mkdir()
     (box.image / "secret/key").touch()
     box.linux["maskedPaths"] = ["/secret", "/proc/irq", "/etc/passwd"]
@@ -54,7 +54,7 @@ def test_masked_folders_do_without_clones(box: Box, old: None) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 60])
-def test_overlay_by_mount(tmp_path: Path, layers: int) -> None:
+def test_an_overlay_is_mounted_by_the_old_system_call(tmp_path: Path, layers: int) -> None:
     deep = tmp_path / ("long-" * 8)
     lower = []
     for number in range(layers):

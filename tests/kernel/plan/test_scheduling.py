@@ -27,7 +27,7 @@ MEMORY = {
 
 
 def attributes(pid: int) -> dict[str, int]:
-    """sched_getattr(2)."""
+    """Return the attributes that sched_getattr(2) has."""
     buffer = ctypes.create_string_buffer(48)
     assert _syscall(arch().syscalls["sched_getattr"], pid, buffer, 48, 0) == 0
     names = ("size", "policy", "flags", "nice", "priority", "runtime", "deadline", "period")
@@ -74,7 +74,7 @@ def test_a_process_has_its_io_priority(box: Box, name: str, number: int) -> None
         assert ioprio(created.pid) == (number, 5)
 
 
-def test_an_exec_has_its_own_or_the_containers(box: Box) -> None:
+def test_an_exec_has_its_own_scheduling_or_the_containers(box: Box) -> None:
     box.process["scheduler"] = {"policy": "SCHED_BATCH", "nice": 3}
     box.process["ioPriority"] = {"class": "IOPRIO_CLASS_BE", "priority": 2}
     box.linux["personality"] = {"domain": "LINUX32"}
@@ -135,7 +135,9 @@ def test_a_memory_policy_may_have_no_nodes(box: Box, mode: str, word: str) -> No
         ({"mode": "MPOL_BIND", "nodes": "0", "flags": ["MPOL_F_X"]}, r"flags\[0\]: unknown flag"),
     ],
 )
-def test_memory_policies_that_cannot_be(box: Box, policy: dict[str, Any], where: str) -> None:
+def test_impossible_memory_policies_are_refused(
+    box: Box, policy: dict[str, Any], where: str
+) -> None:
     box.linux["memoryPolicy"] = policy
     with pytest.raises(InvalidSpec, match=rf"linux\.memoryPolicy\.{where}"):
         box.run("true")

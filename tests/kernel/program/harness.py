@@ -86,7 +86,7 @@ class Launched:
         return (MESSAGE.unpack(packet), fds) if packet else (None, fds)
 
     def release(self, byte: int = 1) -> None:
-        """Let a wait go on."""
+        """Send the byte for which the program waits."""
         self.socket.send(bytes([byte]))
 
     def end(self) -> Ended:

@@ -199,7 +199,7 @@ def test_the_executable_is_made_once() -> None:
     assert executable() == executable()
 
 
-def test_a_number_that_means_something_else_now_is_noticed() -> None:
+def test_an_executable_whose_descriptor_number_was_reused_is_opened_again() -> None:
     number = executable()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, number)  # what a fork that closes everything and opens something else comes to
@@ -461,7 +461,9 @@ except OSError as error:
 
 
 @pytest.mark.parametrize(("value", "memfd"), [("0", "memfd"), ("1", "memfd"), ("2", "EACCES")])
-def test_where_memfds_cannot_be_executed_a_read_only_mount_is(value: str, memfd: str) -> None:
+def test_the_launcher_is_executed_from_its_file_where_memfds_cannot_be(
+    value: str, memfd: str
+) -> None:
     if not os.path.exists("/proc/sys/vm/memfd_noexec"):
         pytest.skip("no vm.memfd_noexec (Linux 6.3)")
     result = subprocess.run(
@@ -492,7 +494,7 @@ os.kill(child, 15)
 """
 
 
-def test_where_memfds_cannot_be_executed_the_pause_program_is_executed_from_its_file() -> None:
+def test_the_pause_program_is_executed_from_its_file_where_memfds_cannot_be() -> None:
     if not os.path.exists("/proc/sys/vm/memfd_noexec"):
         pytest.skip("no vm.memfd_noexec (Linux 6.3)")
     result = subprocess.run(

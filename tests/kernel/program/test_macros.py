@@ -147,7 +147,7 @@ def test_missing_files_are_made_and_others_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["/dev/zero", "/etc/passwd", "/"])
-def test_a_device_that_is_another_is_refused(tmp_path: Path, what: str) -> None:
+def test_another_device_is_refused(tmp_path: Path, what: str) -> None:
     def body(a: Assembler, root: Slot) -> None:
         fd = macros.open_at(a, AT_FDCWD, what, resolve=0)
         macros.require_device(a, fd, 1, 3, "/dev/null")
@@ -167,7 +167,8 @@ def test_a_failed_requirement_reports_its_reason(tmp_path: Path) -> None:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """Directories with a program, a file without x, a directory, nothing."""
+    """Return a folder of directories: with a program, with a file that is not executable, with a
+    directory, and empty."""
     for name in ("good", "plain", "folder", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "good/tool").write_text("#!/bin/sh\necho ran\n")

@@ -114,7 +114,7 @@ class TestEachField:
             (20, 0xFFFFFFFF),
         ],
     )
-    def test_sizes_that_do_not_fit(self, machine: str, offset: int, value: int) -> None:
+    def test_sizes_that_do_not_fit_are_refused(self, machine: str, offset: int, value: int) -> None:
         raw = sample(machine)
         struct.pack_into("<I", raw, offset, value)
         assert refused(raw, machine)[1] == SIZES
@@ -159,7 +159,7 @@ class TestEachField:
         assert run(bytes(raw), machine).status == 125
 
     @pytest.mark.parametrize("width", [2, 3, 5, 7, 9, 16, 255])
-    def test_a_width_that_is_none(self, machine: str, width: int) -> None:
+    def test_an_invalid_width_is_refused(self, machine: str, width: int) -> None:
         raw = sample(machine)
         put(raw, 0, "width", "B", width)
         assert refused(raw, machine) == (0, PLACE)
@@ -194,7 +194,7 @@ class TestEachField:
         put(raw, index, "skip", "I", OPERATIONS - index)
         assert refused(raw, machine) == (index, SKIP)
 
-    def test_a_program_without_an_end(self, machine: str) -> None:
+    def test_a_program_without_an_end_is_refused(self, machine: str) -> None:
         raw = sample(machine)
         put(raw, OPERATIONS - 1, "kind", "B", 1)
         assert refused(raw, machine) == (OPERATIONS - 1, NO_END)
@@ -217,11 +217,13 @@ class TestEachField:
     @pytest.mark.parametrize(
         "arguments", [[], [""], ["x"], ["-1"], ["3 "], ["99999999999999999999"]]
     )
-    def test_a_number_that_is_none(self, machine: str, arguments: list[str]) -> None:
+    def test_arguments_that_are_no_number_are_refused(
+        self, machine: str, arguments: list[str]
+    ) -> None:
         ended = run(bytes(sample(machine)), machine, arguments=arguments)
         assert (ended.status, ended.messages) == (126, [])
 
-    def test_descriptors_that_are_not_there(self, machine: str) -> None:
+    def test_a_descriptor_that_is_not_open_is_refused(self, machine: str) -> None:
         assert run(bytes(sample(machine)), machine, arguments=["777"]).status == 126
 
 

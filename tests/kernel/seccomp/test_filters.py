@@ -63,7 +63,7 @@ def test_actions_have_their_effect(
     assert was_made == (action in ("SCMP_ACT_LOG", "SCMP_ACT_ALLOW"))
 
 
-def test_a_default_that_refuses(box: Box) -> None:
+def test_a_default_action_may_refuse_calls(box: Box) -> None:
     box.process["noNewPrivileges"] = True
     box.linux["seccomp"] = {
         "defaultAction": "SCMP_ACT_ERRNO",

@@ -1,5 +1,5 @@
-"""Writing limits: order, missing controllers, and restoring. The group is a folder with real
-files."""
+"""Limits are written in order, missing controllers are reported, and a failed update restores
+the old values. The group is a folder with plain files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def group(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_values_arrive(tmp_path: Path) -> None:
+def test_limits_are_written_to_their_files(tmp_path: Path) -> None:
     group(tmp_path, memory_max="", pids_max="", cpu_max="max 100000")
     notes = limits.write(
         str(tmp_path),
@@ -39,7 +39,7 @@ def test_no_limit_needs_no_file(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_its_controller_does_not_offer_is_an_error_in_both_ways(tmp_path: Path) -> None:
+def test_a_file_that_its_controller_does_not_offer_is_always_an_error(tmp_path: Path) -> None:
     group(tmp_path)
     for choice in ("error", "warn"):
         with pytest.raises(Unsupported, match=r"memory\.max"):
@@ -55,7 +55,7 @@ def test_a_missing_controller_is_an_error_or_a_warning(tmp_path: Path) -> None:
     assert "nothing.max" in note
 
 
-def test_the_choice_has_two_words(tmp_path: Path) -> None:
+def test_missing_controllers_is_error_or_warn(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="error, warn"):
         limits.write(str(tmp_path), {}, "ignore")
 
@@ -85,8 +85,8 @@ def test_a_failed_callback_restores_the_limits(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A group with a quota of 100 ms and a burst of 50 ms, which bound each other as in the kernel
-    (tg_set_bandwidth, kernel/sched/core.c: EINVAL for a burst above the quota)."""
+    """Return a group with a quota of 100 ms and a burst of 50 ms, which bound each other as in the
+    kernel (tg_set_bandwidth, kernel/sched/core.c: EINVAL for a burst above the quota)."""
     group(tmp_path, cpu_max="100000 100000\n", cpu_max_burst="50000\n", memory_max="max\n")
 
     def write(directory: str, file: str, content: str) -> None:

@@ -47,7 +47,7 @@ def test_the_root_and_nul_are_refused(cgroups_path: str) -> None:
         ("system.slice:p:x-y.slice", "x-y.slice", "/x.slice/x-y.slice"),
     ],
 )
-def test_systemd_names(cgroups_path: str, unit: str, path: str) -> None:
+def test_systemd_paths_name_a_slice_and_a_unit(cgroups_path: str, unit: str, path: str) -> None:
     group = place(cgroups_path, "id", "systemd")
     assert (group.unit, group.path) == (unit, path)
 
@@ -56,12 +56,12 @@ def test_systemd_names(cgroups_path: str, unit: str, path: str) -> None:
     "cgroups_path",
     ["/a/b", "a:b", "a.slice:b:c:d", "a.slice:b/c:d", "a:b:c", "a--b.slice:p:n", "a.slice:p:"],
 )
-def test_other_shapes_are_refused_for_systemd(cgroups_path: str) -> None:
+def test_paths_of_another_form_are_refused_for_systemd(cgroups_path: str) -> None:
     with pytest.raises(InvalidSpec):
         place(cgroups_path, "id", "systemd")
 
 
-def test_an_unknown_driver_is_the_callers_mistake() -> None:
+def test_an_unknown_driver_is_an_invalid_argument() -> None:
     with pytest.raises(InvalidArgument, match="cgroupfs, systemd"):
         place("/a", "id", "openrc")
 

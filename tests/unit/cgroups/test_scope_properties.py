@@ -63,7 +63,7 @@ def test_limits_become_properties() -> None:
     }  # fmt: skip
 
 
-def test_unified_overrides_and_names_systemds_words() -> None:
+def test_unified_limits_become_properties_and_override_others() -> None:
     by_name = dict(properties({
         "memory": {"limit": 5},
         "unified": {"memory.max": "max", "cpu.max": "max 5000", "memory.oom.group": "1",

@@ -67,7 +67,7 @@ def test_messages_of_the_library_are_read(pid: int, flag: bool, raw: bytes) -> N
 
 
 @given(st.binary(max_size=64))
-def test_nonsense_is_an_error_or_a_message(content: bytes) -> None:
+def test_random_bytes_are_decoded_or_refused(content: bytes) -> None:
     try:
         criu.decode(content)
     except PeerError:
@@ -75,7 +75,7 @@ def test_nonsense_is_an_error_or_a_message(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x08", b"\x0a\x05ab", b"\x0b", b"\x09\x01", b"\xff" * 12])
-def test_messages_that_end_too_early(content: bytes) -> None:
+def test_messages_that_end_too_early_are_refused(content: bytes) -> None:
     with pytest.raises(PeerError):
         criu.decode(content)
 
@@ -117,6 +117,6 @@ def test_every_option_has_its_field() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"empty_ns": ("pid",)}, {"manage_cgroups_mode": "odd"}])
-def test_words_that_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         choices(**wrong)

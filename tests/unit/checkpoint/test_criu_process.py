@@ -13,7 +13,7 @@ from pyrunc.errors import NotFound
 
 @pytest.fixture
 def status_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that gets the process's status; the program ends when the socket closes."""
+    """Return the file that gets the process's status; the program ends when the socket closes."""
     status = tmp_path / "status"
     program = tmp_path / "criu"
     program.write_text(f"#!/bin/sh\ncat /proc/self/status > {status}\n")

@@ -253,7 +253,7 @@ def test_an_exec_has_steps_of_its_own() -> None:
     ]
 
 
-def test_a_plain_container_asks_nothing_of_its_parent() -> None:
+def test_a_plain_container_has_no_steps_of_its_parent() -> None:
     assert "Sync" not in names(plan()) and not lower(plan()).steps
 
 
@@ -267,7 +267,7 @@ def test_a_parents_step_is_shown_before_the_line_that_waits_for_the_parent() -> 
     assert lines[at - 1].startswith("   3.5  parent: move links")
 
 
-def test_start_waits_at_the_end() -> None:
+def test_a_created_process_awaits_start_before_execve() -> None:
     assert names(plan(await_start=True))[-4:] == ["CheckProgram", "Ready", "AwaitStart", "Execute"]
 
 
@@ -472,7 +472,7 @@ WORDS = [
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.sampled_from(WORDS), max_size=12))
-def test_the_last_word_wins(options: list[str]) -> None:
+def test_the_last_of_contradicting_mount_options_wins(options: list[str]) -> None:
     sorted_options = mounts.MountOptions(tuple(options))
     for one, other, bit in (
         ("ro", "rw", 1),
@@ -496,12 +496,12 @@ def test_normal_paths_are_absolute_and_clean(path: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1-", "-1", "a", "3-1", "1,,x", "٣", "0-99999", "9" * 5000])
-def test_bad_cpu_lists(text: str) -> None:
+def test_bad_cpu_lists_are_refused(text: str) -> None:
     with pytest.raises(InvalidSpec):
         cpu_list(text, "p")
 
 
-def test_cpu_list() -> None:
+def test_cpu_lists_are_parsed() -> None:
     assert cpu_list("0-3, 7", "p") == (0, 1, 2, 3, 7)
     assert cpu_list("", "p") == ()
 
@@ -590,14 +590,16 @@ def test_preserved_descriptors_move_the_numbers() -> None:
         (Mount("/d", "overlay", "/s", ()), False),
     ],
 )
-def test_which_binds_are_made_inside(mount: Mount, expected: bool) -> None:
+def test_binds_are_made_by_the_containers_process_where_possible(
+    mount: Mount, expected: bool
+) -> None:
     linux = parse(default()).linux
     assert mounts.may_be_opened_inside(mount, linux) is expected
     in_user = linux.replace(namespaces=(*linux.namespaces, Namespace("user")))
     assert not mounts.may_be_opened_inside(mount, in_user)
 
 
-def test_relations_to_the_host_need_its_own_mount() -> None:
+def test_shared_and_slave_binds_are_cloned_from_the_hosts_mount() -> None:
     linux = parse(default()).linux
     shared = Mount("/d", "bind", "/s", ("rbind", "rshared"))
     slave = Mount("/d", "bind", "/s", ("rbind", "rslave"))

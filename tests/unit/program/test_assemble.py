@@ -322,7 +322,7 @@ def test_constants_are_shared_and_blocks_are_not() -> None:
     assert a.constant(b"12345678").offset != a.data(b"12345678").offset
 
 
-def test_a_failure_is_worded_with_its_line() -> None:
+def test_a_failure_names_its_line_call_and_errno() -> None:
     a = Assembler()
     a.at(Line("mount 'proc' on '/proc'", 17))
     a.sys("mount", 0, "/proc", "proc", 0, 0)

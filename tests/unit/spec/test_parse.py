@@ -288,7 +288,7 @@ PLACES = [
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.sampled_from(PLACES), JSON)
-def test_anything_is_read_or_refused(path: str, value: object) -> None:
+def test_random_documents_are_parsed_or_refused(path: str, value: object) -> None:
     try:
         check(parse(put(default(), path, value)))
     except InvalidSpec as error:
