@@ -9,13 +9,13 @@ import logging
 import os
 import posixpath
 import stat
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
+from cri_server.operations import threads
 from cri_server.spec import path_length
 from cri_server.spec.mounts import MountRequest
 from cri_server.spec.open_sources import OpenSources
@@ -62,9 +62,9 @@ async def run_with_deadline(
     *arguments: Any,
     discard: Callable[[Result], object] | None = None,
 ) -> Result:
-    """Run `function(*arguments)` in its own daemon thread. Raises DeadlineExceeded naming
-    `what`. The thread is abandoned then, because nothing can interrupt it in the kernel; it passes
-    a late result to `discard`."""
+    """Run `function(*arguments)` in a daemon thread and return its result. Raises DeadlineExceeded
+    naming `what`. The thread is abandoned then, because nothing can interrupt it in the kernel; it
+    passes a late result to `discard`."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # a cancelled waiter cannot cancel a running future
 
@@ -77,7 +77,7 @@ async def run_with_deadline(
     name = what if isinstance(what, str) else function.__name__
     # Not an executor: its threads are few, a hung one is not given back, and the interpreter waits
     # for all of them at its exit (concurrent.futures).
-    threading.Thread(target=run, name=f"path {name[:60]}", daemon=True).start()
+    threads.start(f"path {name[:60]}", run)
     try:
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(future)
