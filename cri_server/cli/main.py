@@ -237,7 +237,7 @@ def _reader_left() -> int:
 
 
 def main() -> None:
-    """The entry point: an Error is one line on stderr and exit code 1."""
+    """Run the command line and exit with its code. An Error is printed as one line on stderr."""
     _open_standard_streams()
     # a collection after the imports would take 6 of the 100 ms of a short command
     gc.disable()

@@ -1,5 +1,5 @@
-"""Checks for leftovers: shims and cgroups without a record, mounts below the server's directories,
-damaged records. Also checks whether a server answers."""
+"""Checks for leftovers: pods of shims and cgroups without a record, mounts below the server's
+directories, damaged records. Also checks whether a server answers."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def pods(host: Host) -> Iterator[CheckResult]:
         restart = host.service("restart", "pyrunc-cri", by_hand)
         yield warning(
             "leftover-shims",
-            f"{len(stray)} shims have pods without a record: {_some(listed)}",
+            f"{len(stray)} pods of shims have no record: {_some(listed)}",
             "their processes and addresses are of no use",
-            f"{restart} (the server ends them at its start; pods with a record run on)",
+            f"{restart} (a starting server ends them; pods with a record run on)",
         )
     else:
         yield fine("leftover-shims", "none")
@@ -165,7 +165,7 @@ def records(host: Host) -> Iterator[CheckResult]:
 
 
 def _shims(host: Host) -> dict[str, int]:
-    """Return the pids of living shims by the id of their sandbox."""
+    """Return, for each sandbox whose shim lives, the pid of the shim by the sandbox's id."""
     pids = {}
     states = _paths(host).sandbox_states
     for name in entries(states):

@@ -29,7 +29,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class NodeFile:
     """A file to install. `keep`: an existing one belongs to the administrator; it is not
     overwritten, and removed only if it is unchanged."""
 
@@ -49,20 +49,24 @@ def local(program: str) -> Layout:
     return Layout(program, "/usr/local", "/etc")
 
 
-def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[File]:
+def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[NodeFile]:
     """Yield all files. `programs` are the command lines for manual pages and completions."""
     settings, share = layout.settings, f"{layout.prefix}/share"
-    yield File(f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program))
-    yield File(f"{settings}/tmpfiles.d/pyrunc.conf", data("tmpfiles.conf"))
-    yield File(f"{settings}/modules-load.d/pyrunc.conf", data("modules-load.conf"))
-    yield File(f"{settings}/sysctl.d/50-pyrunc.conf", data("sysctl.conf"))
-    yield File(str(DEFAULT_PATH), config_file.text(), keep=True)
-    yield File(f"{share}/doc/pyrunc/examples/{EXAMPLE}", data(EXAMPLE))
-    yield File(f"{share}/man/man5/pyrunc-config.5", manual.config_page())
+    yield NodeFile(
+        f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program)
+    )
+    yield NodeFile(f"{settings}/tmpfiles.d/pyrunc.conf", data("tmpfiles.conf"))
+    yield NodeFile(f"{settings}/modules-load.d/pyrunc.conf", data("modules-load.conf"))
+    yield NodeFile(f"{settings}/sysctl.d/50-pyrunc.conf", data("sysctl.conf"))
+    yield NodeFile(str(DEFAULT_PATH), config_file.text(), keep=True)
+    yield NodeFile(f"{share}/doc/pyrunc/examples/{EXAMPLE}", data(EXAMPLE))
+    yield NodeFile(f"{share}/man/man5/pyrunc-config.5", manual.config_page())
     for name, program in programs.items():
-        yield File(f"{share}/man/man8/{name}.8", manual.command_page(name, program))
+        yield NodeFile(f"{share}/man/man8/{name}.8", manual.command_page(name, program))
         for shell in shells.CLASSES:
-            yield File(shells.path(shell, name, layout.prefix), shells.script(shell, name, program))
+            yield NodeFile(
+                shells.path(shell, name, layout.prefix), shells.script(shell, name, program)
+            )
 
 
 def data(name: str) -> str:

@@ -51,7 +51,7 @@ FIREWALL = "pyrunc_cni"  # the nftables table of the CNI plugins (cni_plugins/ne
 SYSTEMD = Path("/run/systemd/system")
 
 
-class Record(msgspec.Struct, kw_only=True):
+class InstallRecord(msgspec.Struct, kw_only=True):
     """The record of an installation."""
 
     version: int = 1
@@ -61,7 +61,7 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InstallRequest:
     """The options of an installation. `root`: the machine's root; with another one than / no
     command is executed. `scripts`: the folder of the programs to install; None with a package.
     `programs`: their command lines."""
@@ -83,7 +83,7 @@ def is_packaged() -> bool:
     return os.path.realpath(__file__).startswith(f"{PACKAGE}/")
 
 
-def install_actions(request: Request) -> list[Action]:
+def install_actions(request: InstallRequest) -> list[Action]:
     """Return the actions of an installation, also those that are already done. Raises OSError,
     Error."""
     installing = [*_files(request), *_plugins(request), *_kubelet(request)]
@@ -105,7 +105,7 @@ def install_actions(request: Request) -> list[Action]:
     return [*record_folders, note, *others, *installing, *_start(request)]
 
 
-def uninstall_actions(request: Request, purge: bool) -> list[Action]:
+def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
     """Return the actions that undo an installation; with `purge` also images, records and a changed
     configuration are removed. Raises WrongState while there are pods, or a server that systemd does
     not stop, and for a purge while there are mounts below the folders; OSError, Error."""
@@ -148,7 +148,7 @@ def refuse_with_pods(root: Path) -> None:
         )
 
 
-def refuse_with_server(request: Request) -> None:
+def refuse_with_server(request: InstallRequest) -> None:
     """Raise WrongState while a server runs outside of the unit (that of the unit is stopped first):
     it would lose its folders."""
     settings = _settings(request.root)
@@ -188,13 +188,13 @@ def carry_out(
         yield action, needed and not isinstance(action, Keep)
 
 
-def _file_list(request: Request) -> list[files.File]:
+def _file_list(request: InstallRequest) -> list[files.NodeFile]:
     if request.scripts is None:
         return []
     return list(files.files(files.local(f"{request.scripts}/pyrunc-cri"), request.programs))
 
 
-def _files(request: Request) -> Iterator[Action]:
+def _files(request: InstallRequest) -> Iterator[Action]:
     for file in _file_list(request):
         content = file.text.encode()
         if file.keep and _is_changed(request.root, file.path, content):
@@ -216,7 +216,7 @@ def _is_changed(root: Path, path: str, content: bytes) -> bool:
     return _digest(read(file)) != _read_record(root).files.get(path)
 
 
-def _plugins(request: Request) -> Iterator[Action]:
+def _plugins(request: InstallRequest) -> Iterator[Action]:
     """Yield the CNI plugins. The server has them built in; other runtimes and delegating plugins
     need executables."""
     for name in builtin.MODULES:
@@ -242,7 +242,7 @@ def _is_free_for_ours(path: Path) -> bool:
         return not path.is_symlink()
 
 
-def _kubelet(request: Request) -> Iterator[Action]:
+def _kubelet(request: InstallRequest) -> Iterator[Action]:
     text = kubelet.drop_in(request.root) if request.with_kubelet else None
     if text is not None:
         yield Write(kubelet.DROP_IN, text.encode())
@@ -261,7 +261,7 @@ def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
     return [Folder(path, modes[path]) for path in sorted(modes) if not beneath(root, path).exists()]
 
 
-def _start(request: Request) -> Iterator[Action]:
+def _start(request: InstallRequest) -> Iterator[Action]:
     if not request.is_live:
         return
     # systemd reads the new unit and the drop-in of kubelet only then.
@@ -321,11 +321,11 @@ def _settings(root: Path) -> config.Config:
     return config.load(file, {})
 
 
-def _read_record(root: Path) -> Record:
+def _read_record(root: Path) -> InstallRecord:
     file = beneath(root, RECORD)
     try:
-        return msgspec.json.decode(read(file), type=Record)
+        return msgspec.json.decode(read(file), type=InstallRecord)
     except FileNotFoundError:
-        return Record()
+        return InstallRecord()
     except msgspec.MsgspecError as error:
         raise Error(f"{RECORD}: {error}") from None

@@ -79,7 +79,7 @@ class CallError(Exception):
 
 
 class Channel:
-    """Calls to the server that listens on the socket `path`."""
+    """Makes gRPC calls to the server that listens on the socket `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -67,10 +67,11 @@ class Unsupported(ServerError):
 
 
 class Client:
-    """The calls that the commands make. Use as a context manager."""
+    """Makes the calls of the verbs. A context manager, which closes the connections."""
 
     def __init__(self, address: str) -> None:
-        """The first call connects. Raises InvalidArgument for a malformed address."""
+        """Check the address; the first call connects. Raises InvalidArgument for a malformed
+        address."""
         self._address = address
         self._path = socket_path(address)
         self._answered = False  # a reply has arrived, so the server speaks CRI

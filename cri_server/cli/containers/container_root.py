@@ -37,11 +37,10 @@ class ContainerRoot:
             self.owner = _first_id(pid, "uid"), _first_id(pid, "gid")
             if not has_process(client, container, pid):
                 raise WrongState(f"container {name} has ended")
-        except OSError:
+        except BaseException as error:
             os.close(self.descriptor)
-            raise WrongState(f"container {name} has ended") from None
-        except BaseException:
-            os.close(self.descriptor)
+            if isinstance(error, OSError):
+                raise WrongState(f"container {name} has ended") from None
             raise
 
     def __enter__(self) -> ContainerRoot:

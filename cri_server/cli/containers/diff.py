@@ -69,7 +69,7 @@ def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
             pending += _below(upper, lower, change.path, change.hides)[::-1]
 
 
-class Change(NamedTuple):
+class LayerChange(NamedTuple):
     """A changed path. `hides`: it is a folder that hides what the image has there."""
 
     kind: str
@@ -78,12 +78,12 @@ class Change(NamedTuple):
     hides: bool = False
 
 
-def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
+def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[LayerChange]:
     """Return the changes in one folder, sorted by name."""
     folder = _open(upper, path)
     if folder is None:
         return []
-    changes_by_name: dict[bytes, Change] = {}
+    changes_by_name: dict[bytes, LayerChange] = {}
     with closing_fd(folder):
         # An opaque folder hides all that the image has at this place (trusted.overlay.opaque).
         hides = hides or is_opaque(f"/proc/self/fd/{folder}")
@@ -95,17 +95,17 @@ def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
                 changes_by_name[name] = _change(place, status, name in in_image, hides)
     if hides:
         for name in in_image - changes_by_name.keys():
-            changes_by_name[name] = Change(DELETED, os.path.join(path, name))
+            changes_by_name[name] = LayerChange(DELETED, os.path.join(path, name))
     return [changes_by_name[name] for name in sorted(changes_by_name)]
 
 
-def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) -> Change:
+def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) -> LayerChange:
     # overlayfs marks a deleted file by a character device 0/0 (filesystems/overlayfs.rst,
     # "whiteouts").
     if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
-        return Change(DELETED, path)
+        return LayerChange(DELETED, path)
     kind = CHANGED if in_image else ADDED
-    return Change(kind, path, stat.S_ISDIR(status.st_mode), hides)
+    return LayerChange(kind, path, stat.S_ISDIR(status.st_mode), hides)
 
 
 def _names(root: int, path: bytes) -> set[bytes]:

@@ -20,6 +20,7 @@ from cri_server.cli.manifest import folders
 from cri_server.cli.output import show
 from cri_server.cli.output.report import for_each, report
 from cri_server.rpc import private
+from cri_server.spec import signals
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.kernel.fd import closing_fd
 
@@ -239,16 +240,9 @@ def kill(address: str, /, names: tuple[str, ...], signal_name: str, **flags: Any
 
 def signal_number(text: str) -> int:
     """Parse `TERM`, `SIGTERM`, `15` or `RTMIN+1`. Raises InvalidArgument."""
-    name, plus, more = text.upper().removeprefix("SIG").partition("+")
     try:
-        if name.isdigit() and not plus:
-            return (
-                signal.Signals(int(name))
-                if int(name) < signal.SIGRTMIN
-                else min(int(name), signal.SIGRTMAX)
-            )
-        return int(signal.Signals[f"SIG{name}"]) + (int(more) if plus else 0)
-    except (KeyError, ValueError):
+        return signals.number(signals.from_text(text))
+    except InvalidArgument:
         raise InvalidArgument(f"--signal {text}: no such signal") from None
 
 

@@ -126,7 +126,7 @@ class EmptyDir(Object):
     """A directory in the pod's folder."""
 
 
-class File(Object):
+class VolumeFile(Object):
     """A file of a volume with a ConfigMap or a Secret; `content` is base64."""
 
     path: str
@@ -136,7 +136,7 @@ class File(Object):
 
 class Volume(Object):
     name: str
-    files: list[File] | None = msgspec.field(default=None, name="@files")
+    files: list[VolumeFile] | None = msgspec.field(default=None, name="@files")
     host_path: HostPath | None = None
     empty_dir: EmptyDir | None = None
 

@@ -72,7 +72,7 @@ def _make_empty(path: Path, group: int | None) -> None:
     path.chmod(0o777 if group is None else 0o2777)
 
 
-def _make_files(path: Path, files: list[pod_model.File], group: int | None) -> None:
+def _make_files(path: Path, files: list[pod_model.VolumeFile], group: int | None) -> None:
     """Write the files of a ConfigMap or Secret; with an fsGroup that group can read them, as in
     kubelet."""
     path.mkdir(parents=True)

@@ -45,7 +45,7 @@ def _as_crictl(document: dict[str, Any]) -> dict[str, Any]:
     for key in TIMES:
         if key in status:
             status[key] = moment(int(status[key]))
-    # only our interface file has a prefix here; on the wire the signal is a number
+    # Only our interface file has a prefix here; the message carries the number of the signal.
     if "stopSignal" in status:
         status["stopSignal"] = status["stopSignal"].removeprefix("SIGNAL_")
     return document

@@ -21,7 +21,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  # per second, the unit of CPU times in proc_pi
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ContainerProcess:
     """A process of a container; `time_s` is its CPU time."""
 
     container: str
@@ -35,7 +35,7 @@ class Process:
     command: str
 
 
-LISTING: Listing[Process] = Listing(
+LISTING: Listing[ContainerProcess] = Listing(
     "processes",
     (
         Column("CONTAINER", lambda p: p.container),
@@ -67,7 +67,7 @@ def top(address: str, names: tuple[str, ...], output: Output, watching: float | 
         )
 
 
-def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:
+def _processes(client: Client, names: tuple[str, ...]) -> Iterator[ContainerProcess]:
     for name in names:
         for identifier, label in _containers(client, name):
             pid = client.container_info(identifier).get("pid", 0)
@@ -84,7 +84,7 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
     return [(c.id, c.metadata.name) for c in containers if c.state == api.CONTAINER_RUNNING]
 
 
-def of_group(label: str, init: int) -> Iterator[Process]:
+def of_group(label: str, init: int) -> Iterator[ContainerProcess]:
     """Yield the processes in the cgroup of `init`, in all hierarchies, and in the cgroups below
     it."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
@@ -111,7 +111,7 @@ def _is_beneath(path: str, parent: str) -> bool:
     return path == parent or path.startswith(f"{parent}/")
 
 
-def _read(label: str, pid: int) -> Process | None:
+def _read(label: str, pid: int) -> ContainerProcess | None:
     """Read a process from /proc; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
@@ -123,7 +123,7 @@ def _read(label: str, pid: int) -> Process | None:
     name, _, rest = stat.partition("(")[2].rpartition(")")
     # proc_pid_stat(5) from its third field on; the second, the command, may contain spaces
     fields = rest.split()
-    return Process(
+    return ContainerProcess(
         container=label,
         pid=pid,
         parent=int(fields[1]),

@@ -4,7 +4,6 @@ drop-in in any case."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -60,7 +59,7 @@ def install_node(
     if os.geteuid() != 0 and not dry_run:
         raise Error(f"install-node needs root, but this is user {os.geteuid()}")
     os.umask(0o022)
-    request = node.Request(
+    request = node.InstallRequest(
         root.resolve(),
         None if node.is_packaged() else sysconfig.get_path("scripts"),
         command_lines(),
@@ -93,10 +92,9 @@ def command_lines() -> dict[str, click.Group]:
 def _link_program(folder: str) -> None:
     """Build `pyrunc` as a program that starts fast if there is a compiler (pyrunc/cli/entry.py), or
     else as a script."""
-    command = [sys.executable, "-m", "pyrunc.cli.entry", "install", folder]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise Error(f"{' '.join(command)}: exit code {result.returncode}: {result.stderr.strip()}")
+    from cri_server.install.actions import Run
+
+    Run((sys.executable, "-m", "pyrunc.cli.entry", "install", folder)).do(Path("/"))
 
 
 def _print_next_step(done: int, is_live: bool, uninstall: bool) -> None:

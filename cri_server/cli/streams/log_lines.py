@@ -19,7 +19,7 @@ RELATIVE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """A record of a log: its stream, the container's output (with a newline unless the record is a
     partial line), and its time."""
 
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     time: bytes
 
 
-def entries(file: BinaryIO) -> Iterator[Entry]:
+def entries(file: BinaryIO) -> Iterator[LogEntry]:
     """Yield the complete records from the file's position on."""
     while True:
         position = file.tell()
@@ -42,7 +42,7 @@ def entries(file: BinaryIO) -> Iterator[Entry]:
             # Tags are separated by colons, and only the first one is defined (kubelet's
             # kuberuntime/logs).
             partial = fields[2].split(b":")[0] == b"P"
-            yield Entry(
+            yield LogEntry(
                 fields[1].decode("ascii", "replace"),
                 fields[3] + (b"" if partial else b"\n"),
                 fields[0],
@@ -75,7 +75,7 @@ class Log:
                 del self._files[:number]
                 return
 
-    def new(self) -> Iterator[Entry]:
+    def new(self) -> Iterator[LogEntry]:
         """Yield the records that were written since the last call. Raises OSError."""
         while True:
             if len(self._files) == 1:
@@ -169,7 +169,7 @@ class Filter:
     stream: str = ""
     limit_bytes: int | None = None
 
-    def passes(self, entry: Entry) -> bool:
+    def passes(self, entry: LogEntry) -> bool:
         """Return True if the entry is selected."""
         if self.stream and entry.stream != self.stream:
             return False

@@ -16,7 +16,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.streams.log_lines import Entry, Filter, Log, moment
+from cri_server.cli.streams.log_lines import Filter, Log, LogEntry, moment
 from pyrunc.errors import InvalidArgument, NotFound
 
 # CRI reports no new log lines, so the files are read again and again.
@@ -42,7 +42,7 @@ class Writer:
         """True once --limit-bytes is reached."""
         return self.filter.limit_bytes == 0
 
-    def write(self, entry: Entry, name: str = "") -> None:
+    def write(self, entry: LogEntry, name: str = "") -> None:
         """Write an entry if the filter selects it. Raises OSError."""
         if not self.filter.passes(entry):
             return
