@@ -42,8 +42,8 @@ def plugin_of(config: PluginConfig) -> str:
 
 
 def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
-    """Run ADD of the address plugin; an empty result if there is none. `link`: the host's interface
-    of the attachment."""
+    """Run ADD of the address plugin. Returns an empty result for a network without one. `link`: the
+    host's interface of the attachment."""
     kind = plugin_of(config)
     if not kind:
         return Result()

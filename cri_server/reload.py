@@ -51,14 +51,14 @@ async def _reload_on_request(services: Services, read: Read, requested: asyncio.
         # The event is cleared before the read, so that a signal that arrives during it causes
         # another one.
         requested.clear()
-        notify.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        notify.send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             report(take(services, await asyncio.to_thread(read)))
         except Error as error:
             log.error("the configuration is not reloaded, nothing has changed: %s", error)
         except Exception:
             log.exception("the configuration is not reloaded: unexpected error")
-        notify.tell("READY=1")
+        notify.send("READY=1")
 
 
 def take(services: Services, changed: Config) -> list[Change]:

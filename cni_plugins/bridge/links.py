@@ -44,8 +44,8 @@ _FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
 
 
 def ensure_bridge(host: NetlinkSocket, settings: BridgeSettings) -> Link:
-    """The bridge, created if missing; two plugins may try this at the same time. Raises CniError 7
-    for another kind of link."""
+    """Return the bridge, and create it if it is missing. Two plugins may do this at the same time.
+    Raises CniError 7 for another kind of link."""
     link = find_link(host, name=settings.bridge)
     if link is None:
         request = new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu)
@@ -103,8 +103,8 @@ def attach_veth(
 def configure_pod(
     pod: PodNamespace, ifname: str, addressing: Addressing, settings: BridgeSettings
 ) -> Link:
-    """Set the addresses and routes of the pod's end in one send; returns the link. The only visit
-    to the namespace."""
+    """Set the addresses and routes of the pod's end in one send, the only visit to the namespace;
+    return the link."""
     with pod.entered() as inner:
         if 6 in addressing.versions:
             # A new namespace may have IPv6 disabled: it starts with the kernel's defaults, or with
@@ -160,9 +160,8 @@ def configure_gateway(
 
 
 def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
-    """The host's end once the bridge forwards what comes from it, 0.3 ms later. A bridge with STP
-    may take longer; it is not waited for.
-    """
+    """Wait until the bridge forwards packets of the host's end, 0.3 ms; return the end. A bridge
+    with STP may take longer, and is not waited for."""
     # Without this wait the first packets of 5 pods of 72 were lost, and sent again after a second.
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:
@@ -197,14 +196,14 @@ def announce(
 
 
 def disconnect(host: NetlinkSocket, name: str) -> bool:
-    """Remove the host's end and with it the pod's; waits for the kernel, 16 to 24 ms. Returns False
-    if it does not exist."""
+    """Remove the host's end and with it the pod's, which takes the kernel 16 to 24 ms. Returns
+    False if the link does not exist."""
     return host.try_call(delete_link(name=name), errno.ENODEV) is not None
 
 
 def quiesce(host: NetlinkSocket, name: str) -> bool:
-    """Set the host's end down: no packet passes any more, and the kernel removes both ends with the
-    namespace (0.1 ms). Returns False if it does not exist."""
+    """Set the host's end down, in 0.1 ms: no packet passes any more, and the kernel removes both
+    ends with the namespace. Returns False if the link does not exist."""
     return host.try_call(set_link(name=name, change=IFF_UP), errno.ENODEV) is not None
 
 

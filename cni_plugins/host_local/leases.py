@@ -123,7 +123,7 @@ class NetworkLeases:
         return leases
 
     def release(self, owner: str) -> list[str]:
-        """Release the addresses of `owner` and return them; does nothing if there are none."""
+        """Release the addresses of `owner` and return them. Does nothing when there are none."""
         record = self._record(_owner_path(owner), OwnerRecord)
         addresses = self.addresses_of(owner) if record else self._scan(owner)
         for address in addresses:

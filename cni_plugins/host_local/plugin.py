@@ -34,7 +34,7 @@ def allocate(call: CniCall, config: PluginConfig, *, link: str = "") -> Result:
 
 
 def release(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL; does nothing for an attachment without leases."""
+    """Run DEL: release the attachment's addresses, if it has any."""
     folder = settings.folder_of(config)
     # A DEL must not create the folder of a network that is gone.
     if os.path.isdir(folder):

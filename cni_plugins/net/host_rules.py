@@ -150,8 +150,8 @@ def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
 
 
 def masquerade_element(address: Address, subnet: Network, tag: str) -> Element:
-    """The element that makes a pod's packets leave under the host's address, unless sent to its
-    subnet or to multicast."""
+    """Return the element that masquerades a pod: its packets leave under the host's address, unless
+    they go to its subnet or to multicast."""
     return Element(
         f"masquerade{address.version}", address.packed, chain=_masquerade_chain(subnet), comment=tag
     )

@@ -43,7 +43,7 @@ class Connection:
         self.failed = self.leaving = False
         # Streams that the peer has closed while the owner still works for them: each `Reset` adds
         # one, the owner subtracts it.
-        self.held_streams = 0
+        self.unfinished_streams = 0
         self._streams: dict[int, Stream] = {}
         self._reset: OrderedDict[int, None] = OrderedDict()
         self._last_id = 0
@@ -246,7 +246,7 @@ class Connection:
         # A stream that was reset counts until its handler has ended: reset streams do not count in
         # the protocol, which made rapid resets an attack (CVE-2023-44487). REFUSED_STREAM permits a
         # retry (8.7).
-        if len(self._streams) + self.held_streams >= self.limits.streams:
+        if len(self._streams) + self.unfinished_streams >= self.limits.streams:
             self._refuse(stream_id, ErrorCode.REFUSED_STREAM)
             return
         try:
@@ -279,7 +279,7 @@ class Connection:
 
     def _refuse(self, stream_id: int, code: ErrorCode) -> None:
         """Reset a stream before it is opened."""
-        self._remember(stream_id)
+        self._note_reset(stream_id)
         self._sender.control(frames.rst_stream(stream_id, code))
         self._charge_reset()
 
@@ -288,7 +288,7 @@ class Connection:
         self._refuse(stream_id, code)
         self._close(stream_id)
         self._events.append(Reset(stream_id, code))
-        self.held_streams += 1
+        self.unfinished_streams += 1
 
     # -- control
 
@@ -365,7 +365,7 @@ class Connection:
         if stream_id in self._streams:
             self._close(stream_id)
             self._events.append(Reset(stream_id, WORD.unpack(body)[0]))
-            self.held_streams += 1
+            self.unfinished_streams += 1
             self._charge_reset()
         else:
             self._check_was_open(stream_id, "RST_STREAM")
@@ -403,7 +403,7 @@ class Connection:
         if stream is not None:
             self._sender.forget(stream.out)
 
-    def _remember(self, stream_id: int) -> None:
+    def _note_reset(self, stream_id: int) -> None:
         # The peer may have sent frames before it got the reset, and they must be ignored (section
         # 5.1).
         self._reset[stream_id] = None
@@ -427,7 +427,7 @@ class Connection:
         del self._streams[stream_id]
         # NO_ERROR tells the client to stop its upload and keep the reply (section 8.1).
         if stream.receiving:
-            self._remember(stream_id)
+            self._note_reset(stream_id)
             self._sender.control(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
 
     def _fail(self, code: ErrorCode, reason: str) -> None:
@@ -478,7 +478,7 @@ class Connection:
         """Reset a stream; no effect if it has ended."""
         if stream_id in self._streams:
             self._close(stream_id)
-            self._remember(stream_id)
+            self._note_reset(stream_id)
             self._sender.control(frames.rst_stream(stream_id, code))
 
     def lose(self) -> None:

@@ -30,7 +30,7 @@ class Reset:
     """The stream was reset, by the peer or because the peer broke the protocol on it.
 
     It counts as open until the owner has ended its work and has subtracted one from
-    `Connection.held_streams`.
+    `Connection.unfinished_streams`.
     """
 
     stream_id: int

@@ -12,10 +12,11 @@ class Limits:
 
     `streams`: open at once, including reset ones whose work has not ended. `header_list_bytes`: of
     one request, as SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the request is refused.
-    `header_block_bytes`, `header_frames`: of one block on the wire; beyond them the connection is
-    closed. `window_bytes`: the connection's receive window. `resets`: allowance (burst, per second)
-    of streams that the peer resets (CVE-2023-44487) or makes this side reset (CVE-2025-8671).
-    `controls`: allowance of frames without a request: PING, SETTINGS, empty DATA and the like.
+    `header_block_bytes`, `header_frames`: of one header block as it is sent; beyond them the
+    connection is closed. `window_bytes`: the connection's receive window. `resets`: allowance
+    (burst, per second) of streams that the peer resets (CVE-2023-44487) or makes this side reset
+    (CVE-2025-8671). `controls`: allowance of frames without a request: PING, SETTINGS, empty DATA
+    and the like.
     """
 
     streams: int = 1000
@@ -51,5 +52,5 @@ class Allowance:
         return True
 
     def refund(self, tokens: float) -> None:
-        """Give tokens back, for a proper request."""
+        """Add tokens, up to the maximum: a proper request pays for the control frames around it."""
         self._left = min(self.capacity, self._left + tokens)

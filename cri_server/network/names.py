@@ -22,24 +22,25 @@ from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.mount import mount, umount2
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
-_BEFORE_NAMES = "/proc/"
+_UNNAMED_PREFIX = "/proc/"
 """The prefix of paths that earlier versions recorded: /proc/SHIM/fd/N."""
 
 
 def is_name(path: str) -> bool:
     """Whether a recorded path is a name. A path of an earlier version is valid only while its shim
     lives."""
-    return bool(path) and not path.startswith(_BEFORE_NAMES)
+    return bool(path) and not path.startswith(_UNNAMED_PREFIX)
 
 
-def after_take_over(recorded: str, path: str) -> str:
-    """The path of a pod's namespace once another shim holds it at `path`: a name stays the same."""
+def path_after_take_over(recorded: str, path: str) -> str:
+    """Return the path to record once another shim has the namespace at `path`. A name stays the
+    same."""
     return recorded if is_name(recorded) else path
 
 
 class NamespaceNames:
-    """The names in one folder, which is created when missing. Methods do not wait for a disk if the
-    folder is on a tmpfs."""
+    """The names in one folder, which is created when missing. The methods do not wait for a disk if
+    the folder is on a tmpfs."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -1,5 +1,5 @@
 """Stores the node's pod CIDRs. kubelet sends them once (UpdateRuntimeConfig), and a restarted
-server needs them earlier: pods start as soon as it answers."""
+server needs them before kubelet sends them again."""
 
 from __future__ import annotations
 

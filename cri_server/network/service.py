@@ -385,8 +385,8 @@ class NetworkService:
 
 
 class _SandboxTurns:
-    """One call at a time per sandbox; `alone` waits until no sandbox has a call and makes others
-    wait."""
+    """Serializes the calls for each sandbox. `alone` waits until no sandbox has a call, and makes
+    later calls wait."""
 
     def __init__(self) -> None:
         self._sandboxes = KeyedLock()

@@ -34,8 +34,8 @@ class Closed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """A plugin's connection. `serve(method, payload)` handles its calls of the Runtime service, or
-    raises CallFailed; `on_close` is called once."""
+    """A plugin's connection. `serve(method, payload)` answers the plugin's calls of the Runtime
+    service, or raises CallFailed. `on_close` is called once."""
 
     def __init__(
         self, serve: Callable[[str, bytes], Awaitable[bytes]], on_close: Callable[[], None]

@@ -80,46 +80,46 @@ def pod(sandbox: Sandbox) -> api.PodSandbox:
     )
 
 
-def container(of: Container, spec: Mapping[str, Any], *, created: bool = True) -> api.Container:
-    """Convert the container `of` and its OCI configuration. `created`: False while it is being
+def container(source: Container, spec: Mapping[str, Any], *, created: bool = True) -> api.Container:
+    """Convert the container `source` and its OCI configuration. `created`: False while it is being
     created."""
-    config, process, linux = of.config, spec.get("process", {}), spec.get("linux", {})
-    ended = of.exit
+    config, process, linux = source.config, spec.get("process", {}), spec.get("linux", {})
+    ended = source.exit
     return api.Container(
-        id=of.id,
-        pod_sandbox_id=of.sandbox_id,
+        id=source.id,
+        pod_sandbox_id=source.sandbox_id,
         name=config.metadata.name,
-        state=STATES[of.state] if created else api.CONTAINER_UNKNOWN,  # type: ignore[index]
+        state=STATES[source.state] if created else api.CONTAINER_UNKNOWN,  # type: ignore[index]
         labels=dict(config.labels),
         annotations={**spec.get("annotations", {}), **config.annotations},
         args=process.get("args", ()),
         env=process.get("env", ()),
         mounts=[_mount(m) for m in spec.get("mounts", ())],
         hooks=_hooks(spec.get("hooks", {})),
-        linux=_linux(of, process, linux),
-        pid=of.process.pid if of.process is not None and ended is None else 0,
+        linux=_linux(source, process, linux),
+        pid=source.process.pid if source.process is not None and ended is None else 0,
         rlimits=[
             api.POSIXRlimit(type=r["type"], hard=r["hard"], soft=r["soft"])
             for r in process.get("rlimits", ())
         ],
-        created_at=of.created_at_ns,
-        started_at=of.started_at_ns,
+        created_at=source.created_at_ns,
+        started_at=source.started_at_ns,
         finished_at=ended.finished_at_ns if ended else 0,
         exit_code=ended.exit_code if ended else 0,
         status_reason=ended.cri_reason if ended else "",
         status_message=ended.message if ended else "",
         CDI_devices=[api.CDIDevice(name=device.name) for device in config.CDI_devices],
-        user=api.User(uid=of.user.uid, gid=of.user.gid, additional_gids=of.user.groups),
+        user=api.User(uid=source.user.uid, gid=source.user.gid, additional_gids=source.user.groups),
         image=api.Image(
-            name=of.image_name,
-            digest=of.image_ref.rpartition("@")[2] if "@" in of.image_ref else "",
-            config_digest=of.image_id,
+            name=source.image_name,
+            digest=source.image_ref.rpartition("@")[2] if "@" in source.image_ref else "",
+            config_digest=source.image_id,
         ),
     )
 
 
 def _linux(
-    of: Container, process: Mapping[str, Any], linux: Mapping[str, Any]
+    source: Container, process: Mapping[str, Any], linux: Mapping[str, Any]
 ) -> api.LinuxContainer:
     result = api.LinuxContainer(
         namespaces=[
@@ -128,7 +128,7 @@ def _linux(
         ],
         devices=[_device(d) for d in linux.get("devices", ())],
         resources=from_oci(linux.get("resources", {})),
-        cgroups_path=of.cgroups_path,
+        cgroups_path=source.cgroups_path,
         sysctl=linux.get("sysctl", {}),
         net_devices={
             name: api.LinuxNetDevice(name=device.get("name", ""))
@@ -142,8 +142,8 @@ def _linux(
         setattr(result.io_priority, "class", api.IOPrioClass.Value(scheduling["class"]))
         result.io_priority.priority = scheduling.get("priority", 0)
     # A plugin gets CRI's form with the profile's name, and not the compiled filter.
-    profile = of.config.linux.security_context.seccomp
-    if of.config.linux.security_context.HasField("seccomp"):
+    profile = source.config.linux.security_context.seccomp
+    if source.config.linux.security_context.HasField("seccomp"):
         result.seccomp_profile.profile_type = profile.profile_type  # type: ignore[assignment]
         result.seccomp_profile.localhost_ref = profile.localhost_ref
     if "scheduler" in process:

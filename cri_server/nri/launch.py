@@ -1,5 +1,5 @@
-"""Finds and starts the plugins of a folder: programs `INDEX-NAME`, with a socket as descriptor
-3."""
+"""Finds and starts the plugins of a folder: programs called `INDEX-NAME`, which get a socket as
+descriptor 3."""
 
 from __future__ import annotations
 

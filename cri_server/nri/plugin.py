@@ -55,7 +55,8 @@ class Timeouts:
 
 
 class Plugin:
-    """A plugin and its connection. `process`, `config`: of a plugin that the server has started."""
+    """A plugin and its connection. `process` and `config` are those of a plugin that the server has
+    started."""
 
     def __init__(
         self,
@@ -82,11 +83,11 @@ class Plugin:
     def open(self) -> bool:
         return self.connection.open
 
-    def wants(self, event: int) -> bool:
+    def is_subscribed(self, event: int) -> bool:
         return self.open and bool(self.events & 1 << (event - 1))
 
     def close(self) -> None:
-        """Close the connection; a plugin that the server has started is ended."""
+        """Close the connection. A plugin that the server has started ends."""
         self.connection.close()
 
     # -- the handshake
@@ -167,7 +168,7 @@ class Plugin:
 
         Raises PeerError for an error of the plugin.
         """
-        if not self.wants(event):
+        if not self.is_subscribed(event):
             return None
         method = METHODS[event]  # type: ignore[index]
         reply = getattr(api, f"{method}Response")

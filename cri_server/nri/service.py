@@ -92,7 +92,7 @@ class Nri(LifecycleObserver):
                 await asyncio.gather(*(process.ended.wait() for process in self._processes))
 
     async def _launch(self, program: launch.Program) -> Plugin | None:
-        plugin = self._new()
+        plugin = self._new_plugin()
         plugin.index, plugin.base_name, plugin.config = program.index, program.name, program.config
         try:
             plugin.process, ours = launch.PluginProcess.start(program)
@@ -118,7 +118,7 @@ class Nri(LifecycleObserver):
         log.info("NRI plugins connect to %s", path)
 
     def _accepted(self) -> asyncio.Protocol:
-        plugin = self._new()
+        plugin = self._new_plugin()
         if len(self._joining) >= JOINING_LIMIT:
             log.warning("NRI: refusing a connection: %d plugins are registering", JOINING_LIMIT)
             plugin.close()
@@ -128,8 +128,8 @@ class Nri(LifecycleObserver):
             )
         return plugin.connection
 
-    def _new(self) -> Plugin:
-        return Plugin(self._timeouts, self._unsolicited, self._dropped)
+    def _new_plugin(self) -> Plugin:
+        return Plugin(self._timeouts, self._on_unsolicited_update, self._on_plugin_close)
 
     async def _join_external(self, plugin: Plugin) -> None:
         try:
@@ -179,7 +179,7 @@ class Nri(LifecycleObserver):
         except (Error, OSError):  # of an earlier boot
             return {}
 
-    def _dropped(self, plugin: Plugin) -> None:
+    def _on_plugin_close(self, plugin: Plugin) -> None:
         if plugin in self._plugins:
             self._plugins.remove(plugin)
             log.info("NRI plugin %s has left", plugin.name)
@@ -265,9 +265,9 @@ class Nri(LifecycleObserver):
             response = await plugin.request(api.CREATE_CONTAINER, request)
             if response is not None:
                 merge.add(plugin.name, response)
-        validators = [p for p in consulted if p.wants(api.VALIDATE_CONTAINER_ADJUSTMENT)]
+        validators = [p for p in consulted if p.is_subscribed(api.VALIDATE_CONTAINER_ADJUSTMENT)]
         if validators:
-            question = api.ValidateContainerAdjustmentRequest(
+            validation = api.ValidateContainerAdjustmentRequest(
                 pod=pod,
                 container=pristine,
                 adjust=merge.adjustment,
@@ -275,7 +275,7 @@ class Nri(LifecycleObserver):
                 owners=merge.owners.message,
                 plugins=[api.PluginInstance(name=p.base_name, index=p.index) for p in consulted],
             )
-            await asyncio.gather(*(self._validate(plugin, question) for plugin in validators))
+            await asyncio.gather(*(self._validate(plugin, validation) for plugin in validators))
         return merge
 
     async def _validate(
@@ -391,12 +391,12 @@ class Nri(LifecycleObserver):
 
     def container_ended(self, container: Container) -> None:
         """Run `stop_container` in a task."""
-        task = asyncio.get_running_loop().create_task(self._stopped(container))
+        task = asyncio.get_running_loop().create_task(self._stop_and_log(container))
         # The event loop has only weak references to tasks (asyncio.create_task).
         self._notifications.add(task)
         task.add_done_callback(self._notifications.discard)
 
-    async def _stopped(self, container: Container) -> None:
+    async def _stop_and_log(self, container: Container) -> None:
         try:
             await self.stop_container(container)
         except Exception:
@@ -449,7 +449,7 @@ class Nri(LifecycleObserver):
                     raise
                 log.warning("%s", error)
 
-    async def _unsolicited(
+    async def _on_unsolicited_update(
         self, plugin: Plugin, request: api.UpdateContainersRequest
     ) -> Sequence[api.ContainerUpdate]:
         merge = Merge()

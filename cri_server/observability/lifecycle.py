@@ -18,7 +18,8 @@ class LifecycleObserver:
     methods that permit it."""
 
     async def run_pod(self, sandbox: Sandbox) -> None:
-        """Called before the pod is listed. May raise PeerError: the pod is refused."""
+        """A verb calls this before the pod is listed. May raise PeerError, which refuses the
+        pod."""
 
     async def update_pod(
         self,

@@ -49,8 +49,8 @@ class LayerSizes:
         self._walks: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
     async def of(self, container_id: str, root: Path) -> tuple[int, int, int]:
-        """Return timestamp (ns), bytes and inodes of a container's layer and anonymous volumes;
-        values of the last walk while another is running."""
+        """Return timestamp (ns), bytes and inodes of a container's layer and anonymous volumes.
+        While a walk is running, the values are those of the walk before."""
         cached = self._cache.get(container_id)
         if cached is not None and (time.monotonic() < cached[0] or container_id in self._walks):
             return cached[1:]
@@ -138,7 +138,7 @@ class Figures:
 
 
 async def of_container(services: Services, container: Container) -> api.ContainerStats:
-    """Return attributes and writable layer, and while the container runs its usage."""
+    """Return a container's stats: its writable layer, and its usage while it runs."""
     (result,) = await of_containers(services, [container])
     return result
 
@@ -191,8 +191,8 @@ def _attributes(services: Services, container: Container) -> bytes:
 
 
 async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStats:
-    """Return the usage of the pod's own cgroup, or else the sum of its containers and pause
-    process."""
+    """Return a pod's stats: the usage of its own cgroup, or else the sum of its containers and
+    pause process."""
     (result,) = await of_sandboxes(services, [sandbox])
     return result
 

@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from cri_server.network.names import after_take_over
+from cri_server.network.names import path_after_take_over
 from cri_server.operations.tasks import shield_until_done
 from cri_server.pod import orphans
 from cri_server.pod.client import ExecSession, ShimClient
@@ -273,7 +273,7 @@ class Shims:
 
     async def _take_over_pause(self, sandbox: Sandbox, client: ShimClient) -> None:
         path = await client.take_over_pause()
-        sandbox.netns_path = after_take_over(sandbox.netns_path, path or "")
+        sandbox.netns_path = path_after_take_over(sandbox.netns_path, path or "")
 
     async def _take_over_rest(
         self, sandbox: Sandbox, client: ShimClient, state: messages.PodState
@@ -328,7 +328,7 @@ class Shims:
             return
         sandbox.shim = Process(state.pid, started)
         if state.pause is not None:
-            sandbox.netns_path = after_take_over(sandbox.netns_path, state.netns or "")
+            sandbox.netns_path = path_after_take_over(sandbox.netns_path, state.netns or "")
         elif sandbox.pause is not None:
             orphans.kill_process(sandbox.pause)
         await self._write_move(sandbox)

@@ -1,11 +1,11 @@
-"""One gRPC connection: turns bytes of the socket into calls, and replies into bytes.
+"""Serves one gRPC connection: turns bytes of the socket into calls, and replies into bytes.
 
 A handler that needs no wait is answered in the same pass that read its request. Any other call runs
 as a task, which a reset, a deadline, the end of the connection or of the server cancels.
 
-A client that does not read is not read from either. While more than `BACKLOG_BYTES` wait for it, no
-further reply is computed: its calls wait in order until the client has read, they are reset or
-their deadline passes.
+While a client does not read, the server reads nothing from it. While more than `BACKLOG_BYTES` wait
+for the client, no further reply is computed: its calls wait in order until the client has read,
+they are reset or their deadline passes.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Whether no call is open."""
-        return not self._calls and not self._http.held_streams
+        return not self._calls and not self._http.unfinished_streams
 
     @property
     def busy(self) -> bool:
-        """Whether a call is running or waiting; a request that is not complete does not count."""
+        """Whether a call is running or waiting. An incomplete request does not count."""
         begun = any(call.task is not None for call in self._calls.values())
-        return begun or bool(self._waiting) or self._http.held_streams > 0
+        return begun or bool(self._waiting) or self._http.unfinished_streams > 0
 
     # -- the transport's side
 
@@ -195,7 +195,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         elif type(event) is Opened:
             self._on_request(event)
         elif type(event) is Reset:
-            self._http.held_streams -= 1
+            self._http.unfinished_streams -= 1
             self._non_grpc.pop(event.stream_id, None)
             self._discard(event.stream_id)
         elif type(event) is Drained:
@@ -396,7 +396,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         call.task = None
         self._shared.on_task_done()
         if call.holds_stream:
-            self._http.held_streams -= 1
+            self._http.unfinished_streams -= 1
         if not call.streaming:
             work.close()
         error = None if task.cancelled() else task.exception()
@@ -501,7 +501,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             # A cancelled handler may run on for long, in a step that cannot be interrupted or in
             # its undo.
             call.holds_stream = True
-            self._http.held_streams += 1
+            self._http.unfinished_streams += 1
             call.task.cancel()
 
     def _remove(self, call: Call) -> None:

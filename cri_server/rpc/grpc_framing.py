@@ -122,7 +122,7 @@ def prefix(size: int) -> bytes:
 
 
 def message(payload: bytes) -> bytes:
-    """`payload` with its prefix, uncompressed."""
+    """Return `payload`, uncompressed, behind its prefix."""
     return prefix(len(payload)) + payload
 
 
@@ -191,7 +191,7 @@ class Incoming:
         )
 
     def finish(self) -> bytes:
-        """The whole message, after the client has ended its side. Raises CallFailed."""
+        """Return the whole message, after the client has ended its side. Raises CallFailed."""
         if not self._body:
             raise CallFailed(Code.UNIMPLEMENTED, "no message in the request")
         if self.length is None or len(self._body) < self.length + PREFIX_BYTES:

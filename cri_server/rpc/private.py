@@ -60,7 +60,7 @@ class Empty(Record):
 
 
 class LoadImage(AdminRequest):
-    """Load an archive at a path on the server; `name`: of an image that has none in the archive.
+    """Load an archive at a path on the server. `name`: for an image without a name in the archive.
     Reply: `LoadedImages`."""
 
     path: AbsolutePath

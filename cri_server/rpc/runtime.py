@@ -127,13 +127,13 @@ class RuntimeService:
         return make(self._services, request.pod_sandbox_id)
 
     def ListPodSandbox(self, request: api.ListPodSandboxRequest) -> bytes:
-        return b"".join([sandbox_status.listed_wire(s) for s in self._sandboxes(request.filter)])
+        return b"".join([sandbox_status.encode_item(s) for s in self._sandboxes(request.filter)])
 
     async def StreamPodSandboxes(
         self, request: api.StreamPodSandboxesRequest
     ) -> AsyncIterator[bytes]:
         for batch in batches(self._sandboxes(request.filter)):
-            yield b"".join([sandbox_status.listed_wire(s) for s in batch])
+            yield b"".join([sandbox_status.encode_item(s) for s in batch])
 
     async def UpdatePodSandboxResources(
         self, request: api.UpdatePodSandboxResourcesRequest
@@ -174,11 +174,11 @@ class RuntimeService:
         return make(self._services, request.container_id)
 
     def ListContainers(self, request: api.ListContainersRequest) -> bytes:
-        return b"".join([container_status.listed_wire(c) for c in self._containers(request.filter)])
+        return b"".join([container_status.encode_item(c) for c in self._containers(request.filter)])
 
     async def StreamContainers(self, request: api.StreamContainersRequest) -> AsyncIterator[bytes]:
         for batch in batches(self._containers(request.filter)):
-            yield b"".join([container_status.listed_wire(c) for c in batch])
+            yield b"".join([container_status.encode_item(c) for c in batch])
 
     async def UpdateContainerResources(self, request: api.UpdateContainerResourcesRequest) -> None:
         await update.update(self._services, request.container_id, request.linux)
@@ -318,8 +318,8 @@ class RuntimeService:
 
 
 def exec_response(outcome: execution.ExecOutcome) -> StreamedReply:
-    """An ExecSyncResponse in wire form whose stdout and stderr are read from their files while they
-    are sent."""
+    """Return an encoded ExecSyncResponse whose stdout and stderr are read from their files while
+    they are sent."""
     fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name
     outputs = [(fields["stdout"].number, outcome.stdout), (fields["stderr"].number, outcome.stderr)]
     # Fields are written by hand: a protobuf message would hold both outputs in memory at once.

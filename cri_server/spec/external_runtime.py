@@ -22,8 +22,8 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[Place]]:
-    """Like `with_paths`, in a version of the specification that all runtimes accept. Raises
-    OSError."""
+    """Return the spec and mounts of `with_paths`, in a version of the specification that all
+    runtimes accept. Raises OSError."""
     changed, places = with_paths(spec, requested, folder)
     return {**changed, "ociVersion": OCI_VERSION}, places
 

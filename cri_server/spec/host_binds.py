@@ -21,9 +21,11 @@ LOCAL = ("/sys", "/dev/shm")  # sources of default mounts, which cannot hang
 
 @dataclass(frozen=True, slots=True)
 class HostBind:
-    """A bind of a host path. `links`: the path may contain symlinks, because the server has not
-    resolved it; `made_inside`: the container's process makes the bind itself if its source is in
-    every mount namespace."""
+    """A bind of a host path.
+
+    `links`: the path may contain symlinks, because the server has not resolved it. `made_inside`:
+    the container's process makes the bind itself if its source is in every mount namespace.
+    """
 
     source: str
     destination: str

@@ -44,7 +44,7 @@ class OpenSources:
         close_all(fds)
 
     def subject(self) -> str:
-        """The path that is being looked up, for an error."""
+        """The path that is being opened, for an error."""
         return f"path {self.current!r}"
 
     def begin(self, path: str) -> None:

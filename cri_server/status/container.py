@@ -82,13 +82,13 @@ def listed(container: Container) -> api.Container:
     return result
 
 
-def wire(container: Container) -> bytes:
+def encode(container: Container) -> bytes:
     """The encoded status message."""
     facts = (container.state, container.started_at_ns, container.exit, container.resources)
     return container.cached_status.get(facts, lambda: of(container).SerializeToString())
 
 
-def listed_wire(container: Container) -> bytes:
+def encode_item(container: Container) -> bytes:
     """The list entry, encoded as a field of the list."""
     facts = (container.state,)
     # A list of 500 takes 4.2 ms to build and encode, 0.03 ms to join from these (measured).
@@ -99,7 +99,7 @@ def listed_wire(container: Container) -> bytes:
 
 def answer(services: Services, reference: str) -> bytes:
     """The encoded ContainerStatusResponse, not verbose. Raises NotFound."""
-    return entry(STATUS, wire(services.index.containers.get(reference)))
+    return entry(STATUS, encode(services.index.containers.get(reference)))
 
 
 def describe(services: Services, reference: str) -> api.ContainerStatusResponse:

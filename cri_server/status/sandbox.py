@@ -55,13 +55,13 @@ def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
     )
 
 
-def wire(sandbox: Sandbox) -> bytes:
+def encode(sandbox: Sandbox) -> bytes:
     """The encoded status message."""
     facts = (sandbox.state, sandbox.config, tuple(sandbox.ips))
     return sandbox.cached_status.get(facts, lambda: of(sandbox).SerializeToString())
 
 
-def listed_wire(sandbox: Sandbox) -> bytes:
+def encode_item(sandbox: Sandbox) -> bytes:
     """The list entry, encoded as a field of the list."""
     facts = (sandbox.state, sandbox.config)
     return sandbox.cached_entry.get(
@@ -74,11 +74,11 @@ def answer(services: Services, reference: str) -> bytes:
     Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     statuses = [
-        entry(CONTAINER_STATUS, container_status.wire(c))
+        entry(CONTAINER_STATUS, container_status.encode(c))
         for c in services.index.containers_of(sandbox)
     ]
     timestamp = TIMESTAMP + varint(services.events.now_ns())
-    return b"".join([entry(STATUS, wire(sandbox)), *statuses, timestamp])
+    return b"".join([entry(STATUS, encode(sandbox)), *statuses, timestamp])
 
 
 async def describe(services: Services, reference: str) -> api.PodSandboxStatusResponse:

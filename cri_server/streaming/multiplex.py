@@ -63,7 +63,7 @@ class MultiplexedStream:
         self._multiplexer.reset(self, status)
 
     def lose(self) -> None:
-        """Mark the stream as reset by the peer or lost with the connection."""
+        """Mark the stream as reset by the client, or as lost with its connection."""
         self.gone.set()
         self.inbound.lose()
 

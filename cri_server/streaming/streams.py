@@ -1,8 +1,8 @@
 """The two directions of a stream, independent of the protocol.
 
-`Inbound` buffers the data of the client. All streams of a connection share one `Budget`: when it
-is used up the connection stops reading, and TCP slows the client down. The peers know no other flow
-control.
+`Inbound` buffers the data of the client. All streams of a connection share one `Budget`: when it is
+used up the connection stops reading, and TCP slows the client down. SPDY's Go clients and WebSocket
+have no flow control for single streams.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Inbound:
 
 
 class Outbound(Protocol):
-    """The direction to the client. `write` waits until TCP accepts the data; both raise
+    """The direction to the client. `write` waits until TCP accepts the data; both methods raise
     `StreamGone`."""
 
     async def write(self, data: bytes) -> None: ...

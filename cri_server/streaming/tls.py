@@ -74,8 +74,8 @@ def _no_password() -> str:
 async def terminated(
     sock: socket.socket, tls: Tls, handshake_s: float
 ) -> AsyncIterator[socket.socket]:
-    """While inside: a socket with the plain bytes of the TLS connection over `sock`. Both are
-    closed at the end.
+    """Decrypt the TLS connection over `sock` for a block: yields a socket with the plain bytes.
+    Both sockets are closed at the end.
 
     Raises NoHandshake.
     """

@@ -101,7 +101,7 @@ class SocketTransport:
             except OSError as error:
                 raise self._lose(error) from None
             else:
-                await self._moved(size)
+                await self._count_traffic(size)
                 return memoryview(self._buffer)[:size]
 
     def unread(self, data: bytes) -> None:
@@ -159,7 +159,7 @@ class SocketTransport:
                     raise self._lose(error) from None
                 else:
                     views = _rest(views, sent)
-                    await self._moved(sent)
+                    await self._count_traffic(sent)
         except asyncio.CancelledError:
             # A part of a frame may be sent; its rest must follow before any other frame.
             self._posted[:0] = b"".join(views)
@@ -191,7 +191,7 @@ class SocketTransport:
             self._flushing = False
             self._loop.remove_writer(self._socket.fileno())
 
-    async def _moved(self, size: int) -> None:
+    async def _count_traffic(self, size: int) -> None:
         self._active_at = self._loop.time()
         self._since_turn_bytes += size
         if self._since_turn_bytes >= TURN_BYTES:

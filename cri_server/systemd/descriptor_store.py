@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import MutableMapping
 
-from cri_server.systemd.notify import tell
+from cri_server.systemd.notify import send
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ FIRST_FD = 3  # SD_LISTEN_FDS_START
 
 def remove(name: str) -> None:
     """Have the manager close its descriptors of this name."""
-    tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
+    send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
 
 def receive(environment: MutableMapping[str, str]) -> dict[str, int]:

@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 async def supervised() -> AsyncIterator[None]:
     """Send READY=1 on entry, WATCHDOG=1 twice per watchdog period while inside, STOPPING=1 on
     exit."""
-    tell("READY=1")
+    send("READY=1")
     interval_s = watchdog_interval_s(os.environ)
-    alive = asyncio.create_task(_tell_alive(interval_s)) if interval_s else None
+    alive = asyncio.create_task(_send_alive(interval_s)) if interval_s else None
     try:
         yield
     finally:
@@ -30,7 +30,7 @@ async def supervised() -> AsyncIterator[None]:
             alive.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await alive
-        tell("STOPPING=1")
+        send("STOPPING=1")
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
@@ -45,13 +45,13 @@ def watchdog_interval_s(environment: Mapping[str, str]) -> float:
     return allowed_us / 2e6 if allowed_us > 0 and watched == os.getpid() else 0.0
 
 
-async def _tell_alive(interval_s: float) -> None:
+async def _send_alive(interval_s: float) -> None:
     while True:
-        tell("WATCHDOG=1")
+        send("WATCHDOG=1")
         await asyncio.sleep(interval_s)
 
 
-def tell(message: str) -> None:
+def send(message: str) -> None:
     """Send a message to the manager, if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

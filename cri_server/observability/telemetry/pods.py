@@ -1,7 +1,8 @@
 """Metrics of pods, as a kubelet with `PodAndContainerStatsFromCRI` exports them at
 /metrics/cadvisor.
 
-By default kubelet uses cAdvisor instead, which does not know this runtime's pods (docs/operate.md).
+By default kubelet uses cAdvisor instead, which does not recognise this runtime's pods
+(docs/operate.md).
 """
 
 from __future__ import annotations

@@ -262,8 +262,8 @@ def test_a_response_before_the_end_of_the_request_ends_both_directions(pair: Pai
     pair.client.send_headers(stream_id, REQUEST)
     pair.exchange()
     pair.ours.send_headers(stream_id, STATUS_200 + literal(b"grpc-status", b"12"), end=True)
-    wire = pair.ours.data_to_send()
-    assert wire.endswith(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
+    sent = pair.ours.data_to_send()
+    assert sent.endswith(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
     # What was on its way is ignored.
     pair.client.send_data(stream_id, b"late", end_stream=True)
     pair.taken()
@@ -467,19 +467,19 @@ BROKEN: dict[str, tuple[bytes, ErrorCode]] = {
 }
 
 
-def feed(connection: Connection, wire: bytes, cut: int) -> list[Event]:
+def feed(connection: Connection, sent: bytes, cut: int) -> list[Event]:
     events = []
-    for begin in range(0, len(wire), cut):
-        events += connection.receive(wire[begin : begin + cut])
+    for begin in range(0, len(sent), cut):
+        events += connection.receive(sent[begin : begin + cut])
     return events
 
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_connection_errors_end_the_connection(name: str, cut: int) -> None:
-    wire, code = BROKEN[name]
+    sent, code = BROKEN[name]
     connection = Connection(clock=Clock())
-    events = feed(connection, wire, cut)
+    events = feed(connection, sent, cut)
     failed = events[-1]
     assert isinstance(failed, Failed) and failed.code == code, failed
     assert connection.failed and connection.streams == 0 and connection.queued_bytes == 0
@@ -586,11 +586,11 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 @pytest.mark.parametrize("name", STREAM_ERRORS)
 def test_stream_errors_end_only_the_stream(name: str, cut: int) -> None:
-    wire, code = STREAM_ERRORS[name]
+    sent, code = STREAM_ERRORS[name]
     connection = Connection(clock=Clock())
     feed(connection, HELLO, cut)
     connection.data_to_send()
-    events = feed(connection, wire, cut)
+    events = feed(connection, sent, cut)
     assert not connection.failed and connection.streams == 0
     assert frames.rst_stream(1, code) in connection.data_to_send()
     if any(isinstance(e, Opened) for e in events):
@@ -613,9 +613,9 @@ def test_streams_beyond_the_limit_are_refused() -> None:
     sent = connection.data_to_send()
     assert all(frames.rst_stream(n, ErrorCode.REFUSED_STREAM) in sent for n in (7, 9))
     connection.receive(frames.rst_stream(1, 8))
-    connection.held_streams = 1  # the owner's work for it goes on
+    connection.unfinished_streams = 1  # the owner's work for it goes on
     assert connection.receive(request(11)) == []
-    connection.held_streams = 0
+    connection.unfinished_streams = 0
     assert len(connection.receive(request(13))) == 1
 
 
@@ -624,10 +624,10 @@ def test_headers_longer_than_the_limit_refuse_only_the_request() -> None:
     encoder = hpack.Encoder()
     long = encoder.encode([*REQUEST, *((f"x-{n}", "v" * 1000) for n in range(20))], huffman=False)
     first, rest = long[:16000], long[16000:]
-    wire = (
+    sent = (
         request(1, END_STREAM, first) + head(len(rest), frames.CONTINUATION, END_HEADERS, 1) + rest
     )
-    ready, opened = connection.receive(HELLO + wire)
+    ready, opened = connection.receive(HELLO + sent)
     assert ready == Ready() and opened == Opened(1, None, True)
     (event,) = connection.receive(request(3, block=encoder.encode(REQUEST)))
     assert isinstance(event, Opened) and event.fields is not None
@@ -666,14 +666,14 @@ def test_input_cut_at_any_byte_has_the_same_result_and_raises_nothing() -> None:
     chance = random.Random(9113)
     endings = set()
     for _ in range(1500):
-        wire = shuffled(chance)
+        sent = shuffled(chance)
         outcomes = []
-        for cut in (len(wire), 1, chance.randrange(2, 60)):
+        for cut in (len(sent), 1, chance.randrange(2, 60)):
             connection = Connection(clock=Clock())
             outcomes.append(
-                (feed(connection, wire, cut), connection.data_to_send(), connection.streams)
+                (feed(connection, sent, cut), connection.data_to_send(), connection.streams)
             )
-        assert outcomes[0] == outcomes[1] == outcomes[2], wire.hex()
+        assert outcomes[0] == outcomes[1] == outcomes[2], sent.hex()
         last = outcomes[0][0][-1:]
         endings.add(last[0].code if last and isinstance(last[0], Failed) else None)
     assert {

@@ -85,4 +85,4 @@ def test_a_manager_that_is_gone_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", f"{tmp_path}/absent")
-    notify.tell("READY=1")
+    notify.send("READY=1")
