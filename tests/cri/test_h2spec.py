@@ -28,8 +28,8 @@ EXPLAINED = {
 
 @contextlib.asynccontextmanager
 async def bridge(path: Path) -> AsyncIterator[int]:
-    """Provide a TCP port on loopback whose connections end at the unix socket at `path`, one to
-    one."""
+    """Provide a TCP port on loopback; each connection to it is forwarded to the unix socket at
+    `path`."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ async def bridge(path: Path) -> AsyncIterator[int]:
 
 
 async def run_h2spec(path: Path, report: Path) -> dict[tuple[str, str], str]:
-    """Return each case by section and title, with its failure, or nothing."""
+    """Return each case by section and title, with its failure or an empty text."""
     async with bridge(path) as port:
         arguments = ["-p", str(port), "-o", str(TIMEOUT_S), "-j", str(report)]
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""A network service on its own host; a test's own plugins go into `bin`."""
+"""A network service on its own host; tests write their plugins into `bin`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
 
 @dataclass
 class Node:
-    """A network service and its folders; `restart` does to it what a restart of the server does."""
+    """A network service and its folders. `restart` replaces the service like a restart of the
+    server."""
 
     folder: Path
     host: Host
@@ -117,7 +118,7 @@ class Node:
             call = runner._call("CHECK", attachment, attachment.netns_path)
             await runner._run_steps(call, runner._steps(attachment, attachment.result), network)
 
-    def remembered(self) -> set[str]:
+    def recorded(self) -> set[str]:
         folder = self.folder / "state"
         return {path.stem for path in folder.glob("*.json")}
 
@@ -148,7 +149,7 @@ async def node(tmp_path: Path, host: Host) -> AsyncIterator[Node]:
 
 def clean(node: Node) -> bool:
     veths = {name for name in link_names() if name.startswith("veth")}
-    left = node.leases() or node.remembered() or node.names()
+    left = node.leases() or node.recorded() or node.names()
     return not veths and not all_elements() and not left
 
 

@@ -1,5 +1,5 @@
-"""Hundreds of faults in a random order, then one reconcile: nothing is left over, and live pods are
-intact (R-25)."""
+"""Hundreds of faults in random order, then one reconcile: nothing is left, and live pods are intact
+(R-25)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_hundreds_of_faults_leave_nothing_behind(node: Node, seed: int) ->
     node.plugin("moody", f'[ "$CNI_COMMAND" = ADD ] || exit 0\n{RESULT_OF_OURS}')
     node.restart(timeout_s=20.0)
     assert await node.network.reconcile(living) == []
-    assert node.remembered() == set(living)
+    assert node.recorded() == set(living)
     assert {e.comment.split("/")[1] for e in all_elements()} == set(living)
     assert len(node.leases()) == len(living)
     for name, pod in list(living.items()):
@@ -67,7 +67,7 @@ async def test_hundreds_of_faults_leave_nothing_behind(node: Node, seed: int) ->
     for pod in node.host.pods:
         pod.close()
     await until(lambda: not [n for n in link_names() if n.startswith("veth")])
-    assert not all_elements() and not node.leases() and not node.remembered()
+    assert not all_elements() and not node.leases() and not node.recorded()
 
 
 async def add(node: Node, living: dict[str, Pod], dice: random.Random, number: int) -> None:
@@ -95,7 +95,7 @@ async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> Non
     try:
         await node.network.detach(name, None if gone else pod.path)
     except Error:
-        assert name in node.remembered()
+        assert name in node.recorded()
     pod.close()
 
 

@@ -1,5 +1,5 @@
-"""An ADD that fails half-way, a DEL that cannot succeed: retries, release by force, and what
-stays."""
+"""An ADD that fails half-way and a DEL that cannot succeed: retries, forced release, and the state
+that stays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_del_calls_only_plugins_whose_add_began(node: Node) -> None:
 async def test_a_network_that_cannot_be_detached_is_released_with_its_errors(
     node: Node,
 ) -> None:
-    """Every plugin is called, whatever the others return: one no longer exists, one fails, and
+    """Every plugin is called in spite of the others' errors: one no longer exists, one fails, and
     pyrunc's own releases its part."""
     node.plugin("leaves", f"{ADD_ONLY}; {HAND_ON}")
     node.plugin("refuses", f"[ $CNI_COMMAND = ADD ] || exit 3; {HAND_ON}")
@@ -70,7 +70,7 @@ async def test_a_pod_with_a_damaged_record_can_be_released(node: Node) -> None:
     with pytest.raises(DamagedRecord):
         await node.network.detach(pod.id)
     (refused,) = await node.network.release(pod.id)
-    assert f"{pod.id}.json" in refused and not node.remembered() and not node.names()
+    assert f"{pod.id}.json" in refused and not node.recorded() and not node.names()
     assert await node.network.reconcile([]) == []  # GC gives back what our plugins have
     pod.close()
     await until(lambda: clean(node))

@@ -68,7 +68,7 @@ async def test_pods_that_wait_for_a_slow_address_plugin_delay_no_other(node: Nod
     )
 
 
-async def test_a_worker_that_has_grown_is_not_kept(node: Node) -> None:
+async def test_a_worker_that_has_grown_is_replaced(node: Node) -> None:
     """GC and CHECK import pyroute2, 20 MiB that other requests do not need."""
     pod = node.host.pod()
     await node.attach(pod)

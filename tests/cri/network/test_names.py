@@ -45,7 +45,7 @@ async def test_every_call_gets_the_same_name_while_the_pod_is_attached(node: Nod
     assert clean(node)
 
 
-async def test_the_namespace_lives_until_del_whatever_becomes_of_the_shim(node: Node) -> None:
+async def test_the_namespace_outlives_its_shim_until_del(node: Node) -> None:
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
@@ -59,7 +59,7 @@ async def test_the_namespace_lives_until_del_whatever_becomes_of_the_shim(node: 
 
 
 @pytest.mark.parametrize("also", [True, False])
-async def test_a_name_that_another_program_removed(node: Node, also: bool) -> None:
+async def test_a_pod_whose_name_another_program_removed_is_detached(node: Node, also: bool) -> None:
     """`ip -all netns del` removes all names: DEL gets another path of the namespace, or none, as
     the specification permits."""
     node.plugin("note", NOTE)
@@ -106,7 +106,7 @@ async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
     assert clean(node)
 
 
-async def test_a_name_without_an_attachment_goes_as_well(node: Node) -> None:
+async def test_a_name_without_an_attachment_is_removed(node: Node) -> None:
     """The server was killed between making the name and the record."""
     pod = node.host.pod()
     names.NamespaceNames(str(node.folder / "netns")).make(pod.id, pod.path)
@@ -134,7 +134,7 @@ async def test_a_failed_add_leaves_no_name(node: Node) -> None:
     assert clean(node)
 
 
-async def test_a_folder_that_cannot_be_made_is_named(node: Node) -> None:
+async def test_the_error_names_a_folder_that_cannot_be_made(node: Node) -> None:
     (node.folder / "netns").write_text("")
     pod = node.host.pod()
     with pytest.raises(KernelError, match=r"netns/.*name of a network namespace: ENOTDIR"):

@@ -22,8 +22,8 @@ async def test_pods_get_addresses_of_kubelets_ranges(node: Node) -> None:
         await node.network.set_pod_ranges(["10.77.0.0/240"])
 
 
-async def test_the_network_is_ready_once_the_ranges_are_known(node: Node) -> None:
-    """kubelet starts no pod before, but sends the ranges; the status then changes at once."""
+async def test_the_network_becomes_ready_with_the_pod_ranges(node: Node) -> None:
+    """kubelet starts no pods before, but sends the ranges; the status then changes at once."""
     with_ranges_from_kubelet(node)
     unready = await node.network.status()
     assert not unready.ready and "neither ranges nor a subnet" in unready.message
@@ -45,7 +45,7 @@ async def test_pod_ranges_outlive_the_server(node: Node) -> None:
     await node.network.set_pod_ranges(["10.78.0.0/24"])
     node.restart()
     assert (await node.attach(node.host.pod())).ips == ("10.78.0.2",)
-    assert len(node.remembered()) == 4
+    assert len(node.recorded()) == 4
     assert await node.network.reconcile([pod.id for pod in node.host.pods]) == []
 
 
@@ -60,7 +60,7 @@ async def test_pod_ranges_outlive_the_server(node: Node) -> None:
         '{"version": 1, "subnets": ["x"]}',
     ],
 )
-async def test_damaged_pod_ranges_are_forgotten(
+async def test_damaged_pod_ranges_are_ignored(
     node: Node, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_ranges_from_kubelet(node)

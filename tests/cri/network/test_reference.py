@@ -50,14 +50,16 @@ async def test_pods_live_with_the_reference_plugins(node: Node, names: tuple[str
         await node.network.detach(pod.id, pod.path)
         pod.close()
     await until(lambda: not [n for n in link_names() if n.startswith("veth")])
-    assert not node.leases() and not node.remembered() and not all_elements()
+    assert not node.leases() and not node.recorded() and not all_elements()
     assert not [n for n in link_names() if n.startswith("veth")]
     assert "8080" not in nft("list", "ruleset")
 
 
 @pytest.mark.parametrize("old", ["0.1.0", "0.2.0", ""])
 @pytest.mark.parametrize("names", [NAMES, ("bridge", "host-local"), ("portmap",)])
-async def test_a_list_of_the_first_versions(node: Node, names: tuple[str, ...], old: str) -> None:
+async def test_a_list_of_the_first_versions_runs_both_kinds_of_plugins(
+    node: Node, names: tuple[str, ...], old: str
+) -> None:
     """Results with one address per family are passed between both kinds of plugins; DEL gets none
     in these versions."""
     use_reference(node, *names)
@@ -73,11 +75,11 @@ async def test_a_list_of_the_first_versions(node: Node, names: tuple[str, ...], 
     await node.network.detach(pod.id, pod.path)
     pod.close()
     await until(lambda: not [n for n in link_names() if n.startswith("veth")])
-    assert not node.leases() and not node.remembered() and not all_elements()
+    assert not node.leases() and not node.recorded() and not all_elements()
     assert "8080" not in nft("list", "ruleset")
 
 
-async def test_plugins_may_change_sides_while_pods_run(node: Node) -> None:
+async def test_either_sides_plugins_detach_a_pod_of_the_other(node: Node) -> None:
     """Attached by the reference plugins, detached by pyrunc's, and the other way round."""
     node.configure(node.bridge(ipMasq=False))
     by_ours = node.host.pod("ours")

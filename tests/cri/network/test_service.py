@@ -33,7 +33,7 @@ from tests.kernel.cni.harness import all_elements, delete_link, link_names, list
 
 
 @pytest.mark.requirement("3.1.2")
-async def test_a_pod_has_addresses_loopback_and_a_way_out(node: Node) -> None:
+async def test_a_pod_has_addresses_loopback_and_a_route_out(node: Node) -> None:
     pod = node.host.pod()
     result = await node.attach(pod)
     assert result.ips == ("10.85.0.2", "fd85::2")
@@ -79,7 +79,7 @@ async def test_an_attachment_may_be_used_before_its_record_is_on_disk(
     await until(lambda: clean(node))
 
 
-async def test_an_attachment_that_cannot_be_written_is_detached_as_any(
+async def test_an_attachment_whose_record_cannot_be_written_is_detached(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Attachments, attachment: Attachment) -> None:
@@ -163,7 +163,7 @@ async def test_detach_is_idempotent_and_accepts_unknown_sandboxes(node: Node) ->
         await node.network.detach("../stranger")
 
 
-async def test_attached_twice_is_refused(node: Node) -> None:
+async def test_a_second_attach_is_refused(node: Node) -> None:
     pod = node.host.pod()
     first = await node.attach(pod)
     with pytest.raises(AlreadyExists):
@@ -213,7 +213,7 @@ async def test_a_plugin_that_misbehaves_fails_the_add_and_nothing_stays(
         with pytest.raises(PeerError):
             await node.attach(pod)
         path.write_text("#!/bin/sh\n")  # its DEL cannot run either until it is repaired
-        assert node.remembered() == {pod.id}
+        assert node.recorded() == {pod.id}
         await node.network.detach(pod.id, pod.path)
     else:
         with pytest.raises(PeerError):
@@ -261,11 +261,11 @@ async def test_a_failing_del_keeps_the_attachment_for_a_retry(node: Node) -> Non
     for _ in range(2):
         with pytest.raises(PeerError, match="ended DEL with 3"):
             await node.network.detach(pod.id, pod.path)
-        assert node.remembered() == {pod.id}
+        assert node.recorded() == {pod.id}
     assert any("ended DEL" in line for line in await node.network.reconcile([]))
     node.plugin("stubborn", "exit 0")
     await node.network.detach(pod.id, pod.path)
-    assert node.remembered() == set()
+    assert node.recorded() == set()
 
 
 async def test_a_failed_roll_back_is_reported_and_retried(node: Node) -> None:
@@ -275,13 +275,13 @@ async def test_a_failed_roll_back_is_reported_and_retried(node: Node) -> None:
     with pytest.raises(PeerError) as refused:
         await node.attach(pod)
     assert any("roll-back failed too" in note for note in refused.value.__notes__)
-    assert node.remembered() == {pod.id} and node.leases()
+    assert node.recorded() == {pod.id} and node.leases()
     node.plugin("broken", "exit 0")
     assert await node.network.reconcile([]) == []
-    assert not node.remembered() and not node.leases() and not all_elements()
+    assert not node.recorded() and not node.leases() and not all_elements()
 
 
-async def test_a_plugin_that_is_missing(node: Node) -> None:
+async def test_a_missing_plugin_is_reported(node: Node) -> None:
     node.configure(node.bridge(), {"type": "cilium"})
     assert "CNI plugin 'cilium' is not in" in (await node.network.status()).message
     with pytest.raises(WrongState, match="cilium"):
@@ -298,7 +298,7 @@ async def test_a_plugin_of_the_new_folder_runs_after_a_reload(node: Node) -> Non
     assert (await node.network.status()).ready
 
 
-async def test_no_address_left_is_its_own_error(node: Node) -> None:
+async def test_exhausted_addresses_are_resource_exhausted(node: Node) -> None:
     ipam = {
         "type": "host-local",
         "dataDir": str(node.folder / "leases"),
@@ -311,13 +311,13 @@ async def test_no_address_left_is_its_own_error(node: Node) -> None:
 
 
 @pytest.mark.parametrize("name", ["a;K8S_POD_UID=x", "a\nb", "a=b", "a" * 2000, "a\0b"])
-async def test_pod_names_that_cni_args_cannot_carry(node: Node, name: str) -> None:
+async def test_pod_names_that_cni_args_cannot_represent_are_refused(node: Node, name: str) -> None:
     with pytest.raises(InvalidArgument):
         await node.attach(node.host.pod(), name=name)
     assert clean(node)
 
 
-async def test_a_namespace_that_is_not_there(node: Node) -> None:
+async def test_a_missing_namespace_is_refused(node: Node) -> None:
     pod = node.host.pod()
     pod.close()
     with pytest.raises(NotFound):
@@ -341,7 +341,7 @@ async def test_del_uses_the_configuration_of_the_add(node: Node) -> None:
     assert not node.leases() and not all_elements()
 
 
-async def test_after_a_restart_everything_is_known(node: Node) -> None:
+async def test_a_restarted_service_knows_all_attachments(node: Node) -> None:
     pod = node.host.pod()
     result = await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
     node.restart()
@@ -352,20 +352,20 @@ async def test_after_a_restart_everything_is_known(node: Node) -> None:
     assert await node.network.result_of(pod.id) is None and not all_elements()
 
 
-async def test_reconcile_detaches_the_dead_and_collects_the_unknown(node: Node) -> None:
+async def test_reconcile_detaches_dead_pods_and_collects_leftovers(node: Node) -> None:
     live, dead, lost = node.host.pod(), node.host.pod(), node.host.pod()
     for pod in (live, dead, lost):
         await node.attach(pod, port_mappings=(PortMapping(8080 + int(pod.id[-1]), 80),))
     os.unlink(node.folder / "state" / f"{lost.id}.json")  # its record is gone, its leases are not
     node.restart()
     assert await node.network.reconcile([live.id]) == []
-    assert node.remembered() == {live.id}
+    assert node.recorded() == {live.id}
     assert {e.comment.rsplit("/", 1)[0] for e in all_elements()} == {f"pyrunc/{live.id}/eth0"}
     assert len(node.leases()) == 2
     await node.check(live.id)
 
 
-async def test_lost_rules_come_back(node: Node) -> None:
+async def test_lost_rules_are_restored(node: Node) -> None:
     pod = node.host.pod()
     await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
     before = set(all_elements())
@@ -422,7 +422,7 @@ async def test_a_cancelled_attach_is_rolled_back_at_every_moment(node: Node) -> 
         try:
             await task
         except asyncio.CancelledError:
-            assert node.remembered() == {"first"}
+            assert node.recorded() == {"first"}
         else:
             await node.network.detach(pod.id, pod.path)
         pod.close()
@@ -441,7 +441,7 @@ async def test_a_killed_zygote_fails_the_attach_and_the_next_attach_succeeds(nod
     os.kill(node.zygote.pid, signal.SIGKILL)
     with pytest.raises(PeerError):
         await task
-    assert node.remembered() == set() and not node.leases()
+    assert node.recorded() == set() and not node.leases()
     node.configure(node.bridge())
     assert (await node.attach(pod)).ips
 
@@ -503,7 +503,7 @@ async def test_status_and_the_log_name_the_file_that_decides(
 
 
 @pytest.mark.parametrize("ipam", [False, True])
-async def test_a_plugin_that_is_not_there_leaves_nothing_to_detach(node: Node, ipam: bool) -> None:
+async def test_a_missing_plugin_leaves_nothing_to_detach(node: Node, ipam: bool) -> None:
     """The network is checked before ADD: no record is written whose DEL could only fail."""
     missing = {"ipam": {"type": "nowhere"}} if ipam else {}
     node.configure(node.bridge(**missing), *([] if ipam else [{"type": "nowhere"}]))

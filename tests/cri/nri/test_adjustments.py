@@ -1,5 +1,5 @@
-"""What plugins change of containers, as seen from inside: at creation, in updates, on their own
-initiative."""
+"""Changes of containers by plugins, seen from inside: at creation, in updates, and on a plugin's
+own initiative."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_adjusted_limits_are_in_the_cgroup_and_in_the_status(
         assert server.status(container).resources.linux.cpu_shares == 512
 
 
-def test_two_plugins_see_each_other_and_may_not_contradict(
+def test_the_second_plugin_sees_the_first_and_may_not_contradict(
     server: Server, nri_socket: Path
 ) -> None:
     pod = server.run_pod()

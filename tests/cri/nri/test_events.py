@@ -1,7 +1,8 @@
-"""What plugins hear of pods and containers, in which order, and what an error or a silent plugin
-leads to.
+"""The events that plugins get of pods and containers, their order, and the effect of an error or a
+silent plugin.
 
-The contracts are those of NRI's pod and container life cycles, as critest's NRI specs check them.
+The contracts are those of NRI's pod and container life cycles, as critest's NRI specs check
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.nri import Handler, Refused, TestPlugin
 
 
 class Held:
-    """A handler that waits until it is released, and says what it was called with."""
+    """A handler that waits until it is released and records its request."""
 
     def __init__(self) -> None:
         self.reached, self._released = threading.Event(), threading.Event()
@@ -43,7 +44,7 @@ class Held:
 
 
 def in_thread(call: Callable[[], object]) -> Callable[[], Any]:
-    """Start `call`; the answer waits for it and returns or raises what it did."""
+    """Start `call` in a thread; the returned function waits for its result or raises its error."""
     results: list[Any] = []
 
     def run() -> None:
@@ -65,7 +66,7 @@ def in_thread(call: Callable[[], object]) -> Callable[[], Any]:
 
 
 def once(message: str) -> Handler:
-    """Refuses the first request."""
+    """Refuse the first request."""
     left = [message]
 
     def refuse(request: Any) -> None:
@@ -184,7 +185,7 @@ def test_a_container_that_a_plugin_refuses_leaves_nothing(server: Server, nri_so
         server.stop_container(container)
 
 
-def test_a_container_that_a_plugin_does_not_let_start(server: Server, nri_socket: Path) -> None:
+def test_a_plugin_may_refuse_the_start_of_a_container(server: Server, nri_socket: Path) -> None:
     with TestPlugin(nri_socket, handlers={"StartContainer": once("not yet")}):
         container = server.create(server.run_pod())
         with pytest.raises(grpc.RpcError, match="StartContainer: not yet"):

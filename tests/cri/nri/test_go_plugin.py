@@ -48,7 +48,7 @@ class GoPlugin:
         ]
 
     def wait_for(self, beginning: str) -> str:
-        """Return the first line that begins so."""
+        """Return the first line that begins with the text."""
         assert wait_until(lambda: any(line.startswith(beginning) for line in self.lines()), 60), (
             self.lines()
         )
@@ -94,8 +94,8 @@ def _numbers(path: str) -> str:
     return f"{os.major(device):x} {os.minor(device):x}\n"
 
 
-def test_large_messages_pass_both_ways(server: Server, plugin: GoPlugin) -> None:
-    """Beyond every buffer between the two: the environment comes back as an adjustment."""
+def test_large_messages_are_sent_and_received(server: Server, plugin: GoPlugin) -> None:
+    """The environment, larger than every buffer between the two, is returned as an adjustment."""
     plugin.wait_for("Synchronize")
     text = "x" * 100_000
     pod = server.run_pod(server.pod_config(annotations={"test/env": f"BIG={text}"}))

@@ -1,5 +1,5 @@
-"""How plugins come and go: from the folder, from outside, late, wrong, silent; and that nothing
-that happens meanwhile is lost."""
+"""Plugins that join and leave: from the folder, from outside, late, invalid, silent; no event of
+the meantime is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_late_plugin_is_synchronized(server: Server, nri_socket: Path) -> None
 def test_events_during_the_synchronization_reach_the_plugin(
     server: Server, nri_socket: Path
 ) -> None:
-    """Containers of before, meanwhile and afterwards: each is told of once."""
+    """The plugin gets each container once: those before, during and after the synchronization."""
     pod = server.run_pod()
 
     def launch(name: str) -> str:
@@ -82,7 +82,7 @@ def test_events_during_the_synchronization_reach_the_plugin(
 def test_a_container_that_is_being_created_is_part_of_the_synchronization(
     server: Server, nri_socket: Path
 ) -> None:
-    """The first plugin has been asked about it; the second one joins before it is listed."""
+    """The first plugin has the request for it; the second one joins before it is listed."""
     pod = server.run_pod()
     second = TestPlugin(nri_socket, index="50")
 
@@ -137,7 +137,7 @@ def own_socket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def impatient(tmp_path: Path, own_socket: Path) -> Iterator[Server]:
-    """Provide a server with programs in its folder, short times and a plugin that must be there."""
+    """Provide a server with programs in its folder, short timeouts and a required plugin."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "conf").mkdir()
     for name in ("20-second", "10-first"):
@@ -191,7 +191,7 @@ def test_programs_of_the_folder_start_and_required_plugins_are_needed(
 
 
 def programs(folder: Path) -> list[str]:
-    """Processes that run a program of the folder."""
+    """Return the processes that run a program of the folder."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,5 +1,5 @@
-"""Answers of plugins that lie: they fail the call of which they are a part, by name, and change
-nothing of other containers or of the machine."""
+"""Invalid answers of plugins: they fail the call that they belong to, by name, and change nothing
+of other containers or of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images for the tests of the image service, and words that they speak to it with."""
+"""Images for the tests of the image service, and functions that call it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ def an_image(content: str = "x", **config: object) -> build.BuiltImage:
 
 
 def pull(server: Server, name: str, **auth: str) -> str:
-    """PullImage; the id."""
+    """Pull an image; return its id."""
     request = api.PullImageRequest(image=api.ImageSpec(image=name), auth=api.AuthConfig(**auth))
     return str(server.image.PullImage(request, timeout=RPC_TIMEOUT_S).image_ref)
 
 
 def image_status(server: Server, name: str) -> api.Image | None:
-    """ImageStatus; None where there is none."""
+    """Return the status of an image; None for a missing one."""
     request = api.ImageStatusRequest(image=api.ImageSpec(image=name))
     answer = server.image.ImageStatus(request, timeout=RPC_TIMEOUT_S)
     return answer.image if answer.HasField("image") else None
 
 
 def images(server: Server, name: str = "") -> list[api.Image]:
-    """ListImages, with a filter where there is a name."""
+    """Return the listed images, of one name or of all."""
     request = api.ListImagesRequest(filter=api.ImageFilter(image=api.ImageSpec(image=name)))
     return list(server.image.ListImages(request, timeout=RPC_TIMEOUT_S).images)
 
 
 def remove(server: Server, name: str) -> None:
-    """RemoveImage."""
+    """Remove an image."""
     request = api.RemoveImageRequest(image=api.ImageSpec(image=name))
     server.image.RemoveImage(request, timeout=RPC_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""CheckpointContainer, as far as it goes without CRIU: what is refused, and that nothing is left.
+"""CheckpointContainer, as far as CRIU is not needed: refused requests, and that nothing is left.
 
 With CRIU: tests/vm/inside/test_server_checkpoint.py.
 """
@@ -128,7 +128,9 @@ def test_a_failed_checkpoint_changes_neither_container_nor_archive(
 
 
 @pytest.mark.requirement("4.11.1")
-def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_takes_too_long_fails(
+    server: Server, counting: str, criu: Path, tmp_path: Path
+) -> None:
     """The caller gets the error at once. CRIU ends by itself; then the container continues, and no
     file is left."""
     criu.write_text(SLOW.format(folder=tmp_path))
@@ -146,7 +148,9 @@ def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Pat
     assert [p.name for p in tmp_path.iterdir()] == ["go"]
 
 
-def test_a_server_that_is_killed_meanwhile(criu: Path, programs: Path, tmp_path: Path) -> None:
+def test_a_server_killed_during_a_checkpoint_leaves_nothing_frozen(
+    criu: Path, programs: Path, tmp_path: Path
+) -> None:
     """The next server thaws the container and removes the unfinished checkpoint."""
     criu.write_text(SLOW.format(folder=tmp_path))
     with started(programs) as server:

@@ -1,4 +1,4 @@
-"""CheckpointPod, as far as it goes without CRIU: what is refused, and that nothing is left."""
+"""CheckpointPod, as far as CRIU is not needed: refused requests, and that nothing is left."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def stats_of(server: Server, container: str) -> api.ContainerStats:
 
 
 @pytest.mark.requirement("10.1.2", "10.1.3", "10.1.12", "10.1.16", "10.1.17", "12.2", "13.20")
-def test_a_container_that_works(server: Server) -> None:
+def test_a_container_that_works_has_usage(server: Server) -> None:
     labels = {"io.kubernetes.pod.name": "p"}
     config = server.container_config(BUSY, labels=labels, annotations={"a": ""})
     container = server.launch(server.run_pod(), config)

@@ -87,7 +87,7 @@ def test_times_are_in_nanoseconds(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.1.2", "4.6.1")
-def test_the_image_by_every_name(server: Server) -> None:
+def test_a_status_has_the_image_under_every_name(server: Server) -> None:
     """kubelet creates containers by the image's id, and says beside it what the pod had."""
     image = server.image.ImageStatus(api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))).image
     pod = server.run_pod()
@@ -101,7 +101,7 @@ def test_the_image_by_every_name(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.6.6", "4.1.9")
-def test_the_stop_signal_of_the_request(server: Server) -> None:
+def test_a_status_has_the_requested_stop_signal(server: Server) -> None:
     config = server.container_config(stop_signal=api.SIGNAL_SIGRTMINPLUS3)
     assert (
         server.status(server.create(server.run_pod(), config)).stop_signal
@@ -143,9 +143,11 @@ def test_a_status_has_the_image_name_of_the_pod(server: Server, registry: Regist
     remove(server, identifier)
 
 
-def test_a_copy_of_an_image_that_holds_a_checkpoint(server: Server, registry: Registry) -> None:
-    """Whether an image is a checkpoint is said by the manifest that the pod's name leads to, not
-    by its id."""
+def test_a_checkpoint_image_is_recognised_by_the_manifest_of_its_name(
+    server: Server, registry: Registry
+) -> None:
+    """The image's id does not decide: the same id may belong to an ordinary image under another
+    name."""
     host = registry.host
     registry.push("public/app:v1", an_image("copied"))
     data, _ = manifest_of(an_image("copied"))

@@ -1,4 +1,4 @@
-"""CreateContainer: what a container looks like from inside: files, mounts, users, capabilities,
+"""CreateContainer: the container seen from inside: files, mounts, users, capabilities,
 namespaces."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def secured(
 
 
 @pytest.mark.requirement("4.6.2", "6.1", "6.5", "6.7", "6.8", "6.15")
-def test_mounts_of_the_caller(server: Server) -> None:
+def test_requested_mounts_are_in_the_container(server: Server) -> None:
     folder = server.folder / "mounts"
     folder.mkdir()
     (folder / "file").write_text("from the host\n")
@@ -171,7 +171,7 @@ def test_a_container_has_its_capabilities_seccomp_and_no_new_privileges(server: 
 
 
 @pytest.mark.requirement("8.5", "8.7", "8.11", "13.9")
-def test_read_only_root_and_masked_paths(server: Server) -> None:
+def test_a_read_only_root_and_masked_paths_apply(server: Server) -> None:
     config = secured(
         server,
         readonly_rootfs=True,

@@ -13,7 +13,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("13.8")
-def test_events_follow_a_life(server: Server) -> None:
+def test_each_change_of_a_pods_life_is_an_event(server: Server) -> None:
     stream = server.runtime.GetContainerEvents(api.GetEventsRequest(), timeout=RPC_TIMEOUT_S)
     seen: list[tuple[str, int]] = []
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""ImageStatus: every name finds the image, and what kubelet decides by is there."""
+"""ImageStatus: every name leads to the image, and the fields that kubelet decides by are set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_name_finds_the_same(server: Server, registry: Registry) -> None:
 
 
 @pytest.mark.requirement("1.a.4", "5.2.1")
-def test_an_image_that_is_not_there(server: Server) -> None:
+def test_a_missing_image_has_no_status(server: Server) -> None:
     assert image_status(server, "registry.test/none:1") is None
     assert image_status(server, "f" * 64) is None
 
@@ -52,7 +52,7 @@ def test_a_status_has_the_images_user(
 
 
 @pytest.mark.requirement("5.2.2", "5.3.2")
-def test_names_and_digests(server: Server, registry: Registry) -> None:
+def test_a_status_has_names_and_digests_as_pulled(server: Server, registry: Registry) -> None:
     """An image that was pulled by tag has a tag and a digest; one that was pulled by digest has
     only the digest."""
     digest = registry.push("both/app:v1", an_image("both"))

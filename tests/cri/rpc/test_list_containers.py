@@ -1,5 +1,5 @@
-"""ListContainers: all containers with what kubelet's relist and its image collection read, and
-filters that all have to fit."""
+"""ListContainers: all containers with the fields that kubelet reads, and filters that must all
+match."""
 
 from __future__ import annotations
 

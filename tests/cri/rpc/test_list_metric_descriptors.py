@@ -1,4 +1,4 @@
-"""ListMetricDescriptors: the metrics that pods will have, read once by kubelet."""
+"""ListMetricDescriptors: the metrics of pods, which kubelet reads once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BASE = {"pod", "namespace", "container", "id", "image"}
     "10.2.10",
     "10.2.11",
 )
-def test_names_help_and_labels(server: Server) -> None:
-    """The same before there is a pod and after."""
+def test_descriptors_have_names_help_and_labels(server: Server) -> None:
+    """They are the same before the first pod and after."""
     before = server.runtime.ListMetricDescriptors(api.ListMetricDescriptorsRequest())
     assert {d.name for d in before.descriptors} == set(NAMES)
     assert len(before.descriptors) == 56

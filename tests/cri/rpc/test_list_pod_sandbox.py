@@ -1,4 +1,4 @@
-"""ListPodSandbox: all pods with what identifies them, and filters that all have to fit."""
+"""ListPodSandbox: all pods with the fields that identify them, and filters that must all match."""
 
 from __future__ import annotations
 

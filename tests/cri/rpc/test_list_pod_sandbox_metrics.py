@@ -1,4 +1,4 @@
-"""ListPodSandboxMetrics: samples of what ListMetricDescriptors announces."""
+"""ListPodSandboxMetrics: samples of the metrics of ListMetricDescriptors."""
 
 from __future__ import annotations
 

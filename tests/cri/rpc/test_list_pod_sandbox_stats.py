@@ -12,7 +12,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.requirement("10.1.16")
-def test_a_pod_that_works(server: Server) -> None:
+def test_a_pod_that_works_has_usage(server: Server) -> None:
     pod = server.run_pod()
     server.launch(pod, server.container_config(["sh", "-c", "while :; do :; done"]))
     assert wait_until(

@@ -1,4 +1,4 @@
-"""PodSandboxStatus: what kubelet compares with the pod that it wants."""
+"""PodSandboxStatus: the fields that kubelet compares with the pod's specification."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""PullImage: the id, who logs in how, callers that hang up, and what an error says. More is in
-tests/cri/images."""
+"""PullImage: the id, logins, callers that disconnect, and errors. More is in tests/cri/images."""
 
 from __future__ import annotations
 
@@ -116,7 +115,7 @@ def test_a_moved_tag_names_the_new_image(server: Server, registry: Registry) -> 
 
 
 @pytest.mark.requirement("12.1", "5.1.6", "1.11")
-def test_a_registry_that_is_not_there(server: Server, registry: Registry) -> None:
+def test_an_unreachable_registry_is_an_error(server: Server, registry: Registry) -> None:
     assert message_of(lambda: pull(server, "127.0.0.1:1/app:v1")).startswith("RegistryUnavailable")
     name = f"{registry.host}/none/app:v1"
     assert code_of(lambda: pull(server, name)) == grpc.StatusCode.NOT_FOUND

@@ -1,4 +1,4 @@
-"""RemoveContainer: what is killed and deleted, and what is kept."""
+"""RemoveContainer: what is killed and deleted, and what stays."""
 
 from __future__ import annotations
 

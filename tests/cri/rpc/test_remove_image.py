@@ -13,9 +13,10 @@ from tests.support.registry import Registry
 
 
 @pytest.mark.requirement("5.4.1", "13.4")
-def test_by_id_and_by_name(server: Server, registry: Registry) -> None:
-    """The id takes every name with it, also of other repositories; a name only itself, unless it is
-    the last."""
+def test_an_id_removes_every_name_and_a_name_only_itself(
+    server: Server, registry: Registry
+) -> None:
+    """The id stands for names in other repositories, too. The last name removes the image."""
     one = an_image("removed")
     names = [
         f"{registry.host}/removed/{app}:{tag}" for app in ("app", "other") for tag in ("a", "b")

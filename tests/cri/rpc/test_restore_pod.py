@@ -1,4 +1,4 @@
-"""RestorePod, as far as it goes without CRIU: pods that are created, what is refused, and that
+"""RestorePod, as far as CRIU is not needed: pods that are created, refused requests, and that
 nothing is left."""
 
 from __future__ import annotations

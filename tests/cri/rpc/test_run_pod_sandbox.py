@@ -1,5 +1,5 @@
-"""RunPodSandbox: what a pod has when the call returns, who gets the same pod again, and what is
-refused."""
+"""RunPodSandbox: the pod when the call returns, retries that get the same pod, and refused
+requests."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def pause_process(server: Server, pod: str) -> int:
 
 
 def namespaces_of(server: Server, pod: str) -> dict[str, str]:
-    """Namespaces of its pause process."""
+    """Return the namespaces of the pod's pause process."""
     pid = pause_process(server, pod)
     return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")}
 
@@ -234,7 +234,7 @@ def test_a_pod_has_new_namespaces_or_the_nodes(server: Server) -> None:
         ("kernel.panic", {}),
     ],
 )
-def test_sysctls_that_would_be_the_nodes(
+def test_sysctls_that_would_change_the_node_are_refused(
     server: Server, sysctl: str, options: dict[str, Any]
 ) -> None:
     config = server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls={sysctl: "1"}))
@@ -260,7 +260,7 @@ def test_only_requested_sysctls_are_set(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.1.5")
-def test_the_log_directory_is_made(server: Server) -> None:
+def test_the_log_directory_is_created(server: Server) -> None:
     folder = server.logs / "made" / "for" / "it"
     server.run_pod(server.pod_config(log_directory=str(folder)))
     assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o755

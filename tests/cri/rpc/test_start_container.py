@@ -34,7 +34,7 @@ def test_the_log_is_there_before_the_first_line(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.2.1", "8.13")
-def test_a_target_that_has_ended_meanwhile(server: Server) -> None:
+def test_a_start_fails_when_the_target_has_ended(server: Server) -> None:
     """The start looks up the target's process namespace again."""
     pod = server.run_pod()
     target = server.launch(pod)

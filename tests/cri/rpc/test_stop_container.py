@@ -1,4 +1,4 @@
-"""StopContainer: signals, grace periods and callers that disagree."""
+"""StopContainer: signals, grace periods and concurrent callers."""
 
 from __future__ import annotations
 

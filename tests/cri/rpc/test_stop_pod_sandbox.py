@@ -1,4 +1,4 @@
-"""StopPodSandbox: what ends, what stays to be asked for, and how often it may be called."""
+"""StopPodSandbox: what ends, what is still listed, and repeated calls."""
 
 from __future__ import annotations
 

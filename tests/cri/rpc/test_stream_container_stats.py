@@ -1,4 +1,4 @@
-"""StreamContainerStats: what ListContainerStats says, in parts."""
+"""StreamContainerStats: the reply of ListContainerStats in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("10.1.1", "10.4.1")
-def test_the_same_as_the_list(server: Server) -> None:
+def test_the_stream_has_the_items_of_the_list(server: Server) -> None:
     first, second = server.launch(server.run_pod()), server.launch(server.run_pod())
     assert streamed(server) == sorted([first, second])
     assert streamed(server, id=first) == [first]

@@ -1,4 +1,4 @@
-"""StreamContainers: what ListContainers says, in parts."""
+"""StreamContainers: the reply of ListContainers in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("10.4.1", "4.5.1")
-def test_the_same_as_the_list(server: Server) -> None:
+def test_the_stream_has_the_items_of_the_list(server: Server) -> None:
     pod = server.run_pod()
     running = server.launch(pod)
     created = server.create(

@@ -1,4 +1,4 @@
-"""StreamImages: what ListImages says, in parts."""
+"""StreamImages: the reply of ListImages in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.registry import Registry
 
 
 @pytest.mark.requirement("10.4.1", "5.3.1")
-def test_the_same_as_the_list(server: Server, registry: Registry) -> None:
+def test_the_stream_has_the_items_of_the_list(server: Server, registry: Registry) -> None:
     registry.push("streamed/app:v1", an_image("streamed"))
     name = f"{registry.host}/streamed/app:v1"
     identifier = pull(server, name)

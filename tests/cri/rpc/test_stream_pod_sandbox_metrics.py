@@ -1,4 +1,4 @@
-"""StreamPodSandboxMetrics: what ListPodSandboxMetrics says, in parts."""
+"""StreamPodSandboxMetrics: the reply of ListPodSandboxMetrics in parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("10.4.1")
-def test_the_same_as_the_list(server: Server) -> None:
+def test_the_stream_has_the_items_of_the_list(server: Server) -> None:
     assert streamed(server) == {}
     first, second = server.run_pod(), server.run_pod()
     container = server.launch(first)

@@ -1,4 +1,4 @@
-"""StreamPodSandboxStats: what ListPodSandboxStats says, in parts."""
+"""StreamPodSandboxStats: the reply of ListPodSandboxStats in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("10.1.1", "10.4.1")
-def test_the_same_as_the_list(server: Server) -> None:
+def test_the_stream_has_the_items_of_the_list(server: Server) -> None:
     first = server.run_pod(server.pod_config(labels={"k": "v"}))
     second = server.run_pod(host_network=True)
     assert streamed(server) == sorted([first, second])

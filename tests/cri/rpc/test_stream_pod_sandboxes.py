@@ -1,4 +1,4 @@
-"""StreamPodSandboxes: what ListPodSandbox says, in parts."""
+"""StreamPodSandboxes: the reply of ListPodSandbox in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cri.server_harness import Server
 
 
 @pytest.mark.requirement("10.4.1", "3.5.1")
-def test_the_same_as_the_list(server: Server) -> None:
+def test_the_stream_has_the_items_of_the_list(server: Server) -> None:
     first = server.run_pod(server.pod_config(labels={"k": "v"}))
     second = server.run_pod()
     server.stop_pod(second)

@@ -1,4 +1,5 @@
-"""UpdateContainerResources: what changes, what is shown, and in which states."""
+"""UpdateContainerResources: the changed limits, where they are shown, and the states that permit an
+update."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from tests.cri.server_harness import Server, code_of
 
 
 @pytest.mark.requirement("4.6.4", "4.7.1", "4.7.2")
-def test_updates_are_shown(server: Server) -> None:
+def test_updates_are_in_the_cgroup_and_the_status(server: Server) -> None:
     container = server.create(server.run_pod())
     request = api.UpdateContainerResourcesRequest(container_id=container)
     request.linux.cpu_shares = 512

@@ -1,4 +1,4 @@
-"""UpdatePodSandboxResources: the sums of a pod that kubelet resizes, which it writes to the pod's
+"""UpdatePodSandboxResources: the resources of a resized pod, which kubelet writes to the pod's
 cgroup itself."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.cri.server_harness import Server, code_of
 
 
 @pytest.mark.requirement("3.6.1", "7.2.9")
-def test_the_values_are_kept() -> None:
+def test_the_values_are_stored() -> None:
     """The values also survive a kill of the server."""
     with Server() as server:
         pod = server.run_pod()
@@ -37,7 +37,7 @@ def request(pod: str, shares: int) -> api.UpdatePodSandboxResourcesRequest:
 
 
 def saved(server: Server, pod: str) -> tuple[int, int]:
-    """What verbose status shows of them."""
+    """Return the stored values in a verbose status."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
     info = json.loads(server.runtime.PodSandboxStatus(request, timeout=30).info["info"])
     return info["resources"]["linux"]["cpu_shares"], info["overhead"]["linux"][

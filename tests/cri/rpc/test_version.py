@@ -1,4 +1,4 @@
-"""Version: the first thing that a client asks."""
+"""Version: the first call of a client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_version_returns_what_kubelet_expects(server: Server, requested: str) ->
 
 @pytest.mark.requirement("1.10")
 def test_unknown_fields_are_ignored(server: Server) -> None:
-    """Another version of the interface may have more."""
+    """Another version of the interface may have more fields."""
     call = server.channel.unary_unary(
         "/runtime.v1.RuntimeService/Version", response_deserializer=api.VersionResponse.FromString
     )

@@ -1,5 +1,5 @@
-"""A SPDY client on our own core: faster than a Go process per session, and able to do what Go's
-would not."""
+"""A SPDY client on the product's core: faster than a Go process for each session, and able to send
+what Go's client would not."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Terminal:
 
 
 async def run(url: str, terminal: Terminal) -> int:
-    """Serve a session of `url` to its end; its exit code. Raises `PeerError` if it could not be
-    served.
+    """Serve a session of `url` to its end; return its exit code. Raises `PeerError` if it could not
+    be served.
 
-    The streams that are opened follow from what `terminal` has, and must be those asked for when
-    the URL was made.
+    The opened streams follow from the fields of `terminal`, and must be those of the request for
+    the URL.
     """
     async with connect(url, V4) as multiplexer:
         try:

@@ -1,4 +1,4 @@
-"""A streaming server over real processes, and the Go client that kubectl and crictl are made of."""
+"""A streaming server over real processes, and the Go client that kubectl and crictl use."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def backend() -> ProcessBackend:
 
 @pytest.fixture
 async def server(backend: ProcessBackend) -> AsyncIterator[StreamingServer]:
-    """Provide a listening server that must have let go of every task and session when the test is
-    over."""
+    """Provide a listening server; assert at the end that no task and no session is left."""
     before = asyncio.all_tasks()
     server = StreamingServer(backend)
     await server.start()
@@ -53,7 +52,7 @@ class Outcome:
 
 
 class GoExec:
-    """Runs the Go client on an exec of `command`, with the streams that are asked for."""
+    """Runs the Go client for an exec of `command`, with the requested streams."""
 
     def __init__(self, program: Path, server: StreamingServer) -> None:
         self._program, self._server = program, server
@@ -70,7 +69,7 @@ class GoExec:
         stdout_fd: int = asyncio.subprocess.PIPE,
         stdin_fd: int = asyncio.subprocess.PIPE,
     ) -> asyncio.subprocess.Process:
-        """Start it; its stdin is open if the session has one."""
+        """Start the client; its stdin is open if the session has one."""
         options = ExecOptions(
             "c",
             ("/bin/sh", "-c", command),
@@ -96,7 +95,7 @@ class GoExec:
         )
 
     async def __call__(self, command: str, data: bytes | None = None, **options: object) -> Outcome:
-        """Run it to its end; `data` is all that stdin gives."""
+        """Run the client to its end; `data` is its whole stdin."""
         process = await self.start(command, stdin=data is not None, **options)  # type: ignore[arg-type]
         async with asyncio.timeout(60):
             stdout, stderr = await process.communicate(data)
@@ -111,7 +110,7 @@ def go(goclient: Path, server: StreamingServer) -> GoExec:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Callable[[int], tuple[Path, str]]:
-    """Makes a file of so many MiB that do not repeat; its path and SHA-256."""
+    """Make a file of so many MiB of random bytes; return its path and SHA-256."""
 
     def make(mebibytes: int) -> tuple[Path, str]:
         path, digest = tmp_path / "large", hashlib.sha256()

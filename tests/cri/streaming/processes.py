@@ -59,7 +59,7 @@ class ProcessSession(Session):
         self.closed.set()
 
     def _reap(self) -> int:
-        """Once; the exit code, 128 + n for signal n."""
+        """Reap the process once; return the exit code, 128 + n for signal n."""
         if self._code < 0:
             code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
             self._code = code if code >= 0 else 128 - code
@@ -67,7 +67,7 @@ class ProcessSession(Session):
 
 
 class AttachSession(Session):
-    """A session attached to the process of another one. Closing it does not end the process."""
+    """A session attached to the process of another session. Closing it does not end the process."""
 
     def __init__(self, session: ProcessSession):
         super().__init__(
@@ -117,7 +117,7 @@ class ProcessBackend:
 
 
 def start(options: ExecOptions) -> ProcessSession:
-    """Start a command with the stdio that the options ask for."""
+    """Start a command with the stdio of the options."""
     if options.tty:
         return _start_on_pty(options)
     ours: list[int | None] = []

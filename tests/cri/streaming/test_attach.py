@@ -1,4 +1,4 @@
-"""Attach with Go's client: several seats at one process, which does not care who sits there."""
+"""Attach with Go's client: several clients at one process, which continues when they leave."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_attach_carries_input_output_and_the_exit_code(
     assert (process.returncode, stdout, stderr) == (5, b"hello\n", b"oh\n")
 
 
-async def test_leaving_does_not_end_the_process(
+async def test_the_process_continues_when_a_client_leaves(
     goclient: Path, server: StreamingServer, shell: ProcessSession
 ) -> None:
     first = await seat(goclient, server, "c", "stdin", "stdout")
@@ -62,7 +62,7 @@ async def test_leaving_does_not_end_the_process(
         assert await second.communicate(b"echo second; exit\n") == (b"second\n", b"")
 
 
-async def test_unknown_container_is_told(goclient: Path, server: StreamingServer) -> None:
+async def test_an_unknown_container_is_an_error(goclient: Path, server: StreamingServer) -> None:
     process = await seat(goclient, server, "nobody", "stdout")
     async with asyncio.timeout(60):
         _, stderr = await process.communicate()
@@ -70,7 +70,7 @@ async def test_unknown_container_is_told(goclient: Path, server: StreamingServer
     assert b"container nobody" in stderr
 
 
-async def test_a_terminal_can_be_attached_to_without_a_resize_stream(
+async def test_a_client_without_a_resize_stream_can_attach_to_a_terminal(
     goclient: Path, server: StreamingServer, backend: ProcessBackend
 ) -> None:
     """A client that does not know of the container's terminal opens no stream for its size."""

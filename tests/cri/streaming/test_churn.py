@@ -1,5 +1,5 @@
-"""Many sessions by our own client: the core at both ends of a connection, and nothing that adds
-up."""
+"""Many sessions by the test's own client: the product's core is at both ends, and no memory or task
+is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.spdy import ClientMultiplexer
 
 
 async def once(server: StreamingServer, command: str, *pieces: bytes) -> tuple[int, bytes]:
-    """Exit code and output of a command with these pieces as stdin."""
+    """Run a command with these pieces as stdin; return exit code and output."""
 
     async def stdin() -> AsyncIterator[bytes]:
         for piece in pieces:
@@ -58,7 +58,7 @@ async def test_a_thousand_sessions_leave_nothing(
             await asyncio.sleep(0.02)
 
 
-async def test_failures_are_told(server: StreamingServer) -> None:
+async def test_failures_are_reported_to_the_client(server: StreamingServer) -> None:
     with pytest.raises(PeerError, match="container nobody"):
         await client.run(
             server.url_for(AttachOptions("nobody", stdout=True)), Terminal(stdout_fd=1)
@@ -67,7 +67,7 @@ async def test_failures_are_told(server: StreamingServer) -> None:
         await client.run("http://{}:{}/exec/guess".format(*server.address), Terminal(stdout_fd=1))
 
 
-async def test_a_server_that_goes_away_ends_its_sessions(
+async def test_a_closed_server_ends_its_sessions(
     server: StreamingServer, backend: ProcessBackend
 ) -> None:
     running = asyncio.create_task(once(server, "sleep 60"))
@@ -97,7 +97,9 @@ def headers(role: str, port: object, request: str = "") -> dict[str, list[str]]:
 
 
 @pytest.mark.requirement("9.11")
-async def test_a_refused_connection_is_told_on_the_error_stream(server: StreamingServer) -> None:
+async def test_a_refused_connection_is_reported_on_the_error_stream(
+    server: StreamingServer,
+) -> None:
     """Only this connection ends; the session forwards further ones."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,7 +159,7 @@ async def test_streams_are_paired_with_and_without_request_ids(
         {},
     ],
 )
-async def test_streams_that_make_no_sense_are_reset(
+async def test_streams_with_invalid_headers_are_reset(
     server: StreamingServer, wrong: dict[str, list[str]]
 ) -> None:
     async with forwarding(server) as multiplexer:
@@ -172,7 +174,7 @@ async def test_a_pair_does_not_change_its_port(server: StreamingServer) -> None:
             await (await multiplexer.open(headers("data", 81, "x"))).inbound.read()
 
 
-async def test_half_a_pair_is_given_up(
+async def test_an_incomplete_pair_is_reset(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cri_server.streaming.portforward.PAIRING_S", 0.1)
@@ -186,10 +188,10 @@ async def test_half_a_pair_is_given_up(
 
 @dataclass(frozen=True)
 class ForwardClient:
-    """How a client ends the streams of a connection that the pod's server has closed.
+    """The way in which a client ends the streams of a connection that the pod's server has closed.
 
-    `awaits_error`: it closes the local connection, and so ends its own direction, only when the
-    error stream has ended.
+    `awaits_error`: the client closes the local connection, and so ends its own direction, only when
+    the error stream has ended.
     """
 
     awaits_error: bool = False
@@ -217,7 +219,7 @@ of_each_client = pytest.mark.parametrize("client_name", CLIENTS)
 async def pair(
     multiplexer: ClientMultiplexer, port: int, client_name: str, number: int = 0
 ) -> tuple[MultiplexedStream, MultiplexedStream]:
-    """Open the streams as the client does: data, error."""
+    """Open the streams in the client's order: data, error."""
     error = await multiplexer.open(headers("error", port, str(number)))
     if CLIENTS[client_name].ends_error_at_once:
         await error.end()
@@ -227,7 +229,8 @@ async def pair(
 async def close_after_pod(
     client_name: str, data: MultiplexedStream, error: MultiplexedStream
 ) -> bytes:
-    """Read what the pod sends and end the streams as the client does; all that the pod sent."""
+    """Read to the end of the pod's data and end the streams in the client's way; return the
+    data."""
     received = b""
     while piece := await data.inbound.read():
         received += piece
@@ -242,8 +245,8 @@ async def close_after_pod(
 
 
 class HalfOpen:
-    """A server that sends a greeting and ends its direction, and keeps the other one for as long as
-    its peer does."""
+    """A server that sends a greeting and ends its direction; it keeps the other direction open as
+    long as its peer does."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -260,7 +263,7 @@ class HalfOpen:
 
 @pytest.mark.requirement("9.11")
 @of_each_client
-async def test_a_connection_ends_that_the_pod_has_half_closed(
+async def test_a_connection_that_the_pod_half_closes_ends(
     server: StreamingServer, client_name: str
 ) -> None:
     pod = HalfOpen()
@@ -279,7 +282,8 @@ async def test_a_connection_ends_that_the_pod_has_half_closed(
 async def test_many_half_closed_connections_leave_room_for_more(
     server: StreamingServer, client_name: str
 ) -> None:
-    """More than SESSION_LIMIT and than the session's table of streams has places for."""
+    """There are more than SESSION_LIMIT, and more than the session's table of streams has places
+    for."""
     pod = HalfOpen()
     async with (
         await asyncio.start_server(pod, "127.0.0.1", 0) as service,
@@ -298,7 +302,7 @@ async def test_many_half_closed_connections_leave_room_for_more(
 
 
 @pytest.mark.requirement("9.11")
-async def test_the_connection_of_a_half_closed_client_ends(server: StreamingServer) -> None:
+async def test_a_connection_that_the_client_half_closes_ends(server: StreamingServer) -> None:
     """kubectl sends the same frame when its local client has disconnected and when that client has
     only ended its direction."""
     stopped = asyncio.Event()
@@ -353,7 +357,7 @@ async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
         assert received == b"x" * pieces
 
 
-async def test_a_pod_that_sends_for_ever_to_a_client_that_has_left_is_cut_off(
+async def test_endless_data_for_a_client_that_has_left_is_cut_off(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This happens with a stream of events whose reader was interrupted: kubectl up to 1.31 hangs
@@ -385,7 +389,7 @@ async def test_a_pod_that_sends_for_ever_to_a_client_that_has_left_is_cut_off(
 
 
 async def until(fact: Callable[[], bool]) -> None:
-    """Wait for a fact; the test's own limit ends the wait."""
+    """Wait for a condition; the test's own timeout ends the wait."""
     while not fact():
         await asyncio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""The whole chain: Go's clients, the streaming server, a shim, and a process in a real
+"""All parts together: Go's clients, the streaming server, a shim, and a process in a real
 container."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def node(module_server: Server) -> Iterator[Server]:
 
 
 class Client:
-    """Go's client, run where the server's loopback is."""
+    """Go's client, which runs in the server's network namespace."""
 
     def __init__(self, program: Path, server: Server) -> None:
         self._program, self._server = program, server
@@ -165,7 +165,9 @@ def shell(node: Server, **changes: bool) -> str:
 
 @pytest.mark.requirement("9.8")
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_attach_and_end_the_input_once(client: Client, node: Server, transport: str) -> None:
+def test_the_end_of_stdin_reaches_the_container(
+    client: Client, node: Server, transport: str
+) -> None:
     """The test does what critest does: it writes to a shell, ends stdin, and reads the output to
     its end."""
     container = shell(node, stdin_once=True)
@@ -176,7 +178,7 @@ def test_attach_and_end_the_input_once(client: Client, node: Server, transport: 
 
 
 @pytest.mark.requirement("9.8")
-def test_a_seat_can_be_left_and_taken_again(client: Client, node: Server) -> None:
+def test_a_client_can_leave_and_attach_again(client: Client, node: Server) -> None:
     container = shell(node)
     first = client.attach(container, stdin=True)
     assert first.stdin is not None and first.stdout is not None
@@ -191,7 +193,7 @@ def test_a_seat_can_be_left_and_taken_again(client: Client, node: Server) -> Non
     assert node.log_lines(container) == ["first", "second"]
 
 
-def test_many_seats_see_the_same(client: Client, node: Server) -> None:
+def test_all_attached_clients_get_the_same_output(client: Client, node: Server) -> None:
     """A client is attached when it gets the container's ticks; the container stops ticking when all
     are."""
     script = "until [ -e /all ]; do echo tick; sleep 0.1; done; read x; echo to $x"

@@ -1,4 +1,4 @@
-"""Exec with Go's own clients over every protocol they know: what kubectl and crictl will see."""
+"""Exec with Go's own clients over every protocol that kubectl and crictl use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILED = 250
 
 @pytest.mark.requirement("9.4")
 @pytest.mark.parametrize("protocol", [*SPDY, *WEBSOCKET])
-async def test_outputs_arrive_apart(go: GoExec, protocol: str) -> None:
+async def test_stdout_and_stderr_arrive_separately(go: GoExec, protocol: str) -> None:
     outcome = await go("echo out; echo err >&2", protocol=protocol)
     assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (0, b"out\n", b"err\n")
 
@@ -40,7 +40,7 @@ async def test_the_exit_code_is_reported(
 
 
 @pytest.mark.parametrize("protocol", SPDY[1:3])
-async def test_old_clients_read_a_text(go: GoExec, protocol: str) -> None:
+async def test_old_clients_get_the_status_as_text(go: GoExec, protocol: str) -> None:
     """v1 is left out, because Go's v1 client takes either the end of the outputs or the text for
     the outcome, whichever comes first."""
     outcome = await go("exit 3", protocol=protocol)
@@ -121,7 +121,7 @@ async def test_data_flows_in_both_directions_at_once(
     assert hashlib.sha256(outcome.stdout).hexdigest() == digest
 
 
-async def test_a_client_that_does_not_read_holds_the_process_back(
+async def test_a_client_that_does_not_read_slows_the_process(
     go: GoExec, backend: ProcessBackend
 ) -> None:
     reading, writing = os.pipe()
@@ -139,7 +139,7 @@ async def test_a_client_that_does_not_read_holds_the_process_back(
 
 
 @pytest.mark.parametrize("protocol", [SPDY[0], WEBSOCKET[0]])
-async def test_a_process_that_does_not_read_stdin(
+async def test_a_process_that_does_not_read_stdin_slows_the_client(
     go: GoExec, backend: ProcessBackend, protocol: str
 ) -> None:
     """The server makes the client wait. When the client is killed the process is killed too,
@@ -177,7 +177,7 @@ async def test_an_exec_dies_with_its_client(
 
 
 @pytest.mark.requirement("9.7")
-async def test_a_grandchild_with_the_output_does_not_hold_the_session(go: GoExec) -> None:
+async def test_a_grandchild_with_an_open_output_does_not_delay_the_end(go: GoExec) -> None:
     async with asyncio.timeout(30):
         outcome = await go("sleep 60 & echo done")
     assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")

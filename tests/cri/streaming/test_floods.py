@@ -1,8 +1,8 @@
-"""Sessions whose client floods: the others get their turns meanwhile, and what is kept of the flood
-is bounded.
+"""Clients that flood: other sessions get their turns meanwhile, and the server stores a bounded
+part of the flood.
 
-All sessions and kubelet's calls share one event loop. What counts here is how many frames are
-handled in one of its turns, not how long that takes.
+All sessions and kubelet's calls share one event loop. The tests count the frames that are handled
+in one of its turns, not the time that it takes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STUCK = ExecOptions("c", ("/bin/sh", "-c", "exec sleep 1000"), stdin=True, stdou
 
 
 def spdy(*roles: str) -> tuple[Connection, bytes]:
-    """Return a client's side with a stream for each role, and what opens them."""
+    """Return a client's core with a stream for each role, and the bytes that open the streams."""
     client = SpdyClient()
     for role in roles:
         client.open({"streamtype": [role]})
@@ -104,7 +104,7 @@ FLOODS = [
 
 
 class Turns:
-    """Counts the turns of the event loop, and what was handled in each."""
+    """Counts the turns of the event loop, and the frames handled in each."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -125,7 +125,7 @@ class Turns:
 
 @pytest.fixture
 async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
-    """SPDY frames and WebSocket frames by the turn in which they were handled."""
+    """Count the turns in which SPDY and WebSocket frames are handled."""
     turns = Turns()
     monkeypatch.setattr(Connection, "_frame", turns.counting(Connection._frame))
     monkeypatch.setattr(Messages, "_take", turns.counting(Messages._take))
@@ -145,7 +145,7 @@ def opening(server: StreamingServer, flood: Callable[[], bytes]) -> bytes:
 async def send_flood(
     server: StreamingServer, flood: Callable[[], bytes], sent: asyncio.Event
 ) -> None:
-    """Send all of it while reading what comes; keep the connection afterwards."""
+    """Send everything while reading the answers; keep the connection open afterwards."""
     data = opening(server, flood) + flood()
     async with connection(server) as (reader, writer):
 
@@ -184,7 +184,7 @@ async def test_other_sessions_get_their_turns(
 
 
 @pytest.mark.parametrize("flood", [tiny_data, websocket_input])
-async def test_waiting_pieces_are_counted_with_their_overhead(
+async def test_buffered_pieces_are_counted_with_their_overhead(
     server: StreamingServer, flood: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cri_server.streaming import streams
@@ -221,8 +221,8 @@ async def test_waiting_pieces_are_counted_with_their_overhead(
 
 @pytest.mark.parametrize("ended", ["as they open", "when all are open", "stdin last"])
 async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended: str) -> None:
-    """Half-closed from the start or not at all: the session begins with the last stream, and its
-    outcome arrives."""
+    """The streams are half-closed from the start or not at all. The session begins with the last
+    stream, and its status arrives."""
     options = ExecOptions(
         "c", ("/bin/sh", "-c", "cat; exit 5"), stdin=True, stdout=True, stderr=True
     )

@@ -1,5 +1,5 @@
-"""The server against callers that guess, cheat, stall and vanish: no session for them, nothing left
-of them."""
+"""The server against clients that guess URLs, stall and disconnect: they get no session and leave
+nothing behind."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def connection(
 
 
 async def answer(server: StreamingServer, data: bytes) -> tuple[int, bytes]:
-    """Status and everything of the answer to one request."""
+    """Send one request; return status and body of the answer."""
     async with connection(server) as (reader, writer), asyncio.timeout(60):
         writer.write(data)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -80,7 +80,9 @@ async def test_a_url_opens_a_single_session(server: StreamingServer) -> None:
 
 
 @pytest.mark.requirement("9.1")
-async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -> None:
+async def test_unknown_used_and_expired_tickets_get_the_same_answer(
+    backend: ProcessBackend,
+) -> None:
     from cri_server.streaming.tokens import Tickets
 
     server = StreamingServer(backend, tickets=Tickets(ttl_s=0.05))
@@ -111,7 +113,7 @@ async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -
         "*",
     ],
 )
-async def test_only_the_exact_path_works(server: StreamingServer, twist: str) -> None:
+async def test_only_the_exact_path_opens_a_session(server: StreamingServer, twist: str) -> None:
     token = path_of(server.url_for(SHELL)).removeprefix("/exec/")
     status, _ = await answer(server, request(twist.format(t=token), *SPDY))
     assert status in (400, 404)
@@ -144,13 +146,15 @@ async def test_only_the_exact_path_works(server: StreamingServer, twist: str) ->
         pytest.param(b"\x16\x03\x01\x00\xa5\x01\r\n\r\n", 400, id="TLS"),
     ],
 )
-async def test_refused(server: StreamingServer, data: bytes, status: int) -> None:
+async def test_invalid_requests_are_refused(
+    server: StreamingServer, data: bytes, status: int
+) -> None:
     path = path_of(server.url_for(SHELL)).encode()
     got, _ = await answer(server, data.replace(b"/exec/T", path))
     assert got == status
 
 
-async def test_the_kubelets_host_is_not_ours(server: StreamingServer) -> None:
+async def test_any_host_header_is_accepted(server: StreamingServer) -> None:
     """kubelet forwards the Host header of its own client. The server therefore ignores the name and
     checks the token."""
     for host in ("10.1.2.3:10250", "node.example", "[::1]:10250"):
@@ -158,7 +162,7 @@ async def test_the_kubelets_host_is_not_ours(server: StreamingServer) -> None:
         assert (await answer(server, request(path, *SPDY, host=host)))[0] == 101
 
 
-async def test_urls_are_limited(server: StreamingServer) -> None:
+async def test_unused_urls_are_limited(server: StreamingServer) -> None:
     from pyrunc.errors import ResourceExhausted
 
     for _ in range(500):
@@ -169,7 +173,7 @@ async def test_urls_are_limited(server: StreamingServer) -> None:
 
 
 @pytest.mark.requirement("9.1")
-async def test_only_loopback_is_listened_on(server: StreamingServer) -> None:
+async def test_the_server_listens_on_loopback_only(server: StreamingServer) -> None:
     host, port = server.address
     assert host == "127.0.0.1"
     with socket.socket() as other:
@@ -250,7 +254,7 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
 
 
 class SlowPods(ProcessBackend):
-    """Dials that last until `open` is set."""
+    """A backend whose dials last until `open` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +327,8 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 class ClosedPorts(SlowPods):
-    """Port 1 of its pods is closed, which is known when `open` is set; others are silent."""
+    """A backend with pods whose port 1 refuses connections once `open` is set; other ports never
+    answer."""
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         if port == 1:
@@ -458,7 +463,7 @@ async def test_guessing_does_not_disturb_a_session(server: StreamingServer, go: 
 
 
 @pytest.mark.requirement("9.4")
-async def test_streams_that_never_come(
+async def test_a_session_whose_streams_are_not_opened_ends(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "STREAMS_S", 0.3)
@@ -518,7 +523,7 @@ def forward_bytes(server: StreamingServer, rng: random.Random, port: int) -> byt
 
 
 async def cut(server: StreamingServer, sent: bytes, rng: random.Random) -> None:
-    """Send a part and vanish: with a FIN, with a reset, or after having read something."""
+    """Send a part and disconnect: with a FIN, with a reset, or after reading some bytes."""
     reader, writer = await asyncio.open_connection(*server.address)
     writer.write(sent[: rng.randrange(len(sent) + 1)])
     end = rng.randrange(3)
@@ -586,7 +591,7 @@ async def test_ten_thousand_sessions_may_be_cut_at_any_byte(
     await cut_sessions(server, backend, 10_000)
 
 
-async def test_sessions_of_others_go_on(server: StreamingServer, go: GoExec) -> None:
+async def test_other_sessions_continue_meanwhile(server: StreamingServer, go: GoExec) -> None:
     rng = random.Random(21)
     running = asyncio.create_task(go("for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.1; done"))
     while not running.done():

@@ -35,7 +35,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def digest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers only when the client has ended its half."""
+    """A server that answers with a digest once the client has ended its direction."""
     writer.write(hashlib.sha256(await reader.read()).hexdigest().encode())
     await writer.drain()
     writer.close()
@@ -64,7 +64,7 @@ async def forwarded(
 
 
 async def ask(port: int, data: bytes) -> bytes:
-    """Send everything, end that half, read everything."""
+    """Send all data, end that direction, and return all that the server sends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
     async def send() -> None:
@@ -83,7 +83,7 @@ pytestmark = pytest.mark.parametrize("transport", ["spdy", "tunnel"])
 
 
 @pytest.mark.requirement("9.11")
-async def test_bytes_and_half_close(
+async def test_data_and_half_closing_pass_through(
     goclient: Path, server: StreamingServer, transport: str
 ) -> None:
     data = os.urandom(20 << 20)
@@ -111,7 +111,8 @@ async def test_many_connections_are_forwarded_at_once(
 async def test_a_closed_port_ends_its_connection(
     goclient: Path, server: StreamingServer, transport: str
 ) -> None:
-    """Such a client then gives up the others, too (client-go, "lost connection to pod")."""
+    """Such a client then closes its other connections, too (client-go, "lost connection to
+    pod")."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening
         closed = taken.getsockname()[1]

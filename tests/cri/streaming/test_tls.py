@@ -1,4 +1,4 @@
-"""The streaming server behind TLS: sessions, clients' certificates, and what does not speak it."""
+"""The streaming server behind TLS: sessions, client certificates, and clients without TLS."""
 
 from __future__ import annotations
 

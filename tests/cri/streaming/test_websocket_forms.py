@@ -1,4 +1,4 @@
-"""The WebSocket forms that no Go client of ours speaks, but browsers and older clients do."""
+"""The forms of WebSocket sessions that browsers and older clients use, and Go's client does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_websocket(url: str, *subprotocols: str, **options: Any) -> connect:
 
 
 async def receive_all(client: ClientConnection) -> list[bytes]:
-    """All messages until the server closes, which it must do in the normal way."""
+    """Return all messages until the server closes normally."""
     messages = []
     with pytest.raises(ConnectionClosedOK):
         while True:
@@ -70,7 +70,7 @@ async def test_a_base64_session_is_encoded(server: StreamingServer) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example", "null"])
-async def test_any_origin_is_welcome(server: StreamingServer, origin: str) -> None:
+async def test_any_origin_is_accepted(server: StreamingServer, origin: str) -> None:
     """The API server passes on its client's Origin and kubelet its own client's Host: they need not
     agree."""
     client = open_websocket(server.url_for(SHELL), "v4.channel.k8s.io", origin=origin)

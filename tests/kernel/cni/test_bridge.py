@@ -1,4 +1,4 @@
-"""The bridge plugin: what ADD makes, option by option; what DEL and GC remove; what CHECK
+"""The bridge plugin: the effects of ADD by option, of DEL and GC, and the damage that CHECK
 detects."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def port_of(result: Any) -> str:
     return str(result["interfaces"][1]["name"])
 
 
-def test_a_pod_gets_addresses_routes_and_a_result_that_is_true(host: Host) -> None:
+def test_a_pod_gets_the_addresses_and_routes_of_the_result(host: Host) -> None:
     pod = host.pod()
     result = attach(pod, host.bridge_config(isDefaultGateway=True))
     assert addresses_of(result) == ["10.88.0.2", "fd88::2"]
@@ -90,7 +90,7 @@ def test_an_ipv6_address_is_usable_without_waiting_for_duplicates(host: Host) ->
     assert flags and not any(f & 0x40 for f in flags)
 
 
-def test_duplicates_are_looked_for_when_asked(host: Host) -> None:
+def test_duplicate_addresses_are_detected_with_enabledad(host: Host) -> None:
     pod = host.pod()
     started = time.monotonic()
     attach(pod, host.bridge_config(enabledad=True))
@@ -98,7 +98,7 @@ def test_duplicates_are_looked_for_when_asked(host: Host) -> None:
     assert len(call(BRIDGE, "ADD", host.pod(), host.bridge_config())["ips"]) == 2
 
 
-def test_masquerade_hides_pods_outside_and_not_from_each_other(host: Host) -> None:
+def test_masquerade_hides_pods_from_outside_but_not_from_each_other(host: Host) -> None:
     host.connect_outside()
     one, two, plain = host.pod(), host.pod(), host.pod()
     config = host.bridge_config(isDefaultGateway=True, ipMasq=True)
@@ -139,7 +139,7 @@ def test_the_bridge_can_be_promiscuous(host: Host) -> None:
     assert find_link("cni0")["flags"] & 0x100
 
 
-def test_mtu_is_the_bridges_and_both_ends(host: Host) -> None:
+def test_the_mtu_applies_to_the_bridge_and_both_ends(host: Host) -> None:
     pod = host.pod()
     result = attach(pod, host.bridge_config(mtu=1400))
     assert (
@@ -279,7 +279,7 @@ def test_del_does_not_touch_another_pod(host: Host) -> None:
     call(BRIDGE, "CHECK", two, {**config, "prevResult": result})
 
 
-def test_teardown_in_background_is_quiet_at_once_and_complete_with_the_namespace(
+def test_background_teardown_stops_packets_at_once_and_ends_with_the_namespace(
     host: Host,
 ) -> None:
     one, two = host.pod(), host.pod()
@@ -480,13 +480,13 @@ def test_gc_removes_addresses_and_rules_without_a_valid_attachment(host: Host) -
     assert leases(host) == {"10.88.0.2", "fd88::2"}
 
 
-def test_gc_without_a_list_guesses_nothing(host: Host) -> None:
+def test_gc_without_a_list_is_refused(host: Host) -> None:
     with pytest.raises(Refused, match="valid-attachments"):
         call(BRIDGE, "GC", host.pod(), host.bridge_config())
 
 
 @pytest.mark.parametrize("path", ["/proc/self/ns/uts", "/dev/null", "/nowhere", "/"])
-def test_a_path_that_is_no_network_namespace(host: Host, path: str) -> None:
+def test_a_path_that_is_no_network_namespace_is_refused(host: Host, path: str) -> None:
     with pytest.raises(Refused) as refused:
         call(BRIDGE, "ADD", host.pod(), host.bridge_config(), netns_path=path)
     assert refused.value.code == 3

@@ -84,7 +84,7 @@ def test_a_chain_visits_the_namespace_once(host: Host, monkeypatch: pytest.Monke
     assert not all_elements() and not [n for n in link_names() if n.startswith("veth")]
 
 
-def test_loopback_is_up_also_without_a_plugin_that_goes_there(host: Host) -> None:
+def test_loopback_is_up_also_without_a_plugin_that_enters_the_namespace(host: Host) -> None:
     pod = host.pod()
     assert ask("ADD", pod) == Answer()
     with listen(pod.fd, "127.0.0.1", 80) as server:

@@ -1,5 +1,5 @@
-"""The plugins as programs: pyrunc's as any runtime runs them, and the reference plugins (Go) beside
-them."""
+"""The plugins as programs: pyrunc's as any runtime runs them, compared with the reference plugins
+(Go)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(
     path: str = "",
     **environment: str,
 ) -> tuple[int, Any]:
-    """Run a plugin like a runtime, from a strange folder with a hostile environment."""
+    """Run a plugin like a runtime, from another folder and with a hostile environment."""
     hostile = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": "/tmp",
@@ -150,7 +150,7 @@ def test_plugins_add_check_and_delete_an_attachment(
 
 
 def test_the_same_request_has_the_same_result(ours: str, host: Host) -> None:
-    """All but the names and addresses of links, which each side generates."""
+    """The names and addresses of links, which each side generates, may differ."""
     results = []
     for folder in (ours, reference()):
         pod = host.pod()

@@ -1,5 +1,5 @@
-"""The table of host rules: elements as nft shows them, transactions, lists that change while they
-are read."""
+"""The table of host rules: elements as nft shows them, transactions, and lists that change during
+the reading."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_list_is_complete_while_others_change_the_table(host: Host) -> None:
         ("net", "a" * 250, "s"),
     ],
 )
-def test_tags_fit_into_comments_and_tell_networks_and_scopes_apart(
+def test_tags_fit_into_comments_and_distinguish_networks_and_scopes(
     host: Host, network: str, container: str, scope: str
 ) -> None:
     tag = host_rules.owner_tag(network, container, "eth0", scope)
@@ -116,7 +116,9 @@ def test_tags_fit_into_comments_and_tell_networks_and_scopes_apart(
     )
 
 
-def test_nft_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_nft_that_does_not_end_names_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "nft"
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(0o755)

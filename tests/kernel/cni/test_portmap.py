@@ -1,5 +1,5 @@
-"""The portmap plugin: which clients reach a pod through a host port, and what stays when the port
-is closed."""
+"""The portmap plugin: the clients that reach a pod through a host port, and the state after the
+port is closed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def net(host: Host) -> Iterator[Host]:
 @pytest.mark.parametrize(
     ("protocol", "kind"), [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)]
 )
-def test_from_outside_the_pod_sees_the_client(
+def test_a_pod_sees_the_address_of_a_client_outside(
     net: Host, protocol: str, kind: int, bind: str, address: str, client: str
 ) -> None:
     pod = net.pod()
@@ -164,7 +164,7 @@ def test_an_unspecified_host_address_means_its_family(
     } == families
 
 
-def test_sctp_has_its_rules(net: Host) -> None:
+def test_sctp_ports_get_rules(net: Host) -> None:
     publish(net, net.pod(), {**WEB, "protocol": "sctp"})
     assert "sctp . 8080" in nft("list", "map", "inet", "pyrunc_cni", "ports4")
 
@@ -270,7 +270,7 @@ def test_check_notices_lost_elements_and_rules(net: Host) -> None:
         call(PORTMAP, "CHECK", pod, config)
 
 
-def test_gc_closes_ports_without_an_owner(net: Host) -> None:
+def test_gc_closes_ports_of_invalid_attachments(net: Host) -> None:
     one, two = net.pod(), net.pod()
     publish(net, one, WEB)
     config = publish(net, two, {**WEB, "hostPort": 9090})
@@ -285,7 +285,7 @@ def test_gc_closes_ports_without_an_owner(net: Host) -> None:
     }
 
 
-def test_no_mappings_is_no_work(net: Host) -> None:
+def test_without_mappings_nothing_is_changed(net: Host) -> None:
     pod = net.pod()
     result = attach(pod, net.bridge_config())
     assert call(PORTMAP, "ADD", pod, portmap_config(result)) == result

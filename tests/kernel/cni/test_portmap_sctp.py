@@ -80,7 +80,7 @@ def test_the_checksum_is_the_standards() -> None:
     [(socket.AF_INET, HOST_OUTER, CLIENT), (socket.AF_INET6, HOST_OUTER6, CLIENT6)],
     ids=["IPv4", "IPv6"],
 )
-def test_packets_are_led_in_and_back(
+def test_packets_are_forwarded_and_answered(
     host: Host, family: socket.AddressFamily, host_address: str, client: str
 ) -> None:
     host.connect_outside()

@@ -1,4 +1,4 @@
-"""The small codec writes what pyroute2 reads, and reads what pyroute2 writes."""
+"""The codec's requests as pyroute2 reads them, and pyroute2's as the codec reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""host-local without a network: ranges are arithmetic, leases are files in a folder."""
+"""host-local without a network: arithmetic on ranges, and leases as files in a folder."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_going_round_visits_every_address_once(offset: int, start: int) -> None:
 # leases
 
 
-def test_addresses_are_given_round_robin(tmp_path: Path) -> None:
+def test_addresses_are_assigned_round_robin(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/29")
     assert take(tmp_path, "a", sets) == ["10.0.0.2"]
     assert take(tmp_path, "b", sets) == ["10.0.0.3"]
@@ -149,14 +149,14 @@ def test_a_requested_address_is_given(tmp_path: Path) -> None:
         take(tmp_path, "b", sets, "10.0.0.1")
 
 
-def test_an_owner_takes_once(tmp_path: Path) -> None:
+def test_an_owner_with_addresses_gets_no_more(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24")
     take(tmp_path, "a", sets)
     with pytest.raises(CniError, match="already"):
         take(tmp_path, "a", sets)
 
 
-def test_release_is_for_the_owner_and_may_be_repeated(tmp_path: Path) -> None:
+def test_release_frees_only_the_owners_addresses_and_may_be_repeated(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24")
     take(tmp_path, "a", sets)
     with store(tmp_path) as opened:
@@ -195,7 +195,7 @@ def test_leases_of_another_boot_are_void(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("3.2.4")
-def test_an_address_waits_for_its_link(tmp_path: Path) -> None:
+def test_an_address_is_not_reused_before_its_link_is_gone(tmp_path: Path) -> None:
     sets, links = sets_of("10.0.0.0/29"), {"veth1"}
     for owner in "abcde":
         take(tmp_path, owner, sets, link="veth1" if owner == "c" else "", links=links)
@@ -221,7 +221,7 @@ def test_collect_keeps_only_addresses_of_valid_attachments(tmp_path: Path) -> No
     assert left == {"10.0.0.3"}
 
 
-def test_collect_with_a_scope_leaves_others_alone(tmp_path: Path) -> None:
+def test_collect_with_a_scope_keeps_addresses_of_other_scopes(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24")
     with store(tmp_path) as opened:
         for owner, scope in (

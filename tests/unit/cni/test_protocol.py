@@ -1,5 +1,5 @@
-"""The specification as values: versions, requests, configurations, and results of every version in
-both directions."""
+"""The specification as values: versions, requests, configurations, and results of every version,
+parsed and written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_newest_form_comes_back_unchanged() -> None:
 
 
 @pytest.mark.parametrize("old", ["0.3.0", "0.3.1", "0.4.0"])
-def test_old_forms_name_the_family_and_know_no_numbers(old: str) -> None:
+def test_old_forms_name_the_family_and_lack_route_numbers(old: str) -> None:
     value = Result.from_json(FULL, default_version="1.1.0").to_json(old)
     assert [ip["version"] for ip in value["ips"]] == ["4", "6"]
     assert value["routes"][1] == {"dst": "10.2.0.0/16", "gw": "10.1.0.9"}
@@ -142,7 +142,7 @@ def test_an_add_ons_result_gives_the_pod_its_addresses_and_is_carried_through(
     assert not result.interfaces or [i.mac for i in later.interfaces] == macs
 
 
-def test_a_result_that_moved_is_carried_through_as_well() -> None:
+def test_a_result_for_a_moved_namespace_is_passed_on_unchanged_otherwise() -> None:
     aws = PEER_RESULTS[0]
     moved = Result.from_json(aws.answer_in("/proc/7/fd/9"), default_version="0.4.0").with_path(
         "/proc/7/fd/9", "/proc/8/fd/9"
@@ -362,7 +362,7 @@ ENVIRONMENT = {
 }
 
 
-def test_a_request_goes_there_and_back() -> None:
+def test_a_request_is_encoded_and_parsed_unchanged() -> None:
     call = CniCall.from_environment(ENVIRONMENT)
     assert call.path == ("/opt/cni/bin", "/usr/lib/cni") and call.argument("K8S_POD_NAME") == "a"
     assert call.environment() == ENVIRONMENT
@@ -484,7 +484,7 @@ def test_the_newest_version_that_both_know_is_chosen() -> None:
         {"disableCheck": "perhaps"},
     ],
 )
-def test_an_invalid_list(changes: dict[str, Any]) -> None:
+def test_an_invalid_list_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CniError):
         parse_list(as_object({**LIST, **changes}))
 

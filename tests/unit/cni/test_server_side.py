@@ -175,7 +175,7 @@ def test_plugins_in_the_networks_folder_are_appended(tmp_path: Path) -> None:
     assert configuration.current().network is None and "name" in configuration.current().problem
 
 
-def test_the_default_stands_in_for_an_empty_folder(tmp_path: Path) -> None:
+def test_the_default_network_is_used_while_the_folder_is_empty(tmp_path: Path) -> None:
     configuration = Configuration(str(tmp_path / "missing"), builtin_network("/leases"))
     assert configuration.current().network.name == "pyrunc"  # type: ignore[union-attr]
     assert configuration.current().source == "built in"
@@ -245,7 +245,7 @@ def test_an_invalid_bandwidth_is_refused(text: str) -> None:
 
 
 @given(st.text(max_size=50))
-def test_any_annotation_is_a_bandwidth_or_refused(text: str) -> None:
+def test_any_annotation_is_converted_or_refused(text: str) -> None:
     try:
         bandwidth = bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
     except InvalidArgument:
@@ -300,7 +300,7 @@ def attachment(**changes: Any) -> Attachment:
     return Attachment(**{**given_, **changes})
 
 
-def test_attachments_come_back(tmp_path: Path) -> None:
+def test_attachments_are_stored_and_read_unchanged(tmp_path: Path) -> None:
     attachments = Attachments(str(tmp_path / "state"))
     assert attachments.read("s1") is None and attachments.all() == ([], [])
     result = Result.from_json({"ips": [{"address": "10.0.0.2/8"}]}, default_version="1.0.0")

@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 class Recorder:
-    """A plugin that calls a function of the test."""
+    """A plugin whose commands call a function of the test."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.calls: list[str] = []
@@ -77,7 +77,9 @@ def test_add_prints_a_result_of_the_configurations_version() -> None:
         ("GC", "1.1.0", True),
     ],
 )
-def test_commands_exist_from_their_version_on(command: str, cni_version: str, runs: bool) -> None:
+def test_commands_run_from_their_first_version_on(
+    command: str, cni_version: str, runs: bool
+) -> None:
     recorder = Recorder()
     code, value = ask(recorder.plugin, command, cni_version)
     assert recorder.calls == ([command] if runs else [])
@@ -121,7 +123,7 @@ def test_every_failure_is_an_error_object(
 @pytest.mark.parametrize(
     "content", [b"{", b"[]", b'{"name": "x"}', b'{"type": "t", "cniVersion": "1.0.0"}', b" "]
 )
-def test_a_configuration_that_cannot_be_read(content: bytes) -> None:
+def test_a_configuration_that_cannot_be_read_is_an_error_object(content: bytes) -> None:
     recorder = Recorder()
     code, value = ask(recorder.plugin, "ADD", content=content)
     assert code == 1 and value["code"] in (6, 7) and recorder.calls == []

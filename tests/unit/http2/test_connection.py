@@ -1,7 +1,6 @@
-"""The HTTP/2 core: back to back with the `h2` library as the client, and fed frames that no library
-writes.
+"""The HTTP/2 core with the `h2` library as its client, and with frames that no library writes.
 
-Everything is also fed one byte at a time: where the cuts are must not matter.
+Everything is also fed one byte at a time: the position of the cuts must not matter.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def test_requests_may_have_no_body_or_end_with_trailers(pair: Pair) -> None:
 
 
 def test_long_responses_wait_for_the_windows(pair: Pair) -> None:
-    """The responses are larger than both windows: the rest follows as the client enlarges the
+    """The responses are larger than both windows. The rest follows as the client enlarges the
     windows, several streams in turn."""
     bodies = {}
     for number in range(3):

@@ -1,4 +1,4 @@
-"""A merged adjustment in an OCI configuration, which the OCI runtime's own parser then reads."""
+"""Merged adjustments are applied to OCI configurations, which the OCI runtime's parser accepts."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_the_first_frame_fits_the_buffer_of_plugins_in_go() -> None:
     assert lengths == [4096, 20_010 - 4096]
 
 
-def test_unknown_connections_are_dropped_and_nonsense_is_refused() -> None:
+def test_unknown_connections_are_dropped_and_invalid_frames_refused() -> None:
     assert Decoder().feed(struct.pack(">II", 9, 3) + b"abc" + encode(1, 1, 2, b"")) == [
         Message(1, 1, 2, 0, b"")
     ]

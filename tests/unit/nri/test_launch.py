@@ -1,4 +1,4 @@
-"""Which programs of a folder are plugins, and with which configuration."""
+"""The programs of a folder that are plugins, and their configurations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_programs_start_by_index_with_their_configuration(folder: Path) -> None:
     assert plugins_in(folder) == [("10", "a", "more"), ("20", "b", "by name")]
 
 
-def test_without_a_folder_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_plugins(tmp_path: Path) -> None:
     assert plugins_in(tmp_path / "missing") == []
 
 

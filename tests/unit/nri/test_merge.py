@@ -1,5 +1,5 @@
-"""Wishes of several plugins: what is merged, what the next one sees, and who is told that he
-contradicts whom."""
+"""The responses of several plugins are merged, shown to the next plugin, and checked for
+conflicts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ EACH_KIND = {
 
 
 @pytest.mark.parametrize("kind", EACH_KIND)
-def test_each_kind_is_taken_over_and_two_plugins_conflict(kind: str) -> None:
+def test_each_kind_of_change_is_merged_and_two_plugins_conflict(kind: str) -> None:
     merge = creation()
     merge.add("00-a", response(EACH_KIND[kind]))
     assert merge.adjustment == EACH_KIND[kind]

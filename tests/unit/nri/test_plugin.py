@@ -1,5 +1,5 @@
-"""The handshake with one plugin over a socket pair, and what happens to one that is late or answers
-nonsense."""
+"""The handshake with a plugin over a socket pair, and plugins that are late or break the
+protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Connect = Callable[..., Awaitable[tuple[Plugin, TestPlugin]]]
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """A plugin as the server sees it, and its other end; `dropped` has those that have gone."""
+    """Return the server's `Plugin` and the other end of its connection. Plugins that disconnect are
+    appended to `dropped`."""
     opened: list[tuple[Plugin, TestPlugin]] = []
 
     async def update(

@@ -1,4 +1,4 @@
-"""Figures of cgroups as metrics: all names of the requirements, and what each value is made of."""
+"""Figures of cgroups as metrics: the required names, and how each value is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kubelet is told of a cgroup's figures."""
+"""Figures of a cgroup in the messages to kubelet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private calls, as older and newer ends have them."""
+"""Requests and replies of private calls between servers and clients of different versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_replies_have_the_form_that_older_clients_read() -> None:
     assert json.loads(private.encode(private.Empty())) == {}
 
 
-def test_an_older_client_names_no_image_with_null() -> None:
+def test_a_null_name_of_an_older_client_means_no_name() -> None:
     assert private.decoder(private.LoadImage)(b'{"path": "/a", "name": null}') == private.LoadImage(
         "/a"
     )

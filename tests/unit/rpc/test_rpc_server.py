@@ -1,7 +1,7 @@
-"""The server on its socket, with calls of its own: gRPC clients as users, and clients that stall,
-flood or leave.
+"""The gRPC server on its socket: with gRPC clients, and with clients that stall, flood or
+disconnect.
 
-`Calls` says what a handler may be: a plain answer, a coroutine, a stream.
+`Calls` has each kind of handler: one that returns its reply, a coroutine, a stream.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class CountedReply:
 
 
 class Calls:
-    """The handlers; `ended` counts the calls whose work was done or cancelled."""
+    """The handlers of the tested server. `ended`: the number of calls whose work was done or
+    cancelled."""
 
     def __init__(self) -> None:
         self.started, self.ended, self.encoded = 0, 0, 0
@@ -164,7 +165,7 @@ class World:
 
 @pytest.fixture
 def open_world(tmp_path: Path) -> Any:
-    """Makes a World with its own limits."""
+    """Start a World with other limits."""
 
     def make(*, greeting_s: float = 10.0, **limits: Any) -> World:
         return World(tmp_path, replace(Limits(), **limits), greeting_s)
@@ -213,7 +214,7 @@ async def test_large_messages_pass(world: World, size: int) -> None:
     assert await world.call("echo", body) == body
 
 
-async def test_messages_that_are_too_large(world: World) -> None:
+async def test_messages_that_are_too_large_are_refused(world: World) -> None:
     limit = grpc_framing.MESSAGE_LIMIT_BYTES
     code, text = await code_of(world.call("echo", b"x" * (limit + 1)))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and str(limit) in str(text)
@@ -298,7 +299,7 @@ async def test_cancelled_calls_end_their_work(world: World) -> None:
     await until(lambda: world.server.calls == 0)
 
 
-async def test_a_slow_reader_stops_its_stream_only(world: World) -> None:
+async def test_a_slow_reader_pauses_only_its_own_stream(world: World) -> None:
     stream = world.stream("flood", b"10000")
     await stream.read()
     sent = -1
@@ -313,7 +314,7 @@ async def test_a_slow_reader_stops_its_stream_only(world: World) -> None:
     stream.cancel()
 
 
-async def test_stopping_lets_calls_end_and_ends_streams(open_world: Any) -> None:
+async def test_a_stopping_server_lets_calls_finish_and_ends_streams(open_world: Any) -> None:
     async with open_world() as world:
         waiting = asyncio.ensure_future(world.call("wait", b"w"))
         stream = world.stream("flood", b"10")
@@ -329,7 +330,7 @@ async def test_stopping_lets_calls_end_and_ends_streams(open_world: Any) -> None
         await asyncio.wait_for(stopping, 60)
 
 
-async def test_stopping_has_a_time_limit(open_world: Any) -> None:
+async def test_a_stopping_server_waits_for_calls_up_to_a_limit(open_world: Any) -> None:
     async with open_world() as world:
         waiting = asyncio.ensure_future(world.call("wait"))
         await until(lambda: world.calls.started == 1)
@@ -339,7 +340,7 @@ async def test_stopping_has_a_time_limit(open_world: Any) -> None:
 
 
 @pytest.mark.requirement("1.4", "14.6")
-async def test_the_socket_of_a_running_server_is_kept(world: World, tmp_path: Path) -> None:
+async def test_a_second_server_does_not_take_the_socket(world: World, tmp_path: Path) -> None:
     with pytest.raises(WrongState):
         await Server(world.path, {}).start()
     assert world.path.stat().st_mode & 0o777 == 0o660
@@ -355,7 +356,7 @@ async def test_the_socket_of_a_running_server_is_kept(world: World, tmp_path: Pa
 
 
 class Raw(asyncio.Protocol):
-    """A client made of bytes."""
+    """A client that sends and receives the bytes of frames."""
 
     def __init__(self, world: World) -> None:
         self._path = world.path
@@ -407,8 +408,8 @@ class Raw(asyncio.Protocol):
         return decoded
 
     async def statuses(self, name: str = "grpc-status") -> dict[int, str]:
-        """Return a field of the last headers of each stream, when we have said that no more comes
-        and the server has closed."""
+        """Half-close, and return a field of each stream's last headers once the server has
+        closed."""
         self.transport.write_eof()
         decoder = hpack.Decoder()
         statuses = [
@@ -418,13 +419,14 @@ class Raw(asyncio.Protocol):
         ]
         return {stream_id: fields[name] for stream_id, fields in statuses if name in fields}
 
-    async def parting(self) -> ErrorCode:
-        """Return the code of the GOAWAY that comes before the end."""
+    async def goaway_code(self) -> ErrorCode:
+        """Return the code of the server's GOAWAY."""
         body = [body for kind, _, _, body in await self.frames() if kind == frames.GOAWAY][-1]
         return ErrorCode(struct.unpack(">I", body[4:8])[0])
 
     async def send(self, data: bytes) -> None:
-        """Write and let the server read; that it has gone is no error."""
+        """Send bytes and let the server read them; a connection that the server has closed is no
+        error."""
         if not self.lost.is_set():
             self.transport.write(data)
             await self._writable.wait()
@@ -502,7 +504,7 @@ async def test_requests_without_exactly_one_message_are_refused(world: World, ra
     assert await raw.statuses() == {1: "12", 3: "13", 5: "12", 7: "13", 9: "13"}
 
 
-async def test_deadlines_that_are_malformed_or_have_passed(world: World, raw: Raw) -> None:
+async def test_malformed_and_past_deadlines_end_the_call(world: World, raw: Raw) -> None:
     await raw.send(HELLO + raw.call(1, "wait", b"", ("grpc-timeout", "soon")))
     await raw.send(raw.call(3, "wait", b"", ("grpc-timeout", "0n")))
     await raw.send(raw.head(5, "echo", ("grpc-timeout", "50m")))  # the request never ends
@@ -511,7 +513,7 @@ async def test_deadlines_that_are_malformed_or_have_passed(world: World, raw: Ra
     await until(lambda: world.calls.ended == world.calls.started)
 
 
-async def test_streams_reset_in_the_same_pass_are_not_worked_for(world: World, raw: Raw) -> None:
+async def test_streams_reset_in_the_same_read_start_no_work(world: World, raw: Raw) -> None:
     await raw.send(HELLO)
     for number in range(1, 200, 2):
         await raw.send(raw.call(number, "wait") + frames.rst_stream(number, ErrorCode.CANCEL))
@@ -520,13 +522,13 @@ async def test_streams_reset_in_the_same_pass_are_not_worked_for(world: World, r
 
 
 async def test_a_rapid_reset_attack_ends_the_connection(world: World, raw: Raw) -> None:
-    """The server works for each stream before its reset comes."""
+    """Each reset comes after the server has started work for its stream."""
     await raw.send(HELLO)
     for number in range(1, 4001, 2):
         await raw.send(raw.call(number, "wait"))
         await raw.send(frames.rst_stream(number, ErrorCode.CANCEL))
     assert await world.call("echo", b"served") == b"served"
-    assert await raw.parting() == ErrorCode.ENHANCE_YOUR_CALM
+    assert await raw.goaway_code() == ErrorCode.ENHANCE_YOUR_CALM
     await until(lambda: world.calls.ended == world.calls.started)
     assert 0 < world.calls.started < 1500
 
@@ -561,8 +563,8 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
 async def test_replies_wait_while_the_client_does_not_read(
     world: World, raw: Raw, name: str
 ) -> None:
-    """A window of 0: one answer waits for it, the others are not made before the client has taken
-    that one."""
+    """The client's window is 0: one reply waits for it, and no other reply is computed before the
+    client has read that one."""
     count, size = 12, 8 << 20
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     for number in range(1, 2 * count, 2):
@@ -579,9 +581,9 @@ async def test_replies_wait_while_the_client_does_not_read(
     assert not connection._waiting and list(connection._calls) == [101]
 
 
-async def test_calls_that_end_while_their_reply_waits(world: World, raw: Raw) -> None:
-    """A call ends by a reset, by a deadline or with its connection; the calls that wait behind it
-    are answered."""
+async def test_a_call_that_ends_before_its_reply_blocks_no_other(world: World, raw: Raw) -> None:
+    """The call ends by a reset, by a deadline or with its connection; the calls behind it are
+    answered."""
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     size = b"%d" % (8 << 20)
     await raw.send(raw.call(1, "large", size))
@@ -644,7 +646,8 @@ async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: s
 
 
 async def test_a_client_that_does_not_read_is_not_read(world: World, raw: Raw) -> None:
-    """Calls and pings without end: the buffers of the socket fill, and that is all."""
+    """The client sends calls and pings without end: the buffers of its socket fill, and the server
+    stores no more."""
     raw.transport.pause_reading()
     await raw.send(HELLO)
     ping = head(8, frames.PING, 0, 0) + bytes(8)
@@ -667,18 +670,18 @@ async def test_a_client_without_a_preface_is_closed(open_world: Any) -> None:
         assert await world.call("echo", b"still") == b"still"
 
 
-async def test_calls_of_a_connection_that_breaks_in_the_same_pass(world: World) -> None:
+async def test_calls_of_a_connection_that_breaks_do_not_start(world: World) -> None:
     for _ in range(3):
         async with Raw(world) as raw:
             calls = raw.call(1, "wait") + raw.call(3, "flood", b"10") + raw.call(5, "later")
             await raw.send(HELLO + calls + head(3, frames.PING, 0, 0) + b"bad")
-            assert await raw.parting() == ErrorCode.FRAME_SIZE_ERROR
+            assert await raw.goaway_code() == ErrorCode.FRAME_SIZE_ERROR
     await until(lambda: not world.server._connections)
     assert world.calls.started == 0 == world.server.calls
 
 
 @pytest.mark.filterwarnings("error")
-async def test_calls_that_end_before_their_task_has_begun(world: World, raw: Raw) -> None:
+async def test_a_call_cancelled_before_its_first_step_is_uncounted(world: World, raw: Raw) -> None:
     """A task that is cancelled before its first step runs none of its code; the call is no longer
     counted all the same."""
 
@@ -723,7 +726,7 @@ async def test_garbage_ends_only_its_connection(
     for _ in range(50):
         async with Raw(world) as raw:
             await raw.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert await raw.parting() == ErrorCode.PROTOCOL_ERROR
+            assert await raw.goaway_code() == ErrorCode.PROTOCOL_ERROR
     assert await world.call("echo", b"served") == b"served"
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
@@ -763,10 +766,10 @@ async def test_connections_with_endless_requests_are_closed_for_new_connections(
         assert stuck[0].lost.is_set()
 
 
-async def test_requests_that_never_end_are_bounded_in_all(
+async def test_incomplete_requests_of_all_clients_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each fits into the window that every stream begins with."""
+    """Each request fits into the initial window of its stream."""
     monkeypatch.setattr(shared, "LARGE_LIMIT_BYTES", 1 << 20)
     part = grpc_framing.prefix(60_000) + bytes(16_000)
     async with Raw(world) as raw:

@@ -54,7 +54,7 @@ def test_patterns_name_block_devices_only() -> None:
     assert numbers == [(os.major(n := os.stat(d).st_rdev), os.minor(n)) for d in devices]
 
 
-def test_the_nearest_annotation_counts() -> None:
+def test_the_most_specific_annotation_selects_the_class() -> None:
     pod = {
         "blockio.resources.beta.kubernetes.io/pod": "a",
         "blockio.resources.beta.kubernetes.io/container.one": "b",

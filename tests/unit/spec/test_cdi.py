@@ -33,7 +33,7 @@ def spec() -> dict[str, Any]:
     }
 
 
-def test_names() -> None:
+def test_names_are_collected_once_and_malformed_ones_refused() -> None:
     assert cdi.names(["v.com/c=a"], {"cdi.k8s.io/x": "v.com/c=b, v.com/c=a", "other": "x"}) == [
         "v.com/c=a",
         "v.com/c=b",
@@ -82,7 +82,7 @@ def test_edits_are_applied(tmp_path: Path) -> None:
     ]
 
 
-def test_which_file_wins(tmp_path: Path) -> None:
+def test_a_device_of_a_later_folder_takes_precedence(tmp_path: Path) -> None:
     etc, run = tmp_path / "etc", tmp_path / "run"
     write(etc, "a.json", **{"0": {"env": ["FROM=etc"]}, "twice": {}})
     write(etc, "b.json", twice={})

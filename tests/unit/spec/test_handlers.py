@@ -35,7 +35,7 @@ def load(folder: Path, text: str) -> config.Config:
     return config.load(file, {})
 
 
-def test_names_and_settings(tmp_path: Path) -> None:
+def test_handlers_are_found_with_their_settings(tmp_path: Path) -> None:
     settings = load(tmp_path, TEXT)
     assert handlers.names(settings) == ["", "pyrunc", "runc", "other"]
     assert handlers.find(settings, "kata") is None

@@ -1,4 +1,4 @@
-"""Hooks of oci-hooks(5): which files are read, in which order, and for which containers."""
+"""Hooks of oci-hooks(5): the files, their order, and the containers that they apply to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def applied(
     return {s: [h["path"].rsplit("-", 1)[1] for h in e] for s, e in spec.get("hooks", {}).items()}
 
 
-def test_files_by_name_and_the_last_folder_wins(tmp_path: Path) -> None:
+def test_files_are_ordered_by_name_and_a_later_folder_takes_precedence(tmp_path: Path) -> None:
     write(tmp_path / "a", "02", {"always": True})
     write(tmp_path / "a", "01-B", {"always": True}, ["poststop", "prestart", "poststop"])
     write(tmp_path / "b", "02", {"always": True})

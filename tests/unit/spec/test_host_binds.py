@@ -1,5 +1,5 @@
-"""The binds that the server opens for the container's compiler, and those for which the shim needs
-a descriptor."""
+"""The binds that the server opens for the container's compiler, and the binds that need a
+descriptor of the shim."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_files_of_the_server_are_not_foreign() -> None:
         ),
     ],
 )
-def test_a_bind_that_needs_a_clone(spec: dict[str, Any]) -> None:
+def test_the_process_does_not_make_a_bind_of_a_clone(spec: dict[str, Any]) -> None:
     (host_bind,) = host_binds.of(spec, LAUNCH, OWN)
     assert not host_bind.made_inside
 

@@ -1,4 +1,4 @@
-"""`linux.intelRdt` on a tree of plain files: what is written, kept, removed and refused.
+"""`linux.intelRdt` on a tree of plain files: groups that are written, kept, removed and refused.
 
 The test machines have no resctrl, so its files are made beforehand; that a kernel accepts the lines
 is not tested.
@@ -20,7 +20,7 @@ from pyrunc.undo import Undo
 
 
 class Tree:
-    """A resctrl tree. The kernel makes a group's files with its folder; here `group` does."""
+    """A resctrl tree. `group` makes a group's files, which the kernel makes with its folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -61,7 +61,7 @@ def test_a_container_gets_a_new_group(tree: Tree) -> None:
     assert (tree.root / "box/tasks").read_text() == "77"
 
 
-def test_a_named_group_that_is_there(tree: Tree) -> None:
+def test_an_existing_group_is_joined_when_its_schemata_match(tree: Tree) -> None:
     tree.group("gold", "L3:0=00f;1=fff\nMB:0=100;1=50\n")
     for requests in (
         {},
@@ -79,7 +79,7 @@ def test_a_named_group_that_is_there(tree: Tree) -> None:
         enter(tree, {"closID": "gold", "l3CacheSchema": "L3:0=1"})
 
 
-def test_a_named_group_that_is_missing(tree: Tree) -> None:
+def test_a_missing_group_is_made_only_with_schemata(tree: Tree) -> None:
     with pytest.raises(InvalidSpec, match="silver does not exist"):
         enter(tree, {"closID": "silver"})
     enter(tree, {"closID": "silver", "memBwSchema": "MB:0=20"})
@@ -112,13 +112,13 @@ def test_only_groups_of_the_container_are_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "box").exists()
 
 
-def test_a_failure_takes_the_group_back(tmp_path: Path) -> None:
+def test_a_failure_removes_the_new_group(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=r"'77' to '.*/box/tasks'"), Undo() as undo:
         rdt.enter({}, "box", 77, undo, str(tmp_path))
     assert not (tmp_path / "box").exists()
 
 
-def test_the_kernels_reason_is_told(tree: Tree) -> None:
+def test_the_error_has_the_kernels_reason(tree: Tree) -> None:
     (tree.root / "box").mkdir()
     (tree.root / "box/schemata").mkdir()
     with pytest.raises(KernelError, match="Mask out of range"):
@@ -146,7 +146,7 @@ def test_a_missing_resctrl_is_unsupported() -> None:
         ({"memBwSchema": "L3:0=f"}, "linux.intelRdt.memBwSchema"),
     ],
 )
-def test_refused(intel_rdt: dict[str, Any], where: str) -> None:
+def test_invalid_requests_are_refused(intel_rdt: dict[str, Any], where: str) -> None:
     document = default()
     document["linux"]["intelRdt"] = intel_rdt
     with pytest.raises(InvalidSpec) as caught:

@@ -69,7 +69,7 @@ def test_the_smallest_specification_is_accepted() -> None:
         "mounts.0.options",
     ],
 )
-def test_null_is_absent(path: str) -> None:
+def test_a_null_property_counts_as_absent(path: str) -> None:
     parse(put(default(), path, None))
 
 
@@ -127,7 +127,7 @@ def test_any_version_1_is_accepted(version: str) -> None:
         ("root", [], "root"),
     ],
 )
-def test_errors_carry_the_path(path: str, value: object, where: str) -> None:
+def test_errors_name_the_json_path(path: str, value: object, where: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         parse(put(default(), path, value))
     assert caught.value.path == where

@@ -31,7 +31,7 @@ def test_argv_combines_the_request_and_the_image(
 
 
 @pytest.mark.parametrize("command", [[], [""], ["a\0b"]])
-def test_nothing_to_run_is_an_error(command: list[str]) -> None:
+def test_an_empty_command_is_an_error(command: list[str]) -> None:
     with pytest.raises(InvalidArgument):
         process.argv(command, [], [], [])
 
@@ -70,7 +70,7 @@ def test_environment_names_are_checked(name: str) -> None:
         process.environment([], [(name, "x")], hostname="", tty=False, home="")
 
 
-def test_bytes_that_are_not_utf8_survive() -> None:
+def test_bytes_that_are_not_utf8_are_preserved() -> None:
     config = api.ContainerConfig(envs=[api.KeyValue(key="K", value=b"\xff\xfe")])
     ((key, value),) = process.cri_envs(config)
     assert key == "K" and value.encode("utf-8", "surrogateescape") == b"\xff\xfe"
@@ -169,7 +169,7 @@ def test_users_are_resolved(
         ({"supplemental_groups_policy": 7}, ""),
     ],
 )
-def test_users_that_are_refused(fields: dict[str, object], image: str) -> None:
+def test_invalid_users_are_refused(fields: dict[str, object], image: str) -> None:
     with pytest.raises(InvalidArgument):
         user.resolve(context(**fields), image, ACCOUNTS)
 
@@ -224,8 +224,8 @@ class _Group(ctypes.Structure):
 
 
 def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> Any:
-    """Return the entry that fgetpwent(3) or fgetgrent(3) reads from a file of one line; None for
-    none."""
+    """Return the entry that fgetpwent(3) or fgetgrent(3) reads from a file with one line, or
+    None."""
     libc = ctypes.CDLL(None)
     libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
     libc.fclose.argtypes = [ctypes.c_void_p]

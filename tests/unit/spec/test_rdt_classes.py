@@ -95,7 +95,7 @@ def test_a_class_is_refused_without_resctrl(file: str, monkeypatch: pytest.Monke
         classes.to_oci(file, "gold")
 
 
-def test_the_nearest_annotation_counts() -> None:
+def test_the_most_specific_annotation_selects_the_class() -> None:
     pod = {
         "rdt.resources.beta.kubernetes.io/pod": "a",
         "rdt.resources.beta.kubernetes.io/container.one": "b",

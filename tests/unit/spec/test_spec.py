@@ -1,5 +1,5 @@
-"""Golden cases of the parts of a spec: capabilities, resources, cgroups, namespaces, mounts,
-signals, profiles."""
+"""Expected OCI objects for the parts of a spec: capabilities, resources, cgroups, namespaces,
+mounts, signals, profiles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_containers_have_the_default_capabilities() -> None:
 
 
 @pytest.mark.requirement("8.2")
-def test_drop_and_add() -> None:
+def test_capabilities_are_dropped_and_added() -> None:
     assert caps(drop_capabilities=["ALL"])["bounding"] == []
     assert caps(drop_capabilities=["ALL"], add_capabilities=["CAP_NET_ADMIN"])["bounding"] == [
         "CAP_NET_ADMIN"
@@ -161,7 +161,7 @@ def test_resources_become_oci_limits() -> None:
         {"unified": {"cgroup.procs": "1"}},
     ],
 )
-def test_resources_that_are_refused(fields: dict[str, object]) -> None:
+def test_invalid_resources_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         resources.to_oci(api.LinuxContainerResources(**fields))  # type: ignore[arg-type]
 
@@ -180,7 +180,7 @@ def test_the_oom_score_is_never_below_the_floor(value: int, floor: int | None) -
 
 
 @pytest.mark.requirement("7.1.2", "7.1.3", "13.22")
-def test_cgroup_names() -> None:
+def test_cgroups_are_named_by_driver() -> None:
     assert groups.parent("", "cgroupfs", "") == "/pyrunc"
     assert groups.parent("/", "cgroupfs", "") == "/"
     assert groups.parent("/kubepods//pod1/", "cgroupfs", "") == "/kubepods/pod1"
@@ -274,7 +274,7 @@ RANGE = api.IDMapping(host_id=100000, container_id=0, length=1000)
         api.UserNamespace(mode=api.NODE, uids=[RANGE]),
     ],
 )
-def test_user_namespaces_that_cannot_be(users: api.UserNamespace) -> None:
+def test_invalid_user_namespaces_are_refused(users: api.UserNamespace) -> None:
     with pytest.raises(InvalidArgument):
         namespaces.check_sandbox(options(userns_options=users))
 
@@ -318,7 +318,7 @@ def merged(*requests: api.Mount) -> list[mounts.Mount]:
     return mounts.merge(default(), mount_requests)
 
 
-def test_default_mounts() -> None:
+def test_every_container_has_the_default_mounts() -> None:
     by_destination = {m["destination"]: m for m in default()}
     assert (
         by_destination["/dev/shm"]["source"] == "pyrunc:shm"
@@ -334,7 +334,7 @@ def test_default_mounts() -> None:
 
 
 @pytest.mark.requirement("6.15")
-def test_the_callers_mounts_win_and_come_in_depth_order() -> None:
+def test_requested_mounts_replace_defaults_and_are_ordered_by_depth() -> None:
     mount_list = merged(
         api.Mount(container_path="/etc/hosts", host_path="/k/hosts"),
         api.Mount(container_path="/a/b/c", host_path="/3"),
@@ -395,7 +395,7 @@ def test_a_volume_of_an_image_covers_no_default() -> None:
 
 
 @pytest.mark.requirement("6.10", "6.14")
-def test_options_of_a_mount() -> None:
+def test_a_mount_has_the_requested_options() -> None:
     mount_list = merged(
         api.Mount(
             container_path="/s", host_path="/s", propagation=api.PROPAGATION_HOST_TO_CONTAINER
@@ -441,7 +441,7 @@ def test_options_of_a_mount() -> None:
         ),
     ],
 )
-def test_mounts_that_are_refused(request_: api.Mount) -> None:
+def test_invalid_mounts_are_refused(request_: api.Mount) -> None:
     with pytest.raises(InvalidArgument, match=r"mounts\[0\]"):
         mounts.check_requests([request_])
 
@@ -524,7 +524,7 @@ def test_devices_are_resolved() -> None:
 
 
 @pytest.mark.requirement("12.3")
-def test_every_signal_of_the_enum_goes_there_and_back() -> None:
+def test_every_signal_of_the_enum_is_converted_and_back() -> None:
     for value in api.Signal.values():
         if value:
             name = signals.from_cri(value)

@@ -16,8 +16,7 @@ from cri_server.spec import sources
 
 @pytest.fixture
 def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Remove this file right after its folder is read, so that the kernel's listing is out of
-    date."""
+    """Remove this file right after its folder is listed, so that the listing is out of date."""
     listdir, scandir = os.listdir, os.scandir
 
     def take(path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Sessions over pipes and ptys: what is copied, when it ends, and what the client is told."""
+"""Sessions over pipes and ptys: the data that is copied, the end of the streams, and the client's
+status."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from pyrunc.errors import Error, NotFound, PeerError, WrongState
 
 
 class Out:
-    """A client's end of an output; `slow_s` is what each write takes."""
+    """The client's end of an output; each write takes `slow_s`."""
 
     def __init__(self, log: list[str], name: str, slow_s: float = 0) -> None:
         self.log, self.name, self.slow_s = log, name, slow_s
@@ -38,7 +39,7 @@ class Out:
 
 @dataclass
 class Client:
-    """The client's end of a session: all its streams, and the order of what arrived."""
+    """The client's end of a session: its streams, and the data that arrived, in order."""
 
     log: list[str] = field(default_factory=list)
     json_status: bool = True
@@ -64,8 +65,8 @@ class Client:
 
 
 class Process(Session):
-    """A session whose process is the test: it has the other ends of the pipes, and exits when
-    told."""
+    """A session whose process is the test, which has the other ends of the pipes and sets the exit
+    code."""
 
     def __init__(self) -> None:
         (self.its_stdin, stdin), (stdout, self.its_stdout), (stderr, self.its_stderr) = (
@@ -213,7 +214,7 @@ async def test_a_dropped_output_does_not_block_the_process() -> None:
     await asyncio.wait_for(running, 60)
 
 
-async def test_output_that_stays_open_after_the_exit_ends() -> None:
+async def test_an_output_that_stays_open_after_the_exit_is_ended() -> None:
     client, process = Client(), Process()
     os.write(process.its_stdout, b"before")
     process.exit(0, keep_output=True)
@@ -232,7 +233,7 @@ async def test_a_slow_client_gets_all_that_was_written_before_the_exit() -> None
     assert len(client.stdout.data) == 60_000
 
 
-async def test_endless_output_after_the_exit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_output_after_the_exit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remotecommand, "DRAIN_S", 0.2)
     client, process = Client(), Process()
     stop = asyncio.Event()

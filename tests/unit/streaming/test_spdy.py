@@ -1,4 +1,4 @@
-"""The SPDY core against itself, against bytes written down from the draft, and against nonsense."""
+"""The SPDY core with a client's core, with bytes from the draft, and with invalid bytes."""
 
 from __future__ import annotations
 
@@ -443,8 +443,8 @@ def split(out: bytes) -> Iterator[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_million_mutated_frames_raise_nothing() -> None:
-    """S-14: the sessions have changed, missing and doubled bytes; the core ends each of them in one
-    of its two ways."""
+    """S-14: sessions with changed, missing and doubled bytes either fail with a GOAWAY or
+    continue."""
     rng = random.Random(14)
     sent, _ = conversation()
     heads = ends = frames_seen = 0

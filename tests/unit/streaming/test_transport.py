@@ -134,7 +134,7 @@ async def test_a_hang_up_is_noticed_without_reading() -> None:
         assert bytes(await transport.receive()) == b"unread"
 
 
-async def test_a_reset_is_a_loss() -> None:
+async def test_a_reset_by_the_peer_loses_the_connection() -> None:
     async with pair() as (transport, theirs):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         theirs.close()

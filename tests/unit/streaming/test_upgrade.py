@@ -1,4 +1,4 @@
-"""The request that opens a session: what is taken, what is refused, and with which status."""
+"""The request that opens a session: valid requests, and the status of refused ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_bytes_after_the_request_are_kept(method: str) -> None:
     assert request.ahead == b"\x80\x03rest"
 
 
-def test_a_request_byte_by_byte_is_the_same() -> None:
+def test_a_request_received_byte_by_byte_is_parsed_alike() -> None:
     text = f"POST /attach/t HTTP/1.1\r\n{HOST}{UPGRADE}Content-Length: 0\r\n\r\n".encode()
     reader = RequestReader()
     for byte in text[:-1]:

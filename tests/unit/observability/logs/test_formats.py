@@ -1,4 +1,4 @@
-"""Records as text and JSON: fields, quoting, and names that try to begin their own line."""
+"""Log records as text and JSON: fields, quoting, and names with line breaks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_value_with_special_characters_stays_a_single_word(nasty: str) -> None
     assert object_.get("name", "") == nasty and len(object_["message"].splitlines()) == 1
 
 
-def test_json_keeps_numbers() -> None:
+def test_json_fields_keep_their_numbers() -> None:
     document = json.loads(
         Json().format(record("%s failed", "PullImage", duration_ms=12.3, exit_code=0))
     )
@@ -61,7 +61,7 @@ def test_json_keeps_numbers() -> None:
     }
 
 
-def test_a_traceback_is_whole() -> None:
+def test_a_traceback_follows_the_line_or_is_a_json_string() -> None:
     try:
         raise ValueError("odd")
     except ValueError:

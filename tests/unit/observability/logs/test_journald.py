@@ -1,4 +1,4 @@
-"""The journal's native protocol, at our own socket in the journal's place."""
+"""The journal's native protocol, sent to the test's own socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cri_server.observability.logs.journald import SEALS, Journal
 
 
 def parse(data: bytes) -> dict[str, str]:
-    """Return the fields of a datagram, as the protocol's description has them."""
+    """Return the fields of a datagram in journald's native protocol."""
     fields = {}
     while data:
         head, _, rest = data.partition(b"\n")

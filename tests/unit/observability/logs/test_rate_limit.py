@@ -1,4 +1,4 @@
-"""A flood of one kind is held back and counted; other kinds are not concerned."""
+"""A flood of records of one kind is dropped and counted; other kinds pass."""
 
 from __future__ import annotations
 

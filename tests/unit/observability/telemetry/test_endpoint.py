@@ -1,4 +1,4 @@
-"""The HTTP server of the metrics: answers, refusals, and clients that are slow, silent or rude."""
+"""The HTTP server of the metrics: replies, refusals, and clients that are slow or silent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def get(path: str, method: str = "GET", more: str = "") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode()
 
 
-async def test_answers(served: str) -> None:
+async def test_requests_are_answered(served: str) -> None:
     assert stat.S_IMODE(os.stat(served).st_mode) == 0o660
     answer = await ask(served, get("/metrics?x=1", more="Accept: text/plain\r\n") + get("/metrics"))
     assert (
@@ -118,7 +118,7 @@ async def test_the_oldest_idle_connections_are_closed_at_the_limit() -> None:
         await endpoint.close()
 
 
-async def test_tcp_and_an_address_in_use() -> None:
+async def test_tcp_is_served_and_an_address_in_use_is_an_error() -> None:
     first = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await first.start()
     try:

@@ -1,4 +1,4 @@
-"""Histograms as Prometheus has them, and addresses of a network."""
+"""Histograms in Prometheus' format, and the leased addresses of a network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_buckets_are_cumulative() -> None:
     assert {s.labels["call"] for s in family.samples} == {"RunPodSandbox"}
 
 
-def test_open_metrics_and_odd_labels() -> None:
+def test_labels_with_special_characters_are_escaped() -> None:
     nasty = 'a"b\\c\nd'
     family = Family("pyrunc_x", "counter", "x", ("name",), {(nasty,): 3})
     body, kind = write([family], "application/openmetrics-text; version=1.0.0")

@@ -1,4 +1,4 @@
-"""The ring on disk, traces over tasks, and what is chosen."""
+"""The ring on disk, traces over tasks, and the selection of entries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entry(number: int, **more: Any) -> dict[str, Any]:
     }
 
 
-async def test_entries_are_read_in_order_and_survive(tmp_path: Path) -> None:
+async def test_entries_are_read_in_the_order_of_their_start(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "timeline")
     trace = Trace(
         10.0, 5, [Span("b", 10.02, 10.03, True), Span("a", 10.0, 10.0123), Span("runs", 10.1)]

@@ -65,7 +65,7 @@ def test_the_text_escapes_control_characters() -> None:
 def in_browser(
     document: str, script: str, tmp_path: Path, *, width: int = 1200, dark: bool = False
 ) -> Any:
-    """What `script`, a function of the page's window, returns in a real browser that shows
+    """Return the result of `script`, a function of the page's window, in a real browser that shows
     `document` in a frame."""
     outer = (
         "<!DOCTYPE html><meta charset=utf-8><body style='margin:0'><iframe id=f"
@@ -168,5 +168,5 @@ def test_calls_share_a_time_axis() -> None:
     assert bars == [("0.00", "25.00"), ("99.50", "0.50")]
 
 
-def test_times_have_a_zone() -> None:
+def test_times_are_shown_with_their_zone() -> None:
     assert re.match(r"\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} ", lines(call(), 10**18)[0])

@@ -1,4 +1,4 @@
-"""How a sandbox gets its labels, keeps them in its record, and gives its level back."""
+"""A sandbox gets its labels, stores them in its record, and frees its level."""
 
 from __future__ import annotations
 

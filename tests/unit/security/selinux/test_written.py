@@ -1,5 +1,5 @@
-"""The bytes that reach the kernel: calls of a program that is lowered, and options of mounts,
-recorded in place of being made."""
+"""The labels that reach the kernel: system calls of lowered programs and options of mounts,
+recorded instead of made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOUNT = "system_u:object_r:container_file_t:s0:c1,c2"
 
 
 class Calls:
-    """What a program writes into which file."""
+    """The writes of a program, by file."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -45,7 +45,7 @@ class Calls:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    """Returns every call that is assembled, with constants unchanged."""
+    """Return every assembled call; constants are unchanged."""
     recorded, contents = Calls(), {}
     sys, constant = Assembler.sys, Assembler.constant
 

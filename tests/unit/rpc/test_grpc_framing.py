@@ -124,7 +124,7 @@ def test_the_credit_for_a_long_message_is_returned_once() -> None:
 
 
 @given(st.text(max_size=300))
-def test_messages_of_statuses_survive(text: str) -> None:
+def test_status_messages_are_escaped_and_read_back(text: str) -> None:
     escaped = grpc_framing.escape(text)
     assert re.fullmatch(rb"[ -~]*", escaped)
     expected = text.encode("utf-8", "replace").decode()
@@ -132,7 +132,7 @@ def test_messages_of_statuses_survive(text: str) -> None:
 
 
 @given(st.text(alphabet="aé€😀%\n", min_size=1, max_size=12), st.integers(6000, 6300))
-def test_long_messages_are_cut_between_characters(part: str, length: int) -> None:
+def test_long_status_messages_are_cut_between_characters(part: str, length: int) -> None:
     text = (part * length)[:length]
     escaped = grpc_framing.escape(text)
     assert len(escaped) <= grpc_framing.STATUS_MESSAGE_LIMIT_BYTES
