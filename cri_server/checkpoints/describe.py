@@ -13,7 +13,7 @@ RUNTIME = "pyrunc"
 
 
 def files(container: Container, captured_at_ns: int, handler: str) -> dict[str, dict[str, Any]]:
-    """The JSON documents by their names in the archive."""
+    """Return the JSON documents that describe the container, by their names in the archive."""
     return {
         names.CONFIG: _config(container, captured_at_ns, handler),
         names.STATUS: _status(container),
@@ -22,7 +22,7 @@ def files(container: Container, captured_at_ns: int, handler: str) -> dict[str, 
 
 
 def _config(container: Container, captured_at_ns: int, handler: str) -> dict[str, Any]:
-    """checkpointctl's ContainerConfig."""
+    """Return checkpointctl's ContainerConfig."""
     return {
         "id": container.id,
         "name": container.config.metadata.name,
@@ -36,7 +36,7 @@ def _config(container: Container, captured_at_ns: int, handler: str) -> dict[str
 
 
 def _status(container: Container) -> dict[str, Any]:
-    """CRI's ContainerStatus with the field names of Go's JSON."""
+    """Return CRI's ContainerStatus with the field names of Go's JSON."""
     config = container.config
     return {
         "id": container.id,

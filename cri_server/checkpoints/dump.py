@@ -1,8 +1,8 @@
-"""The jobs of a checkpoint: dumping with CRIU and copying the writable layer while the container is
-frozen, then packing the archive.
+"""The jobs that make a checkpoint: dump the frozen container with CRIU and copy its writable layer,
+then pack the archive.
 
-The zygote forks a process for each job. CRIU is a child of that process, and a source that does not
-answer blocks only that process.
+The zygote forks a process for each job. CRIU is a child of that process, and a file system that
+does not answer blocks only that process.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ PACK = "cri_server.checkpoints.dump:pack"
 
 
 class TakeDump(Record):
-    """Arguments of `dump`. `directory`: the container's state; `upper`: its writable layer; `work`:
-    an existing folder; `volumes`: the container's own folders by their paths in it; `images`: paths
-    of indexes."""
+    """The arguments of `dump`. `directory`: the folder with the container's state; `upper`: its
+    writable layer; `work`: an existing folder for the result; `volumes`: the container's own
+    volumes, as {path in the container: folder}; `images`: paths of the indexes of mounted
+    images."""
 
     directory: AbsolutePath
     upper: AbsolutePath
@@ -51,23 +52,23 @@ class TakeDump(Record):
 
 
 class Pack(Record):
-    """Arguments of `pack`. `target`: a new file."""
+    """The arguments of `pack`. `target`: a new file."""
 
     work: AbsolutePath
     target: AbsolutePath
 
 
 class WriteTree(Record):
-    """Arguments of `write_tree`. `target`: a new file."""
+    """The arguments of `write_tree`. `target`: a new file."""
 
     target: AbsolutePath
 
 
 def dump(arguments: Message, fds: list[int]) -> int:
-    """Dump a frozen container, which stays frozen. Arguments: a `TakeDump`; `fds`: mounts of the
-    indexes.
+    """Dump a frozen container, which stays frozen, as a job of the zygote. The arguments are a
+    `TakeDump`. `fds`: the mounts of its `images`.
 
-    Leaves CRIU's images, its log, the writable layer and `spec.dump` in `work`. Raises Error.
+    Writes CRIU's images, its log, the writable layer and `spec.dump` to `work`. Raises Error.
     """
     request = TakeDump.of(arguments)
     directory, work = request.directory, request.work
@@ -97,8 +98,8 @@ def dump(arguments: Message, fds: list[int]) -> int:
 
 
 def pack(arguments: Message, fds: list[int]) -> int:
-    """Pack the content of `work` into the new file `target`, synced. Raises Error, and then the
-    file is removed."""
+    """Pack the content of `work` into the new file `target`, and sync it, as a job of the zygote.
+    The arguments are a `Pack`. Raises Error, after removing the file."""
     request = Pack.of(arguments)
     work, target = request.work, request.target
     with disk_errors("checkpoint", target):
@@ -117,7 +118,8 @@ def pack(arguments: Message, fds: list[int]) -> int:
 
 
 def write_tree(arguments: Message, fds: list[int]) -> int:
-    """Write the files of the folder in `fds` to the new tar `target`. Raises Error."""
+    """Write the files of a folder to the new tar `target`, as a job of the zygote. The arguments
+    are a `WriteTree`. `fds`: the folder. Raises Error."""
     target = WriteTree.of(arguments).target
     with disk_errors("checkpoint", target):
         layer.write(f"/proc/self/fd/{fds[0]}", target, _refuse_opaque)
@@ -129,8 +131,8 @@ def _refuse_opaque() -> int:
 
 
 def write_archive(work: str, file: Any) -> None:
-    """Write a folder's files as a tar: small ones first, so that a reader finds the descriptions
-    quickly."""
+    """Write the files of a checkpoint in the folder `work` as a tar; the small ones come first, so
+    that a reader finds the descriptions quickly."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         present = os.listdir(work)
         for name in (*(n for n in names.FILES if n in present), names.IMAGES):
@@ -173,7 +175,7 @@ def _binds(document: Mapping[str, Any]) -> Any:
 
 
 def _open_lower(rootfs: Overlay, mounts: Mapping[str, int]) -> int:
-    """Open the image's tree without the writable layer."""
+    """Open the image's tree, without the writable layer. Return its descriptor."""
     if rootfs.image is not None:
         return open_image(rootfs.image, mounts)
     with NamedDescriptors() as descriptors:

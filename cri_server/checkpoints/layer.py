@@ -42,13 +42,15 @@ def write(
     without: Collection[str] = frozenset(),
     volumes: Mapping[str, str] = _NONE,
 ) -> list[str]:
-    """Write the layer at `upper` to the new file `target`; return the removed paths, absolute and
-    sorted.
+    """Write the layer at `upper` to the new file `target`; return the absolute paths that the
+    container has removed from its image, sorted.
 
-    `open_lower`: opens the image's tree, when a folder hides the image's content; the descriptor is
-    closed here. `without`: absolute paths to leave out with everything below, the destinations of
-    mounts. `volumes`: the container's own folders by their absolute paths in it, written as if they
-    were in the layer. Raises Unsupported, KernelError, OSError.
+    - `open_lower`: opens the image's tree; it is called when a folder hides the image's content.
+    - `without`: absolute paths to leave out, with everything below: the destinations of mounts.
+    - `volumes`: the container's own volumes, as {absolute path in the container: folder}. Their
+      files are written as if they were in the layer.
+
+    Raises Unsupported, KernelError, OSError.
     """
     with closing_fd(os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         with DirectoryWalker(root) as folders, open(target, "xb") as file:
@@ -102,8 +104,8 @@ class _Writer:
             pending += below
 
     def _folder(self, path: bytes) -> list[bytes]:
-        """Write the folder's entries, without its subfolders' content; return the subfolders'
-        paths."""
+        """Write the folder's entries, but not the content of its subfolders; return the paths of
+        the subfolders."""
         place = self._folders.open(path)
         own = f"/proc/self/fd/{place}"
         if is_opaque(own):
@@ -163,7 +165,8 @@ class _Writer:
 
 
 def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
-    """Yield extended attributes as PAX headers, without overlayfs' own. Raises Unsupported."""
+    """Yield the extended attributes of a file as PAX records, without overlayfs' own attributes.
+    Raises Unsupported."""
     for name in os.listxattr(number):
         if name in POINTERS:
             raise Unsupported(f"{path!r} has {name}: its target is not in the writable layer")
@@ -176,12 +179,12 @@ def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether a name from `os` was UTF-8: other bytes are surrogate escapes."""
+    """Return whether a name from `os` was UTF-8: other bytes are surrogate escapes."""
     return all(not "\udc80" <= character <= "\udcff" for character in name)
 
 
 def is_opaque(path: str) -> bool:
-    """Whether a folder of a writable layer hides the image's content."""
+    """Return whether a folder of a writable layer hides the image's content at its path."""
     try:
         return os.getxattr(path, OPAQUE) == b"y"
     except OSError:
@@ -191,7 +194,8 @@ def is_opaque(path: str) -> bool:
 def _hidden(
     opaque: list[bytes], open_lower: Callable[[], int], seen: dict[bytes, list[bytes]]
 ) -> Iterator[bytes]:
-    """Yield the image's paths that opaque folders hide and do not replace."""
+    """Yield the image's paths that the `opaque` folders hide and do not replace. `seen`: the names
+    in each folder of the layer."""
     if not opaque:
         return
     with closing_fd(open_lower()) as lower:

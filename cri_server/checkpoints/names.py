@@ -1,16 +1,17 @@
-"""What a checkpoint's archive holds, by the names that checkpointctl, containerd and CRI-O know.
+"""The names of the files in a checkpoint's archive, as checkpointctl, containerd and CRI-O use
+them.
 
-| name | what |
+| name | content |
 |---|---|
-| checkpoint/ | CRIU's images, and `descriptors.json`: what descriptors 0 to 2 were |
-| config.dump | which container of which image, and when (checkpointctl's ContainerConfig) |
-| spec.dump | its OCI configuration |
+| checkpoint/ | CRIU's images, and `descriptors.json`: the files behind descriptors 0 to 2 |
+| config.dump | the container, its image and the time (checkpointctl's ContainerConfig) |
+| spec.dump | the container's OCI configuration |
 | status.dump, status | CRI's status, and the same in containerd's form |
-| rootfs-diff.tar | what the container has written: files and directories of its writable layer |
-| deleted.files | what it has removed of its image: a JSON list of paths |
-| bind.mounts | what was mounted from the host: a JSON list of {source, destination, file_type,
+| rootfs-diff.tar | the files and directories of the container's writable layer |
+| deleted.files | the paths that the container has removed from its image: a JSON list |
+| bind.mounts | the mounts from the host: a JSON list of {source, destination, file_type,
 permissions} |
-| dump.log, stats-dump | what CRIU logged and measured |
+| dump.log, stats-dump | CRIU's log and measurements |
 
 Source: checkpointctl lib/metadata.go v1.6, containerd 2.4 container_checkpoint_linux.go, CRI-O
 internal/lib/checkpoint.go.

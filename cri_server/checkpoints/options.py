@@ -1,8 +1,8 @@
 """CRIU's options for containers of pods, in both directions; fields of
 `pyrunc.checkpoint.checkpoint.CriuOptions`.
 
-Connections are not dumped: their peers go on without the container, and a restored pod has another
-address. They are restored closed; listening sockets are restored as they were.
+Connections are not dumped, because their peers go on without the container, and a restored pod has
+another address. They are restored closed; listening sockets are restored as they were.
 """
 
 from __future__ import annotations

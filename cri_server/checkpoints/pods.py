@@ -1,4 +1,5 @@
-"""A pod's checkpoint: the names of its files, and which archive belongs to which container."""
+"""The files of a pod's checkpoint: their names, and pod.options, which maps the containers to their
+archives."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Options(msgspec.Struct):
-    """pod.options, with checkpointctl's fields (lib/metadata.go, CheckpointedPodOptions): container
-    names -> ids."""
+    """The content of pod.options, with checkpointctl's fields (lib/metadata.go,
+    CheckpointedPodOptions). `containers`: names -> ids."""
 
     containers: dict[str, str]
     annotations: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """Reads a checkpoint from an archive or an image into plain files. All of its content is hostile.
 
-An archive is unpacked like an image's layer, by a process that can only make files in one folder;
-so is the writable layer in it. From an image the files are copied. Only regular files with known
-names are taken, and JSON is checked.
+An archive, and the writable layer in it, are unpacked like an image's layer, by a process that can
+make files in one folder only. The files of an image are copied. Only regular files with known names
+are used, and JSON is checked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ NAMES = (
 
 
 class _Config(msgspec.Struct, rename="camel"):
-    """The used fields of config.dump."""
+    """The fields of config.dump that a restore uses."""
 
     name: str = ""
     rootfs_image: str = ""
@@ -78,7 +79,7 @@ class _Process(msgspec.Struct):
 
 
 class _Spec(msgspec.Struct):
-    """The used fields of spec.dump."""
+    """The fields of spec.dump that a restore uses."""
 
     mounts: list[_Mount] | None = None
     process: _Process | None = None
@@ -86,8 +87,8 @@ class _Spec(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What a restore needs to know. `images`: references of the container's image, best first;
-    `binds`: destinations of mounts from the host; `terminal`: whether it had a terminal;
+    """A checkpointed container, as a restore needs it. `images`: references of its image, best
+    first; `binds`: destinations of mounts from the host; `terminal`: whether it had a terminal;
     `namespaces`: the types of the namespaces in its OCI configuration."""
 
     name: str
@@ -98,7 +99,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def read(folder: str) -> Checkpoint:
-    """Read the documents that `take` has left in `folder`. Raises InvalidArgument."""
+    """Read the documents that `take` has copied to `folder`. Raises InvalidArgument."""
     config = _document(folder, names.CONFIG, _Config)
     spec = _document(folder, names.SPEC, _Spec)
     # The reference with a digest comes first: a tag may mean another image by now.
@@ -138,27 +139,27 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
 
 
 class Unpack(Record):
-    """Arguments of `unpack_archive`. `folder`: an empty one."""
+    """The arguments of `unpack_archive`. `folder`: an empty folder."""
 
     folder: AbsolutePath
     limits: Limits
 
 
 class Take(Record):
-    """Arguments of `take`. `target`: an empty folder."""
+    """The arguments of `take`. `target`: an empty folder."""
 
     target: AbsolutePath
 
 
 class Fill(Record):
-    """Arguments of `fill`. `source`: a folder that UNPACK has made."""
+    """The arguments of `fill`. `source`: a folder that UNPACK has made."""
 
     source: AbsolutePath
 
 
 def unpack_archive(arguments: Message, fds: list[int]) -> int:
-    """Unpack the archive in `fds` into TREE of the folder. Raises InvalidArgument,
-    ResourceExhausted."""
+    """Unpack an archive into the folder TREE of `folder`, as a job of the zygote. The arguments are
+    an `Unpack`. `fds`: the archive. Raises InvalidArgument, ResourceExhausted."""
     request = Unpack.of(arguments)
     folder = request.folder
     with disk_errors("unpack a checkpoint", folder):
@@ -170,8 +171,8 @@ def unpack_archive(arguments: Message, fds: list[int]) -> int:
 
 
 def take(arguments: Message, fds: list[int]) -> int:
-    """Copy the known files from the folder in `fds`, which has an archive's content. Raises
-    Error."""
+    """Copy a checkpoint's files to `target`, as a job of the zygote. The arguments are a `Take`.
+    `fds`: a folder with an archive's content. Raises Error."""
     target = Take.of(arguments).target
     with disk_errors("unpack a checkpoint", target):
         for name in TAKEN:
@@ -187,15 +188,13 @@ def _copy_images(source: int, target: str) -> None:
         raise InvalidArgument(
             f"the checkpoint has no folder {names.IMAGES}: it must be {NAMES}"
         ) from None
-    os.mkdir(target, 0o700)
-    try:
+    with closing_fd(folder):
+        os.mkdir(target, 0o700)
         images = os.listdir(folder)
         if len(images) > MOST_IMAGES:
             raise InvalidArgument(f"the checkpoint has more than {MOST_IMAGES} images")
         for name in images:
             _copy(folder, name, f"{target}/{name}", required=True)
-    finally:
-        os.close(folder)
 
 
 def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
@@ -218,7 +217,8 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
 
 
 def fill(arguments: Message, fds: list[int]) -> int:
-    """Copy the files into the empty folder in `fds`, a pod's /dev/shm. Raises Error."""
+    """Copy the files of `source` to a pod's /dev/shm, as a job of the zygote. The arguments are a
+    `Fill`. `fds`: the empty /dev/shm. Raises Error."""
     target = f"/proc/self/fd/{fds[0]}"
     with disk_errors("unpack a checkpoint", target):
         source = os.open(Fill.of(arguments).source, _FOLDER | os.O_NOFOLLOW)
@@ -227,8 +227,8 @@ def fill(arguments: Message, fds: list[int]) -> int:
 
 
 def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
-    """Add device nodes and whiteouts of removed paths to a layer that was unpacked into `folder`.
-    Raises InvalidArgument, Error."""
+    """Add device nodes, and whiteouts of the paths `deleted`, to the layer that was unpacked into
+    `folder`; return its record. Raises InvalidArgument, Error."""
     refuse_links(folder)
     layer = Layer.read(folder)
     tree = os.path.join(folder, TREE)
@@ -241,7 +241,7 @@ def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
 
 
 def deleted(folder: str) -> list[str]:
-    """The paths in deleted.files. Raises InvalidArgument."""
+    """Return the paths in deleted.files, which are checked. Raises InvalidArgument."""
     if not os.path.exists(f"{folder}/{names.DELETED}"):
         return []
     paths: list[str] = _document(folder, names.DELETED, list[str])
@@ -264,7 +264,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _count_folders(paths: list[list[str]]) -> int:
-    """The number of different parent folders of the paths."""
+    """Return the number of different parent folders of the paths."""
     count, above = 0, list[str]()
     for path in sorted(paths):
         shared = len(posixpath.commonprefix([above, path[:-1]]))
@@ -274,22 +274,19 @@ def _count_folders(paths: list[list[str]]) -> int:
 
 
 def _white_out(root: int, path: str) -> None:
-    """Hide the image's file at `path`, unless the layer has one there."""
+    """Make a whiteout, which hides the image's file, at `path`, unless the layer has a file there.
+    Missing folders are made. Raises InvalidArgument."""
     *parents, name = [os.fsencode(part) for part in _parts(path)]
     folder = open_folder(root, b"")
     try:
         for parent in parents:
-            try:
+            with suppress(FileExistsError):
                 os.mkdir(parent, 0o755, dir_fd=folder)
-            except FileExistsError:
-                pass
             below = os.open(parent, _PLACE, dir_fd=folder)
             os.close(folder)
             folder = below
-        try:
+        with suppress(FileExistsError):
             os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=folder)
-        except FileExistsError:
-            pass
     except OSError as error:
         raise InvalidArgument(
             f"the checkpoint's {names.DELETED} names {path[:200]!r}: {error.strerror}"

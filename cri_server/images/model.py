@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -85,13 +84,14 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class FilesystemUsage:
-    """How much of its disk the image store uses, counted from the store's own files."""
+class StoreUsage:
+    """The number of images in the store, their bytes and inodes on disk, and the number of running
+    pulls."""
 
-    timestamp_ns: int
-    mountpoint: Path
-    used_bytes: int
-    inodes_used: int
+    images: int
+    size_bytes: int
+    inodes: int
+    pulls: int
 
 
 @dataclass(frozen=True, slots=True)

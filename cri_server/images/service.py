@@ -9,7 +9,6 @@ import dataclasses
 import json
 import logging
 import threading
-import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from cri_server.images.formats.manifest import LIMIT_BYTES
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
 from cri_server.images.layers.inflate import Limits
-from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress
+from cri_server.images.model import Auth, Image, ImageConfig, Progress, StoreUsage
 from cri_server.images.store.catalog import Content, Name, id_matches
 from cri_server.images.store.image_paths import ImagePaths
 from cri_server.images.store.layer_blobs import PlainLayers
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from cri_server.images.registry.hosts import Host
     from cri_server.images.registry.registry import Registry
 
-__all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
+__all__ = ["Auth", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
 
 log = logging.getLogger(__name__)
 
@@ -261,6 +260,11 @@ class ImageService:
             rootfs = Rootfs(image_id, [mount.path], content.config.image, mount)
         self._roots.add(rootfs)
         return rootfs
+
+    @property
+    def root(self) -> Path:
+        """The folder of the store."""
+        return self._store.root
 
     @property
     def lowest_layer(self) -> str:
@@ -495,10 +499,11 @@ class ImageService:
             raise NotFound(f"image {image.manifest.config.digest} was removed while it was loaded")
         return listed
 
-    def usage(self) -> Usage:
-        """Return the store's usage for metrics. Does not block."""
+    def usage(self) -> StoreUsage:
+        """Return the store's usage. Does not block: it is counted when images are added and
+        removed."""
         size_bytes, inodes = self._store.totals()
-        return Usage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
+        return StoreUsage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
 
     async def unused(self) -> builtins.list[Entry]:
         """Return the files and folders of the store that no image needs."""
@@ -510,22 +515,6 @@ class ImageService:
         ResourceExhausted, KernelError."""
         with self._store.errors():
             return await in_thread(lambda: self._store.discard(entry), abandon_s=None)
-
-    async def fs_info(self) -> FilesystemUsage:
-        """Return the store's usage for CRI. Does not block: it is counted when images are added and
-        removed."""
-        used_bytes, inodes = self._store.totals()
-        return FilesystemUsage(time.time_ns(), self._store.root, max(1, used_bytes), max(1, inodes))
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The number of images, their bytes and inodes on disk, and the number of running pulls."""
-
-    images: int
-    size_bytes: int
-    inodes: int
-    pulls: int
 
 
 def _puller() -> type[Pull]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 
 from cri_server.api import api_pb2 as api
@@ -83,12 +84,12 @@ class ImageService:
         await self._services.images.remove(_reference(request.image))
 
     async def ImageFsInfo(self, request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
-        usage = await self._services.images.fs_info()
-        filesystem = api.FilesystemUsage(timestamp=usage.timestamp_ns)
-        filesystem.fs_id.mountpoint = os.fspath(usage.mountpoint)
-        filesystem.used_bytes.value = usage.used_bytes
-        filesystem.inodes_used.value = usage.inodes_used
-        layers = api.FilesystemUsage(timestamp=usage.timestamp_ns, fs_id=filesystem.fs_id)
+        images, now_ns = self._services.images, time.time_ns()
+        filesystem = api.FilesystemUsage(timestamp=now_ns)
+        filesystem.fs_id.mountpoint = os.fspath(images.root)
+        filesystem.used_bytes.value = max(1, images.usage().size_bytes)
+        filesystem.inodes_used.value = max(1, images.usage().inodes)
+        layers = api.FilesystemUsage(timestamp=now_ns, fs_id=filesystem.fs_id)
         containers = self._services.index.containers
         used, inodes = stats.layers.measured(
             {c.id: self._services.paths.container_root(c.id) for c in containers}

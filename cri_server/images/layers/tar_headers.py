@@ -189,26 +189,24 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
         raise BadLayer(f"{quoted(name)}: tar entries of type {type_flag!r} are not supported")
     if kind == FILE and name.endswith(b"/"):
         kind = DIRECTORY  # before ustar, directories were files with a slash
-    stored = _pax_number(pax, b"size") if b"size" in pax else _number(header[4], "size")
+    stored = _number_of(pax, b"size", header[4])
     # A link's header may have the size of its target (Go's isHeaderOnly ignores it, too).
     if type_flag not in _WITH_DATA:
         stored = 0
     device = kind in (CHARACTER, BLOCK_DEVICE)
+    if b"mtime" in pax:
+        mtime_ns = _time(pax[b"mtime"])
+    else:
+        mtime_ns = _clamped(_number(header[5], "mtime", True), 0)
     entry = Entry(
         name=_checked_name(name, "name"),
         kind=kind,
         mode=_number(header[1], "mode") & 0o7777,
-        uid=_identity(
-            _pax_number(pax, b"uid") if b"uid" in pax else _number(header[2], "uid"), name
-        ),
-        gid=_identity(
-            _pax_number(pax, b"gid") if b"gid" in pax else _number(header[3], "gid"), name
-        ),
+        uid=_identity(_number_of(pax, b"uid", header[2]), name),
+        gid=_identity(_number_of(pax, b"gid", header[3]), name),
         size=stored,
         stored=stored,
-        mtime_ns=_time(pax[b"mtime"])
-        if b"mtime" in pax
-        else _clamped(_number(header[5], "mtime", True), 0),
+        mtime_ns=mtime_ns,
         link=_checked_name(link, "link") if kind in (HARDLINK, SYMLINK) else b"",
         major=_number(header[13], "device number") if device else 0,
         minor=_number(header[14], "device number") if device else 0,
@@ -241,11 +239,7 @@ def _number(text: bytes, what: str, signed: bool = False) -> int:
     """Parse octal text, or GNU's base-256, whose first byte is 0x80 (0xff for a negative
     number)."""
     if text[0] & 0x80:
-        value = (
-            int.from_bytes(text, "big", signed=True)
-            if text[0] == 0xFF
-            else int.from_bytes(text, "big")
-        )
+        value = int.from_bytes(text, "big", signed=text[0] == 0xFF)
         if text[0] != 0xFF:
             value -= 1 << (8 * len(text) - 1)
     else:
@@ -257,6 +251,11 @@ def _number(text: bytes, what: str, signed: bool = False) -> int:
     if (value < 0 and not signed) or abs(value) > SIZE_LIMIT_BYTES:
         raise BadLayer(f"the tar has a header whose {what} is out of range")
     return value
+
+
+def _number_of(pax: dict[bytes, bytes], key: bytes, field: bytes) -> int:
+    """Return the number of the PAX record `key`, else of the header's field."""
+    return _pax_number(pax, key) if key in pax else _number(field, key.decode())
 
 
 def _identity(value: int, name: bytes) -> int:
@@ -323,14 +322,8 @@ def _time(text: bytes) -> int:
     if len(digits) > 18 or not (digits + fraction).isdigit():
         raise BadLayer("the tar has a time that is not a number")
     nanoseconds = int(fraction[:9].ljust(9, b"0")) if fraction else 0
-    seconds = int(digits or b"0")
-    if not negative:
-        return _clamped(seconds, nanoseconds)
-    return (
-        _clamped(-seconds - 1, 1_000_000_000 - nanoseconds)
-        if nanoseconds
-        else _clamped(-seconds, 0)
-    )
+    total_ns = int(digits or b"0") * 1_000_000_000 + nanoseconds
+    return _clamped(*divmod(-total_ns if negative else total_ns, 1_000_000_000))
 
 
 # ---- sparse files

@@ -46,7 +46,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 
 
-class Unavailable(PeerError):
+class HostUnavailable(PeerError):
     """A host could not be reached, broke the connection, or is overloaded, so that another attempt
     or another host may succeed. `refused`: it accepts no connection."""
 
@@ -111,17 +111,16 @@ class Session:
         caller closes it), and the host[:port] of the answering server if a redirect led to another
         origin, else "". Such a server must not get a secret.
 
-        Raises Unavailable, Forbidden, Abandoned.
+        Raises HostUnavailable, Forbidden, Abandoned.
         """
         origin, foreign = urlsplit(url), False
         sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
         for _ in range(REDIRECTS_LIMIT + 1):
             response = self._send(method, host, url, sent, None, foreign)
-            location = response.headers.get("Location")
-            if response.status not in _REDIRECTS or not location:
+            target = self._redirect(url, response)
+            if target is None:
                 return response, urlsplit(url).netloc if foreign else ""
-            response.close()
-            url, target = self._redirected(url, location)
+            url = target.geturl()
             if origin_of(target) != origin_of(origin):
                 foreign = True
                 # Also without the headers of hosts.toml, which may hold a token under any name.
@@ -132,7 +131,8 @@ class Session:
     def send(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """Send a request of a push; redirects are not followed. Raises Unavailable, Abandoned."""
+        """Send a request of a push; redirects are not followed. Raises HostUnavailable,
+        Abandoned."""
         sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
         return self._send(method, host, url, sent, body, foreign=False)
 
@@ -143,19 +143,17 @@ class Session:
         that server, because the request carries the secret; a redirect of a POST with 301, 302 or
         303 becomes a GET (RFC 9110 section 15.4).
 
-        Raises Unavailable, Forbidden, Abandoned.
+        Raises HostUnavailable, Forbidden, Abandoned.
         """
         foreign = origin_of(urlsplit(url)) != origin_of(urlsplit(host.url))
         for _ in range(REDIRECTS_LIMIT + 1):
             response = self._send(
                 "GET" if body is None else "POST", host, url, headers, body, foreign
             )
-            location = response.headers.get("Location")
-            if response.status not in _REDIRECTS or not location:
+            target = self._redirect(url, response)
+            if target is None:
                 return response
-            response.close()
-            here = urlsplit(url)
-            url, target = self._redirected(url, location)
+            here, url = urlsplit(url), target.geturl()
             if not _is_same_server(here, target):
                 raise Forbidden(f"{here.netloc}: a redirect of a token server to {target.netloc}")
             if response.status in (301, 302, 303):
@@ -164,13 +162,13 @@ class Session:
 
     def read(self, response: BaseHTTPResponse, size: int) -> bytes:
         """Read the available part of the body, at most `size` bytes; empty at the end. Raises
-        Unavailable, Abandoned."""
+        HostUnavailable, Abandoned."""
         self.check()
         try:
             return response.read1(size, decode_content=False)
         except (HTTPError, OSError, ValueError) as error:
             self.check()
-            raise Unavailable(describe_error(error, "")) from None
+            raise HostUnavailable(describe_error(error, "")) from None
 
     def _send(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body, foreign: bool
@@ -197,14 +195,20 @@ class Session:
                 raise forbidden from None
             proxy = host.proxy or proxy_for(url)
             through = f" through the proxy {proxy.url}" if proxy else ""
-            raise Unavailable(
+            raise HostUnavailable(
                 f"{netloc}{through}: {describe_error(error, urlsplit(url).hostname or '')}",
                 refused=isinstance(error, NewConnectionError | NameResolutionError),
             ) from None
         self._touch()
         return response
 
-    def _redirected(self, url: str, location: str) -> tuple[str, SplitResult]:
+    def _redirect(self, url: str, response: BaseHTTPResponse) -> SplitResult | None:
+        """Return the URL to which the response for `url` redirects, and close the response; None if
+        it is no redirect. Raises Forbidden."""
+        location = response.headers.get("Location")
+        if response.status not in _REDIRECTS or not location:
+            return None
+        response.close()
         here = urlsplit(url)
         try:
             target = urlsplit(urljoin(url, location))
@@ -217,7 +221,7 @@ class Session:
             raise Forbidden(f"{here.netloc}: a redirect from https to http")
         if target.username is not None:
             raise Forbidden(f"{here.netloc}: a redirect with a user name")
-        return target._replace(fragment="").geturl(), target
+        return target._replace(fragment="")
 
     def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
         """Return the connections for `url`: with the TLS settings of `host` if they lead to it,

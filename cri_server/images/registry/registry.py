@@ -27,7 +27,7 @@ from cri_server.images.layers.incoming import DigestMismatch, Incoming
 from cri_server.images.model import Auth
 from cri_server.images.registry import auth as logins
 from cri_server.images.registry.auth import Credential
-from cri_server.images.registry.client import Body, Session, Unavailable
+from cri_server.images.registry.client import Body, HostUnavailable, Session
 from cri_server.images.registry.hosts import PULL, RESOLVE, Host
 from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 
@@ -190,7 +190,7 @@ class Registry:
             raise failures[-1]
         message = "; ".join(dict.fromkeys(error.message for error in failures))
         last = failures[-1]
-        if isinstance(last, Unavailable):
+        if isinstance(last, HostUnavailable):
             raise PeerError(f"RegistryUnavailable: {message}")
         if isinstance(last, NotFound):
             raise NotFound(message)
@@ -201,11 +201,11 @@ class Registry:
         while True:
             try:
                 return fetch(host)
-            except Unavailable as error:
+            except HostUnavailable as error:
                 failures += 1
                 self._pause(host, failures, ATTEMPTS, error)
 
-    def _pause(self, host: Host, failures: int, limit: int, error: Unavailable) -> None:
+    def _pause(self, host: Host, failures: int, limit: int, error: HostUnavailable) -> None:
         """Wait before the next attempt, as long as the host demands. Raises `error` instead after
         `limit` failures of the registry itself or MIRROR_ATTEMPTS of a mirror, when the host
         demands too long a wait, or when a mirror refuses connections."""
@@ -224,7 +224,7 @@ class Registry:
         """Ask with a HEAD for the digest that the reference has now; return "" when the answer has
         none, which the specification allows, or is an error: then a GET must follow.
 
-        Raises Unavailable (no answer), Unauthorized (no token).
+        Raises HostUnavailable (no answer), Unauthorized (no token).
         """
         response, _ = self._response(host, f"manifests/{reference.target}", _ACCEPT, "HEAD")
         with response:
@@ -272,11 +272,11 @@ class Registry:
                 self._blob_part(host, descriptor, ingest, arrived)
                 if ingest.size >= descriptor.size:
                     return
-                raise Unavailable(
+                raise HostUnavailable(
                     f"{host.netloc}: blob {descriptor.digest} ended after"
                     f" {ingest.size} of {descriptor.size} bytes"
                 )
-            except Unavailable as error:
+            except HostUnavailable as error:
                 # A server without ranges sends the same again: only what is new is progress.
                 failures = 1 if ingest.size - reached >= PROGRESS_BYTES else failures + 1
                 reached = max(reached, ingest.size)
@@ -308,7 +308,8 @@ class Registry:
     # ---- one request, logged in
 
     def _open(self, host: Host, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """Return a successful response. Raises Unavailable, Unauthorized, _NoSuch, PeerError."""
+        """Return a successful response. Raises HostUnavailable, Unauthorized, _NoSuch,
+        PeerError."""
         response, other = self._response(host, what, headers)
         if response.status in (200, 206):
             return response
@@ -325,7 +326,7 @@ class Registry:
         self, host: Host, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
         """Send a request as `Session.get` does, with a login when the host requires one. Raises
-        Unavailable, Unauthorized."""
+        HostUnavailable, Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
         return self._with_login(
             host, lambda login: self._session.get(host, url, headers | login, method)
@@ -337,7 +338,7 @@ class Registry:
         send: Callable[[dict[str, str]], tuple[BaseHTTPResponse, str]],
     ) -> tuple[BaseHTTPResponse, str]:
         """Call `send` with the headers of the current login. When the host itself answers with 401,
-        log in and call `send` again. Raises Unavailable, Unauthorized."""
+        log in and call `send` again. Raises HostUnavailable, Unauthorized."""
         response, other = send(self._authorization(host))
         if response.status == 401 and not other:
             response.close()
@@ -355,7 +356,7 @@ class Registry:
         )
 
     def check(self, host: Host) -> None:
-        """Check that the login is accepted. Raises Unauthorized, Unavailable, PeerError."""
+        """Check that the login is accepted. Raises Unauthorized, HostUnavailable, PeerError."""
         response = self.request("GET", host, f"{host.url}{quote(host.prefix)}/", {}, None)
         self.expect(host, response, "login", (200,))
 
@@ -364,7 +365,7 @@ class Registry:
     ) -> BaseHTTPResponse:
         """Send a request, with a login when the host requires one; do not follow redirects. A body
         that is an iterator cannot be sent twice, so an earlier request must have logged in. Raises
-        Unavailable, Unauthorized."""
+        HostUnavailable, Unauthorized."""
 
         def send(login: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
             return self._session.send(method, host, url, headers | login, body), ""
@@ -468,13 +469,13 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
     return response.status == 206 and content_range is not None and int(content_range[1]) == at
 
 
-def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:
+def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
     """Return the error for an answer after which the request is repeated, with the waiting time
     that the host demands."""
     retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
     if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
         message += f", and no more requests for {math.ceil(retry_after_s)} s"
-    return Unavailable(message, retry_after_s)
+    return HostUnavailable(message, retry_after_s)
 
 
 def retry_after(value: str, now: float) -> float | None:

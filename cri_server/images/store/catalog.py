@@ -71,6 +71,9 @@ class Name:
     def by_digest(self) -> str | None:
         return f"{self.repository}@{self.target.digest}" if self.repository else None
 
+    def __str__(self) -> str:
+        return self.tagged or self.by_digest or self.target.digest
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -273,11 +276,7 @@ class Catalog:
                 not_unpacked.append(name)
                 continue
             except Error as error:
-                log.warning(
-                    "image %s is dropped: %s",
-                    name.tagged or name.by_digest or name.target.digest,
-                    error,
-                )
+                log.warning("image %s is dropped: %s", name, error)
                 continue
             complete.append(name)
             contents[name.target.digest] = content

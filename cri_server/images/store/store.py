@@ -85,7 +85,7 @@ class Store:
             try:
                 await self._rebuild(name)
             except Error as error:
-                log.warning("image %s is dropped: %s", name.tagged or name.target.digest, error)
+                log.warning("image %s is dropped: %s", name, error)
         await self.collect()
 
     def _open(self) -> list[Name]:
@@ -128,7 +128,7 @@ class Store:
 
     async def _rebuild(self, name: Name) -> None:
         what = "indexing" if self.policy.erofs else "unpacking"
-        log.warning("image %s: %s its layers again", name.tagged or name.target.digest, what)
+        log.warning("image %s: %s its layers again", name, what)
         content = await in_thread(lambda: self.catalog.read(name.target))
         async with self.loading():
             await self.maker.make_all(content.manifest, content.diff_ids, _stored_blobs())
@@ -173,9 +173,7 @@ class Store:
     async def publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
         """List an image, whose blobs and layers are all stored, under these names. Its content
         reaches the disk before the names."""
-        async with self._changing:
-            await in_thread(lambda: self._publish(names, diff_ids), abandon_s=None)
-        self._empty_trash_soon()
+        await self._change(lambda: self._publish(names, diff_ids))
 
     def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
         # index.json must never name content that a power cut takes away.
@@ -214,11 +212,15 @@ class Store:
     async def collect(self) -> None:
         """Remove content that neither an image nor a running pull needs. A failure is logged; the
         next collection tries again."""
+        try:
+            await self._change(self._collect)
+        except OSError as error:
+            log.warning("the image store could not be cleaned: %s", error)
+
+    async def _change(self, change: Callable[[], None]) -> None:
+        """Run `change` in a thread, once other changes have ended, and empty the trash later."""
         async with self._changing:
-            try:
-                await in_thread(self._collect, abandon_s=None)
-            except OSError as error:
-                log.warning("the image store could not be cleaned: %s", error)
+            await in_thread(change, abandon_s=None)
         self._empty_trash_soon()
 
     def _collect(self) -> None:

@@ -202,7 +202,7 @@ async def test_layers_that_are_no_file_system_are_ignored(
     await again.close()
 
 
-async def test_diff_ids_are_for_file_systems_only(
+async def test_only_layers_with_a_file_system_have_diff_ids(
     registry: Registry, service: ImageService
 ) -> None:
     """If a configuration had diff ids for other blobs, the layer of each diff id would be

@@ -43,17 +43,20 @@ def two_images() -> dict[str, BuiltImage]:
     return {f"app:{n}": image([base, tops[n]]) for n in range(2)}
 
 
+def push_all(registry: Registry, images: dict[str, BuiltImage]) -> list[str]:
+    """Pushes the images; returns their references."""
+    for name, built in images.items():
+        registry.push(name, built)
+    return [f"{registry.host}/{name}" for name in images]
+
+
+PULLER = (sys.executable, "-m", "tests.cri.images.puller")
+
+
 @contextmanager
 def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the program that pulls; kills it at the end."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.cri.images.puller",
-        str(store),
-        f"{registry.host}/app:0",
-        f"{registry.host}/app:1",
-    ]
+    command = [*PULLER, str(store), f"{registry.host}/app:0", f"{registry.host}/app:1"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None and program.stdout.readline() == b"ready\n"
         yield program
@@ -108,8 +111,7 @@ def content(tar: bytes) -> dict[str, bytes]:
 async def kill_often(tmp_path: Path, registry: Registry, rounds: int) -> set[int]:
     """Kills `rounds` pulls; returns the numbers of images that were complete afterwards."""
     built = two_images()
-    for name, one in built.items():
-        registry.push(name, one)
+    push_all(registry, built)
     chance, listed = random.Random(), set()
     for number in range(rounds):
         with pulling(tmp_path / "images", registry) as program:
@@ -145,17 +147,15 @@ def small_images() -> dict[str, BuiltImage]:
 
 
 async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[int]:
-    """Kill the same story before its first change, then `every` changes later, until it comes to
-    its end."""
-    built = small_images()
-    for name, one in built.items():
-        registry.push(name, one)
-    references, listed = [f"{registry.host}/{name}" for name in built], set()
-    command = [sys.executable, "-m", "tests.cri.images.puller", "steps"]
+    """Runs the same pulls and removals again and again, killed before their first change to a file,
+    then `every` changes later, until a run ends by itself. Returns the numbers of images that were
+    complete afterwards."""
+    built, listed = small_images(), set()
+    references = push_all(registry, built)
     for number in range(1, 10_000, every):
         store = tmp_path / f"store-{number}"
         done = subprocess.run(
-            [*command, str(number), str(store), *references],
+            [*PULLER, "steps", str(number), str(store), *references],
             cwd=ROOT,
             capture_output=True,
             check=False,
@@ -166,7 +166,7 @@ async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[i
         if not done.returncode:
             assert int(done.stdout) < number
             return listed
-    raise AssertionError("the story does not end")
+    raise AssertionError("no run ends by itself")
 
 
 @pytest.fixture(params=["threads", "jobs"])
@@ -194,21 +194,19 @@ async def test_the_store_is_whole_after_a_kill_before_every_change(
 async def end_jobs(
     tmp_path: Path, registry: Registry, changes: Changes, jobs: Zygote, every: int
 ) -> int:
-    """End a job before its first change, then `every` changes later, until both pulls come to
-    their end; the server lives on.
+    """Pulls two images again and again, and ends a job before its first change to a file, then
+    `every` changes later, until both pulls succeed. Returns the number of failed pulls.
 
-    A pull that lost a job has failed in words, or made its layer again; nothing of it is left,
-    and the next one makes a whole image. How many failed.
+    A pull whose job has ended either makes the layer again or fails with an error that names the
+    job's exit code. It leaves no files, and the next pull makes a whole image.
     """
     built, failed = small_images(), 0
-    for name, one in built.items():
-        registry.push(name, one)
+    references = push_all(registry, built)
     service = ImageService(tmp_path / "images", zygote=jobs)
     await service.start()
     for number in range(1, 10_000, every):
         changes.end_at(number)
-        names_of = [f"{registry.host}/{name}" for name in built]
-        results = await asyncio.gather(*map(service.pull, names_of), return_exceptions=True)
+        results = await asyncio.gather(*map(service.pull, references), return_exceptions=True)
         counted = changes.count()
         changes.end_at(0)
         for result in results:
@@ -221,8 +219,8 @@ async def end_jobs(
         assert listed == {result for result in results if isinstance(result, str)}
         await service._store.wait_deleted()
         assert names(tmp_path / "images/ingest") == set(), f"change {number}"
-        for name in names_of:
-            await service.pull(name)
+        for reference in references:
+            await service.pull(reference)
         await service.close()
         assert await check(tmp_path / "images", built) == len(built)
         service = ImageService(tmp_path / "images", zygote=jobs)
@@ -232,7 +230,7 @@ async def end_jobs(
         if counted < number:
             await service.close()
             return failed
-    raise AssertionError("the story does not end")
+    raise AssertionError("no run ends by itself")
 
 
 @pytest.fixture
@@ -282,31 +280,14 @@ async def test_a_failed_system_call_is_an_error_and_leaves_the_store_whole(
     """The n-th call fails, for a few n. The result is an error of ours that names the call, or no
     difference."""
     built = two_images()
-    for name, one in built.items():
-        registry.push(name, one)
+    push_all(registry, built)
     ended = set()
     for number in (1, 2, 3, 5):
-        inject = [
-            "strace",
-            "-f",
-            "-qq",
-            "-o",
-            "/dev/null",
-            "-e",
-            f"trace={call}",
-            "-e",
-            f"inject={call}:error={error}:when={number}",
-        ]
-        program = [
-            sys.executable,
-            "-m",
-            "tests.cri.images.puller",
-            "once",
-            str(tmp_path / "images"),
-            f"{registry.host}/app:0",
-        ]
+        inject = f"inject={call}:error={error}:when={number}"
+        strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject]
+        program = [*PULLER, "once", str(tmp_path / "images"), f"{registry.host}/app:0"]
         done = subprocess.run(
-            [*inject, *program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+            [*strace, *program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
         )
         assert "Traceback" not in done.stderr, done.stderr
         ended.add(done.stdout.split()[0])
@@ -333,8 +314,7 @@ async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None
     """Copies the disk's image while pulls write to it: a machine finds this content after a power
     cut."""
     built = two_images()
-    for name, one in built.items():
-        registry.push(name, one)
+    push_all(registry, built)
     disk, copy, chance = tmp_path / "disk", tmp_path / "copy", random.Random()
     with open(disk, "wb") as file:
         file.truncate(96 << 20)

@@ -345,7 +345,7 @@ def test_undescribed_folders_count_as_entries(tmp_path: Path) -> None:
         pass
 
 
-def test_a_huge_sparse_file_takes_no_room(tmp_path: Path) -> None:
+def test_a_huge_sparse_file_takes_no_disk_space(tmp_path: Path) -> None:
     with open(tmp_path / "huge", "wb") as file:
         file.truncate(8 << 30)
         file.seek(5 << 30)

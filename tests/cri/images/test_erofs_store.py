@@ -50,6 +50,15 @@ async def pulled(service: ImageService, registry: Registry, built: BuiltImage) -
     return name
 
 
+async def pull_into(
+    opened: list[ImageService], folder: Path, registry: Registry, built: BuiltImage, **options: Any
+) -> str:
+    """Pulls the image into a store, and closes the store; returns the image's name."""
+    name = await pulled(await serve(opened, folder, **options), registry, built)
+    await opened.pop().close()
+    return name
+
+
 def layer_blobs(store: Path) -> set[str]:
     """Returns the blobs of the layout that are as large as a layer."""
     blobs = (store / "blobs/sha256").iterdir()

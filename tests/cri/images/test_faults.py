@@ -13,7 +13,8 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,19 @@ pytestmark = pytest.mark.usefixtures("each_store")
 PASSWORD = "s3cret-w0rd"
 
 
+@asynccontextmanager
+async def serve(tmp_path: Path, no_progress_timeout_s: float) -> AsyncIterator[ImageService]:
+    """Provides a service with this timeout for pulls and pushes."""
+    service = ImageService(
+        tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=no_progress_timeout_s
+    )
+    await service.start()
+    yield service
+    await service.close()
+
+
 async def refused(service: ImageService, name: str, auth: Auth | None = None) -> Error:
-    """Returns the error of a pull that must fail and leave nothing to see."""
+    """Returns the error of a pull, which must fail within a minute and list no image."""
     started = time.monotonic()
     with pytest.raises(Error) as caught:
         await service.pull(name, auth)
@@ -47,7 +59,7 @@ async def refused(service: ImageService, name: str, auth: Auth | None = None) ->
     return caught.value
 
 
-# ---- what passes
+# ---- faults that pass
 
 
 @pytest.mark.parametrize(
@@ -102,7 +114,7 @@ async def test_an_interrupted_blob_of_a_server_without_ranges_starts_again(
     assert await service.pull(f"{registry.host}/app:v1") == built.id
 
 
-# ---- what does not
+# ---- faults that last
 
 
 @pytest.mark.parametrize(
@@ -238,13 +250,16 @@ async def test_a_stalled_registry_fails_the_pull(
 ) -> None:
     registry.push("app:v1", make())
     registry.faults.append(fault)
-    service = ImageService(tmp_path / "images", no_progress_timeout_s=0.8)
-    await service.start()
-    error = await refused(service, f"{registry.host}/app:v1")
+    await check_stall(tmp_path, registry, 0.8)
+
+
+async def check_stall(tmp_path: Path, registry: Registry, timeout_s: float) -> None:
+    """Asserts that a pull fails because it makes no progress, and leaves nothing."""
+    async with serve(tmp_path, timeout_s) as service:
+        error = await refused(service, f"{registry.host}/app:v1")
     assert isinstance(error, DeadlineExceeded)
-    assert error.message == f"pulling {registry.host}/app:v1: no progress for 0.8 s"
+    assert error.message == f"pulling {registry.host}/app:v1: no progress for {timeout_s:g} s"
     assert left_over(tmp_path) == set()
-    await service.close()
 
 
 @pytest.mark.parametrize(
@@ -261,52 +276,42 @@ async def test_a_stalled_registry_fails_the_push(
     tmp_path: Path, registry: Registry, fault: Fault
 ) -> None:
     registry.push("app:v1", make())
-    service = ImageService(tmp_path / "images", no_progress_timeout_s=0.8)
-    await service.start()
     name = f"{registry.host}/app:v1"
-    await service.pull(name)
-    with Registry(tmp_path / "other") as other:
-        other.faults.append(fault)
-        with pytest.raises(DeadlineExceeded) as caught:
-            await service.push(name, f"{other.host}/copy:v1", None, lambda progress: None)
+    async with serve(tmp_path, 0.8) as service:
+        await service.pull(name)
+        with Registry(tmp_path / "other") as other:
+            other.faults.append(fault)
+            with pytest.raises(DeadlineExceeded) as caught:
+                await service.push(name, f"{other.host}/copy:v1", None, lambda progress: None)
     assert caught.value.message == f"pushing {other.host}/copy:v1: no progress for 0.8 s"
-    await service.close()
 
 
 @only_erofs
 async def test_a_slow_blob_stalls_regardless_of_its_decoded_size(
     tmp_path: Path, registry: Registry
 ) -> None:
-    """4 MiB of zeros are 130 bytes of zstd: decoded bytes do not count as progress."""
+    """Decoded bytes do not count as progress: 130 bytes of zstd become 4 MiB of zeros."""
     built = image([layer({"zeros": bytes(256 << 20)})], {"Cmd": ["/zeros"]})
     registry.push("app:v1", built, compress="zstd")
     registry.faults.append(Fault("/blobs/", byte_delay_s=0.004))  # less than 250 bytes a second
-    service = ImageService(tmp_path / "images", no_progress_timeout_s=3)
-    await service.start()
-    error = await refused(service, f"{registry.host}/app:v1")
-    assert isinstance(error, DeadlineExceeded)
-    assert error.message == f"pulling {registry.host}/app:v1: no progress for 3 s"
-    assert left_over(tmp_path) == set()
-    await service.close()
+    await check_stall(tmp_path, registry, 3)
 
 
 async def test_a_stalled_pull_does_not_delay_another_pull(
     tmp_path: Path, registry: Registry
 ) -> None:
-    service = ImageService(tmp_path / "images", no_progress_timeout_s=90)
-    await service.start()
     registry.push("slow:v1", make(1))
     registry.push("quick:v1", make(2))
     registry.fault("/slow/blobs/", stall_at=1000)
-    slow = asyncio.create_task(service.pull(f"{registry.host}/slow:v1"))
-    await asyncio.wait_for(service.pull(f"{registry.host}/quick:v1"), 60)
-    assert not slow.done()
-    slow.cancel()
-    await asyncio.wait([slow])
-    await service.close()
+    async with serve(tmp_path, 90) as service:
+        slow = asyncio.create_task(service.pull(f"{registry.host}/slow:v1"))
+        await asyncio.wait_for(service.pull(f"{registry.host}/quick:v1"), 60)
+        assert not slow.done()
+        slow.cancel()
+        await asyncio.wait([slow])
 
 
-# ---- where requests and secrets go
+# ---- requests to other servers, and their secrets
 
 
 async def test_a_redirect_to_another_host_gets_no_secret(
@@ -430,8 +435,8 @@ async def test_a_distant_registry_cannot_redirect_to_this_machine(
 ) -> None:
     """A registry on another machine redirects to this machine or to its link: not one byte is sent
     there. The test's registry is on this machine, under another of its addresses."""
-    # urllib3 asks once, when it is imported, whether ::1 is there: maybe not on this machine, but
-    # on the one of the test.
+    # urllib3 tests once, when it is imported, whether ::1 exists. The host may lack it, but not the
+    # network of this test.
     monkeypatch.setattr("urllib3.util.connection.HAS_IPV6", True)
     with (
         network_with_a_distance(),
@@ -447,12 +452,10 @@ async def test_a_distant_registry_cannot_redirect_to_this_machine(
             distant.fault("/v2/", status=307, headers={"Location": url})
         else:
             distant.fault("/v2/", status=401, headers={"WWW-Authenticate": f'Bearer realm="{url}"'})
-        service = ImageService(tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=2)
-        await service.start()
-        error = await refused(service, "registry.example/app:v1", Auth("u", PASSWORD))
+        async with serve(tmp_path, 2) as service:
+            error = await refused(service, "registry.example/app:v1", Auth("u", PASSWORD))
         assert "an address of this machine or its link" in error.message
         assert distant.requests and home.requests == []
-        await service.close()
 
 
 @pytest.mark.parametrize(
@@ -468,7 +471,7 @@ async def test_a_distant_registry_cannot_redirect_to_this_machine(
     ],
     ids=["empty", "list", "number", "nothing", "newline", "huge", "deep"],
 )
-async def test_a_token_server_that_answers_nonsense(
+async def test_a_nonsensical_answer_of_a_token_server_is_refused(
     tmp_path: Path, service: ImageService, answer: bytes
 ) -> None:
     with Registry(tmp_path / "locked", auth=("bearer", "u", PASSWORD)) as locked:
@@ -493,7 +496,7 @@ async def test_no_secret_is_logged(
         assert not [s for s in secrets if s in written]
 
 
-# ---- manifests and configurations that are wrong in themselves
+# ---- invalid manifests and configurations
 
 
 def manifest_with(
@@ -728,7 +731,7 @@ async def test_a_malformed_reference_is_refused(service: ImageService, name: str
     assert caught.value.kind in ("invalid_argument", "unsupported")
 
 
-# ---- answers to ranges, and numbers that are none
+# ---- invalid answers to ranges, and invalid numbers
 
 
 @pytest.mark.parametrize(
@@ -786,7 +789,7 @@ async def test_false_ranges_fail_the_pull(
     assert not re.search(r"[a-z]Error", error.message) and not left_over(tmp_path), error.message
 
 
-async def test_a_blob_that_always_starts_again_is_given_up(
+async def test_a_download_that_always_starts_again_fails(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer ignores the range and breaks off, sooner or later than the one before. The number

@@ -471,5 +471,5 @@ def nothing_was_left_on_the_host() -> Iterator[None]:
     assert not Path("/etc/pyrunc-was-here").exists()
 
 
-def test_bad_layers_raise_errors_of_this_project() -> None:
+def test_bad_layers_raise_our_own_errors() -> None:
     assert issubclass(BadLayer, Error)

@@ -109,7 +109,7 @@ async def test_a_retry_after_within_the_bound_is_obeyed(
     assert waits[0] == 45 and 25 < waits[1] <= 30
 
 
-async def test_a_mirror_is_not_waited_for(
+async def test_a_pull_does_not_wait_for_an_overloaded_mirror(
     tmp_path: Path, secure: Registry, service: ImageService, certificates: tuple[Path, Path]
 ) -> None:
     with Registry(tmp_path / "mirror") as mirror:

@@ -44,7 +44,7 @@ def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
     return run
 
 
-def test_the_names_of_real_layers_stay_below_the_limit_of_steps(
+def test_names_of_real_layers_need_fewer_steps_than_the_limit(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/lib is a link to /usr/lib, jars lie in undescribed folders, node_modules are nested: a

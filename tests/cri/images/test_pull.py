@@ -666,7 +666,7 @@ async def test_short_names_are_pulled_from_docker_io_and_its_mirror(
         assert await service.status(way) == listed
 
 
-async def test_mirrors_are_asked_in_order(
+async def test_mirrors_are_tried_in_order(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     """The first mirror is down, the second does not have the image, the third may not resolve tags,

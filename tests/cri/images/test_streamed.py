@@ -82,7 +82,7 @@ async def test_an_interrupted_blob_gives_the_same_tar(
     assert sum(value is not None for value in ranges) == 2, "it went on where it stopped"
 
 
-async def test_a_blob_of_other_content_has_the_error_of_a_wrong_digest(
+async def test_a_blob_with_other_content_fails_with_a_wrong_digest(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
     """The decoder fails before the digest is known; the error is nevertheless that of the
@@ -201,7 +201,7 @@ async def test_a_reader_that_fails_at_the_end_reports_the_reason() -> None:
             blob.write(b"x")
 
 
-async def test_only_an_empty_ring_can_begin_again() -> None:
+async def test_only_an_empty_ring_can_be_restarted() -> None:
     async def read(end: Receiver) -> None:
         await asyncio.Event().wait()
 

@@ -17,7 +17,7 @@ from cri_server.images.store import store as stores
 from cri_server.images.store.layer_files import LayerFiles
 from pyrunc.errors import KernelError, ResourceExhausted
 from tests.cri.images.conftest import texts
-from tests.cri.images.test_erofs_store import layer_blobs, opened, pulled, serve
+from tests.cri.images.test_erofs_store import layer_blobs, opened, pull_into, pulled, serve
 from tests.cri.images.test_pull import make
 from tests.cri.images.trees import names
 from tests.support.oci_archives import oci_archive
@@ -48,9 +48,7 @@ async def test_stored_images_stay_and_are_not_fetched_again(
     tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
 ) -> None:
     store, built = tmp_path / "images", make()
-    service = await serve(opened, store, store=before)
-    name = await pulled(service, registry, built)
-    await service.close()
+    name = await pull_into(opened, store, registry, built, store=before)
     for _ in range(2):
         service = await serve(opened, store, store=after)
         [listed] = await service.list()
@@ -58,7 +56,7 @@ async def test_stored_images_stay_and_are_not_fetched_again(
         root = await service.rootfs(built.id)
         assert texts(root, "top") == TOPS[before] and folders(store) == MADE[before]
         registry.requests.clear()
-        assert await service.pull(name) == built.id, "which changes nothing"
+        assert await service.pull(name) == built.id, "a second pull changes nothing"
         assert texts(root, "top") == TOPS[before] and folders(store) == MADE[before]
         assert [r.path.rpartition("/")[2] for r in registry.requested("/blobs/")] == [built.id]
         await service.close()
@@ -69,9 +67,7 @@ async def test_an_image_is_converted_without_a_download(
     tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
 ) -> None:
     store, built = tmp_path / "images", make()
-    service = await serve(opened, store, store=before)
-    name = await pulled(service, registry, built)
-    await service.close()
+    name = await pull_into(opened, store, registry, built, store=before)
     service = await serve(opened, store, store=after)
     registry.requests.clear()
     assert service.to_convert(built.id) == {"erofs": "mounted", "unpacked": "unpacked"}[after]
@@ -83,7 +79,7 @@ async def test_an_image_is_converted_without_a_download(
         assert texts(await service.rootfs(built.id), "top") == TOPS[after]
         if after == "erofs":
             assert folders(store) == MADE[after] and layer_blobs(store) == set()
-        else:  # blobs that are gone are not made again
+        else:  # the conversion does not restore removed blobs
             assert folders(store) == {**MADE["unpacked"], "tars": 3}
         service = await serve(opened, store, store=after)
     assert registry.requests == []
@@ -97,8 +93,7 @@ async def test_an_image_in_use_is_not_converted(
 ) -> None:
     """A container uses the image, or is being created from it."""
     store, built, users = tmp_path / "images", make(), ["c1"]
-    await pulled(await serve(opened, store, store=before), registry, built)
-    await opened.pop().close()
+    await pull_into(opened, store, registry, built, store=before)
     service = await serve(opened, store, store=after, in_use=lambda image_id: users)
     assert not await service.convert(built.id)
     users.clear()
@@ -119,9 +114,7 @@ async def test_an_image_that_comes_into_use_during_the_conversion_stays(
     after: str,
 ) -> None:
     store, built = tmp_path / "images", make()
-    service = await serve(opened, store, store=before)
-    await pulled(service, registry, built)
-    await service.close()
+    await pull_into(opened, store, registry, built, store=before)
     calls = 0
 
     def in_use(image_id: str) -> list[str]:
@@ -135,16 +128,14 @@ async def test_an_image_that_comes_into_use_during_the_conversion_stays(
     service = await serve(opened, store, store=after)
     assert texts(await service.rootfs(built.id), "top") == TOPS[before]
     if before == "unpacked":
-        assert folders(store) == MADE[before], "what was made for nothing is collected"
+        assert folders(store) == MADE[before], "the unused files of the conversion are collected"
 
 
 async def test_an_image_stays_when_the_disk_has_no_space_for_its_conversion(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, built = tmp_path / "images", make()
-    service = await serve(opened, store, store="unpacked")
-    await pulled(service, registry, built)
-    await service.close()
+    await pull_into(opened, store, registry, built, store="unpacked")
     service = await serve(opened, store)
 
     def full(self: LayerFiles, folder: str, chain_id: str) -> None:
@@ -189,8 +180,7 @@ async def test_two_concurrent_conversions_succeed(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
     store, built = tmp_path / "images", make()
-    await pulled(await serve(opened, store, store="unpacked"), registry, built)
-    await opened.pop().close()
+    await pull_into(opened, store, registry, built, store="unpacked")
     service = await serve(opened, store)
     assert await asyncio.gather(service.convert(built.id), service.convert(built.id)) == [
         True,
@@ -205,8 +195,7 @@ async def test_an_index_without_forms_is_read(
     """Other programs write such an index. The form of each image follows from the layers on the
     disk."""
     store, built = tmp_path / "images", make()
-    await pulled(await serve(opened, store), registry, built)
-    await opened.pop().close()
+    await pull_into(opened, store, registry, built)
     for name in ("index.json", "names.json"):
         document = json.loads((store / name).read_text())
         assert [e["annotations"].pop("org.pyrunc.image.form") for e in document["manifests"]] == [
@@ -228,8 +217,7 @@ async def test_auto_mounts_only_where_containers_share_a_mount(
     stay mounted."""
     caplog.set_level("INFO")
     store, built, more = tmp_path / "images", make(), make(seed=1)
-    await pulled(await serve(opened, store), registry, built)
-    await opened.pop().close()
+    await pull_into(opened, store, registry, built)
     monkeypatch.setattr(stores, "sharing_obstacle", lambda: "each has its own")
     service = await serve(opened, store, store="auto")
     assert "images are unpacked, not mounted: otherwise each has its own" in caplog.text

@@ -106,7 +106,7 @@ def test_files_that_a_folder_hides_are_removed(upper: Path, tar: Path, tmp_path:
         assert not any(OPAQUE in key for member in archive for key in member.pax_headers)
 
 
-def test_places_of_mounts_are_left_out_and_volumes_are_in(
+def test_the_tar_has_the_files_of_volumes_but_not_of_mounts(
     upper: Path, tar: Path, tmp_path: Path
 ) -> None:
     (upper / "etc").mkdir()
@@ -152,7 +152,7 @@ def test_a_deep_tree_is_written(upper: Path, tar: Path) -> None:
         assert len(archive.getnames()) == 301
 
 
-def test_removals_lead_nowhere_else(tmp_path: Path) -> None:
+def test_a_whiteout_behind_a_link_to_the_host_is_refused(tmp_path: Path) -> None:
     """A hostile archive: the way to a removed file is a link to the host."""
     folder, outside = tmp_path / "new", tmp_path / "outside"
     folder.mkdir()
@@ -192,7 +192,7 @@ def test_a_file_that_became_a_pipe_is_not_opened(
         late.join()
 
 
-def test_holes_of_an_archives_images_take_no_room(tmp_path: Path) -> None:
+def test_holes_in_the_images_of_an_archive_take_no_disk_space(tmp_path: Path) -> None:
     """An archive of a few bytes may hold a file of many gigabytes."""
     source, target = tmp_path / "source", tmp_path / "target"
     (source / names.IMAGES).mkdir(parents=True)

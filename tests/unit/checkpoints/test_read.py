@@ -1,4 +1,5 @@
-"""Reading a checkpoint's documents in our, containerd's and CRI-O's form, and malformed ones."""
+"""A checkpoint's documents are read in our, containerd's and CRI-O's form; malformed ones are
+refused."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_our_archives_are_read(tmp_path: Path) -> None:
 
 
 def test_archives_of_other_runtimes_are_read(tmp_path: Path) -> None:
-    """More fields, null in place of lists, no image by digest."""
+    """Their documents have more fields, null in place of lists, and no image by digest."""
     config = {
         "id": "x",
         "name": "k8s_c_p",
@@ -86,12 +87,14 @@ def test_archives_of_other_runtimes_are_read(tmp_path: Path) -> None:
         ({}, {"process": {"terminal": "yes"}}, "spec.dump: .*terminal"),
     ],
 )
-def test_nonsense_is_named(tmp_path: Path, config: object, spec: object, why: str) -> None:
+def test_the_error_names_the_malformed_field(
+    tmp_path: Path, config: object, spec: object, why: str
+) -> None:
     with pytest.raises(InvalidArgument, match=why):
         read.read(folder(tmp_path, config, spec))
 
 
-def test_a_document_that_is_missing_or_endless(tmp_path: Path) -> None:
+def test_a_missing_or_endless_document_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"has no config\.dump"):
         read.read(str(tmp_path))
     path = folder(tmp_path, {})
@@ -102,7 +105,7 @@ def test_a_document_that_is_missing_or_endless(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["../x"], ["/a/../../x"], ["/"], [""], ["a\0b"]])
-def test_removed_files_are_paths_inside(tmp_path: Path, names: list[str]) -> None:
+def test_removed_files_with_invalid_paths_are_refused(tmp_path: Path, names: list[str]) -> None:
     (tmp_path / "deleted.files").write_text(json.dumps(names))
     with pytest.raises(InvalidArgument, match=r"deleted\.files"):
         read.deleted(str(tmp_path))
@@ -126,7 +129,7 @@ def test_the_request_must_match_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("kind", ["network", "pid", "ipc"])
-def test_a_namespace_of_the_host_stays_the_hosts(tmp_path: Path, kind: str) -> None:
+def test_a_restore_needs_the_same_namespaces_of_the_host(tmp_path: Path, kind: str) -> None:
     """CRIU would restore the process into the host's namespace, although its new pod has another
     one."""
     kinds = {"network", "pid", "ipc", "mount", "uts"}
@@ -145,7 +148,7 @@ def namespaces(*kinds: str) -> dict[str, list[dict[str, str]]]:
     return {"namespaces": [{"type": kind} for kind in kinds]}
 
 
-def test_images_that_hold_a_checkpoint_say_so() -> None:
+def test_an_image_with_a_checkpoint_is_recognized_by_its_annotation() -> None:
     assert restore.holds_checkpoint({"org.criu.checkpoint.container.name": "c"})
     assert restore.holds_checkpoint({"io.kubernetes.cri-o.annotations.checkpoint.name": "c"})
     assert not restore.holds_checkpoint({"org.opencontainers.image.title": "c"})

@@ -188,7 +188,7 @@ BEARER = Challenge(
 )
 
 
-def test_a_token_is_asked_for_with_the_password() -> None:
+def test_a_token_is_requested_with_the_password() -> None:
     request = token_request(BEARER, SECRET, UPSTREAM, "unused")
     assert request.headers == {"Authorization": "Basic " + b64(b"u:p")} and request.body is None
     query = parse_qs(urlsplit(request.url).query)
@@ -196,7 +196,7 @@ def test_a_token_is_asked_for_with_the_password() -> None:
     assert request.url.startswith("https://auth.example/token?")
 
 
-def test_a_token_is_asked_for_with_a_refresh_token_in_the_body() -> None:
+def test_a_token_is_requested_with_a_refresh_token_in_the_body() -> None:
     request = token_request(
         Challenge("bearer", {"realm": "https://a.example/t"}),
         Credential(refresh_token="rt"),
@@ -237,7 +237,7 @@ def test_untrusted_token_servers_get_no_request(realm: str) -> None:
         token_request(Challenge("bearer", {"realm": realm}), SECRET, UPSTREAM, "s")
 
 
-def test_a_registry_on_http_may_have_its_token_server_there() -> None:
+def test_a_registry_on_http_may_have_a_token_server_on_http() -> None:
     plain = Host("http://r.example", upstream=True)
     assert token_request(
         Challenge("bearer", {"realm": "http://a.example/t"}), SECRET, plain, "s"
@@ -252,7 +252,7 @@ def test_tokens_are_read_from_responses_of_the_token_server() -> None:
 
 
 @given(some.binary(max_size=60))
-def test_any_response_of_a_token_server_is_a_token_or_an_error_of_ours(data: bytes) -> None:
+def test_any_response_of_a_token_server_gives_a_token_or_a_peer_error(data: bytes) -> None:
     try:
         token = read_token(data, "s")
     except Error:

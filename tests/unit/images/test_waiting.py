@@ -57,7 +57,7 @@ def test_other_progress_begins_a_new_period() -> None:
     assert overdue_after_s(watch, clock, 1) == TIMEOUT_S + 1
 
 
-def test_a_pause_is_no_stall() -> None:
+def test_paused_work_does_not_stall() -> None:
     clock = Clock()
     watch = Watch(TIMEOUT_S, "", clock)
     with watch.paused():
@@ -75,7 +75,7 @@ async def test_work_that_is_overdue_is_cancelled() -> None:
     assert work.cancelled()
 
 
-async def test_a_thread_that_must_be_waited_for_outlasts_two_cancellations() -> None:
+async def test_a_thread_that_must_end_outlasts_two_cancellations() -> None:
     """A stalled pull is cancelled by its `Watch`, and once more when its caller leaves. The lock of
     the pull is free only after its thread has ended, and then the cancellation is raised."""
     lock, begun, may_end = asyncio.Lock(), asyncio.Event(), threading.Event()
@@ -107,7 +107,7 @@ async def test_a_thread_that_must_be_waited_for_outlasts_two_cancellations() -> 
     assert ended and not lock.locked()
 
 
-async def test_a_thread_that_may_be_left_is_left_at_the_second_cancellation() -> None:
+async def test_a_thread_that_may_be_abandoned_is_abandoned_at_the_second_cancellation() -> None:
     begun, may_end = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
