@@ -71,6 +71,14 @@ class closing_fd:
         os.close(self._number)
 
 
+def pwrite_all(number: int, content: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of `content` to a file at `offset`; pwrite(2) may take a part. Raises OSError."""
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(number, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def close_all(numbers: Iterable[int]) -> None:
     """Close each of the descriptors; numbers that are not open are ignored."""
     for number in numbers:
@@ -106,10 +114,8 @@ def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> 
         number = raw("memfd_create", name.encode(), flags)
     if number < 0:
         raise KernelError("memfd_create", f"'{name}'", -number)
-    view = memoryview(content)
     try:
-        while view:
-            view = view[os.pwrite(number, view, len(content) - len(view)) :]
+        pwrite_all(number, content, 0)
     except OSError as error:
         os.close(number)
         raise KernelError.of(error, "write", f"memfd '{name}'") from None

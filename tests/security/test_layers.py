@@ -476,9 +476,9 @@ async def test_a_lent_turn_is_taken_back_when_needed() -> None:
     assert begun == [0, 1]
     with pytest.raises(turns.NoTurn):
         await lend(2)
-    async with asyncio.timeout(10), free.held(watch):
+    async with asyncio.timeout(10), free.hold(watch):
         assert borrow[0].cancelled() and not borrow[1].done()
-        async with free.held(watch):
+        async with free.hold(watch):
             assert borrow[1].cancelled()
             waiting = asyncio.create_task(anext(aiter(_entered(free, watch))))
             await asyncio.sleep(0)
@@ -488,7 +488,7 @@ async def test_a_lent_turn_is_taken_back_when_needed() -> None:
 
 
 async def _entered(free: turns.Turns, watch: Watch) -> AsyncIterator[None]:
-    async with free.held(watch):
+    async with free.hold(watch):
         yield
 
 

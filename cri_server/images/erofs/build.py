@@ -19,6 +19,7 @@ from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.inflate import Limits
 from cri_server.images.reserve import Reserve
 from pyrunc.errors import ResourceExhausted
+from pyrunc.kernel.fd import pwrite_all
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -68,7 +69,7 @@ def build(
     for at in range(0, len(index.content), _COPIED_AT_ONCE):
         part = index.content[at : at + _COPIED_AT_ONCE]
         reserve.charge(len(part))
-        _write(out_fd, at, part)
+        pwrite_all(out_fd, part, at)
     for file in index.sparse:
         for target, source, length in iterate_pieces(file):
             reserve.charge(length)
@@ -77,17 +78,10 @@ def build(
     os.ftruncate(out_fd, index.size_bytes)
 
 
-def _write(fd: int, offset: int, content: bytes | bytearray) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
-
-
 def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
     while length:
         part = tar.at(source, min(length, _COPIED_AT_ONCE))
-        _write(fd, target, part)
+        pwrite_all(fd, part, target)
         source, target, length = source + len(part), target + len(part), length - len(part)
 
 

@@ -10,7 +10,7 @@ from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.inflate import Stream
 from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import Reserve
-from pyrunc.kernel.fd import start_writeback
+from pyrunc.kernel.fd import pwrite_all, start_writeback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def write_tar(
             size = stream.size_bytes
             if not is_hole(block):
                 reserve.charge(len(block))
-                while block:
-                    written = os.pwrite(fd, block, at)
-                    block, at = block[written:], at + written
+                pwrite_all(fd, block, at)
             at = size
             if size - begun >= _WRITEBACK_BYTES:
                 start_writeback(fd, begun, size - begun)

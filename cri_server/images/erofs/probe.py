@@ -8,14 +8,13 @@ containers: some kernels count EROFS as a level of stacking, of which there are 
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import tarfile
 import tempfile
 from errno import ENODEV, ENOTBLK
 from pathlib import Path
 
+from cri_server.images.archives.build import layer
 from cri_server.images.erofs.build import build
 from cri_server.images.layers.inflate import Limits
 from pyrunc.compile import host
@@ -74,35 +73,22 @@ def _probe(place: Path) -> str:
             overlay = open_overlay_of(
                 [mount], [image.place], str(place / "upper"), str(place / "work"), ()
             )
-        try:
+        with closing_fd(overlay):
             if Path(f"/proc/self/fd/{overlay}/file").read_bytes() != _CONTENT:
                 return "a file has the wrong content when read through EROFS"
             if host.host().clones_detached:
-                second = open_overlay(
-                    [overlay], str(place / "second-upper"), str(place / "second-work")
-                )
-                os.close(second)
-        finally:
-            os.close(overlay)
-    except KernelError as error:
+                second = (str(place / "second-upper"), str(place / "second-work"))
+                os.close(open_overlay([overlay], *second))
+    except (KernelError, OSError) as error:
         if error.errno in FULL:
             raise
-        return _REASONS.get(error.errno, error.message)
+        return _REASONS.get(error.errno or 0, str(error))
     except Error as error:
         return error.message
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        return str(error)
     return ""
 
 
 def _make_image(place: Path) -> None:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as tar:
-        member = tarfile.TarInfo("file")
-        member.size = len(_CONTENT)
-        tar.addfile(member, io.BytesIO(_CONTENT))
-    (place / "tar").write_bytes(content.getvalue())
+    (place / "tar").write_bytes(layer({"file": _CONTENT}))
     with open(place / "tar", "rb") as tar_file, open(place / "index", "wb") as index:
         build([tar_file.fileno()], ["sha256:probe"], [0], index.fileno(), bytes(16), Limits())

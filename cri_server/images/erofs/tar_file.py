@@ -36,7 +36,7 @@ class TarFile:
         self.position += len(data)
         return data
 
-    def pass_over(self, size: int) -> int:
+    def skip(self, size: int) -> int:
         """Skip `size` bytes, or fewer at the end; return the number of skipped bytes."""
         self._await(self.position + size)
         before = self.position

@@ -26,7 +26,7 @@ from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import BLOCK_BYTES, Reserve
 from pyrunc.errors import KernelError, ResourceExhausted
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import closing_fd, pwrite_all
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
 from pyrunc.kernel.tree import remove_tree
@@ -198,24 +198,19 @@ class _Extractor:
             for piece in self._stream.pieces(length):
                 left -= len(piece)
                 if is_hole(piece):
-                    offset, holes = offset + len(piece), True
+                    holes = True
                 else:
-                    offset = self._write(fd, piece, offset)
-                self._wrote()
+                    self._reserve.charge(len(piece))
+                    pwrite_all(fd, piece, offset)
+                offset += len(piece)
+                self._tick_regularly()
             if left:
                 raise BadLayer(f"{quoted(entry.name)}: the tar ends within the file's data")
         # A hole at the end leaves the file shorter than the entry says.
         if holes:
             os.ftruncate(fd, entry.size)
 
-    def _write(self, fd: int, piece: memoryview, offset: int) -> int:
-        self._reserve.charge(len(piece))
-        while piece:
-            written = os.pwrite(fd, piece, offset)
-            piece, offset = piece[written:], offset + written
-        return offset
-
-    def _wrote(self) -> None:
+    def _tick_regularly(self) -> None:
         if self._stream.size_bytes - self._ticked_bytes >= _TICK_BYTES:
             self._ticked_bytes = self._stream.size_bytes
             self._tick()

@@ -150,7 +150,7 @@ class Stream:
             block, self._block = self._block, memoryview(b"")
             yield block
 
-    def pass_over(self, size: int) -> int:
+    def skip(self, size: int) -> int:
         """Skip `size` bytes, or fewer at the end of the stream; return the number of skipped
         bytes."""
         return sum(len(piece) for piece in self.pieces(size))

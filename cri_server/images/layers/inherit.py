@@ -15,6 +15,7 @@ from cri_server.images.layers.extract import OPAQUE_XATTR
 from cri_server.images.layers.trees import DirectoryWalker, depth_first_key
 from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import closing_fd
 
 FREE_STEPS = 1 << 14
 # No real image has more layers that have a directory's parent but not the directory.
@@ -33,7 +34,7 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
     if not paths or not below:
         return
     with ExitStack() as stack:
-        top, *lowers = [stack.enter_context(_Tree(path)) for path in (tree, *below)]
+        top, *lowers = [_walker(path, stack) for path in (tree, *below)]
         levels = _Levels([top, *lowers], WalkBudget(FREE_STEPS, STEPS_PER_DIRECTORY, len(paths)))
         for path in paths:
             # From each directory to the next: from the root, one name of 2,000 components would
@@ -43,40 +44,21 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
                 _copy_directory(visible[1].open(path), top.open(path))
 
 
-class _Tree:
-    """The directories of one layer, opened in the order of `depth_first_key`; a context manager."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _Tree:
-        root = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._stack.callback(os.close, root)
-        self._folders = self._stack.enter_context(DirectoryWalker(root))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def open(self, path: bytes) -> int:
-        """Open the directory as O_PATH; valid until the next call. Raises KernelError."""
-        return self._folders.open(path)
-
-    def is_opaque(self, path: bytes) -> bool:
-        """Whether the directory hides the contents of the layers below. Raises KernelError."""
-        return bool(path) and OPAQUE_XATTR in os.listxattr(f"/proc/self/fd/{self.open(path)}")
+def _walker(tree: Path, stack: ExitStack) -> DirectoryWalker:
+    """Return a walker of the directories of a layer, which `stack` closes."""
+    with closing_fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        return stack.enter_context(DirectoryWalker(root))
 
 
 class _Levels:
     """For each directory of the current path, the layers that have it, top first, without those
     that an upper layer hides."""
 
-    def __init__(self, trees: list[_Tree], budget: WalkBudget) -> None:
+    def __init__(self, trees: list[DirectoryWalker], budget: WalkBudget) -> None:
         self._budget = budget
-        self._levels: list[tuple[bytes, list[_Tree]]] = [(b"", trees)]
+        self._levels: list[tuple[bytes, list[DirectoryWalker]]] = [(b"", trees)]
 
-    def at(self, path: bytes) -> list[_Tree]:
+    def at(self, path: bytes) -> list[DirectoryWalker]:
         """Return the layers that have `path`, which follows the last one in the order of
         `depth_first_key`. Raises BadLayer, KernelError."""
         levels = self._levels
@@ -89,19 +71,19 @@ class _Levels:
             levels.append((place, trees))
         return trees
 
-    def _showing(self, path: bytes, trees: list[_Tree]) -> list[_Tree]:
+    def _showing(self, path: bytes, trees: list[DirectoryWalker]) -> list[DirectoryWalker]:
         self._budget.charge(len(trees))
         showing = []
         for tree in trees:
             try:
-                tree.open(path)
+                directory = tree.open(path)
             except KernelError as error:
                 # The layer does not have the directory, so those below it may show theirs.
                 if error.errno == errno.ENOENT:
                     continue
                 break  # a file or a whiteout hides what is below
             showing.append(tree)
-            if tree.is_opaque(path):
+            if OPAQUE_XATTR in os.listxattr(f"/proc/self/fd/{directory}"):
                 break
         return showing
 

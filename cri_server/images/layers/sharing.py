@@ -124,7 +124,7 @@ class Streams:
         self._waiters: dict[StreamTurn, _Waiter] = {}
 
     @asynccontextmanager
-    async def held(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
+    async def hold(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
         """Hold a turn for the block. Of the waiting streams the one whose registry has the fewest
         turns is next.
 

@@ -45,7 +45,7 @@ class Source(Protocol):
     def read_exact(self, size: int) -> bytes:
         """Read `size` bytes, or fewer at the end."""
 
-    def pass_over(self, size: int) -> int:
+    def skip(self, size: int) -> int:
         """Skip `size` bytes, or fewer at the end; return the number of skipped bytes."""
 
 
@@ -124,7 +124,7 @@ def members(stream: Source) -> Iterator[Entry]:
 
 def skip(stream: Source, size: int) -> None:
     """Skip `size` bytes. Raises BadLayer if the tar ends before."""
-    if stream.pass_over(size) < size:
+    if stream.skip(size) < size:
         raise BadLayer("the tar is truncated")
 
 

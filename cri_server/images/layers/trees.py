@@ -33,7 +33,8 @@ class DirectoryWalker:
     """
 
     def __init__(self, root_fd: int) -> None:
-        self._root, self._path = root_fd, b""
+        """`root_fd`: of the root; it need not stay open."""
+        self._path = b""
         self._fd = os.open(b".", _PLACE, dir_fd=root_fd)
 
     def __enter__(self) -> Self:

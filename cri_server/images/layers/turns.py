@@ -26,7 +26,7 @@ class Turns:
         self._borrowed: dict[asyncio.Task[object], None] = {}  # oldest first
 
     @asynccontextmanager
-    async def held(self, watch: Watch) -> AsyncIterator[None]:
+    async def hold(self, watch: Watch) -> AsyncIterator[None]:
         """Wait for a turn, in the order of the calls, and hold it for the block. When all turns are
         taken, the oldest borrowed one is taken back. The waiting does not count as a lack of
         progress."""

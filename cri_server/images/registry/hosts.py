@@ -278,7 +278,7 @@ def _host(
         capabilities=_capabilities(path, key, table.capabilities),
         upstream=upstream,
         skip_verify=table.skip_verify,
-        ca=tuple(_file(path, name) for name in _listed(table.ca)),
+        ca=tuple(str(path.parent / name) for name in _listed(table.ca)),
         client=tuple(_pair(path, key, item) for item in _listed(table.client)),
         headers=_headers(path, key, table.header or {}),
         dial_timeout_s=_duration(path, key, table.dial_timeout),
@@ -356,19 +356,15 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def _file(path: Path, name: str) -> str:
-    """Resolve a file name relative to the folder of hosts.toml."""
-    return str(path.parent / name)
-
-
 def _pair(path: Path, key: str, item: str | list[str]) -> tuple[str, str | None]:
     if isinstance(item, str):
-        return _file(path, item), None
+        return str(path.parent / item), None
     if not 1 <= len(item) <= 2 or not item[0]:
         raise InvalidSpec(f"{path}:{key}.client", "not a file or a pair of certificate and key")
     certificate, *keys = item
     # containerd takes a pair with an empty key: the certificate's file has both.
-    return _file(path, certificate), _file(path, keys[0]) if any(keys) else None
+    key_path = str(path.parent / keys[0]) if any(keys) else None
+    return str(path.parent / certificate), key_path
 
 
 def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[str, list[str]]:

@@ -125,7 +125,7 @@ class LayerJobs:
     async def index(self, watch: Watch) -> AsyncIterator[None]:
         """Hold a turn to build an index from complete tars, and one of the processors, for the
         block."""
-        async with self.indexes.held(watch), self.cores.held(watch):
+        async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
 
 

@@ -97,7 +97,7 @@ class _LayerToUnpack:
     times: int
     descriptor: Descriptor
     below: asyncio.Event | None
-    committed: asyncio.Event
+    committed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class LayerMaker:
@@ -293,7 +293,7 @@ class LayerMaker:
                 async def opened() -> AsyncIterator[StreamedBlob]:
                     turn = StreamTurn(source.origin, rate)
                     async with (
-                        self._jobs.streams.held(turn, watch),
+                        self._jobs.streams.hold(turn, watch),
                         streamed(
                             lambda end: self._write_tar(diff_id, end, folder, on_progress),
                             algorithm_of(descriptor.digest),
@@ -312,7 +312,7 @@ class LayerMaker:
     async def _make_tar(self, diff_id: str, descriptor: Descriptor, watch: Watch) -> None:
         with closing_fd(self._blobs.open_blob(descriptor.digest)) as blob_fd:
             async with self._jobs.folder() as folder:
-                async with self._jobs.cores.held(watch):
+                async with self._jobs.cores.hold(watch):
                     await self._write_tar(diff_id, blob_fd, folder, watch.touch)
                 await self._commit_tar(folder, descriptor, diff_id, watch)
 
@@ -390,22 +390,16 @@ class LayerMaker:
     ) -> None:
         """Unpack the layers in parallel, and commit them bottom first."""
         chain = chain_ids(diff_ids)
-        committed = [asyncio.Event() for _ in chain]
         times = Counter(diff_ids)
+        below = None
         async with asyncio.TaskGroup() as group:
-            for number, (diff_id, descriptor) in enumerate(
-                zip(diff_ids, manifest.layers, strict=True)
-            ):
-                below = committed[number - 1] if number else None
+            for number, descriptor in enumerate(manifest.layers):
+                diff_id = diff_ids[number]
                 layer = _LayerToUnpack(
-                    chain[: number + 1],
-                    diff_id,
-                    times[diff_id],
-                    descriptor,
-                    below,
-                    committed[number],
+                    chain[: number + 1], diff_id, times[diff_id], descriptor, below
                 )
                 group.create_task(self._unpack_layer(layer, source))
+                below = layer.committed
 
     async def _unpack_layer(self, layer: _LayerToUnpack, source: BlobSource) -> None:
         rate = Rate()
@@ -421,7 +415,7 @@ class LayerMaker:
         with closing_fd(self._open_layer(layer)) as fd:
             async with self._jobs.folder() as folder:
                 with rate.node_work():
-                    async with self._jobs.cores.held(watch):
+                    async with self._jobs.cores.hold(watch):
                         await self._jobs.run_decoded(
                             _UNPACK_JOB,
                             LayerWork(folder, limits, layer.diff_id),

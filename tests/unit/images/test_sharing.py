@@ -78,12 +78,12 @@ async def test_the_registry_with_the_fewest_streams_gets_the_next_turn() -> None
     order: list[str] = []
 
     async def take(origin: str) -> None:
-        async with streams.held(StreamTurn(origin, Rate()), WATCH):
+        async with streams.hold(StreamTurn(origin, Rate()), WATCH):
             order.append(origin)
 
     async with AsyncExitStack() as stack:
         for _ in range(2):
-            await stack.enter_async_context(streams.held(StreamTurn("a", Rate()), WATCH))
+            await stack.enter_async_context(streams.hold(StreamTurn("a", Rate()), WATCH))
         tasks = [asyncio.create_task(take(origin)) for origin in ("a", "a", "b")]
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
@@ -99,14 +99,14 @@ async def test_a_stream_without_a_turn_in_time_is_interrupted(
     requests: list[str] = []
     slow, rate = StreamTurn("a", Rate()), Rate()
     slow.give_way = lambda: requests.append("slow")
-    async with streams.held(slow, WATCH):
+    async with streams.hold(slow, WATCH):
         with pytest.raises(Interrupted):
-            async with streams.held(StreamTurn("b", rate), WATCH):
+            async with streams.hold(StreamTurn("b", rate), WATCH):
                 pass
         assert requests == []
         monkeypatch.setattr(sharing, "SLOW_S", -1.0)
         with pytest.raises(Interrupted):
-            async with streams.held(StreamTurn("b", rate), WATCH):
+            async with streams.hold(StreamTurn("b", rate), WATCH):
                 pass
         assert requests == ["slow"]
     assert not streams._active and not streams._waiters
@@ -120,7 +120,7 @@ async def test_a_stream_waits_while_other_streams_end(monkeypatch: pytest.Monkey
 
     async def take(duration_s: float) -> None:
         nonlocal ended
-        async with streams.held(StreamTurn("a", Rate()), WATCH):
+        async with streams.hold(StreamTurn("a", Rate()), WATCH):
             await asyncio.sleep(duration_s)
             ended += 1
 
@@ -137,10 +137,10 @@ async def test_a_stream_cancelled_during_its_wait_leaves_nothing() -> None:
     streams = Streams(1)
 
     async def take() -> None:
-        async with streams.held(StreamTurn("b", Rate()), WATCH):
+        async with streams.hold(StreamTurn("b", Rate()), WATCH):
             pass
 
-    async with streams.held(StreamTurn("a", Rate()), WATCH):
+    async with streams.hold(StreamTurn("a", Rate()), WATCH):
         task = asyncio.create_task(take())
         await asyncio.sleep(0)
         task.cancel()
