@@ -27,6 +27,7 @@ from cri_server.images.erofs.node import Node as MergedNode
 from cri_server.images.formats.digests import digest_of
 from cri_server.images.layers import inherit, jail, turns, walk_budget
 from cri_server.images.layers.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.trees import DirectoryWalker
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.space import SpaceLimit
@@ -201,14 +202,17 @@ def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
     chain.add(("a", directory(0o700, uid=7)))
     for number in range(30):
         chain.add((f"other{number}", directory()))
-    looked: list[bytes] = []
-    look = inherit._Tree.open
-    monkeypatch.setattr(
-        inherit._Tree, "open", lambda self, path: looked.append(path) or look(self, path)
-    )
+    opened: list[bytes] = []
+
+    class CountingWalker(DirectoryWalker):
+        def open(self, path: bytes) -> int:
+            opened.append(path)
+            return super().open(path)
+
+    monkeypatch.setattr(inherit, "DirectoryWalker", CountingWalker)
     tree = chain.add((f"a/{'b/' * 50}f", Node()))
     assert (tree / "a").stat().st_uid == 7 and (tree / "a/b").stat().st_uid == 0
-    assert len(looked) < 31 + 4 * 51
+    assert 51 < len(opened) < 31 + 4 * 51
     monkeypatch.setattr(inherit, "FREE_STEPS", 0)
     monkeypatch.setattr(inherit, "STEPS_PER_DIRECTORY", 8)
     for _ in range(12):
