@@ -8,13 +8,14 @@ containers: some kernels count EROFS as a level of stacking, of which there are 
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import tarfile
 import tempfile
 from errno import ENODEV, ENOTBLK
 from pathlib import Path
 
-from cri_server.images.archives.build import layer
 from cri_server.images.erofs.build import build
 from cri_server.images.layers.inflate import Limits
 from pyrunc.compile import host
@@ -89,6 +90,9 @@ def _probe(place: Path) -> str:
 
 
 def _make_image(place: Path) -> None:
-    (place / "tar").write_bytes(layer({"file": _CONTENT}))
+    with tarfile.open(place / "tar", "w") as tar:
+        member = tarfile.TarInfo("file")
+        member.size = len(_CONTENT)
+        tar.addfile(member, io.BytesIO(_CONTENT))
     with open(place / "tar", "rb") as tar_file, open(place / "index", "wb") as index:
         build([tar_file.fileno()], ["sha256:probe"], [0], index.fileno(), bytes(16), Limits())
