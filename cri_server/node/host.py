@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 from collections.abc import Sequence
@@ -166,8 +167,9 @@ def cgroup_root() -> Path:
     raise InvalidSpec("cgroup", "no cgroup v2 tree at /sys/fs/cgroup or /sys/fs/cgroup/unified")
 
 
+@functools.cache
 def effective_capabilities() -> int:
-    """The effective capabilities of this process as a bit mask."""
+    """Return the effective capabilities of this process as a bit mask. They do not change."""
     # capget(2) has no wrapper in Python.
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
