@@ -188,7 +188,7 @@ def open_services(
 
 
 def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """The zygote of the shims, which is started below the keeper, and the zygote of jobs."""
+    """Open the zygote of the shims, which is started below the keeper, and the zygote of jobs."""
     zygote = Zygote(SHIM_MODULES, keeper=str(paths.state))
     jobs = Zygote(JOB_MODULES)
     stack.push_async_callback(zygote.close)

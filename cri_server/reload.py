@@ -108,12 +108,12 @@ def configure_log(config: Config) -> None:
 
 
 def certificate_folders(config: Config) -> tuple[Path, ...]:
-    """The folders of HOST/hosts.toml, in order of precedence."""
+    """Return the folders that hold HOST/hosts.toml, in order of precedence."""
     return tuple(Path(folder) for folder in config.registry.config_path.split(":") if folder)
 
 
 def default_network(config: Config, root: Path) -> dict[str, Any] | None:
-    """The built-in network, for a node without CNI configuration; None if it is disabled."""
+    """Return the built-in network for a node without CNI configuration; None if it is disabled."""
     network = config.network
     if not network.builtin:
         return None

@@ -63,6 +63,6 @@ class Services:
         return Pod(self.shims, sandbox)
 
     def pod_of(self, container: Container) -> Pod | None:
-        """The pod of a container; None if its sandbox is gone."""
+        """Return the pod of a container; None if its sandbox is gone."""
         sandbox = self.index.sandboxes.find(container.sandbox_id)
         return None if sandbox is None else self.pod(sandbox)

@@ -38,8 +38,8 @@ def _prepare(kind: Any) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` for json that raises ValueError for a key that occurs twice, which
-    readers would interpret differently."""
+    """Make a dict of a JSON object's members, as json's `object_pairs_hook`. Raises ValueError for
+    a key that occurs twice, because readers differ in which value counts."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:

@@ -25,8 +25,8 @@ _cache: dict[str, Accounts] = {}
 
 
 async def read_accounts(image_id: str, layers: Sequence[str | os.PathLike[str]]) -> Accounts:
-    """The accounts of an image whose unpacked layers are `layers`, top first; a missing file has
-    none."""
+    """Return the accounts of an image whose unpacked layers are `layers`, top first; a missing file
+    has none."""
     if image_id in _cache:
         return _cache[image_id]
     accounts, size = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])

@@ -36,7 +36,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def declared(
     places: Sequence[str], requested: Sequence[MountRequest], root: Path, users: api.UserNamespace
 ) -> list[MountRequest]:
-    """A bind mount for each declared volume whose path no other mount has; `root` is the
+    """Return a bind mount for each declared volume whose path no other mount has; `root` is the
     container's folder.
 
     The files have the image's owners on the disk; the mount maps their ids if the pod has a user

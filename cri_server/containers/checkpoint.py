@@ -57,7 +57,7 @@ class CheckpointContext:
 
     @property
     def work(self) -> Path:
-        """The folder of the checkpoint's parts, on the disk of the writable layer."""
+        """Return the folder of the checkpoint's parts, on the disk of the writable layer."""
         return self.services.paths.checkpoint_work(self.container.id)
 
 
@@ -88,7 +88,7 @@ async def checkpoint(services: Services, reference: str, location: str, timeout_
 
 
 def key(subject: Container | Sandbox) -> tuple[str, str]:
-    """The key of a checkpoint in `services.running`."""
+    """Return the key under which a checkpoint is in `services.running`."""
     return ("checkpoint", subject.id)
 
 
@@ -222,7 +222,7 @@ async def capture(context: CheckpointContext) -> None:
 
 
 def _volumes(services: Services, container: Container) -> dict[str, str]:
-    """The folders of the image's volumes on the host, by their paths in the container."""
+    """Return the host's folders of the image's volumes, by their paths in the container."""
     own = str(services.paths.container_root(container.id) / anonymous_volumes.FOLDER)
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
     sources = ((mount["destination"], mount.get("source", "")) for mount in spec["mounts"])

@@ -389,7 +389,8 @@ async def _default_apparmor(context: CreateContext) -> str:
 
 
 def _target(context: CreateContext) -> int:
-    """The process whose pid namespace mode TARGET joins; 0 for other modes."""
+    """Return the pid of the process whose pid namespace the container joins (mode TARGET); 0 in
+    other modes."""
     options = context.config.linux.security_context.namespace_options
     return (
         target_pid(context.services, context.sandbox, options) if options.pid == api.TARGET else 0
@@ -397,7 +398,7 @@ def _target(context: CreateContext) -> int:
 
 
 def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOption) -> int:
-    """The pid of the target container's process. Raises NotFound, InvalidArgument (another
+    """Return the pid of the target container's process. Raises NotFound, InvalidArgument (another
     sandbox's), WrongState (not running)."""
     target = services.index.containers.get(options.target_id)
     if target.sandbox_id != sandbox.id:
@@ -436,8 +437,8 @@ def _container(context: CreateContext, image_signal: str) -> Container:
 
 
 def log_path(sandbox: api.PodSandboxConfig, config: api.ContainerConfig) -> str:
-    """The log's absolute path; empty to discard output. Raises InvalidArgument for a path outside
-    the pod's log directory."""
+    """Return the log's absolute path; empty if the output is discarded. Raises InvalidArgument for
+    a path outside the pod's log directory."""
     if not sandbox.log_directory or not config.log_path:
         return ""
     if (
@@ -500,7 +501,7 @@ async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[
 
 
 def _is_abandoned(context: CreateContext) -> bool:
-    """Whether the container is no longer needed; called from any thread."""
+    """Tell whether the container is no longer needed. Thread-safe."""
     key = _key(context.sandbox, context.config)
     return (
         context.sandbox.phase != "ready"

@@ -65,7 +65,7 @@ class ExecOutput:
 
     @property
     def content(self) -> bytes:
-        """The part of the output that is in memory: its beginning."""
+        """Return the beginning of the output: the part that is in memory."""
         return bytes(self._content)
 
     async def drain(self) -> None:
@@ -188,7 +188,7 @@ class OutputBudget:
 
 
 def running(services: Services, reference: str) -> tuple[Container, Pod]:
-    """A running container and its pod. Raises NotFound, WrongState, Unavailable (without a
+    """Return a running container and its pod. Raises NotFound, WrongState, Unavailable (without a
     shim)."""
     container = services.index.containers.get(reference)
     if not container.running:
@@ -206,8 +206,8 @@ def oci_process(
     *,
     tty: bool,
 ) -> dict[str, Any]:
-    """The members of the OCI process that differ from the container's, which the shim fills in.
-    Raises InvalidArgument."""
+    """Return the OCI process to execute, without the members that the shim takes from the
+    container's. Raises InvalidArgument."""
     # The way of probes: the shim has the configuration in memory, so config.json is not read here.
     if not tty and changes is None:
         return process.with_arguments({}, command, tty=False)

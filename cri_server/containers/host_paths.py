@@ -36,8 +36,8 @@ async def open_all(
 
 
 def descriptors(binds: Sequence[HostBind], open_sources: OpenSources) -> dict[str, int]:
-    """The descriptors that the shim needs: none for a path that the container's process can open
-    itself."""
+    """Return the descriptors that the shim needs, by path. A path that the container's process can
+    open itself has none."""
     return {
         bind.source: open_sources.fds[bind.source]
         for bind in binds
@@ -46,7 +46,7 @@ def descriptors(binds: Sequence[HostBind], open_sources: OpenSources) -> dict[st
 
 
 def own_folders(services: Services) -> tuple[str, str]:
-    """The server's own folders, whose files are not foreign host paths."""
+    """Return the server's own folders, whose files are no foreign host paths."""
     return str(services.paths.root), str(services.paths.state)
 
 

@@ -73,8 +73,8 @@ def _folder(root: int, sub_path: str) -> str:
 
 
 def _folders(layers: list[str], sub_path: str) -> list[str]:
-    """The folders, top first, whose overlay equals the image's overlay at `sub_path`. Links in the
-    path are followed inside the image, also across layers. Raises InvalidArgument.
+    """Return the folders, top first, whose overlay equals the image's overlay at `sub_path`. Links
+    in the path are followed inside the image, also across layers. Raises InvalidArgument.
 
     The search ends at the layer that hides those below it: by an opaque folder, a whiteout or a
     file."""
@@ -96,8 +96,8 @@ def _folders(layers: list[str], sub_path: str) -> list[str]:
 
 
 def _folder_in_layer(layer: str, parts: list[str]) -> tuple[str, bool]:
-    """The real path of the folder in one layer (empty if it has none), and whether the layer hides
-    those below it."""
+    """Return the real path of the folder in one layer, empty if there is none, and whether the
+    layer hides the folders of the layers below."""
     folder = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     hides = False
     try:

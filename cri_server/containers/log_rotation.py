@@ -33,7 +33,7 @@ class RotationLimits(NamedTuple):
 
 
 def limits(annotations: Mapping[str, str]) -> RotationLimits | None:
-    """A container's limits; None without the annotation, and if it is malformed."""
+    """Return a container's limits; None if the annotation is missing or malformed."""
     match = re.fullmatch(r"(\d{1,18}) (\d{1,6})", annotations.get(ANNOTATION, ""))
     if match is None or int(match[2]) < LEAST_FILES:
         return None
@@ -41,7 +41,7 @@ def limits(annotations: Mapping[str, str]) -> RotationLimits | None:
 
 
 def rotated(path: str) -> list[str]:
-    """The paths of the rotated files of the log at `path`, oldest first. Raises OSError."""
+    """Return the paths of the rotated files of the log at `path`, oldest first. Raises OSError."""
     folder, name = os.path.split(path)
     try:
         names = os.listdir(folder)

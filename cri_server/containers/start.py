@@ -106,8 +106,9 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Whether a start failed because the image has a file, or a loop of links, at a folder of the
-    working directory's, a mount's or a device's path: the caller's request cannot be fulfilled."""
+    """Tell whether a start failed because the image has a file, or a loop of links, at a folder of
+    the working directory's, a mount's or a device's path: the caller's request cannot be
+    fulfilled."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",

@@ -113,7 +113,8 @@ class Parallel(Generic[Context]):
     order: Callable[[Context], tuple[str, ...]] = lambda context: ()
 
     def groups(self, context: Context) -> list[tuple[Step[Context], ...]]:
-        """The steps in groups, in order; the steps of a group run at the same time."""
+        """Return the steps in groups, which run in order; the steps of a group run at the same
+        time."""
         named = {step.name: step for step in self.steps}
         order = self.order(context)
         return [(named[name],) for name in order] if order else [self.steps]
@@ -143,7 +144,7 @@ class Steps(Generic[Context]):
 
     @classmethod
     def points(cls) -> list[str]:
-        """The names of all failpoints: `verb.step`."""
+        """Return the names of all failpoints: `verb.step`."""
         return [
             f"{verb}.{step.name}" for verb, steps in cls.registered.items() for step in steps.steps
         ]

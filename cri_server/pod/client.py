@@ -293,8 +293,8 @@ class ShimClient:
     async def _ask(
         self, request: Request, kind: type[Answered], fds: Sequence[int] = ()
     ) -> Answered:
-        """The answer to a request that gets no descriptors; `fds` stay the caller's. Raises Error,
-        PeerError for a bad answer."""
+        """Send a request and return its answer, which has no descriptors. `fds` are sent with the
+        request and stay the caller's. Raises Error, PeerError for a malformed answer."""
         _, answering = self._peer.ask(request.to_message(), fds)
         return kind.of(await answered_without_fds(answering), PeerError)
 
@@ -366,7 +366,8 @@ def _own_oom_score() -> int:
 
 @contextlib.contextmanager
 def _listener(sandbox_dir: str | os.PathLike[str]) -> Iterator[socket.socket]:
-    """A socket that listens in the sandbox's folder, in place of a dead shim's."""
+    """Yield a socket that listens in the sandbox's folder; it replaces the socket of a dead
+    shim."""
     folder = os.open(sandbox_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = _open_socket()
     try:

@@ -96,7 +96,7 @@ class KeeperWatch:
 
     @property
     def pid(self) -> int:
-        """The keeper's; 0 while there is none."""
+        """Return the keeper's pid; 0 while there is none."""
         return self._pid if self._keeper else 0
 
     def begin(self) -> None:
@@ -117,7 +117,8 @@ class KeeperWatch:
             self._keeper = None
 
     def _lost(self) -> None:
-        """The keeper has died, or has closed the connection for another one."""
+        """Handle the end of the connection: the keeper has died, or another client has replaced
+        this one."""
         self._disconnect()
         self.begin()
 

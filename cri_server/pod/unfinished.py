@@ -75,7 +75,8 @@ def _pause_cgroup(folder: Path) -> str:
 
 
 def _container_cgroup(folder: Path) -> str:
-    """The cgroup's path in config.json; empty if there is none, because nothing was compiled."""
+    """Return the cgroup's path in config.json; empty without the file, because nothing was compiled
+    then."""
     try:
         with open(folder / "config.json", encoding="utf-8", errors="surrogateescape") as file:
             return str(json.load(file)["linux"]["cgroupsPath"])

@@ -337,7 +337,7 @@ def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
 
 
 def _port_mappings(config: api.PodSandboxConfig) -> tuple[PortMapping, ...]:
-    """The mappings that have a host port. Raises InvalidArgument."""
+    """Check the port mappings and return those with a host port. Raises InvalidArgument."""
     mappings = []
     for i, mapping in enumerate(config.port_mappings):
         if not (0 <= mapping.host_port <= 65535 and 0 <= mapping.container_port <= 65535):
