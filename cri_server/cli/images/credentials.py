@@ -12,9 +12,8 @@ import base64
 import binascii
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.images import credential_helpers
@@ -25,11 +24,15 @@ from pyrunc.errors import InvalidSpec, NotFound
 DOCKERS_NAME = "https://index.docker.io/v1/"  # docker's key for Docker Hub
 
 
-@dataclass(frozen=True, slots=True)
-class _Helper:
-    """A login that a helper program has."""
+class _Login(NamedTuple):
+    """A login for a registry: the file and the key where it is, and its content or the name of the
+    helper program that has it."""
 
-    name: str
+    file: Path
+    key: str
+    registry: str
+    content: Any = None
+    helper: str = ""
 
 
 def files(chosen: Path | None = None) -> list[Path]:
@@ -52,28 +55,26 @@ def files(chosen: Path | None = None) -> list[Path]:
 def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
     """Return the login for an image: that of its repository or of a prefix of it, as in
     containers-auth.json(5), or of its registry. Raises InvalidSpec."""
-    entry = _entry(reference, chosen)
-    if entry is None:
+    login = _login(reference, chosen)
+    if login is None:
         return credential_helpers.from_provider(reference)
-    path, key, login, server = entry
-    if isinstance(login, _Helper):
-        return credential_helpers.from_helper(login.name, key, server)
-    return _config(login, server, path)
+    if login.helper:
+        return credential_helpers.from_helper(login.helper, login.key, login.registry)
+    return _config(login)
 
 
 def source(reference: str, chosen: Path | None = None) -> str:
     """Return the origin of the login that `find` returns, as `FILE: KEY`; empty for none. Raises
     InvalidSpec."""
-    entry = _entry(reference, chosen)
-    if entry is None:
+    login = _login(reference, chosen)
+    if login is None:
         programs = credential_helpers.providers(reference)
         return f"{programs[0].file}: provider {programs[0].provider.name}" if programs else ""
-    path, key, login, _ = entry
-    return f"{path}: helper {login.name}" if isinstance(login, _Helper) else f"{path}: {key}"
+    return f"{login.file}: {f'helper {login.helper}' if login.helper else login.key}"
 
 
-def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | None:
-    """Return file, key and content of a login, and the registry that it is for.
+def _login(reference: str, chosen: Path | None) -> _Login | None:
+    """Return the login for an image in the first file that has one.
 
     A key may have any spelling of the registry's name (`https://R.example/v1/`, `r.example:443`).
     """
@@ -83,24 +84,24 @@ def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | 
         keys.append(keys[-1].rpartition("/")[0])
     for path in files(chosen):
         document = _read(path)
-        helpers = document.get("credHelpers") or {}
-        helper_keys = _by_normal_key(helpers if isinstance(helpers, dict) else {})
-        login_keys = _by_normal_key(document.get("auths") or {})
+        helpers = _by_normal_key(document.get("credHelpers"))
+        logins = _by_normal_key(document.get("auths"))
         for key in keys:
-            if key in helper_keys and isinstance(helpers[helper_keys[key]], str):
-                key_in_file = helper_keys[key]
-                return path, key_in_file, _Helper(helpers[key_in_file]), image.registry
-            if key in login_keys:
-                key_in_file = login_keys[key]
-                return path, key_in_file, document["auths"][key_in_file], image.registry
+            key_in_file, helper = helpers.get(key, ("", None))
+            if isinstance(helper, str):
+                return _Login(path, key_in_file, image.registry, helper=helper)
+            if key in logins:
+                key_in_file, content = logins[key]
+                return _Login(path, key_in_file, image.registry, content)
     return None
 
 
-def _by_normal_key(table: dict[str, Any]) -> dict[str, str]:
-    """Map the normal form of each key to the key. A key in normal form takes precedence, then the
-    first one of the file."""
+def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
+    """Map the normal form of each key of a JSON object to the key and its value. A key in normal
+    form takes precedence, then the first one of the file."""
+    table = table if isinstance(table, dict) else {}
     keys = sorted(table, key=lambda key: key != _normal_key(key))
-    return {_normal_key(key): key for key in reversed(keys)}
+    return {_normal_key(key): (key, table[key]) for key in reversed(keys)}
 
 
 def _normal_key(key: str) -> str:
@@ -178,18 +179,19 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     atomic_file.write_bytes(str(path), json.dumps(document, indent=2).encode(), mode=0o600)
 
 
-def _config(login: Any, server: str, path: Path) -> api.AuthConfig:
-    if not isinstance(login, dict):
-        raise InvalidSpec(str(path), f"the login for {server} is no object")
-    if login.get("identitytoken"):
-        return api.AuthConfig(identity_token=str(login["identitytoken"]), server_address=server)
+def _config(login: _Login) -> api.AuthConfig:
+    place, registry, content = str(login.file), login.registry, login.content
+    if not isinstance(content, dict):
+        raise InvalidSpec(place, f"the login for {registry} is no object")
+    if content.get("identitytoken"):
+        token = str(content["identitytoken"])
+        return api.AuthConfig(identity_token=token, server_address=registry)
     try:
-        # A password may contain colons, a user name may not (RFC 7617, section 2).
-        user, colon, password = (
-            base64.b64decode(str(login.get("auth", "")), validate=True).decode().partition(":")
-        )
+        text = base64.b64decode(str(content.get("auth", "")), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        colon = ""
+        text = ""
+    # A password may contain colons, a user name may not (RFC 7617, section 2).
+    user, colon, password = text.partition(":")
     if not colon:
-        raise InvalidSpec(str(path), f"the login for {server} is not base64 of USER:PASSWORD")
-    return api.AuthConfig(username=user, password=password, server_address=server)
+        raise InvalidSpec(place, f"the login for {registry} is not base64 of USER:PASSWORD")
+    return api.AuthConfig(username=user, password=password, server_address=registry)

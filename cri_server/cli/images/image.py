@@ -59,35 +59,19 @@ def images(
     if output.format not in ("table", "wide") or output.quiet or output.template is not None:
         formats.say(output.render_list(_listing(output), selected))
         return
-    rows = [
-        (
-            *row,
-            *(
-                [" ".join(d.rpartition("@")[2] for d in each.repo_digests)]
-                if digests or output.format == "wide"
-                else []
-            ),
-        )
-        for each in selected
-        for row in _rows(each, output)
-    ]
-    titles = [
-        "IMAGE",
-        "ID",
-        "SIZE",
-        "PINNED",
-        *(["DIGEST"] if digests or output.format == "wide" else []),
-    ]
+    with_digests = digests or output.format == "wide"
+    titles = ["IMAGE", "ID", "SIZE", "PINNED", *(["DIGEST"] if with_digests else [])]
+    rows = [row for each in selected for row in _rows(each, output, with_digests=with_digests)]
     formats.say(formats.table(titles if output.headers else None, sorted(rows)))
 
 
-def _rows(each: api.Image, output: Output) -> list[tuple[str, ...]]:
+def _rows(each: api.Image, output: Output, *, with_digests: bool) -> list[tuple[str, ...]]:
     """Return a table row for each name of an image."""
     names = each.repo_tags or each.repo_digests or ["<none>"]
-    return [
-        (name, output.short(each.id), size(each.size), "yes" if each.pinned else "")
-        for name in names
-    ]
+    facts = [output.short(each.id), size(each.size), "yes" if each.pinned else ""]
+    if with_digests:
+        facts.append(" ".join(digest.rpartition("@")[2] for digest in each.repo_digests))
+    return [(name, *facts) for name in names]
 
 
 def _listing(output: Output) -> Listing[api.Image]:

@@ -35,15 +35,13 @@ class _Object(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     """A reference to a ConfigMap or a Secret in a Pod."""
 
 
-class KeyRef(_Object):
-    name: str
-    key: str
-    optional: bool = False
-
-
 class SourceRef(_Object):
     name: str
     optional: bool = False
+
+
+class KeyRef(SourceRef, kw_only=True):
+    key: str
 
 
 class FieldRef(_Object):
@@ -125,18 +123,12 @@ class Objects:
 
 def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
     is_secret = document["kind"] == "Secret"
-    fields = {
-        "apiVersion",
-        "kind",
-        "metadata",
-        "data",
-        "immutable",
-        *(("stringData", "type") if is_secret else ("binaryData",)),
-    }
+    plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
+    fields = {"apiVersion", "kind", "metadata", "immutable", plain, coded}
+    fields |= {"type"} if is_secret else set()
     for key in document:
         if key not in fields:
             raise InvalidSpec(f"{what} {key}", "no such field")
-    plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
     content: dict[str, bytes] = {}
     # The second one wins: stringData overrides data with the same key (Secret API).
     for group in (coded, plain):

@@ -107,6 +107,24 @@ def container(
     and the errors of `volumes.source`."""
     of_status = {"podIP": "".join(addresses[:1]), "podIPs": ",".join(addresses)}
     values = environment((e.name, of_status.get(e.status, e.value)) for e in spec.env)
+    labels = {
+        ownership.MARK: ownership.RUN,
+        "io.kubernetes.container.name": spec.name,
+        "io.kubernetes.pod.name": pod.metadata.name,
+        "io.kubernetes.pod.namespace": pod.metadata.namespace,
+    }
+    if spec.restart_policy:
+        labels[ownership.SIDECAR] = "true"
+    elif spec in pod.spec.init_containers:
+        labels[ownership.INIT] = "true"
+    annotations = {
+        ownership.GRACE: str(pod.spec.termination_grace_period_seconds),
+        log_rotation.ANNOTATION: str(check.log_limits(pod.metadata)),
+    }
+    if spec.ports:
+        annotations[ownership.PORTS] = _named_ports(spec)
+    if any(e.status for e in spec.env):
+        annotations[ownership.ADDRESSES] = ",".join(addresses)
     config = api.ContainerConfig(
         metadata=api.ContainerMetadata(name=spec.name),
         image=api.ImageSpec(image=image.id, user_specified_image=spec.image),
@@ -118,28 +136,8 @@ def container(
         stdin=spec.stdin,
         stdin_once=spec.stdin_once,
         tty=spec.tty,
-        labels={
-            ownership.MARK: ownership.RUN,
-            **({ownership.SIDECAR: "true"} if spec.restart_policy else {}),
-            **(
-                {ownership.INIT: "true"}
-                if spec in pod.spec.init_containers and not spec.restart_policy
-                else {}
-            ),
-            "io.kubernetes.container.name": spec.name,
-            "io.kubernetes.pod.name": pod.metadata.name,
-            "io.kubernetes.pod.namespace": pod.metadata.namespace,
-        },
-        annotations={
-            ownership.GRACE: str(pod.spec.termination_grace_period_seconds),
-            log_rotation.ANNOTATION: str(check.log_limits(pod.metadata)),
-            **({ownership.PORTS: _named_ports(spec)} if spec.ports else {}),
-            **(
-                {ownership.ADDRESSES: ",".join(addresses)}
-                if any(e.status for e in spec.env)
-                else {}
-            ),
-        },
+        labels=labels,
+        annotations=annotations,
     )
     named = {v.name: v for v in pod.spec.volumes}
     for mount in spec.volume_mounts:

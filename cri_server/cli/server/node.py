@@ -68,11 +68,8 @@ def _answer(verb: str, call: str, text: str) -> click.Command:
     @click.pass_obj
     def show(address: str, output: Output) -> None:
         with Client(address) as client:
-            formats.say(
-                output.document(
-                    formats.plain(client.runtime(call, getattr(api, f"{call}Request")()))
-                )
-            )
+            response = client.runtime(call, getattr(api, f"{call}Request")())
+        formats.say(output.document(formats.plain(response)))
 
     return show
 
