@@ -43,7 +43,7 @@ class CgroupSetting(Value):
 
     @property
     def controller(self) -> str:
-        """The controller of the file: `memory` for `memory.max`."""
+        """Return the controller of the file: `memory` for `memory.max`."""
         return self.file.partition(".")[0]
 
 
@@ -63,7 +63,8 @@ def settings(resources: Mapping[str, Any], read: Reader) -> list[CgroupSetting]:
 
 
 def warnings(resources: Mapping[str, Any]) -> list[str]:
-    """Warn of settings without effect: those of cgroup v1 that callers still send."""
+    """Return a warning for each setting that has no effect: those of cgroup v1 that callers
+    still send."""
     memory = _part(resources, "memory")
     return [
         f"memory.{name} has no effect on cgroup v2"

@@ -43,7 +43,8 @@ class DeviceRule(Value):
 
     @property
     def everything(self) -> bool:
-        """Whether no rule before this one can matter."""
+        """Tell whether the rule decides about every access to every device, so that no rule before
+        it matters."""
         return self.kind == 0 and self.major is None and self.minor is None and self.bits == ALL
 
 
@@ -123,8 +124,8 @@ def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
 
 
 def _block(rule: DeviceRule) -> list[Instruction]:
-    """Return the instructions of one rule; a device that it does not match jumps behind the
-    block."""
+    """Return the instructions of one rule; for a device that the rule does not match they jump
+    to the end of the block."""
     body: list[Instruction] = []
     if not rule.allow:
         body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer(0)]

@@ -51,8 +51,8 @@ class Placeholder:
 
 
 class Cgroup:
-    """One group. `path` counts from the root of the v2 tree; `driver` is `cgroupfs` or `systemd`
-    (then with `slice` and `unit`)."""
+    """A control group. `path` counts from the root of the v2 tree; `driver` is `cgroupfs` or
+    `systemd` (then with `slice` and `unit`)."""
 
     __slots__ = ("_placeholder", "driver", "path", "slice", "unit")
 
@@ -79,7 +79,7 @@ class Cgroup:
 
     @property
     def directory(self) -> str:
-        """The group's absolute directory."""
+        """Return the group's absolute directory."""
         return cgroup.root() + self.path
 
     def exists(self) -> bool:
@@ -116,13 +116,11 @@ class Cgroup:
             self._make_directories()
 
     def _require_own(self) -> None:
-        """Refuse the root of the tree, which is no container's: killing it would kill every
-        process of the machine."""
+        """Raise InvalidSpec for the root of the tree: killing it would kill every process of the
+        machine."""
         names = self.path.strip("/").split("/")
         if any(name in ("", ".", "..") for name in names):
-            raise InvalidSpec(
-                "linux.cgroupsPath", f"{self.path!r} is not a group of a container's own"
-            )
+            raise InvalidSpec("linux.cgroupsPath", f"{self.path!r} cannot be a container's cgroup")
 
     def _refuse_if_in_use(self) -> None:
         events = cgroup.keyed(cgroup.read(self.directory, "cgroup.events"))
@@ -205,7 +203,8 @@ class Cgroup:
         return None if placeholder is None else placeholder.write_end
 
     def take_placeholder(self, write_end: int) -> None:
-        """Take over a placeholder that `release_placeholder` returned, until `occupied`."""
+        """Take over the placeholder behind `write_end`, which `release_placeholder` returned in
+        another process; `occupied` ends it."""
         self._placeholder = Placeholder(write_end)
 
     def give_to(self, uid: int) -> None:
@@ -242,8 +241,8 @@ class Cgroup:
         return limits.write(self.directory, resources, missing_controllers)
 
     def update(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
-        """Write limits of a living container: limits that are not named stay, and a failure
-        restores the old values."""
+        """Change the limits of a running container. Limits that are not in `resources` stay; a
+        failure restores the old values."""
         from pyrunc.cgroups import limits
 
         def update_systemd() -> None:
@@ -287,7 +286,7 @@ class Cgroup:
         return cgroup.keyed(cgroup.read(self.directory, "cgroup.events")).get("populated") == 1
 
     def frozen(self) -> bool:
-        """Tell whether the group itself was told to freeze (a frozen ancestor does not count)."""
+        """Tell whether the group itself is set to freeze; a frozen ancestor does not count."""
         return (cgroup.read(self.directory, "cgroup.freeze") or "").strip() == "1"
 
     def oom_kills(self) -> int | None:
@@ -297,7 +296,7 @@ class Cgroup:
         return None if content is None else cgroup.keyed(content).get("oom_kill", 0)
 
     def stats(self) -> Stats:
-        """Return the usage now; parts without files are absent."""
+        """Return the present usage; parts without files are absent."""
         from pyrunc.cgroups import stats
 
         return stats.read(self.directory)
@@ -442,8 +441,8 @@ def _owners(threads: str) -> str:
 
 def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
     """Enable the group's controllers (those in `only`) for its children: all at once, else one
-    by one. What cannot be enabled (the group has processes, the controller is in use on v1) is
-    reported when a limit is written."""
+    by one. Failures are ignored (the group has processes, the controller is in use on v1): they
+    are reported when a limit is written."""
     missing = set(cgroup.controllers(directory)) - set(
         (cgroup.read(directory, "cgroup.subtree_control") or "").split()
     )

@@ -139,7 +139,7 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
 
 
 def _missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
-    """Report a missing file: a warning, or Unsupported."""
+    """Return a warning for a limit whose file is missing, or raise Unsupported."""
     # "No limit" is what a missing file means already.
     if setting.dispensable:
         return []

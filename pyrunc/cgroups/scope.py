@@ -30,7 +30,7 @@ ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccount
 
 
 def _fork_placeholder() -> Placeholder:
-    """Fork a child that waits until its pipe is closed, also by the end of its parent."""
+    """Fork a child that waits until its pipe is closed, which the end of its parent does, too."""
     read_end, write_end = os.pipe()
     # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
     pid = os.fork()
@@ -139,8 +139,8 @@ def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
 
 
 def stop(group: Cgroup) -> None:
-    """Stop the unit. A scope ends by itself with its last process; without systemd the group is
-    simply removed."""
+    """Stop the unit. A failure of systemd is raised only while processes are left, because a scope
+    ends with its last process. Raises Error."""
     if not group.exists():
         return
     from pyrunc.kernel.systemd import Systemd

@@ -27,7 +27,8 @@ UNSIGNED = {"byte": "y", "uint16": "q", "uint32": "u", "uint64": "t"}
 
 
 def properties(resources: Mapping[str, Any]) -> list[Property]:
-    """Return the resources for which systemd has a property; later ones win. Raises InvalidSpec."""
+    """Return the properties for those resources that systemd manages; of two limits the later
+    wins. Raises InvalidSpec."""
     by_name = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
     limit = (resources.get("pids") or {}).get("limit")
     if limit is not None:
@@ -61,8 +62,8 @@ _CPUSETS = {"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}
 
 
 def quota_per_second(quota: int, period: int) -> int:
-    """Return CPU time per second, rounded up to systemd's whole percents of a CPU, so that no
-    container gets less than its quota."""
+    """Convert a quota to CPU time per second, rounded up to whole percents of a CPU, as systemd
+    has it, so that no container gets less than its quota."""
     if quota < 0:
         return INFINITY
     # Both divisions round up.

@@ -68,8 +68,8 @@ def read(directory: str) -> Stats:
 
 
 def read_usage(directory: str) -> Stats:
-    """Read what kubelet asks for every few seconds: cpu, memory (current, limits, stat, swap)
-    and pressure.
+    """Read the statistics that kubelet asks for every few seconds: cpu, memory (current, limits,
+    stat, swap) and pressure.
 
     If a controller's first file is missing its others are not read: five calls for a group without
     controllers.

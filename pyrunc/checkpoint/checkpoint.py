@@ -69,7 +69,7 @@ class CriuOptions:
         self._flags = [number for name, number in _FLAGS.items() if values.get(name)]
 
     def fields(self) -> FieldList:
-        """Encode as CRIU's options, without the folders."""
+        """Return the options as fields of CRIU's request, without the folders."""
         fields: FieldList = [(number, True) for number in self._flags]
         if self._empty_network:
             fields.append((criu.EMPTY_NS, CLONE_NEWNET))
@@ -99,7 +99,7 @@ class DumpOptions(Value):
     tcp_skip_in_flight: bool = False
 
     def fields(self) -> FieldList:
-        """Encode as CRIU's options. Raises InvalidArgument."""
+        """Return the options as fields of CRIU's request. Raises InvalidArgument."""
         fields: FieldList = [(criu.LEAVE_RUNNING, True)] if self.leave_running else []
         if self.pre_dump:
             fields.append((criu.TRACK_MEM, True))
@@ -223,7 +223,8 @@ def _stream(pid: int, number: int, own: set[bytes]) -> str:
 
 
 def configuration_file(state: State) -> Fields:
-    """The file of CRIU options from the container's annotation, or the administrator's."""
+    """Return the option for CRIU's configuration file: that of the container's annotation, or
+    the administrator's."""
     path = (state.annotations or {}).get("org.criu.config", "")
     for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
         if os.path.exists(candidate):

@@ -231,7 +231,7 @@ def _spawn_without_new_privileges(
     *,
     file_actions: list[tuple[int, int, int]],
 ) -> int:
-    """Call posix_spawn with no_new_privs, set in a thread of its own: a child inherits the flag
+    """Call posix_spawn with no_new_privs, set in a separate thread: a child inherits the flag
     from the thread that made it (prctl(2)), and other threads, which run hooks, must not have
     it."""
     from threading import Thread

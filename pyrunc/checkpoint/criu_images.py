@@ -30,8 +30,8 @@ _KINDS = {
 
 
 def check(folder: int, name: str) -> None:
-    """Raise InvalidArgument for a file in the folder or its parents that cannot be an image; `name`
-    is for the message."""
+    """Check that each file in the folder and its parents can be an image. `name` is for the
+    message. Raises InvalidArgument."""
     current, names = os.dup(folder), [name]
     try:
         while _has_parent(current, "/".join(names)):

@@ -52,7 +52,7 @@ class Labels(Value):
     mount_context: str = ""
 
     def fields(self) -> FieldList:
-        """Encode as CRIU's options."""
+        """Return the labels as fields of CRIU's request."""
         labels: FieldList = [
             (criu.LSM_PROFILE, self.profile),
             (criu.LSM_MOUNT_CONTEXT, self.mount_context),
@@ -207,8 +207,8 @@ def _mount_root(rootfs: str) -> None:
 
 
 def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
-    """Create the folders and files on which CRIU mounts; those inside another mount are restored
-    with it."""
+    """Create the folders and files on which CRIU mounts, except those inside another mount,
+    which are restored with it."""
     with closing_fd(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         mounted: list[str] = []
         sources = dict(dumps.bind_mounts(spec, bundle))
@@ -308,7 +308,7 @@ def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
 
 
 def _cgroup_roots(pid: int) -> FieldList:
-    """Map the container's former cgroups to those that CRIU is in."""
+    """Return the options that map the container's former cgroups to those of the process `pid`."""
     fields: FieldList = []
     with open(f"/proc/{pid}/cgroup") as file:
         for line in file:

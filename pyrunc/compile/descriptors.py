@@ -40,8 +40,8 @@ class CgroupChoice(Record):
 
 
 class NamedDescriptors:
-    """Named descriptors that a program inherits; all are closed at the end, because the program
-    has copies."""
+    """Descriptors by name, which a program inherits. All are closed at the end, because the
+    program has copies."""
 
     __slots__ = ("numbers",)
 
@@ -75,8 +75,8 @@ def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
 
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Refuse settings, names and links when a joined namespace is the host's own. Raises
-    InvalidSpec."""
+    """Raise InvalidSpec for sysctls, host names and links when the joined namespace is the
+    host's own."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:
@@ -117,7 +117,7 @@ def open_cgroup(
 
 
 def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
-    """Load the device rules on the cgroup; without rules all but the default nodes are refused.
+    """Load the device rules on the cgroup; without rules only the default nodes are allowed.
     Raises KernelError."""
     # Also without rules: CAP_MKNOD, which containers have by default, would open the host's disks.
     rules = (linux.resources or {}).get("devices") or ()
@@ -131,8 +131,8 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
 
 
 def open_start_socket(state_dir: str, undo: Undo) -> int:
-    """Open the listening socket on which the container waits for `start`; bound by descriptor,
-    because paths may be longer than an address."""
+    """Open the listening socket on which the container waits for `start`. It is bound by the
+    descriptor of its folder, because a path may be longer than an address."""
     with closing_fd(os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
         listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
         try:

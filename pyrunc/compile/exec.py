@@ -193,7 +193,7 @@ def _with_maps(spec: Spec, pid: int) -> Spec:
 
 
 def _home(request: ExecRequest) -> str:
-    """Return the user's home by the container's present /etc/passwd."""
+    """Return the user's home by the /etc/passwd that the container has now."""
     try:
         # The root of the process, so that mounts over /etc, such as a volume with its own passwd,
         # count.

@@ -35,8 +35,8 @@ def maps_of_process(pid: int) -> Maps:
 
 
 def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
-    """Return the maps of a namespace. If `path`, where it was opened, is a process's, they are
-    read there; else a child has to enter it."""
+    """Return the maps of a user namespace. They are read from the process to which `path`
+    belongs, if it does, else from a child that enters the namespace."""
     parts = path.split("/")
     if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():
         maps = maps_of_process(int(parts[2]))

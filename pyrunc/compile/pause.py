@@ -153,10 +153,10 @@ def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
 
 
 def _refuse_settings_without_namespace(spec: Spec) -> None:
-    """Refuse settings of a namespace that the pod shares with the host. Raises InvalidSpec."""
+    """Raise InvalidSpec for settings of a namespace that the pod shares with the host."""
     for kind, path in settings_by_namespace(spec).items():
         if spec.linux.namespace(kind) is None:
-            raise InvalidSpec(path, f"needs a {kind} namespace of its own")
+            raise InvalidSpec(path, f"needs a {kind} namespace other than the host's")
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:

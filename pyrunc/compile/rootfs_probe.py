@@ -33,7 +33,7 @@ KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
 def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
-    """Tell whether the container's process makes this bind itself, if its source
+    """Tell whether the container's process can make this bind itself, provided that its source
     `is_in_every_namespace`."""
     if spec.linux.namespace("mount") is None or spec.hooks.create_container:
         return False
@@ -151,7 +151,7 @@ def whole_instances() -> tuple[str, ...]:
 
 
 def has_home(process: Process) -> bool:
-    """Tell whether the environment names a home; of several the last counts."""
+    """Tell whether the environment has a HOME that is not empty; of several the last counts."""
     last = next(
         (variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME="
     )
@@ -210,7 +210,7 @@ def keeps_groups(spec: Spec) -> bool:
 
 
 def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
-    """Return the id outside of an id inside; unmapped ones stay."""
+    """Convert an id of the container to an id of the host; unmapped ids stay."""
     for entry in mappings:
         if entry.container_id <= container_id < entry.container_id + entry.size:
             return entry.host_id + container_id - entry.container_id

@@ -100,8 +100,8 @@ def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -
 
 
 def _options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
-    """Return the options of an overlay. With a label all its files have that label, whatever its
-    layers have, which other containers use."""
+    """Return the options of an overlay. With a mount label all files of the overlay have that
+    label; the layers, which other containers use, keep theirs."""
     options: list[tuple[str, str | None]] = []
     if rootfs.volatile and rootfs.upper:
         # `volatile` leaves out the sync of the upper layer at unmount, which takes up to 312 ms
@@ -335,8 +335,8 @@ def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
 
 
 def _open_bind(mount: Mount, request: CreateRequest) -> int:
-    """Clone the source that the caller has opened, or else that at the source's path. Raises
-    KernelError, InvalidSpec."""
+    """Clone the source of a bind detached: the descriptor that the caller has opened, or else
+    the file at its path. Raises KernelError, InvalidSpec."""
     if mount.source in request.sources:
         number = request.source_fds.get(mount.source)
         if number is None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def spawner(
     process: ChildProcess, namespaces: Sequence[str], folder: str
 ) -> Callable[[Hook, list[int]], int]:
-    """Return a function that starts hooks in the namespaces of the process that is being created,
-    in `folder`; they are our children."""
+    """Return a function that starts hooks, as our children, in `folder` and in the namespaces of
+    the process that is being created."""
     flags = sum(NAMESPACES[kind] for kind in namespaces)
 
     def spawn(hook: Hook, files: list[int]) -> int:
@@ -73,5 +73,5 @@ def inner_pid(pid: int) -> int:
 
 
 def write_state(descriptor: int, state: dict[str, Any]) -> None:
-    """Fill the memfd that startContainer hooks get as stdin."""
+    """Write the container's state into the memfd that startContainer hooks get as stdin."""
     os.pwrite(descriptor, jsontext.dumps(state).encode("ascii"), 0)

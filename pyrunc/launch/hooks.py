@@ -34,11 +34,10 @@ LONGEST_WAIT_MS = (1 << 31) - 1  # poll(2) takes an int: 24 days
 def run(
     hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None
 ) -> None:
-    """Run all hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the
+    """Run all hooks of one kind in order. `state` is the OCI state object. Raises PeerError at the
     first failure.
 
-    `spawn` starts a hook, with these descriptors as stdio, in other namespaces; the default is
-    ours.
+    `spawn(hook, stdio)` starts a hook in other namespaces; without it hooks run in ours.
     """
     for failure in _failures(hooks, kind, state, spawn):
         raise PeerError(failure)

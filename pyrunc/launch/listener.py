@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def send(
     process: ChildProcess, step: SendListener, oci_version: str, state: dict[str, Any]
 ) -> None:
-    """Send the listener with `state` (of the container) and close ours. Raises KernelError."""
+    """Send the process's listener and the container's `state` to the agent, and close our copy
+    of the listener. Raises KernelError."""
     message: dict[str, Any] = {"ociVersion": oci_version, "fds": ["seccompFd"], "pid": process.pid}
     if step.metadata:
         message["metadata"] = step.metadata

@@ -61,8 +61,8 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
 
 
 def _open_routing_in(namespace: int) -> Routing:
-    """Open a netlink socket in the namespace: a socket stays in the namespace in which it was
-    made."""
+    """Open a netlink socket of another network namespace. A socket stays in the namespace in
+    which it was made, so this thread enters that one for a moment."""
     with closing_fd(open_own("net")) as own:
         setns(namespace, NAMESPACES["net"])
         try:

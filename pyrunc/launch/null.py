@@ -89,8 +89,8 @@ def _host_label() -> bytes:
 
 
 def prepare() -> None:
-    """Open the tmpfs of null devices in advance: for a process that makes many, and its forks. Does
-    nothing where there cannot be one."""
+    """Open the tmpfs of null devices in advance, for a process that makes many, and for its
+    forks. Does nothing where devices cannot be made."""
     global _folder
     _host_label()
     try:
@@ -103,8 +103,8 @@ def prepare() -> None:
 
 
 def _prepared() -> int | None:
-    """Return the prepared tmpfs, unless a fork has closed it with all descriptors that it did not
-    know."""
+    """Return the tmpfs that `prepare` has opened; None if this fork has closed it with all
+    descriptors that it did not know."""
     if _folder is None:
         return None
     number, device = _folder

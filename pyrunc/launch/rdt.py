@@ -111,13 +111,15 @@ def monitor_of(rdt: Rdt, container_id: str, root: str) -> str:
 
 
 def schemata_of(rdt: Rdt) -> list[str]:
-    """Return the lines to write, caches before bandwidth, then those of `schemata`."""
+    """Return the schemata of the configuration as lines: caches, bandwidth, then those of
+    `schemata`."""
     lines = [rdt.get("l3CacheSchema"), rdt.get("memBwSchema"), *(rdt.get("schemata") or ())]
     return [line.strip() for line in lines if line and line.strip()]
 
 
 def _compare(group: str, schemata: list[str]) -> None:
-    """Refuse a group whose schemata differ: it is not changed, because others may use it."""
+    """Raise InvalidSpec for a group whose schemata differ. It is not changed, because others may
+    use it."""
     with open(f"{group}/schemata", encoding="ascii") as file:
         present = dict(map(_parsed, file.read().splitlines()))
     for line in schemata:
@@ -176,7 +178,8 @@ def _write(group: str, name: str, text: str) -> None:
 
 
 def _last_status(group: str) -> str:
-    """Return the kernel's explanation of its last refusal, which is at the root of the tree."""
+    """Return the kernel's explanation of its last refusal, from a file at the root of the tree;
+    empty without one."""
     while group not in ("/", ""):
         try:
             with open(f"{group}/info/last_cmd_status", encoding="ascii") as file:

@@ -62,7 +62,7 @@ OOM_KILLED = "container init was OOM-killed (memory limit too low?)"
 
 
 class EndedEarly(Error):
-    """The process ended without a message."""
+    """The process ended before it reported that it is ready."""
 
 
 class ChildProcess:
@@ -322,13 +322,13 @@ class HookFailed(PeerError):
         )
 
     def with_output(self, output: bytes) -> HookFailed:
-        """Return the same error with what the hook wrote to its stderr."""
+        """Return the same error with the hook's stderr."""
         return HookFailed(self.index, self.wait_status, output)
 
 
 def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
-    """Convert the failure to an error with the texts that callers of a runtime match: those of
-    exec.LookPath and of execve(2)."""
+    """Convert a failed operation to an error with the texts that callers of a runtime match:
+    those of exec.LookPath and of execve(2)."""
     from pyrunc.plan.lower_process import NO_PROGRAM
 
     if error.mark != NO_PROGRAM:

@@ -73,14 +73,14 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
 
 
 def may_make(host: HostFacts) -> bool:
-    """Tell whether we may make devices: mknod(2) needs the capability in the initial user
+    """Tell whether we may make devices, for which mknod(2) needs CAP_MKNOD in the initial user
     namespace."""
     return bool(host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1) and not host.in_user_namespace
 
 
 def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
-    """Return the device nodes to bind from outside into a container with a user namespace, which
-    may not make them (except FIFOs)."""
+    """Return the device nodes that are made outside and attached in a container with a user
+    namespace, which may not make them. FIFOs are not among them."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
     if _has_own({normal(mount.destination): mount for mount in spec.mounts}):

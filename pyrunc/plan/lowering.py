@@ -62,7 +62,7 @@ class Lowering:
         """The descriptor of a mount until it is attached."""
 
     def forget(self) -> None:
-        """Forget slots of descriptors that earlier operations opened."""
+        """Forget the descriptors that earlier operations opened."""
         self.mask = self.null = self.entered = None
         self._folders.clear()
 
@@ -98,7 +98,7 @@ class Lowering:
         missing: Label | None = None,
     ) -> Slot:
         """Open a file of the container; returns the slot of its descriptor. `missing`: the label
-        for a path that does not exist; without it that is a failure."""
+        for a path that does not exist, which is a failure without it."""
         skip = {} if missing is None else {ENOENT: missing, ENOTDIR: missing}
         root = self.container_root()
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
@@ -184,10 +184,11 @@ class Lowering:
         attributes: int,
         refused: Label | None = None,
     ) -> Slot:
-        """Mount a new filesystem detached; `refused`: the label for EPERM.
+        """Mount a new filesystem detached; returns the slot of the mount. `refused`: the label for
+        EPERM.
 
-        Group 5, the terminals', need not be mapped in a user namespace: then they keep their
-        creator's group. Older kernels report that only when the filesystem is created.
+        A user namespace need not map group 5, the terminals': then a devpts keeps its creator's
+        group. Older kernels report an unmapped group only when the filesystem is created.
         """
         a = self.a
         context = self.a.slot(4)

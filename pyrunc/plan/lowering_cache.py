@@ -47,7 +47,7 @@ SEEN_AT_MOST = 1000
 
 
 class PlanLine(Line):
-    """The line of an operation, whose text is made only when it fails."""
+    """The plan's line of an operation; its text is made only when the operation fails."""
 
     __slots__ = ("op",)
 
@@ -202,7 +202,7 @@ class LoweringCache:
 
 
 def _spans(ops: tuple[Op, ...]) -> list[tuple[int, int]]:
-    """Return where fragments begin and end."""
+    """Return where fragments begin and end in a plan's operations."""
     spans, index, size = [], 0, len(ops)
     while index < size:
         kind, end = type(ops[index]), index + 1

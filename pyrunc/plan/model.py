@@ -215,7 +215,7 @@ class AttachEmptyRoot(Op):
 
 
 class AttachMount(Op):
-    """Attach a detached mount, itself and not a clone, on a folder of the root."""
+    """Attach a detached mount itself, not a clone of it, on a folder of the root."""
 
     path: str
     descriptor: str

@@ -95,7 +95,8 @@ PROC_FILES = frozenset(
 
 
 class MountOptions:
-    """The options of one mount, sorted."""
+    """The options of one mount, sorted into attributes, propagation, data of the filesystem and
+    extensions."""
 
     __slots__ = (
         "bind",
@@ -144,7 +145,8 @@ class MountOptions:
 def operations(
     mount: Mount, index: int, linux: Linux, host: HostFacts, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
-    """Plan `mounts[index]`, and its label where that needs its own operation."""
+    """Plan the entry `mounts[index]`, and an operation for its SELinux label where it takes none
+    as an option."""
     options = MountOptions(mount.options)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)

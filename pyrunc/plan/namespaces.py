@@ -28,12 +28,12 @@ KERNEL_NAMES = {
 
 
 def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
-    """Plan one operation for each namespace with a path, the user namespace last: (before the
-    clone, after it).
+    """Plan one operation for each namespace with a path, the user namespace last; returns those
+    before the clone and those after it.
 
-    The cgroup namespace comes after it: with nsdelegate, as systemd mounts the tree, no process may
-    be moved across it from inside (cgroup-v2.rst, "Delegation"). Not so for the root of a new user
-    namespace, which may not join it.
+    The cgroup namespace is joined after the clone: with nsdelegate, as systemd mounts the tree, no
+    process may be moved across it from inside (cgroup-v2.rst, "Delegation"). In a new user
+    namespace it is joined before, because its root may not join it.
     """
     user = linux.namespace("user")
     late = "" if user is not None and not user.path else "cgroup"

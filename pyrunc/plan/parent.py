@@ -36,7 +36,7 @@ last hook."""
 
 
 class ParentOptions(Value):
-    """What the runtime does beyond the configuration.
+    """The parent's tasks beyond the configuration.
 
     `record`: the container has a state on disk. `cgroup_owner`: the host's uid that gets the
     cgroup, or None. `hook_folder`: where createContainer hooks find the root. `attached`: the

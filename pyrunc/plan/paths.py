@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def operations(linux: Linux, clones_detached: bool) -> list[Op]:
-    """Plan one operation for each distinct path."""
+    """Plan one operation for each distinct path of the configuration."""
     ops: list[Op] = [
         ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))
     ]

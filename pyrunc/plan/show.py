@@ -37,7 +37,7 @@ _PROPAGATION = (
 
 
 def show(plan: Plan) -> str:
-    """Return all lines, numbered as errors number them, then the warnings."""
+    """Return the plan as text: its lines, numbered as in errors, then the warnings."""
     lines = [_numbered(label, text) for label, text in numbered(plan)]
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)])
 
@@ -47,8 +47,8 @@ def _numbered(label: str, text: str) -> str:
 
 
 def numbered(plan: Plan) -> list[tuple[str, str]]:
-    """Return (number, line) of everything in the order of events: `12.1` for the first step of
-    the parent that line 12 waits for."""
+    """Return (number, line) of each operation and step in the order of events: `12.1` is the
+    first step of the parent for which line 12 waits."""
     lines = []
     for number, op in enumerate(plan.ops, 1):
         lines += [(step_label(number, k), step_line(step)) for k, step in enumerate(m.steps_of(op))]

@@ -67,8 +67,7 @@ _PLAIN_AT_MOST = 1000
 
 
 class _Jump:
-    """An operation with labels, packed when all have their places: its fields before, between
-    and after the skips."""
+    """An operation that jumps to labels. Its bytes are made when all labels have their places."""
 
     __slots__ = ("after", "before", "index", "rules", "times", "true")
 
@@ -317,7 +316,7 @@ class Assembler:
         self._stored &= self._stored_at.get(label, _NOWHERE)
 
     def goto(self, label: Label) -> None:
-        """Go on at the label, which comes later."""
+        """Continue at the label, which comes later."""
         self.compare(0, "eq", 0, true=label, false=label)
 
     def at(self, line: Line) -> None:
@@ -326,7 +325,7 @@ class Assembler:
 
     @property
     def here(self) -> int:
-        """The number of operations so far: the index of the next one."""
+        """Return the number of operations so far, which is the index of the next one."""
         return len(self._packed)
 
     def program(self) -> Program:

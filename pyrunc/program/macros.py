@@ -401,13 +401,12 @@ def execute(
     *,
     result: Slot,
 ) -> None:
-    """Execute the first path that works, as execvp does: ENOENT and ENOTDIR try the next, EACCES
-    too but is remembered.
+    """Execute the first path that works, as execvp does: after ENOENT, ENOTDIR and EACCES the next
+    path is tried, and EACCES is reported in the end.
 
-    Never returns on success. What follows runs when nothing could be executed; `result` (4 bytes)
-    has the negative errno. execve answers ENOENT also for a file whose loader or `#!` interpreter
-    is missing: that becomes ELIBACC, an errno that execve itself does not return, and ends the
-    search.
+    On success the operations that follow do not run; else `result` (4 bytes) has the negative
+    errno. execve answers ENOENT also for a file whose loader or `#!` interpreter is missing: that
+    becomes ELIBACC, an errno that execve itself does not return, and ends the search.
     """
     argv_place, env_place = a.pointers(argv), a.pointers(env)
     failed, code = a.label("execve failed"), a.slot(4)

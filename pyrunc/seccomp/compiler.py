@@ -123,8 +123,8 @@ def build(profile: SeccompProfile, machine: str) -> bytes:
 
 
 def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
-    """Return the rules for single calls behind socketcall(2), which libseccomp does not apply
-    correctly."""
+    """Return the rules for i386's socketcall(2) with one of its call numbers, which libseccomp
+    does not apply correctly."""
     first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
     return [
         r
@@ -136,7 +136,7 @@ def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
 def _compile(
     default_action: int, rules: Sequence[SeccompRule], architectures: Sequence[int], machine: str
 ) -> bytes:
-    """Return libseccomp's program for these rules."""
+    """Have libseccomp compile these rules; returns its program."""
     from pyrunc.kernel import seccomp as library
 
     with library.Compiler(default_action) as compiler:
@@ -156,7 +156,8 @@ def _compile(
 
 
 def _verdicts(profile: SeccompProfile) -> dict[int, int]:
-    """Return unconditional rules for calls that libseccomp has no name for, by number."""
+    """Return number -> action of the unconditional rules for calls that libseccomp does not know
+    by name."""
     from pyrunc.abi.syscalls_recent import RECENT
     from pyrunc.kernel import seccomp as library
 
@@ -169,7 +170,7 @@ def _verdicts(profile: SeccompProfile) -> dict[int, int]:
 
 
 def _highest(profile: SeccompProfile, architectures: Sequence[int]) -> dict[int, int]:
-    """Return the highest number that the profile names, per architecture."""
+    """Return architecture -> highest number of the calls that the profile names."""
     from pyrunc.kernel import seccomp as library
 
     return {

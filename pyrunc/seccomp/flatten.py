@@ -64,7 +64,8 @@ def _encode(item: Instruction, at: int, rest_at: int) -> bytes:
 
 
 def _tree(parts: Sequence[Interval]) -> list[Instruction]:
-    """Build a tree. Leaves answer or jump away, so both halves can follow each other."""
+    """Build a tree of comparisons over the intervals. Each leaf answers or jumps away, so one
+    half can follow the other."""
     if len(parts) == 1:
         action = parts[0][2]
         return [TO_REST if action is None else (RETURN, 0, 0, action)]
@@ -76,8 +77,8 @@ def _tree(parts: Sequence[Interval]) -> list[Instruction]:
 
 
 def intervals(program: bytes, audit: int) -> list[Interval]:
-    """Return all numbers in order with `program`'s answers, for one architecture; neighbours
-    differ."""
+    """Return the intervals of call numbers for which `program` has the same answer on one
+    architecture, in order."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
     parts: list[Interval] = []
     # instruction, range of numbers, offset that was loaded last
@@ -113,7 +114,8 @@ def _holds(opcode: int, left: int, right: int) -> bool:
 def _split(
     opcode: int, value: int, first: int, last: int, yes: int, no: int
 ) -> list[tuple[int, int, int]]:
-    """Return the targets of the parts of a range; parts may be empty."""
+    """Split a range of numbers at a comparison; returns (target, first, last) of the parts,
+    which may be empty."""
     if opcode == EQUAL:
         inside = first <= value <= last
         if not inside:

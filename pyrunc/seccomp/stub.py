@@ -37,8 +37,8 @@ Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, 
 
 
 def is_needed(default_action: int) -> bool:
-    """Tell whether the default answer would mislead the C library: not when the default lets new
-    calls through or asks a tracer."""
+    """Tell whether the default action would mislead the C library: it does not if it allows,
+    logs or traces new calls."""
     return default_action & 0x7FFF0000 not in TAKES_RECENT
 
 
@@ -91,8 +91,8 @@ def _split_off_x32(
     verdicts: Mapping[int, int],
     with_enosys: bool,
 ) -> list[Instruction]:
-    """Separate x32 calls, which come with x86_64's architecture and a bit in the number; unless
-    the profile lists x32, they are left to the program."""
+    """Separate x32 calls, which have x86_64's architecture and a bit in the number. Unless the
+    profile lists x32, the program decides about them."""
     x32 = _judge(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
     if not block and not x32:
         return []
@@ -107,8 +107,8 @@ def _split_off_x32(
 def _judge(
     highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int
 ) -> list[Instruction]:
-    """Build the actions of single numbers, then ENOSYS above the highest; falls through for all
-    others."""
+    """Build the instructions for single numbers, and ENOSYS above the highest; other numbers
+    fall through to what follows."""
     body: list[Instruction] = []
     for number, action in sorted(verdicts.items()):
         body += [(JUMP_EQUAL, 0, 1, number | bit), (RETURN, 0, 0, action)]

@@ -191,7 +191,7 @@ def _names(spec: Spec) -> None:
     uts = spec.linux.namespace("uts")
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name and uts is None:
-            raise InvalidSpec(key, "needs a uts namespace of its own")
+            raise InvalidSpec(key, "needs a uts namespace other than the host's")
         # __NEW_UTS_LEN: sethostname(2) answers EINVAL for more, late and without a name.
         if len(name.encode("utf-8", "surrogateescape")) > 64:
             raise InvalidSpec(key, "is longer than 64 bytes")
@@ -337,7 +337,9 @@ def _sysctl(key: str, value: str, linux: Linux) -> None:
     if "\n" in value:
         raise InvalidSpec(f"linux.sysctl.{key}", "the value must be one line")
     if linux.namespace(needed) is None:
-        raise InvalidSpec(f"linux.sysctl.{key}", f"needs a {needed} namespace of its own")
+        raise InvalidSpec(
+            f"linux.sysctl.{key}", f"needs a {needed} namespace other than the host's"
+        )
 
 
 def settings_by_namespace(spec: Spec) -> dict[str, str]:
