@@ -20,6 +20,7 @@ def tree(host: Host) -> str:
 
 
 def version(host: Host) -> Iterator[CheckResult]:
+    """Check that there is a v2 tree with the controllers that limits need."""
     root = tree(host)
     if not root:
         yield wrong("cgroup-v2", "no cgroup v2 tree", "the server does not start", UNIFIED)
@@ -60,6 +61,7 @@ def _controllers(host: Host, root: str) -> Iterator[CheckResult]:
 
 
 def driver(host: Host) -> Iterator[CheckResult]:
+    """Check that the cgroup driver fits this machine."""
     setting, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
     if setting == "systemd" and not systemd:
         yield wrong(

@@ -69,6 +69,7 @@ def images(host: Host) -> Iterator[CheckResult]:
 
 
 def disk(host: Host) -> Iterator[CheckResult]:
+    """Check the space and the mount options of the root directory."""
     root = nearest(host.path(host.config.root))
     kind, space = file_system.file_system_type(root), os.statvfs(root)
     free, inodes = space.f_bavail * space.f_frsize, space.f_favail
@@ -112,6 +113,7 @@ def disk(host: Host) -> Iterator[CheckResult]:
 
 
 def state(host: Host) -> Iterator[CheckResult]:
+    """Check that the state directory is on a tmpfs."""
     place = nearest(host.path(host.config.state))
     kind = file_system.file_system_type(place)
     if kind in TMPFS:

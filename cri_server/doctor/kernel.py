@@ -38,6 +38,7 @@ def _debian_name() -> str:
 
 
 def version(host: Host) -> Iterator[CheckResult]:
+    """Check that the kernel is not older than the supported ones."""
     release = host.text("/proc/sys/kernel/osrelease")
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
@@ -68,6 +69,7 @@ def calls(host: Host) -> Iterator[CheckResult]:
 
 
 def namespaces(host: Host) -> Iterator[CheckResult]:
+    """Check that the kernel has all kinds of namespaces, and permits user namespaces."""
     available = [kind for kind in NAMESPACES if os.path.lexists(host.path(f"/proc/self/ns/{kind}"))]
     missing = sorted(set(NAMESPACES) - set(available) - {"user"})
     if missing:
@@ -90,6 +92,7 @@ def namespaces(host: Host) -> Iterator[CheckResult]:
 
 
 def seccomp(host: Host) -> Iterator[CheckResult]:
+    """Check that the kernel has the seccomp actions of the default profile."""
     available = set(host.text("/proc/sys/kernel/seccomp/actions_avail").split())
     if available >= SECCOMP_ACTIONS:
         yield fine("seccomp", "filters")
@@ -105,6 +108,7 @@ def seccomp(host: Host) -> Iterator[CheckResult]:
 
 
 def modules(host: Host) -> Iterator[CheckResult]:
+    """Check that overlay and br_netfilter are loaded."""
     if re.search(r"^nodev\toverlay$", host.text("/proc/filesystems"), re.MULTILINE):
         yield fine("module-overlay", "overlay")
     else:

@@ -24,6 +24,7 @@ NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 
 
 def kubelet(host: Host) -> Iterator[CheckResult]:
+    """Check that kubelet uses this server, and the server's cgroup driver."""
     arguments, source = _command(host)
     if arguments is None:
         yield note("kubelet", "no kubelet is installed", "only `pyrunc-cri run` makes pods")
@@ -48,8 +49,8 @@ def kubelet(host: Host) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Host, flags: dict[str, str]) -> bool:
-    """Return True if kubelet waits for kubeadm, which writes the configuration and one of the
-    kubeconfigs. The unit of its package names all of them from the beginning."""
+    """Return True if none of the files exists that kubeadm writes and the unit of kubelet's package
+    names from the beginning: kubelet then waits for kubeadm."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written

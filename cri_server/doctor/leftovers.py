@@ -26,6 +26,7 @@ LISTED_MAX = 3
 
 
 def server(host: Host) -> Iterator[CheckResult]:
+    """Check that a server answers on its socket."""
     path = host.config.socket_path
     problem = _unanswered(path)
     if not problem:
@@ -150,6 +151,7 @@ def groups(host: Host) -> Iterator[CheckResult]:
 
 
 def records(host: Host) -> Iterator[CheckResult]:
+    """Look for records that the server could not read."""
     paths = _paths(host)
     folders = (paths.sandbox_records, paths.container_records)
     damaged = [f / name for f in folders for name in entries(f) if name.endswith(".damaged")]

@@ -32,6 +32,7 @@ SYSCTLS = {
 
 
 def privilege(host: Host) -> Iterator[CheckResult]:
+    """Report that doctor runs without root."""
     if os.geteuid():
         yield note(
             "root",
@@ -42,6 +43,7 @@ def privilege(host: Host) -> Iterator[CheckResult]:
 
 
 def apparmor(host: Host) -> Iterator[CheckResult]:
+    """Check that AppArmor, if it is on, can load profiles."""
     if host.text("/sys/module/apparmor/parameters/enabled") != "Y":
         yield note(
             "apparmor",
@@ -60,6 +62,7 @@ def apparmor(host: Host) -> Iterator[CheckResult]:
 
 
 def selinux(host: Host) -> Iterator[CheckResult]:
+    """Check that the policy of SELinux, if it is on, knows the labels of containers."""
     kernel = host.path(policy.KERNEL)
     labels = policy.probe(host.top)
     if labels is None:
@@ -86,6 +89,7 @@ def selinux(host: Host) -> Iterator[CheckResult]:
 
 
 def descriptors(host: Host) -> Iterator[CheckResult]:
+    """Check the limit of open descriptors."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
         yield warning(
@@ -99,6 +103,7 @@ def descriptors(host: Host) -> Iterator[CheckResult]:
 
 
 def sysctls(host: Host) -> Iterator[CheckResult]:
+    """Check the limits of the kernel in SYSCTLS."""
     low = []
     for name, (least, effect) in SYSCTLS.items():
         value = host.number("/proc/sys/" + name.replace(".", "/"))
@@ -109,6 +114,7 @@ def sysctls(host: Host) -> Iterator[CheckResult]:
 
 
 def swap(host: Host) -> Iterator[CheckResult]:
+    """Report swap, with which kubelet may not start."""
     lines = host.text("/proc/swaps").splitlines()[1:]
     if lines:
         names = ", ".join(line.split()[0] for line in lines)

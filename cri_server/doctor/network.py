@@ -45,6 +45,7 @@ def network(host: Host) -> ConfiguredNetwork:
 
 
 def configuration(host: Host) -> Iterator[CheckResult]:
+    """Check the CNI configuration, its plugins and the free addresses."""
     decided = network(host)
     pods_network = decided.network
     folder = host.config.network.conf_dir
@@ -138,6 +139,7 @@ def names(host: Host) -> Iterator[CheckResult]:
 
 
 def forwarding(host: Host) -> Iterator[CheckResult]:
+    """Check that the kernel forwards packets."""
     if host.number("/proc/sys/net/ipv4/ip_forward") == 1:
         yield fine("ip-forward", "on")
         return

@@ -1,5 +1,5 @@
-"""Actions on a machine's files and services. Each can tell whether it is needed, describe itself,
-and be carried out."""
+"""Actions on a machine's files and services. str() describes an action, is_done() tells whether
+the machine at `root` needs it no more, and do() carries it out."""
 
 from __future__ import annotations
 

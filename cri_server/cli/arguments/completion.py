@@ -59,7 +59,8 @@ def _images(client: Client) -> Iterator[tuple[str, str]]:
 
 
 def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
-    """Return NAME by id, or NAMESPACE/NAME where pods of several namespaces share the name."""
+    """Map the id of each pod to its name, or to NAMESPACE/NAME where pods of several namespaces
+    have the name."""
     from cri_server.cli.connection.client import pod_names, shared_names
 
     pods = list(pods)

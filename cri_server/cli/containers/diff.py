@@ -79,7 +79,8 @@ class LayerChange(NamedTuple):
 
 
 def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[LayerChange]:
-    """Return the changes in one folder, sorted by name."""
+    """Return the changes in one folder, sorted by name. `hides`: a folder above hides what the
+    image has here."""
     folder = _open(upper, path)
     if folder is None:
         return []

@@ -88,8 +88,8 @@ def _listing(output: Output) -> Listing[api.Image]:
 
 
 def _is_named(each: api.Image, reference: str) -> bool:
-    """Return True if `reference` is a name of the image with or without its tag, a pattern of one,
-    or a prefix of the id."""
+    """Return True if `reference` names the image: by a name with or without tag, by a pattern of a
+    name, or by a prefix of the id."""
     names = [*each.repo_tags, *each.repo_digests]
     if (each.id if ":" in reference else each.id.rpartition(":")[2]).startswith(reference):
         return True

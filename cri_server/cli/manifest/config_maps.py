@@ -210,6 +210,8 @@ def _literal(content: bytes, path: str) -> str:
 def _environment(
     container: dict[str, Any], pod: dict[str, Any], objects: Objects, path: str, *, lenient: bool
 ) -> Iterator[str]:
+    """Replace `envFrom` and `valueFrom` of a container by plain variables. Yields a message for
+    each variable that is left out."""
     variables: list[Any] = []
     for i, source in enumerate(_dicts(container.pop("envFrom", None))):
         where = f"{path}.envFrom[{i}]"

@@ -209,7 +209,7 @@ def launch(
 
 @contextlib.contextmanager
 def _errors_of(container: pod_model.Container) -> Iterator[None]:
-    """Add the container's name to messages of the server that do not have it."""
+    """Add the container's name to the errors of the server that lack it."""
     try:
         yield
     except ServerError as error:

@@ -90,8 +90,8 @@ def command_lines() -> dict[str, click.Group]:
 
 
 def _link_program(folder: str) -> None:
-    """Build `pyrunc` as a program that starts fast if there is a compiler (pyrunc/cli/entry.py), or
-    else as a script."""
+    """Install `pyrunc` into the folder: as a program that starts fast if there is a C compiler
+    (pyrunc/cli/entry.py), else as a script."""
     from cri_server.install.actions import Run
 
     Run((sys.executable, "-m", "pyrunc.cli.entry", "install", folder)).do(Path("/"))

@@ -167,8 +167,8 @@ def _forward(client: Client, pod: str, port: int, connection: socket.socket) -> 
 
 
 def _receive(connection: socket.socket, channel: Any) -> None:
-    """Copy the pod's bytes to the connection; the first message of both channels is the port.
-    Raises Error with the server's message about a failure."""
+    """Copy the pod's bytes to the connection, without the port number at the beginning of each
+    channel. Raises Error with the server's message about a failure."""
     from websockets.exceptions import WebSocketException
 
     skip = {DATA: 2, ERROR: 2}  # bytes of the port, at the beginning of each channel
