@@ -13,6 +13,8 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.manifest import Descriptor, Manifest
 from cri_server.images.store.blobs import LAYOUT, Blobs
@@ -64,23 +66,19 @@ def archive(blobs: Blobs, images: Sequence[Exported]) -> Iterator[bytes]:
     for digest in needed:
         yield from _blob(blobs, digest)
     document = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": index}
-    yield from _file("index.json", json.dumps(document).encode())
+    yield from _file("index.json", msgspec.json.encode(document))
     yield from _file("manifest.json", json.dumps(legacy).encode())
     # Two empty blocks end a tar (POSIX pax, "ustar Interchange Format").
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
-def _entry(blobs: Blobs, target: Descriptor, tag: str) -> dict[str, object]:
-    entry: dict[str, object] = {
-        "mediaType": target.media_type or manifests.OCI_MANIFEST,
-        "digest": target.digest,
-        "size": blobs.size(target.digest) or target.size,
-    }
-    if tag:
-        # docker writes the tag alone under the standard key, too; containerd's key has the whole
-        # name.
-        entry["annotations"] = {_NAME: tag.rpartition(":")[2], _CONTAINERD_NAME: tag}
-    return entry
+def _entry(blobs: Blobs, target: Descriptor, tag: str) -> Descriptor:
+    """Return the entry of index.json for one tag of an image, "" for an image without tags."""
+    # docker writes the tag alone under the standard key, too; containerd's key has the whole name.
+    names = {_NAME: tag.rpartition(":")[2], _CONTAINERD_NAME: tag} if tag else None
+    kind = target.media_type or manifests.OCI_MANIFEST
+    size = blobs.size(target.digest) or target.size
+    return Descriptor(kind, target.digest, size, annotations=names)
 
 
 def _place(digest: str) -> str:

@@ -174,20 +174,13 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
 def encoded(manifest: Manifest) -> bytes:
     """Encode an OCI manifest. Equal images give equal bytes, and so the same digest."""
 
-    def plain(descriptor: Descriptor) -> dict[str, object]:
-        return {
-            "mediaType": descriptor.media_type,
-            "digest": descriptor.digest,
-            "size": descriptor.size,
-        }
-
     document = {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST,
-        "config": plain(manifest.config),
-        "layers": [plain(layer) for layer in manifest.layers],
+        "config": manifest.config,
+        "layers": manifest.layers,
     }
-    return json.dumps(document, separators=(",", ":")).encode()
+    return msgspec.json.encode(document)
 
 
 def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from isal import igzip_lib
 
@@ -85,14 +85,7 @@ class LayerWork(Record):
     diff_id: str
 
 
-class _Decoder(Protocol):
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes | memoryview, max_length: int = -1) -> bytes: ...
+_Decoder = igzip_lib.IgzipDecompressor | zstd.ZstdDecompressor
 
 
 class Stream:
@@ -268,11 +261,9 @@ class Stream:
 
 
 def _gzip() -> _Decoder:
-    decoder: _Decoder = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
-    return decoder
+    return igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
 
 
 def _zstd() -> _Decoder:
     options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: WINDOW_LOG_LIMIT}
-    decoder: _Decoder = zstd.ZstdDecompressor(options=options)
-    return decoder
+    return zstd.ZstdDecompressor(options=options)

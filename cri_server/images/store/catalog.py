@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import digest_from_hex, hex_of, is_digest
 from cri_server.images.formats.manifest import Config, Descriptor, Index, Manifest
@@ -517,13 +519,10 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
     annotations = {REF_NAME: name.tagged} if name.tagged else {REPOSITORY: name.repository}
     if mounted:
         annotations[FORM] = MOUNTED
-    target = name.target
-    return {
-        "mediaType": target.media_type,
-        "digest": target.digest,
-        "size": target.size,
-        "annotations": annotations,
-    }
+    target = Descriptor(name.target.media_type, name.target.digest, name.target.size)
+    entry = msgspec.structs.replace(target, annotations=annotations)
+    fields: dict[str, Any] = msgspec.to_builtins(entry)
+    return fields
 
 
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
