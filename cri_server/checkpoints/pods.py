@@ -49,5 +49,5 @@ def decode(content: bytes) -> Options:
 
 
 def archive(container_id: str) -> str:
-    """The file name of a container's archive."""
+    """Return the file name of a container's archive."""
     return f"{container_id}.tar"

@@ -55,12 +55,12 @@ class Node:
 
 
 def directory(mode: int = 0o755, **more: Any) -> Node:
-    """A directory."""
+    """Return a directory."""
     return Node(mode=mode, kind=tarfile.DIRTYPE, **more)
 
 
 def symlink(target: str) -> Node:
-    """A symbolic link."""
+    """Return a symbolic link."""
     return Node(mode=0o777, kind=tarfile.SYMTYPE, link=target)
 
 

@@ -233,7 +233,7 @@ def _blob(
 
 
 def _digest_in_layout(name: str) -> str | None:
-    """The digest in the name of a file of an OCI layout; None for other files."""
+    """Return the digest in the name of a file of an OCI layout; None for other files."""
     folder, algorithm, digits = (*name.split("/"), "", "")[:3]
     is_blob = folder == "blobs" and algorithm in ALGORITHMS and name.count("/") == 2
     return f"{algorithm}:{digits}" if is_blob else None

@@ -20,38 +20,38 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
 def is_digest(text: object) -> bool:
-    """Whether `text` is a digest that can be verified here."""
+    """Return whether `text` is a digest that can be verified here."""
     return isinstance(text, str) and DIGEST.fullmatch(text) is not None
 
 
 def algorithm_of(digest: str | None) -> str:
-    """The algorithm of a digest; sha256 for None, where no digest is expected."""
+    """Return the algorithm of a digest; sha256 for None, where no digest is expected."""
     return SHA512 if digest is not None and digest.startswith("sha512:") else SHA256
 
 
 def hasher(algorithm: str) -> _Hash:
-    """A new hash object for one of ALGORITHMS."""
+    """Return a new hash object for one of ALGORITHMS."""
     return hashlib.sha512() if algorithm == SHA512 else hashlib.sha256()
 
 
 def digest_of(data: bytes, algorithm: str = SHA256) -> str:
-    """The digest of `data`."""
+    """Return the digest of `data`."""
     content_hash = hasher(algorithm)
     content_hash.update(data)
     return f"{algorithm}:{content_hash.hexdigest()}"
 
 
 def is_content(data: bytes, digest: str) -> bool:
-    """Whether `digest` is that of `data`."""
+    """Return whether `digest` is that of `data`."""
     return digest_of(data, algorithm_of(digest)) == digest
 
 
 def hex_of(digest: str) -> str:
-    """The hex part of a digest, which is its file's name. Text without an algorithm is returned
-    unchanged."""
+    """Return the hex part of a digest, which is its file's name. Text without an algorithm is
+    returned unchanged."""
     return digest.rpartition(":")[2]
 
 
 def digest_from_hex(name: str) -> str:
-    """The digest whose file has this name; the reverse of `hex_of`."""
+    """Return the digest whose file has this name; the reverse of `hex_of`."""
     return f"{HEX_LENGTHS.get(len(name), SHA256)}:{name}"

@@ -277,7 +277,7 @@ def follow(
 
 
 def _ranked(index: Index) -> list[Descriptor]:
-    """The images that this machine runs, best first."""
+    """Return the images that this machine runs, best first."""
     host = host_processors()
     fitting: list[tuple[int, bool, Descriptor]] = []
     for descriptor in index.manifests:

@@ -1,5 +1,5 @@
-"""Platforms of images: how they are spelled, and which of them this machine's processor runs, best
-first.
+"""Platforms of images: parses them, compares their spellings, and ranks those that this machine's
+processor runs.
 
 Source: OCI image specification, "Platform Variants"; Go's GOARCH, GOARM and GOAMD64; the x86-64
 psABI for its levels; containerd's `platforms` for equal spellings.
@@ -82,7 +82,7 @@ def parse(text: str) -> Platform:
 
 
 def processor(platform: Platform) -> Processor:
-    """The platform's processor in its compared spelling, for `rank`."""
+    """Return the platform's processor in its compared spelling, for `rank`."""
     words = platform.architecture.lower(), (platform.variant or "").lower()
     return _SPELLINGS.get(words, words)
 
@@ -95,7 +95,7 @@ def host_platform() -> Platform:
 
 @cache
 def host_processors() -> tuple[Processor, ...]:
-    """The processors whose code this machine runs, best first."""
+    """Return the processors whose code this machine runs, best first."""
     flags: set[str] = set()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -108,8 +108,8 @@ def host_processors() -> tuple[Processor, ...]:
 
 
 def processors(machine: str, flags: set[str]) -> tuple[Processor, ...]:
-    """The processors whose code a machine runs, best first. `machine` is uname's, `flags` are those
-    of an x86 processor in /proc/cpuinfo.
+    """Return the processors whose code a machine runs, best first. `machine` is uname's, `flags`
+    are those of an x86 processor in /proc/cpuinfo.
 
     32-bit images come last: kernels and arm64 processors without them are rare, and an image that
     cannot run fails at its start with a clear error.
@@ -133,8 +133,8 @@ def _arm(version: int) -> tuple[Processor, ...]:
 
 
 def rank(platform: Platform, host: Sequence[Processor]) -> int | None:
-    """The position of an image's platform in the list of `host`, 0 for the best; None if it does
-    not run there."""
+    """Return the position of an image's platform in the list of `host`, 0 for the best; None if it
+    does not run there."""
     kind = processor(platform)
     if (platform.os or "linux").lower() != "linux" or kind not in host:
         return None

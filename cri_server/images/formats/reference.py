@@ -37,7 +37,7 @@ _PORTS_LIMIT = 1 << 16
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` can be an image id or its beginning, with or without the algorithm."""
+    """Return whether `text` can be an image id or its beginning, with or without the algorithm."""
     return _ID.fullmatch(text) is not None
 
 
@@ -153,7 +153,8 @@ def normal_registry(domain: str) -> str:
 
 
 def split_port(domain: str) -> tuple[str, str]:
-    """The host, an IPv6 address with its brackets, and the port or ""."""
+    """Split HOST[:PORT] into the host, an IPv6 address with its brackets, and the port ("" for
+    none)."""
     if domain.endswith("]") or ":" not in domain:
         return domain, ""
     host, _, port = domain.rpartition(":")
@@ -161,7 +162,7 @@ def split_port(domain: str) -> tuple[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's loopback, without a DNS lookup."""
+    """Return whether a name or address is this machine's loopback, without a DNS lookup."""
     if host == "localhost":
         return True
     try:

@@ -83,7 +83,7 @@ class Host:
         return urlsplit(self.url).netloc
 
     def can(self, capability: str) -> bool:
-        """Whether the administrator allows the capability."""
+        """Return whether the administrator allows the capability."""
         return capability in self.capabilities
 
 

@@ -86,7 +86,7 @@ def _bypasses(no_proxy: str, parts: SplitResult) -> bool:
 
 
 def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:
-    """Whether an entry of NO_PROXY covers this host and port."""
+    """Return whether an entry of NO_PROXY covers this host and port."""
     if entry == "*":
         return True
     if "/" in entry:

@@ -74,5 +74,5 @@ class Rewrite:
 
 
 def _name(reference: re.Match[str]) -> str:
-    """The group's name or number; "" for `$$`."""
+    """Return the group's name or number; "" for `$$`."""
     return reference[1] or reference[2] or ""

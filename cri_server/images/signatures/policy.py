@@ -56,7 +56,7 @@ class Requirement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     signed_identity: Identity = Identity()
 
     def public_keys(self) -> list[bytes]:
-        """The public keys in PEM. Raises OSError, ValueError."""
+        """Return the public keys in PEM. Raises OSError, ValueError."""
         paths = [path for path in (self.key_path, *self.key_paths) if path]
         texts = [text for text in (self.key_data, *self.key_datas) if text]
         try:

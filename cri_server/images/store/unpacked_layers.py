@@ -41,7 +41,7 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 class Layers:
-    """The layers below `root`. The caller ensures that one task at a time commits a chain id."""
+    """Stores the unpacked layers below `root`. One caller at a time commits a chain id."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "layers"
@@ -54,8 +54,8 @@ class Layers:
         self._unsynced: set[str] = set()  # chain ids of layers that a crash may lose
 
     def prepare(self) -> None:
-        """Create the folders and read the records. Layers without a readable record, and unfinished
-        ones of an earlier run, are thrown away."""
+        """Create the folders, and read the records of the layers. Move layers without a readable
+        record, and unfinished ones of an earlier run, to the trash."""
         for folder in (self._folder, self._ingest, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
@@ -71,16 +71,16 @@ class Layers:
                 self._throw_away(self._folder / name)
 
     def get(self, chain_id: str) -> Layer | None:
-        """The layer's record; None if it is not unpacked."""
+        """Return the layer's record; None if it is not unpacked."""
         return self._layers.get(chain_id)
 
     def totals(self) -> tuple[int, int]:
-        """Bytes and inodes of all layers."""
+        """Return the bytes and the inodes of all layers."""
         layers = list(self._layers.values())
         return sum(layer.size_bytes for layer in layers), sum(layer.inodes for layer in layers)
 
     def new_folder(self) -> str:
-        """Create a folder to unpack into; ends with `commit` or `discard`."""
+        """Create and return a folder to unpack into. The caller ends it with `commit` or `discard`."""
         path = str(self._ingest / f"layer-{uuid.uuid4().hex}")
         os.mkdir(path, 0o700)
         return path
@@ -123,7 +123,7 @@ class Layers:
         self._unsynced -= pending
 
     def tree(self, chain_id: str) -> Path:
-        """The path of the layer's files."""
+        """Return the path of the layer's files."""
         return self._path(chain_id) / TREE
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
