@@ -80,7 +80,7 @@ class Layers:
         return sum(layer.size_bytes for layer in layers), sum(layer.inodes for layer in layers)
 
     def new_folder(self) -> str:
-        """Create and return a folder to unpack into. The caller ends it with `commit` or `discard`."""
+        """Create and return a folder to unpack into. The caller calls `commit` or `discard`."""
         path = str(self._ingest / f"layer-{uuid.uuid4().hex}")
         os.mkdir(path, 0o700)
         return path
