@@ -53,7 +53,7 @@ from cri_server.spec.sources import HostDevice
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
 from cri_server.store import disk
-from cri_server.store.model import Container, Sandbox
+from cri_server.store.model import Container, Sandbox, copy
 from pyrunc import atomic_file
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.sources import Overlay
@@ -410,8 +410,6 @@ def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOptio
 
 def _container(context: CreateContext, image_signal: str) -> Container:
     assert context.image is not None and context.built is not None
-    resources = api.LinuxContainerResources()
-    resources.CopyFrom(context.config.linux.resources)
     image, image_spec = context.image, context.config.image
     # The names that this pod uses: the image's first name may be that of another repository, which
     # users report as a fault of kubelet's (kubernetes issues 51017, 74081, 95385).
@@ -421,7 +419,7 @@ def _container(context: CreateContext, image_signal: str) -> Container:
     return Container(
         id=context.id,
         sandbox_id=context.sandbox.id,
-        config=context.config,
+        config=copy(context.config),
         created_at_ns=time.time_ns(),
         boot_id=context.services.node.boot_id,
         image_id=image.id,
@@ -431,7 +429,7 @@ def _container(context: CreateContext, image_signal: str) -> Container:
         stop_signal=signals.stop_signal(context.config.stop_signal, image_signal),
         log_path=log_path(context.sandbox.config, context.config),
         cgroups_path=context.built.spec["linux"]["cgroupsPath"],
-        resources=resources,
+        resources=copy(context.config.linux.resources),
         mounted_images={path: root.image_id for path, root in context.mounted_images.items()},
     )
 

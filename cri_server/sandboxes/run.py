@@ -25,7 +25,7 @@ from cri_server.services import Services
 from cri_server.spec import groups, mounts, namespaces, pod_files, resources, security
 from cri_server.status import sandbox as status
 from cri_server.store import disk
-from cri_server.store.model import Sandbox, sandbox_name
+from cri_server.store.model import Sandbox, copy, sandbox_name
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.pause import PauseRequest
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
@@ -127,7 +127,7 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
     )
     sandbox = Sandbox(
         id=identifier,
-        config=config,
+        config=copy(config),
         runtime_handler=handler,
         created_at_ns=time.time_ns(),
         boot_id=services.node.boot_id,
@@ -256,8 +256,7 @@ def has_pinned_network(options: api.NamespaceOption) -> bool:
 
 def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
     """Clear `privileged`: the pause process needs no privilege, even if the pod's containers do."""
-    plain = api.LinuxSandboxSecurityContext()
-    plain.CopyFrom(context)
+    plain = copy(context)
     plain.privileged = False
     return plain
 

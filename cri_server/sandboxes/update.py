@@ -6,6 +6,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.services import Services
 from cri_server.spec import resources
 from cri_server.store import disk
+from cri_server.store.model import copy
 
 
 async def update(
@@ -19,8 +20,7 @@ async def update(
     sandbox = services.index.sandboxes.get(reference)
     resources.check(overhead)
     resources.check(requested)
-    changed = api.PodSandboxConfig()
-    changed.CopyFrom(sandbox.config)
+    changed = copy(sandbox.config)
     changed.linux.overhead.CopyFrom(overhead)
     changed.linux.resources.CopyFrom(requested)
     await services.observer.update_pod(sandbox, overhead, requested)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import base64
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from cri_server.api import api_pb2 as api
 from cri_server.operations.locks import Gate
@@ -24,6 +26,15 @@ from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+def copy(message: AnyMessage) -> AnyMessage:
+    """Copy a CRI message. A part of a request would keep the memory of the whole request: 10 KiB
+    in place of 2 for a small container."""
+    copied = type(message)()
+    copied.CopyFrom(message)
+    return copied
 
 
 def pack(message: Any) -> str:
