@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from cri_server.config import Config
-from cri_server.containers.rotate_logs import rotating
+from cri_server.containers.rotate_logs import rotate_logs
 from cri_server.containers.sessions import Sessions
 from cri_server.images.service import ImageService as Images
 from cri_server.images.store import layer_maker
@@ -30,12 +30,18 @@ from cri_server.observability import debug, events, meters
 from cri_server.observability.events import Events
 from cri_server.observability.logs import fields
 from cri_server.observability.timeline.export import Exporter
-from cri_server.operations.tasks import gather
+from cri_server.operations.tasks import background, gather
 from cri_server.pod.keeper import KeeperWatch
 from cri_server.pod.processes import ShimProcesses
 from cri_server.pod.shims import Shims
 from cri_server.recovery import live_networks, load, recover
-from cri_server.reload import Read, certificate_folders, configure_log, default_network, reloading
+from cri_server.reload import (
+    Read,
+    certificate_folders,
+    configure_log,
+    default_network,
+    reload_on_request,
+)
 from cri_server.rpc import methods, verbs
 from cri_server.rpc.admin import Admin
 from cri_server.rpc.image import ImageService
@@ -134,9 +140,12 @@ async def _start(
     await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
     await services.shims.processes.ready()
     await services.shims.replace_outdated()
-    await stack.enter_async_context(_reconciling(services))
-    await stack.enter_async_context(rotating(services))
-    await stack.enter_async_context(reloading(services, read, changed))
+    for work, name in (
+        (_reconcile(services), "reconcile networks"),
+        (rotate_logs(services), "rotate logs"),
+        (reload_on_request(services, read, changed), "reload"),
+    ):
+        await stack.enter_async_context(background(work, name))
     # READY=1 comes after the socket listens: units with After=pyrunc-cri.service, such as
     # kubelet's, start then.
     await stack.enter_async_context(notify.supervised())
@@ -368,19 +377,8 @@ def _work_late(config: Config) -> None:
     log_problems(Host(config))
 
 
-@contextlib.asynccontextmanager
-async def _reconciling(services: Services) -> AsyncIterator[None]:
-    """While inside: every 10 s release networks without a pod and restore lost host rules."""
-    task = asyncio.create_task(_reconcile(services))
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
 async def _reconcile(services: Services) -> None:
+    """Release networks without a pod and restore lost host rules, every 10 s."""
     while True:
         try:
             for problem in await services.network.reconcile(live_networks(services)):

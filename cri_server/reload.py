@@ -7,11 +7,10 @@ logged and keep their values.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,22 +29,9 @@ log = logging.getLogger(__name__)
 Read = Callable[[], Config]
 
 
-@contextlib.asynccontextmanager
-async def reloading(
-    services: Services, read: Read, requested: asyncio.Event
-) -> AsyncIterator[None]:
-    """While inside: `read` and apply the configuration each time `requested` is set. Signals that
-    arrive together cause one reload."""
-    task = asyncio.create_task(_reload_on_request(services, read, requested), name="reload")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-async def _reload_on_request(services: Services, read: Read, requested: asyncio.Event) -> None:
+async def reload_on_request(services: Services, read: Read, requested: asyncio.Event) -> None:
+    """`read` and apply the configuration each time `requested` is set, until cancelled. Signals
+    that arrive together cause one reload."""
     while True:
         await requested.wait()
         # The event is cleared before the read, so that a signal that arrives during it causes

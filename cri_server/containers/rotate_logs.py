@@ -6,9 +6,7 @@ The file is renamed and the shim opens a new one, as kubelet does with ReopenCon
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
 
 from cri_server.containers import log_rotation, reopen_log
 from cri_server.containers.log_rotation import RotationLimits
@@ -23,18 +21,8 @@ INTERVAL_S = 2.0
 """A log exceeds its limit by what is written during one interval. kubelet's interval is 10 s."""
 
 
-@contextlib.asynccontextmanager
-async def rotating(services: Services) -> AsyncIterator[None]:
-    """Rotate logs in the background during the block."""
-    task = asyncio.create_task(_rotate_for_ever(services), name="rotate logs")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def _rotate_for_ever(services: Services) -> None:
+async def rotate_logs(services: Services) -> None:
+    """Rotate logs until cancelled."""
     reported: set[str] = set()  # containers with a warning in the log already
     while True:
         for container in list(services.index.containers):

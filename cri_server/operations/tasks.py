@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 Outcome = TypeVar("Outcome")
@@ -25,6 +25,20 @@ async def gather(*work: Coroutine[Any, Any, Any]) -> list[Any]:
             first.add_note(f"meanwhile: {other}")
         raise first from None
     return [task.result() for task in tasks]
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run `work` in a task called `name` during the block; cancel it at the end. Raises its
+    error."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
 
 
 async def shield_until_done(work: Coroutine[Any, Any, Outcome]) -> Outcome:

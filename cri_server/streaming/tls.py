@@ -15,6 +15,8 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from cri_server.operations.tasks import background
+
 log = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 10
@@ -122,15 +124,10 @@ async def _pump(
         with contextlib.suppress(OSError):
             inner.shutdown(socket.SHUT_WR)
 
-    incoming = asyncio.create_task(inwards())
-    try:
+    async with background(inwards(), "TLS input"):
         with contextlib.suppress(OSError):
             while data := await loop.sock_recv(inner, READ_BYTES):
                 writer.write(data)
                 await writer.drain()
             writer.close()
             await writer.wait_closed()
-    finally:
-        incoming.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await incoming

@@ -13,6 +13,8 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 
+from cri_server.operations.tasks import background
+
 log = logging.getLogger(__name__)
 
 
@@ -22,14 +24,13 @@ async def supervised() -> AsyncIterator[None]:
     exit."""
     send("READY=1")
     interval_s = watchdog_interval_s(os.environ)
-    alive = asyncio.create_task(_send_alive(interval_s)) if interval_s else None
     try:
-        yield
+        if interval_s:
+            async with background(_send_alive(interval_s), "watchdog"):
+                yield
+        else:
+            yield
     finally:
-        if alive is not None:
-            alive.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await alive
         send("STOPPING=1")
 
 

@@ -71,6 +71,7 @@ PYRUNC_ROOMS = (
 )
 # "room.file" gives a file or an inner folder its own place: the longest name counts.
 CRI_SERVER_ROOMS = (
+    ("operations.tasks",),
     (
         "explain",
         "observability.debug",
@@ -79,7 +80,6 @@ CRI_SERVER_ROOMS = (
         "observability.meters",
         "observability.timeline",
         "operations.locks",
-        "operations.tasks",
         "systemd.notify",
         "typed",
     ),
