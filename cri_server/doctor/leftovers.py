@@ -12,7 +12,7 @@ from pathlib import Path
 from cri_server.doctor import cgroups
 from cri_server.doctor.model import CheckResult, Host, Level, fine, note, warning
 from cri_server.store.disk import records_in
-from cri_server.store.facts import Process, entries
+from cri_server.store.facts import ProcessIdentity, entries
 from cri_server.store.paths import Paths
 from pyrunc.atomic_file import read_json
 from pyrunc.errors import Error
@@ -172,7 +172,7 @@ def _shims(host: Host) -> dict[str, int]:
     states = _paths(host).sandbox_states
     for name in entries(states):
         try:
-            process = Process.of(read_json(str(states / name / SHIM_RECORD)))
+            process = ProcessIdentity.of(read_json(str(states / name / SHIM_RECORD)))
         except (OSError, Error):
             continue
         if process.alive():

@@ -19,7 +19,7 @@ GRACE_S = 2.0  # between SIGTERM, sent when the connection ends, and SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PluginProgram:
     """A plugin's program and configuration."""
 
     path: Path
@@ -28,7 +28,7 @@ class Program:
     config: str
 
 
-def find(folder: Path, configurations: Path) -> list[Program]:
+def find(folder: Path, configurations: Path) -> list[PluginProgram]:
     """Return the programs of `folder` in order of their indices. Files with other names, and files
     that users other than root can write, are logged and skipped."""
     programs = []
@@ -56,7 +56,9 @@ def find(folder: Path, configurations: Path) -> list[Program]:
         if _others_write(path):
             log.error("NRI: %s is not started: users other than root can write to it", path)
             continue
-        programs.append(Program(path, index, name, _configuration(configurations, index, name)))
+        programs.append(
+            PluginProgram(path, index, name, _configuration(configurations, index, name))
+        )
     return programs
 
 
@@ -88,7 +90,7 @@ class PluginProcess:
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
     @classmethod
-    def start(cls, program: Program) -> tuple[PluginProcess, socket.socket]:
+    def start(cls, program: PluginProgram) -> tuple[PluginProcess, socket.socket]:
         """Start the program; return the process and the server's end of its socket. Raises
         OSError."""
         ours, theirs = socket.socketpair()

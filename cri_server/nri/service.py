@@ -91,7 +91,7 @@ class Nri(LifecycleObserver):
             async with asyncio.timeout(2 * launch.GRACE_S):
                 await asyncio.gather(*(process.ended.wait() for process in self._processes))
 
-    async def _launch(self, program: launch.Program) -> Plugin | None:
+    async def _launch(self, program: launch.PluginProgram) -> Plugin | None:
         plugin = self._new_plugin()
         plugin.index, plugin.base_name, plugin.config = program.index, program.name, program.config
         try:

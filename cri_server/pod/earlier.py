@@ -23,7 +23,7 @@ from pathlib import Path
 
 from cri_server.pod import orphans
 from cri_server.pod.client import ShimClient
-from cri_server.store.facts import Process, entries
+from cri_server.store.facts import ProcessIdentity, entries
 from cri_server.store.model import Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file, ipc
@@ -89,7 +89,7 @@ class EarlierShims:
             if shim is None or not shim.alive():
                 return
             served = [one for one in sandboxes if one.shim == shim]
-            running: list[Process] = []
+            running: list[ProcessIdentity] = []
             for one in served:
                 running += await self._store(one)
             if self._kills is None:
@@ -99,18 +99,20 @@ class EarlierShims:
                 one.shim = None
             log.info("shim %d is of an earlier version: its pods move", shim.pid)
 
-    async def _store(self, sandbox: Sandbox) -> list[Process]:
+    async def _store(self, sandbox: Sandbox) -> list[ProcessIdentity]:
         """Put the entries of the sandbox's processes into the keeper; return the processes."""
         client = await ShimClient.connect(self._paths.sandbox_state(sandbox.id))
         try:
             state = await client.state()
-            processes = [Process(c.pid, c.start_time) for c in state.containers if c.running]
+            processes = [
+                ProcessIdentity(c.pid, c.start_time) for c in state.containers if c.running
+            ]
             for container in state.containers:
                 if container.running:
                     name = StoredContainer.name_of(container.id)
                     await self._store_entry(client, Keep(container.id), name, KeptContainer)
             if state.pause is not None and state.pause.running:
-                processes.append(Process(state.pause.pid, state.pause.start_time))
+                processes.append(ProcessIdentity(state.pause.pid, state.pause.start_time))
                 name = StoredPause.name_of(sandbox.id)
                 await self._store_entry(client, Keep(), name, KeptPause)
             return processes
@@ -134,7 +136,7 @@ class EarlierShims:
         finally:
             keeper.close()
 
-    async def _end(self, shim: Process, running: Sequence[Process]) -> None:
+    async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
         """Kill the shim, or stop it for the rest of its children's lives. Raises Unavailable when
         it has reaped one of the processes that were `running`: then it is about to write an exit
         record."""
@@ -164,13 +166,13 @@ class EarlierShims:
             orphans.send_signal(shim, signal.SIGCONT)
             self._remove(file)
 
-    def _remove_traces(self, shim: Process) -> None:
+    def _remove_traces(self, shim: ProcessIdentity) -> None:
         """Remove the files by which a stopped shim would be taken for the shim of its pods."""
         for name in entries(self._paths.sandbox_states):
             folder = self._paths.sandbox_state(name)
             with contextlib.suppress(Error):  # it has no shim
                 record = atomic_file.read_json(str(folder / messages.SHIM_RECORD))
-                if Process.of(record) == shim:
+                if ProcessIdentity.of(record) == shim:
                     for trace in (messages.SOCKET, messages.LOG, messages.SHIM_RECORD):
                         (folder / trace).unlink(missing_ok=True)
 
@@ -189,11 +191,11 @@ class EarlierShims:
             self._paths.earlier_shims.rmdir()
 
 
-def _process_of(file: Path) -> Process:
-    return Process(*map(int, file.name.split("-")))
+def _process_of(file: Path) -> ProcessIdentity:
+    return ProcessIdentity(*map(int, file.name.split("-")))
 
 
-async def _stop_idle(shim: Process) -> None:
+async def _stop_idle(shim: ProcessIdentity) -> None:
     """Send SIGSTOP to the shim while it waits for events, so that it has no output that it has read
     but not logged. A shim that is never idle is stopped all the same."""
     for _ in range(STOPS):
@@ -222,13 +224,13 @@ def _waits_for_events(pid: int) -> bool:
         return True
 
 
-def _is_unreaped(process: Process) -> bool:
+def _is_unreaped(process: ProcessIdentity) -> bool:
     """Whether the process runs or is a zombie."""
     status = stat(process.pid)
     return status is not None and status.start_time == process.start_time
 
 
-def _has_children(process: Process) -> bool:
+def _has_children(process: ProcessIdentity) -> bool:
     """Whether the process has a child that is no zombie."""
     with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
         children = map(stat, map(int, file.read().split()))

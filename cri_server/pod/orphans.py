@@ -11,7 +11,7 @@ import signal
 import time
 
 from cri_server.spec import groups
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from cri_server.store.model import Container, Exit
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file
@@ -69,7 +69,7 @@ def read_records(paths: Paths, container: Container) -> None:
         state = State.read(folder)
     except Error:
         return
-    container.process = Process(state.pid, state.start_time) if state.pid else None
+    container.process = ProcessIdentity(state.pid, state.start_time) if state.pid else None
     container.started_at_ns = container.started_at_ns or state.started_at_ns or 0
 
 
@@ -118,12 +118,12 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def kill_process(process: Process) -> None:
+def kill_process(process: ProcessIdentity) -> None:
     """Send SIGKILL to this very process (`send_signal`)."""
     send_signal(process, signal.SIGKILL)
 
 
-def send_signal(process: Process, number: int) -> None:
+def send_signal(process: ProcessIdentity, number: int) -> None:
     """Send a signal to this very process: through a pidfd that is checked against the start time,
     never by number alone. Does nothing when it has ended."""
     try:

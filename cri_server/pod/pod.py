@@ -18,7 +18,7 @@ from cri_server.pod.client import ExecSession, Streams
 from cri_server.pod.processes import ANSWER_S
 from cri_server.pod.shims import Shims
 from cri_server.spec import groups
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from cri_server.store.model import Container, Sandbox
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unavailable
@@ -101,7 +101,7 @@ class Pod:
         namespace. Raises Error."""
         started = await self._shims.get(self._sandbox).start_pause()
         add_remote_spans(started.parts)
-        self._sandbox.pause = Process(started.pid, started.start_time)
+        self._sandbox.pause = ProcessIdentity(started.pid, started.start_time)
         self._sandbox.pause_alive = True
         return started.netns_path
 
@@ -181,7 +181,7 @@ class Pod:
         container.created_in = None
         started = await self._shims.get(self._sandbox).start_container(container.id)
         add_remote_spans(started.parts)
-        container.process = Process(started.pid, started.start_time)
+        container.process = ProcessIdentity(started.pid, started.start_time)
         container.started_at_ns = started.started_at_ns
 
     async def stop(self, container: Container, signal: int, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyrunc
 from cri_server.pod.client import ShimClient, start_shim
-from cri_server.store.facts import Process, entries
+from cri_server.store.facts import ProcessIdentity, entries
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.shim.messages import PROTOCOL
@@ -39,7 +39,7 @@ class ShimProcess:
     """A living shim, with the connection to its own folder. `silent`: it does not answer at the
     moment; `taking`: how many pods are on their way to it."""
 
-    def __init__(self, folder: Path, client: ShimClient, process: Process) -> None:
+    def __init__(self, folder: Path, client: ShimClient, process: ProcessIdentity) -> None:
         self.folder, self.client, self.process = folder, client, process
         self.silent, self.taking = False, 0
 
@@ -60,7 +60,7 @@ class ShimProcesses:
         `default_count`."""
         self._zygote, self._folder, self._count = zygote, folder, count or default_count()
         self._shims: list[ShimProcess] = []
-        self._outdated: dict[Process, Path] = {}
+        self._outdated: dict[ProcessIdentity, Path] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Task[None] | None = None
         self._closed = False
@@ -77,11 +77,11 @@ class ShimProcesses:
         assert self._started is not None
         await asyncio.shield(self._started)
 
-    def of_this_version(self) -> set[Process]:
+    def of_this_version(self) -> set[ProcessIdentity]:
         """Return the living shims that get pods."""
         return {shim.process for shim in self._shims}
 
-    async def remove_outdated(self, process: Process) -> None:
+    async def remove_outdated(self, process: ProcessIdentity) -> None:
         """Remove the folder of a shim of another version, which has ended."""
         folder = self._outdated.pop(process, None)
         if folder is not None:
@@ -110,8 +110,13 @@ class ShimProcesses:
         self._shims.clear()
 
     async def take_pod(
-        self, sandbox_dir: Path, containers_dir: Path, pods: Mapping[Process, int], *, network: bool
-    ) -> tuple[Process, str | None]:
+        self,
+        sandbox_dir: Path,
+        containers_dir: Path,
+        pods: Mapping[ProcessIdentity, int],
+        *,
+        network: bool,
+    ) -> tuple[ProcessIdentity, str | None]:
         """Have the shim with the fewest `pods` serve another: the shim, and the path of the pod's
         network namespace if `network` is true. Raises Unavailable when it does not answer, and what
         prevents the fork of a new one when none lives."""
@@ -133,7 +138,7 @@ class ShimProcesses:
             finally:
                 shim.taking -= 1
 
-    def _emptiest(self, pods: Mapping[Process, int]) -> ShimProcess | None:
+    def _emptiest(self, pods: Mapping[ProcessIdentity, int]) -> ShimProcess | None:
         living = [shim for shim in self._shims if not shim.client.closed]
         answering = [shim for shim in living if not shim.silent] or living
         # With those on their way: calls at the same time would otherwise all choose one shim.
@@ -172,9 +177,9 @@ class ShimProcesses:
         if (info.protocol, info.version) != (PROTOCOL, pyrunc.__version__):
             log.info("shim %d is of version %s and gets no more pods", info.pid, info.version)
             client.close()
-            self._outdated[Process(info.pid, info.start_time)] = folder
+            self._outdated[ProcessIdentity(info.pid, info.start_time)] = folder
             return
-        self._add(ShimProcess(folder, client, Process(info.pid, info.start_time)))
+        self._add(ShimProcess(folder, client, ProcessIdentity(info.pid, info.start_time)))
 
     async def _fork(self) -> ShimProcess:
         folder = self._folder / os.urandom(4).hex()
@@ -185,7 +190,7 @@ class ShimProcesses:
         except BaseException:
             client.close()
             raise
-        shim = ShimProcess(folder, client, Process(info.pid, info.start_time))
+        shim = ShimProcess(folder, client, ProcessIdentity(info.pid, info.start_time))
         self._add(shim)
         return shim
 

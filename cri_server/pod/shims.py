@@ -22,7 +22,7 @@ from cri_server.pod.earlier import PROTOCOL as EARLIER_PROTOCOL
 from cri_server.pod.earlier import EarlierShims
 from cri_server.pod.keeper import StoredPods
 from cri_server.pod.processes import ANSWER_S, ShimProcesses
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
@@ -324,9 +324,9 @@ class Shims:
             if container.exit is None and container.process is not None and container.id not in ids:
                 await self._end_orphan(sandbox, container)
         started = alive_since(state.pid)
-        if started is None or sandbox.shim == Process(state.pid, started):
+        if started is None or sandbox.shim == ProcessIdentity(state.pid, started):
             return
-        sandbox.shim = Process(state.pid, started)
+        sandbox.shim = ProcessIdentity(state.pid, started)
         if state.pause is not None:
             sandbox.netns_path = path_after_take_over(sandbox.netns_path, state.netns or "")
         elif sandbox.pause is not None:
@@ -365,7 +365,7 @@ class Shims:
         """Take over the shim's state of the pod, also for containers whose folders were deleted."""
         sandbox.pause_alive = state.pause_running
         if state.pause is not None:
-            sandbox.pause = Process(state.pause.pid, state.pause.start_time)
+            sandbox.pause = ProcessIdentity(state.pause.pid, state.pause.start_time)
         known = {entry.id: entry for entry in state.containers}
         for container in self._index.containers_of(sandbox):
             container.lost = False
@@ -377,7 +377,7 @@ class Shims:
                 continue
             self._restore_folder(container)
             if entry.pid:
-                container.process = Process(entry.pid, entry.start_time)
+                container.process = ProcessIdentity(entry.pid, entry.start_time)
             container.started_at_ns = container.started_at_ns or entry.started_at_ns
             if entry.exit is not None and container.exit is None:
                 container.ended(entry.exit)
@@ -406,7 +406,7 @@ class Shims:
         """End shims of another version, one after the other; a shim of this version takes over
         their pods. A shim stays until its pods end if the keeper lacks an entry of any of them."""
         current = self.processes.of_this_version()
-        pods: dict[Process, list[Sandbox]] = {}
+        pods: dict[ProcessIdentity, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
             if (
                 sandbox.shim is not None
@@ -426,7 +426,7 @@ class Shims:
                 )
                 await self.processes.remove_outdated(process)
 
-    async def _wait_until_moved(self, sandbox: Sandbox, process: Process) -> None:
+    async def _wait_until_moved(self, sandbox: Sandbox, process: ProcessIdentity) -> None:
         client = self._clients.get(sandbox.id)
         while client is not None and not client.closed and process.alive():
             await asyncio.sleep(MOVED_S)

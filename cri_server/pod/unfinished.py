@@ -11,7 +11,7 @@ from pathlib import Path
 from cri_server.pod import orphans
 from cri_server.pod.client import ShimClient
 from cri_server.pod.processes import ANSWER_S
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file
 from pyrunc.compile.pause import PauseRequest
@@ -61,7 +61,7 @@ async def _end_by_shim(folder: Path, detach: Detach) -> None:
 def _kill_shim(folder: Path) -> None:
     """Kill a shim that does not answer; the processes that it had are in the sandbox's cgroup."""
     try:
-        shim = Process.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
+        shim = ProcessIdentity.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
     except (Error, OSError):
         return
     orphans.kill_process(shim)

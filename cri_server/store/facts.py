@@ -10,7 +10,7 @@ from pyrunc.kernel.process import alive_since
 from pyrunc.records import Record
 
 
-class Process(Record):
+class ProcessIdentity(Record):
     """A process that cannot be mistaken for a later one with the same pid: `start_time` is field 22
     of /proc/PID/stat, in clock ticks since boot."""
 

@@ -19,7 +19,7 @@ from cri_server.operations.locks import Gate
 from cri_server.security.selinux.labels import NONE as NO_LABELS
 from cri_server.security.selinux.labels import SelinuxLabels
 from cri_server.store.encoded import CachedEncoding
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.shim.messages import Exit as Exit
@@ -66,8 +66,8 @@ class Sandbox:
     ips: list[str] = field(default_factory=list)
     network: str = "none"  # none, host, attached, released
     netns_path: str = ""
-    pause: Process | None = None
-    shim: Process | None = None
+    pause: ProcessIdentity | None = None
+    shim: ProcessIdentity | None = None
     selinux: SelinuxLabels = NO_LABELS
     # Facts and coordination, not recorded.
     pause_alive: bool = False
@@ -175,11 +175,11 @@ class Container:
     resources: api.LinuxContainerResources
     mounted_images: dict[str, str] = field(default_factory=dict)  # container path -> image id
     # Facts and coordination, not recorded.
-    process: Process | None = None
+    process: ProcessIdentity | None = None
     started_at_ns: int = 0
     exit: Exit | None = None
     lost: bool = False
-    created_in: Process | None = None  # the shim that compiled it
+    created_in: ProcessIdentity | None = None  # the shim that compiled it
     has_cgroup: bool = False  # its cgroup exists since then
     starting: bool = False  # StartContainer then reports an exit, after its own event
     exited: asyncio.Event = field(default_factory=asyncio.Event)

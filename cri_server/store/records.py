@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from pyrunc.records import Record
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class SandboxRecord(Record):
     network: str
     netns_path: str
     # The pause process: the key has this name in the records of earlier versions, too.
-    holder: Process | None
-    shim: Process | None
+    holder: ProcessIdentity | None
+    shim: ProcessIdentity | None
     selinux: Sequence[str] = ()
 
     @classmethod

@@ -228,7 +228,7 @@ def _plan(
         request.spec,
         host.host(),
         rootfs_facts,
-        plans.StartOptions(
+        plans.StartPlanOptions(
             load_filter=load_filter,
             cgroup=in_cgroup,
             parent=parent,

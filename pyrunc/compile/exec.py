@@ -139,7 +139,7 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
         descriptors.take("cgroup", request.cgroup.open_directory())
     plan, program = _program(
         request,
-        plans.ExecOptions(
+        plans.ExecPlanOptions(
             load_filter=load_filter,
             cgroup=request.cgroup is not None,
             home=home,
@@ -168,7 +168,7 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     return CompiledLaunch(launch, plan, plan.warnings)
 
 
-def _program(request: ExecRequest, options: plans.ExecOptions) -> tuple[Plan, LoweredProgram]:
+def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan, LoweredProgram]:
     """Plan and lower the exec, or load what an earlier request has stored."""
     facts, programs = host.host(), request.programs
     key = request.process, facts, options, request.timed

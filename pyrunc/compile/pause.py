@@ -122,7 +122,7 @@ def compile_pause(
     plan = plans.build_pause(
         linux,
         host.host(),
-        plans.PauseOptions(
+        plans.PausePlanOptions(
             hostname=request.hostname,
             load_filter=load_filter,
             oom_score_adj=request.oom_score_adj,

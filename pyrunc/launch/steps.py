@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from pyrunc.launch.model import Launch
     from pyrunc.launch.run import ChildProcess, ParentSide
-    from pyrunc.plan.model import Step
+    from pyrunc.plan.model import ParentStep
 
 
-def perform(step: Step, process: ChildProcess, parent: ParentSide) -> None:
+def perform(step: ParentStep, process: ChildProcess, parent: ParentSide) -> None:
     """Carry out one step. Raises KernelError, InvalidSpec, PeerError for a hook."""
     launch = parent.request
     match step:

@@ -43,7 +43,7 @@ ENDING = (1, 2, 3, 6, 15)
 OOM_SCORE_ADJ_MIN = -1000
 
 
-class StartOptions(Value):
+class StartPlanOptions(Value):
     """Options of a container's start beyond its configuration.
 
     `parent`: the steps of the runtime's side; `await_start` waits for `start` before execve;
@@ -63,10 +63,10 @@ class StartOptions(Value):
     keep_groups: bool = False
 
 
-class ExecOptions(Value):
+class ExecPlanOptions(Value):
     """Options of a process in a running container, beyond its configuration. `home`: its user's,
     for an environment without HOME; `attached`: its terminal is copied to the caller's; the
-    others as in `StartOptions`."""
+    others as in `StartPlanOptions`."""
 
     load_filter: LoadFilter | None = None
     cgroup: bool = True
@@ -78,7 +78,7 @@ class ExecOptions(Value):
     attached: bool = False
 
 
-class PauseOptions(Value):
+class PausePlanOptions(Value):
     """Options of a pause process beyond its namespaces. `mounts`: absolute paths of mounts that
     are put into its root."""
 
@@ -93,7 +93,7 @@ class PauseOptions(Value):
 
 
 def build(
-    spec: Spec, host: HostFacts, facts: RootfsFacts, options: StartOptions = StartOptions()
+    spec: Spec, host: HostFacts, facts: RootfsFacts, options: StartPlanOptions = StartPlanOptions()
 ) -> Plan:
     """Plan a container's start: the operations of its process and the steps of its parent. Raises
     InvalidSpec."""
@@ -125,7 +125,7 @@ def build(
 
 
 def build_exec(
-    linux: Linux, process: Process, host: HostFacts, options: ExecOptions = ExecOptions()
+    linux: Linux, process: Process, host: HostFacts, options: ExecPlanOptions = ExecPlanOptions()
 ) -> Plan:
     """Plan an exec: a process that joins the namespaces of a running container, and the steps of
     its parent. `linux` is of the container's configuration."""
@@ -176,7 +176,9 @@ def build_exec(
     return model.Plan(tuple(ops), tuple(warnings))
 
 
-def build_pause(linux: Linux, host: HostFacts, options: PauseOptions = PauseOptions()) -> Plan:
+def build_pause(
+    linux: Linux, host: HostFacts, options: PausePlanOptions = PausePlanOptions()
+) -> Plan:
     """Plan a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
     steps = steps_of_pause(linux)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
@@ -259,7 +261,7 @@ def _root_filesystem(
     host: HostFacts,
     facts: RootfsFacts,
     steps: Steps,
-    options: StartOptions,
+    options: StartPlanOptions,
     warnings: list[str],
 ) -> list[Op]:
     """Plan the root file system: root, mounts, devices, links, pivot, working directory, terminal;

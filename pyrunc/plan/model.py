@@ -26,59 +26,59 @@ class Op(Value):
     """One operation of the new process (the first ones: of the launcher that clones it)."""
 
 
-class Step(Value):
+class ParentStep(Value):
     """One step of the parent while the new process waits (`launch.steps.perform`)."""
 
 
 # In the runtime, as a parent
 
 
-class WriteIdMaps(Step):
+class WriteIdMaps(ParentStep):
     """Write gid_map and uid_map of the new user namespace (user_namespaces(7))."""
 
     uids: tuple[IdMap, ...]
     gids: tuple[IdMap, ...]
 
 
-class RecordProcess(Step):
+class RecordProcess(ParentStep):
     """Store pid and start time in the container's state, so that `delete` finds the process of a
     create that was killed."""
 
 
-class GiveCgroup(Step):
+class GiveCgroup(ParentStep):
     """Give the cgroup's folder and the files that delegation names to `uid` (runtime-spec,
     "Cgroup ownership")."""
 
     uid: int
 
 
-class EnterRdt(Step):
+class EnterRdt(ParentStep):
     """Put the first process into the container's resctrl group, which is made when it is
     missing."""
 
     rdt: Mapping[str, Any]
 
 
-class JoinRdt(Step):
+class JoinRdt(ParentStep):
     """Put another process into the container's resctrl group."""
 
     rdt: Mapping[str, Any]
 
 
-class MoveLinks(Step):
+class MoveLinks(ParentStep):
     """Move links (name here -> name there) into the process's network namespace, with their
     addresses."""
 
     links: Mapping[str, str]
 
 
-class WriteHookState(Step):
+class WriteHookState(ParentStep):
     """Write the container's state into the memfd that startContainer hooks get as stdin."""
 
     descriptor: str
 
 
-class RunHooks(Step):
+class RunHooks(ParentStep):
     """Run all hooks of one kind, each to its end: in the runtime's namespaces, or from `folder`
     in these `namespaces` of the process."""
 
@@ -88,19 +88,19 @@ class RunHooks(Step):
     namespaces: tuple[str, ...] = ()
 
 
-class SetLimits(Step):
+class SetLimits(ParentStep):
     """Set resource limits of a process in a user namespace, where it may not raise them itself
     (prlimit(2))."""
 
     limits: tuple[Rlimit, ...]
 
 
-class ClearOnlcr(Step):
+class ClearOnlcr(ParentStep):
     """Stop the terminal from turning a newline into two characters (ONLCR, termios(3)), because
     the caller's terminal does so already."""
 
 
-class SendListener(Step):
+class SendListener(ParentStep):
     """Send the seccomp listener to the agent's unix socket (runtime-spec, "The Container Process
     State")."""
 
@@ -172,7 +172,7 @@ class Sync(Op):
     """Report that `point` is reached, and wait until the parent has done its `steps`."""
 
     point: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ParentStep, ...] = ()
 
 
 class BecomeRoot(Op):
@@ -497,7 +497,7 @@ class LoadFilter(Op):
     instructions: bytes
     flags: int
     listener: bool = False
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ParentStep, ...] = ()
 
 
 class CheckProgram(Op):
@@ -562,7 +562,7 @@ class ExecuteDescriptor(Op):
     env: tuple[str, ...]
 
 
-def steps_of(op: Op) -> tuple[Step, ...]:
+def steps_of(op: Op) -> tuple[ParentStep, ...]:
     """Return the parent's steps while the process waits at this operation."""
     return op.steps if isinstance(op, Sync | LoadFilter) else ()
 

@@ -25,10 +25,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyrunc.plan.model import LoadFilter, Op, Step
+    from pyrunc.plan.model import LoadFilter, Op, ParentStep
     from pyrunc.spec.model import Linux, Process, Spec
 
-    Steps = Mapping[str, tuple[Step, ...]]
+    Steps = Mapping[str, tuple[ParentStep, ...]]
 
 HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
 """The descriptors of two memfds: the state that startContainer hooks read, and the output of the
@@ -52,7 +52,7 @@ class ParentOptions(Value):
 def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
     """Return the steps of a container's start by sync point, without points that have none."""
     linux, hooks = spec.linux, spec.hooks
-    cloned: list[Step] = [*_id_maps(linux)]
+    cloned: list[ParentStep] = [*_id_maps(linux)]
     # As early as possible: from its clone on, a kill of the runtime leaves a process that only this
     # record names.
     if parent.record:
@@ -67,13 +67,13 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
         cloned.append(model.EnterRdt(linux.intel_rdt))
     if linux.net_devices:
         cloned.append(model.MoveLinks(linux.net_devices))
-    mounted: list[Step] = []
+    mounted: list[ParentStep] = []
     # prestart is deprecated, but GPU hooks still use it; it runs first (config.md, "Prestart").
     if hooks.prestart:
         mounted.append(model.RunHooks("prestart", hooks.prestart))
     if hooks.create_runtime:
         mounted.append(model.RunHooks("createRuntime", hooks.create_runtime))
-    inside: list[Step] = []
+    inside: list[ParentStep] = []
     if hooks.create_container:
         inside.append(
             model.RunHooks(
@@ -97,7 +97,7 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
 def steps_of_exec(linux: Linux, process: Process, attached: bool = False) -> Steps:
     """Return the steps of a process that enters a container by sync point; `attached` as in
     `ParentOptions`."""
-    cloned: list[Step] = [model.JoinRdt(linux.intel_rdt)] if linux.intel_rdt else []
+    cloned: list[ParentStep] = [model.JoinRdt(linux.intel_rdt)] if linux.intel_rdt else []
     late = [*_limits(linux, process), *_terminal(process, attached)]
     return _non_empty({"cloned": cloned, "before-identity": late, "listener": _listener(linux)})
 
@@ -119,18 +119,18 @@ def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | 
     return load_filter.replace(steps=steps.get("listener", ()))
 
 
-def _non_empty(steps_by_point: Mapping[str, list[Step]]) -> Steps:
+def _non_empty(steps_by_point: Mapping[str, list[ParentStep]]) -> Steps:
     return {point: tuple(steps) for point, steps in steps_by_point.items() if steps}
 
 
-def _id_maps(linux: Linux) -> list[Step]:
+def _id_maps(linux: Linux) -> list[ParentStep]:
     user = linux.namespace("user")
     if user is None or user.path:
         return []
     return [model.WriteIdMaps(linux.uid_mappings, linux.gid_mappings)]
 
 
-def _limits(linux: Linux, process: Process | None) -> list[Step]:
+def _limits(linux: Linux, process: Process | None) -> list[ParentStep]:
     if process is None or not process.rlimits or linux.namespace("user") is None:
         return []
     # Raising a hard limit needs CAP_SYS_RESOURCE in the machine's user namespace (prlimit(2)),
@@ -138,12 +138,12 @@ def _limits(linux: Linux, process: Process | None) -> list[Step]:
     return [model.SetLimits(process.rlimits)]
 
 
-def _terminal(process: Process | None, attached: bool) -> list[Step]:
+def _terminal(process: Process | None, attached: bool) -> list[ParentStep]:
     # Only when we copy the terminal to ours: an engine that gets the master sets it up itself.
     return [model.ClearOnlcr()] if attached and process is not None and process.terminal else []
 
 
-def _listener(linux: Linux) -> list[Step]:
+def _listener(linux: Linux) -> list[ParentStep]:
     seccomp = linux.seccomp or {}
     path = str(seccomp.get("listenerPath") or "")
     return [model.SendListener(path, str(seccomp.get("listenerMetadata") or ""))] if path else []

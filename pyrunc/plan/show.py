@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from pyrunc.plan.model import Op, Plan, Step
+    from pyrunc.plan.model import Op, ParentStep, Plan
     from pyrunc.spec.model import IdMap
 
 _ATTRIBUTES = (
@@ -79,7 +79,7 @@ def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def step_line(step: Step) -> str:
+def step_line(step: ParentStep) -> str:
     """Return one step of the parent as one line."""
     return STEP_LINES[type(step)](step)
 

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyrunc.plan.model import Step
+    from pyrunc.plan.model import ParentStep
 
 # Operation kinds and argument kinds, as in launcher.c.
 SYS, CMP, SET, SEND, WAIT, FAIL, EXIT = 1, 2, 3, 4, 5, 6, 7
@@ -115,4 +115,4 @@ class LoweredProgram(Value):
 
     program: Program
     numbers: Mapping[str, int]
-    steps: Mapping[int, Sequence[Step]] = {}
+    steps: Mapping[int, Sequence[ParentStep]] = {}

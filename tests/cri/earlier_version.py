@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cri_server.pod.earlier import PROTOCOL, Keep, KeptContainer, KeptPause
 from cri_server.pod.processes import ShimProcess, ShimProcesses
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from pyrunc.compile.pause import PauseRequest
 from pyrunc.errors import WrongState
 from pyrunc.shim import messages
@@ -47,7 +47,9 @@ def without_keeper(link: KeeperLink, loop: Loop, folder: str | None) -> None:
     _connect_keeper(link, loop, None)
 
 
-def shim_without_pods(processes: ShimProcesses, pods: Mapping[Process, int]) -> ShimProcess | None:
+def shim_without_pods(
+    processes: ShimProcesses, pods: Mapping[ProcessIdentity, int]
+) -> ShimProcess | None:
     """Return a shim that has no pod yet."""
     unused = (s for s in processes._shims if s.process not in pods and not s.taking)
     return next(unused, None)

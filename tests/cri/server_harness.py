@@ -30,7 +30,7 @@ from cri_server.images.archives import build
 from cri_server.network.names import remove as remove_name
 from cri_server.pod.orphans import kill_process
 from cri_server.rpc import private
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from pyrunc.zygote.descendants import below
 from tests.support import session
 from tests.support.keeper import end_keeper, keeper_pid
@@ -303,7 +303,7 @@ class Server:
         for folder in self.state.glob("sandboxes/*"):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 record = json.loads((folder / "shim.json").read_text())
-                kill_process(Process(record["pid"], record["start_time"]))
+                kill_process(ProcessIdentity(record["pid"], record["start_time"]))
         for name in self.names.glob("*"):
             remove_name(str(name))
         for group in self._cgroups():

@@ -182,7 +182,7 @@ def test_a_process_ends_when_its_caller_dies_during_the_start(
     def work() -> None:
         perform = steps.perform
 
-        def die(step: model.Step, process: ChildProcess, parent: ParentSide) -> None:
+        def die(step: model.ParentStep, process: ChildProcess, parent: ParentSide) -> None:
             if not isinstance(step, STEPS[point]):
                 return perform(step, process, parent)
             os.write(writing, str(process.pid).encode())
@@ -212,7 +212,7 @@ def test_a_step_that_fails_undoes_all(
 ) -> None:
     perform = steps.perform
 
-    def fail(step: model.Step, process: ChildProcess, parent: ParentSide) -> None:
+    def fail(step: model.ParentStep, process: ChildProcess, parent: ParentSide) -> None:
         if not isinstance(step, STEPS[point]):
             return perform(step, process, parent)
         raise KernelError("step", "of the parent", errno.EIO)

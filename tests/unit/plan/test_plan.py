@@ -45,7 +45,7 @@ def plan_spec(change: dict[str, Any] | None = None) -> Spec:
 
 def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
     facts = more.pop("facts", RootfsFacts())
-    return plans.build(plan_spec(change), HOST, facts, plans.StartOptions(**more))
+    return plans.build(plan_spec(change), HOST, facts, plans.StartPlanOptions(**more))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_cgroup_mount_of_the_machines_superblock_has_its_options(
     that there is."""
     host = HOST.replace(cgroup_options=("nsdelegate", "memory_recursiveprot"))
     spec = plan_spec({"linux.namespaces": namespaces})
-    ops = plans.build(spec, host, RootfsFacts(), plans.StartOptions()).ops
+    ops = plans.build(spec, host, RootfsFacts(), plans.StartPlanOptions()).ops
     (mount,) = [op for op in ops if isinstance(op, model.MountFs) and op.type == "cgroup2"]
     assert mount.options == options
 
@@ -173,7 +173,7 @@ def test_the_identity_is_set_in_order() -> None:
 
 
 def test_the_set_of_steps_is_closed() -> None:
-    steps = set(model.Step.__subclasses__())
+    steps = set(model.ParentStep.__subclasses__())
     assert steps == set(STEP_LINES)
     carried_out = re.findall(r"case m\.(\w+)\(", inspect.getsource(perform))
     assert sorted(carried_out) == sorted(step.__name__ for step in steps)
@@ -244,7 +244,7 @@ def test_an_exec_has_steps_of_its_own() -> None:
     spec = plan_spec(EVERYTHING)
     assert spec.process is not None
     built = plans.build_exec(
-        spec.linux, spec.process, HOST, plans.ExecOptions(load_filter=LISTENING)
+        spec.linux, spec.process, HOST, plans.ExecPlanOptions(load_filter=LISTENING)
     )
     assert [text for number, text in numbered(built) if "." in number] == [
         "join resctrl group gold",
@@ -312,7 +312,7 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
     spec = parse(document)
     scores = [
         [op.value for op in plans.build(spec, host, RootfsFacts(),
-        plans.StartOptions(restrict_oom_score_adj=restrict)).ops
+        plans.StartPlanOptions(restrict_oom_score_adj=restrict)).ops
          if isinstance(op, model.SetOomScore)]
         for host, restrict in ((low, False), (low, True), (HOST, True))
     ]  # fmt: skip
@@ -325,7 +325,7 @@ def test_the_oom_score_is_written_whatever_ours_is() -> None:
     document = default()
     document["process"]["oomScoreAdj"] = 0
     for host in (HOST, HOST.replace(capabilities=0), HOST.replace(in_user_namespace=True)):
-        ops = plans.build(parse(document), host, RootfsFacts(), plans.StartOptions()).ops
+        ops = plans.build(parse(document), host, RootfsFacts(), plans.StartPlanOptions()).ops
         assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [0]
 
 
@@ -341,7 +341,7 @@ def test_the_oom_score_is_written_whatever_ours_is() -> None:
 def test_the_pause_process_has_a_low_oom_score_where_permitted(
     change: dict[str, Any], score: int
 ) -> None:
-    options = plans.PauseOptions(oom_score_adj=-998)
+    options = plans.PausePlanOptions(oom_score_adj=-998)
     ops = plans.build_pause(plan_spec().linux, HOST.replace(**change), options).ops
     assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [score]
 
@@ -404,7 +404,7 @@ def test_affinity_is_set_on_request() -> None:
 
 def test_the_plan_of_a_pause_process_ends_with_its_filter_and_execution() -> None:
     built = plans.build_pause(
-        parse(default()).linux, HOST, plans.PauseOptions(hostname="pod", load_filter=FILTER)
+        parse(default()).linux, HOST, plans.PausePlanOptions(hostname="pod", load_filter=FILTER)
     )
     assert names(built)[-3:] == ["ForbidNewPrivileges", "LoadFilter", "ExecuteDescriptor"]
     assert "SetHostname" in names(built)

@@ -13,7 +13,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.operations.locks import Gate, SingleFlight
 from cri_server.operations.steps import Failpoints, InjectedError, Parallel, Step, Steps
-from cri_server.store.facts import Process
+from cri_server.store.facts import ProcessIdentity
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
 from cri_server.store.records import ContainerRecord, SandboxRecord
@@ -27,7 +27,15 @@ def sandbox(identifier: str = "a" * 64, **labels: str) -> Sandbox:
         metadata=api.PodSandboxMetadata(name=identifier, uid="u", namespace="n"), labels=labels
     )
     return Sandbox(
-        identifier, config, "", 1, "boot", "/p", "/p/x", pause=Process(1, 2), ips=["10.0.0.1"]
+        identifier,
+        config,
+        "",
+        1,
+        "boot",
+        "/p",
+        "/p/x",
+        pause=ProcessIdentity(1, 2),
+        ips=["10.0.0.1"],
     )
 
 
@@ -142,7 +150,10 @@ def test_objects_are_found_by_prefix_and_filter() -> None:
 def test_a_process_is_known_by_its_start() -> None:
     started = alive_since(os.getpid())
     assert started is not None
-    assert Process(os.getpid(), started).alive() and not Process(os.getpid(), started + 1).alive()
+    assert (
+        ProcessIdentity(os.getpid(), started).alive()
+        and not ProcessIdentity(os.getpid(), started + 1).alive()
+    )
     assert alive_since(2**22 + 1) is None
 
 

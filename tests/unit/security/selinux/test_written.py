@@ -77,7 +77,7 @@ def test_the_label_of_a_containers_process_is_written(calls: Calls) -> None:
             parse(document),
             HOST.replace(selinux=True),
             RootfsFacts(),
-            plans.StartOptions(keyring="_ses.x"),
+            plans.StartPlanOptions(keyring="_ses.x"),
         )
     )
     assert calls.written() == EXPECTED
@@ -110,7 +110,7 @@ def test_the_label_of_the_pause_process_is_written(calls: Calls) -> None:
     linux = Linux(namespaces=(Namespace("mount"), Namespace("pid")))
     lower(
         plans.build_pause(
-            linux, HOST.replace(selinux=True), plans.PauseOptions(selinux_label=PROCESS)
+            linux, HOST.replace(selinux=True), plans.PausePlanOptions(selinux_label=PROCESS)
         )
     )
     assert calls.written() == EXPECTED
