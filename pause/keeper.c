@@ -1,36 +1,44 @@
-/* Outlives the server and the shims, so that each and all of them can be killed: the ancestor and subreaper of the shims, which
- * reaps what a dead one leaves and notes how it ended, and a store of descriptors with names.
+/* The keeper outlives the server and the shims, so that each and all of them can be killed. It is
+ * the ancestor and subreaper of the shims: it reaps the processes that a dead shim leaves, and
+ * notes how they ended. It also stores descriptors by name.
  *
- * Started as: keeper FOLDER. It locks FOLDER/keeper.lock (one instance; the file holds its pid), listens at FOLDER/keeper.sock
- * (mode 0600, only uid 0) and goes on as a child with its own session: when the first process has ended with 0, it listens.
- * Exit codes: 2 the folder cannot be used, 3 another keeper has the lock. SIGTERM ends it, and so do IDLE_MS without a connection, a
- * child or a stored descriptor, or without a connection when the lock was deleted: no server finds this keeper again.
+ * Started as: keeper FOLDER. It locks FOLDER/keeper.lock (one instance; the file has its pid),
+ * listens at FOLDER/keeper.sock (mode 0600, only uid 0) and continues as a child with its own
+ * session: when the first process has exited with 0, the keeper listens. Exit codes: 2 the folder
+ * cannot be used, 3 another keeper has the lock. It ends at SIGTERM; after IDLE_MS without a
+ * connection, a child or a stored descriptor; and, without a connection, when the lock file was
+ * deleted, because no server can find this keeper then.
  *
- * One packet (SOCK_SEQPACKET) is one message, a request or its answer, in the machine's byte order: `struct message`, then the
- * name, then the data; descriptors go beside it. pyrunc/keeper/client.py speaks it from the other side.
+ * A packet (SOCK_SEQPACKET) is one message, a request or its answer, in the machine's byte order:
+ * `struct message`, then the name, then the data. Descriptors are sent with it. The other side is
+ * pyrunc/keeper/client.py. An answer with an `error` other than 0, an errno, has nothing else.
  *
- *   call    request                                                    answer (`error` 0, or an errno with nothing else)
- *   HELLO                                                              pid: the keeper's; count: stored entries
- *   PUT     name, data, descriptors: takes the place of an entry of
- *           this name
- *   GET     name                                                       data, copies of the descriptors
- *   DROP    name                                                       (ENOENT)
- *   LIST    name: a prefix; count: of entries to pass over             data: names, each with its NUL; count: to pass over in the
- *                                                                      next request, 0 at the end
- *   START   count: of arguments; data: for each descriptor the u32     pid, and a pidfd
- *           number that it gets, then arguments and environment, each
- *           with its NUL
- *   EXIT    pid, start_time                                            status as of wait(2), time_ns (CLOCK_REALTIME)
- *   NOTE    pid, start_time, status: a record like those of orphans,
- *           for a process that its parent is about to reap
+ *   HELLO  answer: pid: the keeper's; count: stored entries
+ *   PUT    name, data, descriptors; replaces an entry of this name
+ *   GET    name
+ *          answer: data, copies of the descriptors
+ *   DROP   name
+ *          answer: ENOENT without an entry
+ *   LIST   name: a prefix; count: entries to skip
+ *          answer: data: names, each with its NUL; count: entries to skip in the next request, 0 at
+ *          the end
+ *   START  count: of arguments; data: for each descriptor the u32 number that it gets in the
+ *          program, then arguments and environment, each with its NUL
+ *          answer: pid, and a pidfd
+ *   EXIT   pid, start_time
+ *          answer: status as of wait(2), time_ns (CLOCK_REALTIME)
+ *   NOTE   pid, start_time, status: records the end of a process that its parent is about to reap
  *
- * PUT, DROP and NOTE with a count other than 0 are answered only when they fail (a DROP of what is not there has not failed): a sender
- * that is killed, or does not wait, has it done all the same. What an older connection has sent is done before a newer one is answered.
+ * PUT, DROP and NOTE with a count other than 0 are answered only when they fail; a DROP without an
+ * entry does not fail then. They are carried out even if the sender is killed or does not wait.
+ * Requests of an older connection are carried out before a newer connection is answered.
  *
- * `start_time` is field 22 of /proc/PID/stat. A request of another version is answered with EPROTO and this version, an unknown call
- * with ENOSYS. Whatever a peer sends or does not read costs at most its own connection: nothing here waits for one of them.
+ * `start_time` is field 22 of /proc/PID/stat. A request of another version is answered with EPROTO
+ * and this version, an unknown call with ENOSYS. A client that sends invalid packets, or does not
+ * read, loses its own connection at most: the keeper waits for no client.
  *
- * No memory is allocated after the start: all tables are static, and a page of them exists once it was written. */
+ * No memory is allocated after the start: all tables are static, and a page of them takes memory
+ * once it was written. */
 #include "call.h"
 
 enum {
@@ -42,7 +50,7 @@ enum {
 	ENTRY_FDS = 32,
 	RECORDS = 4096,
 	CONNECTIONS = 512,
-	SPARE_FDS = CONNECTIONS + 64 + 253, /* not given to the store: connections, and what one message brings */
+	SPARE_FDS = CONNECTIONS + 64 + 253, /* for connections and the descriptors of a message */
 	STRINGS = 4096,
 	IDLE_MS = 5000,
 	TURN = 16, /* messages of one connection before the next one's */
@@ -59,17 +67,21 @@ struct message {
 	u64 start_time, time_ns;
 };
 
-/* ---- the kernel's, which are the same on both architectures ---- */
+/* ---- constants and structures of the kernel, the same on both architectures ---- */
 
-enum { EINTR = 4, ENOENT = 2, EAGAIN = 11, EINVAL = 22, EMFILE = 24, ENOSPC = 28, ENOSYS = 38, EPROTO = 71, EMSGSIZE = 90 };
-enum { ECHILD = 10 };
+enum { ENOENT = 2, EINTR = 4, ECHILD = 10, EAGAIN = 11, EINVAL = 22, EMFILE = 24, ENOSPC = 28 };
+enum { ENOSYS = 38, EPROTO = 71, EMSGSIZE = 90 };
 enum { SIGTERM = 15, SIGCHLD = 17, SIGNALS = 64, SIG_SETMASK = 2 };
-enum { AF_UNIX = 1, SOCK_SEQPACKET = 5, SOCK_NONBLOCK = 04000, SOCK_CLOEXEC = 02000000, SOL_SOCKET = 1, SO_PEERCRED = 17 };
-enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_DONTWAIT = 0x40, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000, SCM_RIGHTS = 1 };
-enum { O_RDONLY = 0, O_WRONLY = 1, O_RDWR = 2, O_CREAT = 0100, O_CLOEXEC = 02000000, F_DUPFD_CLOEXEC = 1030, LOCK_EX = 2, LOCK_NB = 4 };
+enum { AF_UNIX = 1, SOCK_SEQPACKET = 5, SOCK_NONBLOCK = 04000, SOCK_CLOEXEC = 02000000 };
+enum { SOL_SOCKET = 1, SO_PEERCRED = 17, SCM_RIGHTS = 1 };
+enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_DONTWAIT = 0x40, MSG_NOSIGNAL = 0x4000 };
+enum { MSG_CMSG_CLOEXEC = 0x40000000 };
+enum { O_RDONLY = 0, O_WRONLY = 1, O_RDWR = 2, O_CREAT = 0100, O_CLOEXEC = 02000000 };
+enum { F_DUPFD_CLOEXEC = 1030, LOCK_EX = 2, LOCK_NB = 4 };
 enum { POLLIN = 1, POLLERR = 8, POLLHUP = 16 };
 enum { P_ALL = 0, WNOHANG = 1, WEXITED = 4, WNOWAIT = 0x01000000, CLD_EXITED = 1, CLD_DUMPED = 3 };
-enum { PR_SET_NAME = 15, PR_SET_CHILD_SUBREAPER = 36, RLIMIT_NOFILE = 7, CLONE_PIDFD = 0x1000, AT_FDCWD = -100, AT_EMPTY_PATH = 0x1000, STATX_NLINK = 4 };
+enum { PR_SET_NAME = 15, PR_SET_CHILD_SUBREAPER = 36, RLIMIT_NOFILE = 7, CLONE_PIDFD = 0x1000 };
+enum { AT_FDCWD = -100, AT_EMPTY_PATH = 0x1000, STATX_NLINK = 4 };
 
 struct poll {
 	i32 fd;
@@ -128,11 +140,12 @@ static u8 outgoing[MESSAGE_LIMIT] __attribute__((aligned(16)));
 static u8 control[CONTROL_BYTES] __attribute__((aligned(16)));
 static char *strings[STRINGS + 2];
 
-/* ---- small things ---- */
+/* ---- helpers ---- */
 
 typedef u64 __attribute__((may_alias, aligned(1))) word;
 
-static void copy(u8 *to, const u8 *from, u64 size) /* also to a lower place that overlaps */
+/* The ranges may overlap if `to` is the lower one. */
+static void copy(u8 *to, const u8 *from, u64 size)
 {
 	u64 i = 0;
 
@@ -144,7 +157,8 @@ static void copy(u8 *to, const u8 *from, u64 size) /* also to a lower place that
 }
 
 #ifndef HOSTED
-void *memset(void *start, int byte, unsigned long size); /* the compiler calls it for initial values */
+/* The compiler calls it for initial values. */
+void *memset(void *start, int byte, unsigned long size);
 void *memset(void *start, int byte, unsigned long size)
 {
 	for (u64 i = 0; i < size; i++)
@@ -177,7 +191,8 @@ static i64 open(const char *path, u64 flags, u64 mode)
 	return call(NR_OPENAT, AT_FDCWD, (u64)path, flags | O_CLOEXEC, mode, 0, 0);
 }
 
-static char *number(char *end, u64 value) /* the digits before `end` */
+/* Writes the digits before `end`; returns the first. */
+static char *number(char *end, u64 value)
 {
 	do
 		*--end = (char)('0' + value % 10);
@@ -210,7 +225,8 @@ static u64 start_time_of(i32 pid)
 	close((i32)fd);
 	if (size <= 0)
 		return 0;
-	for (at = (u64)size; at && text[at - 1] != ')'; at--) /* the name may hold blanks and parentheses */
+	/* From the end, because the name may have blanks and parentheses. */
+	for (at = (u64)size; at && text[at - 1] != ')'; at--)
 		;
 	for (u32 field = 2; at < (u64)size && field < 22; at++)
 		field += text[at] == ' ';
@@ -241,17 +257,22 @@ static const struct record *find_record(i32 pid, u64 start_time)
 	return 0;
 }
 
-/* The record is made before the zombie goes: who finds no process of that number finds the record. Returns what waitid(2) has said
- * at last: 0 while there are children, else -ECHILD. */
+/* Reaps children that have ended. The record is made before the zombie is reaped, so a client that
+ * sees no process of that number gets the record. Returns the last result of waitid(2): 0 while
+ * there are children, else -ECHILD; 1 when it stops after 256 children, so that connections have
+ * their turn. */
 static i64 reap(void)
 {
-	for (u32 i = 0; i < 256; i++) { /* then connections have their turn: SIGCHLD comes again, or the next poll is at once */
+	for (u32 i = 0; i < 256; i++) {
 		i32 info[32] = { 0 }; /* siginfo_t: si_code at 2, si_pid at 4, si_status at 6 */
-		i64 result = call(NR_WAITID, P_ALL, 0, (u64)info, WEXITED | WNOHANG | WNOWAIT, 0, 0);
+		i64 result = call(NR_WAITID, P_ALL, 0, (u64)info, WEXITED | WNOHANG | WNOWAIT, 0,
+				  0);
 		i32 pid = info[4];
 		if (result < 0 || !pid)
 			return result;
-		i32 status = info[2] == CLD_EXITED ? (info[6] & 0xff) << 8 : (info[6] & 0x7f) | (info[2] == CLD_DUMPED ? 0x80 : 0);
+		i32 core = info[2] == CLD_DUMPED ? 0x80 : 0;
+		i32 status = info[2] == CLD_EXITED ? (info[6] & 0xff) << 8
+						   : (info[6] & 0x7f) | core;
 		add_record(pid, start_time_of(pid), status);
 		call(NR_WAIT4, (u64)pid, 0, WNOHANG, 0, 0, 0);
 	}
@@ -287,7 +308,8 @@ static int is_name(const u8 *name, u32 size)
 {
 	for (u32 i = 0; i < size; i++) {
 		u8 c = name[i], lower = c | 0x20;
-		if (!((c >= '0' && c <= '9') || (lower >= 'a' && lower <= 'z') || c == '.' || c == '_' || c == '-' || c == ':' || c == '/'))
+		int letter = lower >= 'a' && lower <= 'z', digit = c >= '0' && c <= '9';
+		if (!letter && !digit && c != '.' && c != '_' && c != '-' && c != ':' && c != '/')
 			return 0;
 	}
 	return 1;
@@ -297,11 +319,11 @@ static int is_name(const u8 *name, u32 size)
 static i32 put(const u8 *name, u32 name_size, u32 data_size, const i32 *fds, u32 fd_count)
 {
 	struct entry *old = find_entry(name, name_size);
-	u32 size = name_size + data_size;
+	u32 size = name_size + data_size, old_size = old ? old->name_size + old->data_size : 0;
 
 	if (!name_size || fd_count > ENTRY_FDS)
 		return EINVAL;
-	if (bytes_used - (old ? old->name_size + old->data_size : 0) + size > STORE_BYTES || (!old && entry_count == ENTRIES))
+	if (bytes_used - old_size + size > STORE_BYTES || (!old && entry_count == ENTRIES))
 		return ENOSPC;
 	if (fds_stored - (old ? old->fd_count : 0) + fd_count > fd_limit)
 		return EMFILE;
@@ -319,6 +341,7 @@ static i32 put(const u8 *name, u32 name_size, u32 data_size, const i32 *fds, u32
 	return 0;
 }
 
+/* Writes names into `outgoing`; returns their length. `passed`: entries to skip, now and next. */
 static u32 list(const u8 *prefix, u32 size, u32 *passed)
 {
 	u32 length = 0;
@@ -340,7 +363,7 @@ static u32 list(const u8 *prefix, u32 size, u32 *passed)
 	return length;
 }
 
-/* ---- programs that are started here, so that what they leave becomes ours ---- */
+/* ---- programs that are started here, so that their orphans become ours ---- */
 
 static u32 number_at(const u8 *numbers, u32 index)
 {
@@ -350,7 +373,8 @@ static u32 number_at(const u8 *numbers, u32 index)
 	return value;
 }
 
-static void __attribute__((noreturn)) execute(const u8 *numbers, const i32 *fds, u32 fd_count, char **arguments, char **environment)
+static void __attribute__((noreturn)) execute(const u8 *numbers, const i32 *fds, u32 fd_count,
+					      char **arguments, char **environment)
 {
 	i32 copies[ENTRY_FDS];
 	u64 highest = 2, none = 0;
@@ -362,7 +386,8 @@ static void __attribute__((noreturn)) execute(const u8 *numbers, const i32 *fds,
 	for (u32 i = 0; i < fd_count; i++)
 		copies[i] = (i32)call(NR_FCNTL, (u64)fds[i], F_DUPFD_CLOEXEC, highest + 1, 0, 0, 0);
 	for (u32 i = 0; i < fd_count; i++)
-		if (copies[i] < 0 || call(NR_DUP3, (u64)copies[i], number_at(numbers, i), 0, 0, 0, 0) < 0)
+		if (copies[i] < 0 ||
+		    call(NR_DUP3, (u64)copies[i], number_at(numbers, i), 0, 0, 0, 0) < 0)
 			leave(127);
 	call(NR_SIGPROCMASK, SIG_SETMASK, (u64)&none, 0, sizeof none, 0, 0);
 	call(NR_EXECVE, (u64)arguments[0], (u64)arguments, (u64)environment, 0, 0, 0);
@@ -370,11 +395,14 @@ static void __attribute__((noreturn)) execute(const u8 *numbers, const i32 *fds,
 }
 
 /* Returns the pid, or an errno as a negative number; `pidfd` is the caller's to close. */
-static i64 start(u8 *data, u32 size, u32 argument_count, const i32 *fds, u32 fd_count, i32 *pidfd)
+static i64 start(u8 *data, u32 size, u32 argument_count, const i32 *fds, u32 fd_count,
+		 i32 *pidfd)
 {
 	u32 at = 4 * fd_count, count = 0;
 
-	if (fd_count > ENTRY_FDS || at > size || (size > at && data[size - 1]) || !argument_count)
+	if (fd_count > ENTRY_FDS || at > size || !argument_count)
+		return -EINVAL;
+	if (size > at && data[size - 1])
 		return -EINVAL;
 	for (u32 i = 0; i < fd_count; i++)
 		if (number_at(data, i) >= 1024)
@@ -394,7 +422,8 @@ static i64 start(u8 *data, u32 size, u32 argument_count, const i32 *fds, u32 fd_
 	if (count == argument_count)
 		strings[count++] = 0;
 	strings[count] = 0;
-	i64 pid = call(NR_CLONE, CLONE_PIDFD | SIGCHLD, 0, (u64)pidfd, 0, 0, 0); /* a fork: a file that hangs hangs the child */
+	/* A fork, so that a program file on storage that does not answer stops only the child. */
+	i64 pid = call(NR_CLONE, CLONE_PIDFD | SIGCHLD, 0, (u64)pidfd, 0, 0, 0);
 	if (!pid)
 		execute(data, fds, fd_count, strings, strings + argument_count + 1);
 	return pid;
@@ -406,13 +435,13 @@ static void drop_connection(u32 index)
 {
 	close(polled[index].fd);
 	connections--;
-	for (u32 i = index; i < 2 + connections; i++) { /* in the order of their ages */
+	for (u32 i = index; i < 2 + connections; i++) { /* stay ordered by age */
 		polled[i] = polled[i + 1];
 		last_used[i] = last_used[i + 1];
 	}
 }
 
-/* Those that are used least make room: an idle client connects again. */
+/* Makes room for a connection: an idle client connects again when it needs the keeper. */
 static void drop_oldest(void)
 {
 	u32 oldest = 2;
@@ -427,15 +456,19 @@ static void drop_oldest(void)
 static void accept(void)
 {
 	for (u32 i = 0; i < 16; i++) {
-		i64 fd = call(NR_ACCEPT4, (u64)polled[1].fd, 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0);
+		i64 fd = call(NR_ACCEPT4, (u64)polled[1].fd, 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK, 0,
+			      0);
 		if (fd < 0) {
-			deaf = fd != -EAGAIN; /* without a descriptor for it the listener would be ready for ever */
+			/* Without a free descriptor the listener would stay ready for ever. */
+			deaf = fd != -EAGAIN;
 			if (fd == -EMFILE)
 				drop_oldest();
 			return;
 		}
 		u32 credentials[3] = { 0, ~0U, 0 }, size = sizeof credentials; /* pid, uid, gid */
-		if (call(NR_GETSOCKOPT, (u64)fd, SOL_SOCKET, SO_PEERCRED, (u64)credentials, (u64)&size, 0) < 0 || credentials[1]) {
+		i64 result = call(NR_GETSOCKOPT, (u64)fd, SOL_SOCKET, SO_PEERCRED,
+				  (u64)credentials, (u64)&size, 0);
+		if (result < 0 || credentials[1]) {
 			close((i32)fd);
 			continue;
 		}
@@ -446,18 +479,21 @@ static void accept(void)
 	}
 }
 
-/* The descriptors of the packet that was received into `control`; returns how many. */
+/* Points `fds` to the descriptors of the packet in `control`; returns how many there are. */
 static u32 received_fds(const struct packet *packet, const i32 **fds)
 {
 	const struct control *first = (const struct control *)control;
 
 	*fds = first->fds;
-	if (packet->control_size < sizeof *first || first->level != SOL_SOCKET || first->type != SCM_RIGHTS || first->size < sizeof *first)
+	if (packet->control_size < sizeof *first || first->size < sizeof *first)
 		return 0;
-	return (u32)((first->size - sizeof *first) / 4); /* the kernel makes one of all, at most MOST_FDS */
+	if (first->level != SOL_SOCKET || first->type != SCM_RIGHTS)
+		return 0;
+	/* The kernel sends all in one control message, MOST_FDS at most. */
+	return (u32)((first->size - sizeof *first) / 4);
 }
 
-/* Sends `outgoing`; what a client does not take is lost, and the connection with it. Returns whether it is whole. */
+/* Sends `outgoing`; returns false when the client does not take it, which ends its connection. */
 static int answer(i32 fd, u32 data_size, const i32 *fds, u32 fd_count)
 {
 	struct piece piece = { outgoing, sizeof(struct message) + data_size };
@@ -476,7 +512,7 @@ static int answer(i32 fd, u32 data_size, const i32 *fds, u32 fd_count)
 	return call(NR_SENDMSG, (u64)fd, (u64)&packet, MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0, 0) >= 0;
 }
 
-/* Carries a request out; returns whether the connection goes on. `fds` are taken, or closed. */
+/* Carries out a request; returns false when its connection has to end. Stores or closes `fds`. */
 static int serve(i32 client, u32 size, const i32 *fds, u32 fd_count, i32 error)
 {
 	struct message *request = (struct message *)incoming, *reply = (struct message *)outgoing;
@@ -492,16 +528,18 @@ static int serve(i32 client, u32 size, const i32 *fds, u32 fd_count, i32 error)
 	*reply = (struct message){ .version = VERSION };
 	if (size < sizeof *request) {
 		close_all(fds, fd_count);
-		return 0; /* it speaks something else */
+		return 0;
 	}
 	reply->call = request->call;
 	name_size = request->name_size;
 	data_size = size - (u32)sizeof *request - name_size;
 	if (!error && request->version != VERSION)
 		error = EPROTO;
-	if (!error && (name_size > NAME_LIMIT || name_size > size - sizeof *request || !is_name(name, name_size)))
+	if (!error && (name_size > NAME_LIMIT || name_size > size - sizeof *request ||
+		       !is_name(name, name_size)))
 		error = EINVAL;
-	quiet = request->count && (request->call == PUT || request->call == DROP || request->call == NOTE);
+	if (request->call == PUT || request->call == DROP || request->call == NOTE)
+		quiet = request->count != 0;
 	if (error)
 		goto done;
 	if (request->call == GET || request->call == DROP) {
@@ -575,7 +613,8 @@ static int receive(i32 client)
 	struct piece piece = { incoming, sizeof incoming };
 	struct packet packet = { 0, 0, &piece, 1, control, sizeof control, 0 };
 	const i32 *fds;
-	i64 size = call(NR_RECVMSG, (u64)client, (u64)&packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0);
+	i64 size = call(NR_RECVMSG, (u64)client, (u64)&packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0,
+			0, 0);
 
 	if (size == -EAGAIN || size == -EINTR)
 		return EMPTY;
@@ -586,11 +625,13 @@ static int receive(i32 client)
 		close_all(fds, fd_count);
 		return GONE;
 	}
-	i32 error = packet.flags & MSG_TRUNC || size > MESSAGE_LIMIT ? EMSGSIZE : packet.flags & MSG_CTRUNC ? EMFILE : 0;
+	i32 error = packet.flags & MSG_CTRUNC ? EMFILE : 0;
+	if (packet.flags & MSG_TRUNC || size > MESSAGE_LIMIT)
+		error = EMSGSIZE;
 	return serve(client, (u32)size, fds, fd_count, error) ? SERVED : GONE;
 }
 
-/* Some messages of each connection, so that none of them waits long for the others: the oldest first. */
+/* Serves some messages of each connection, so that none waits long for the others; oldest first. */
 static void serve_all(void)
 {
 	for (u32 i = 2; i < 2 + connections;) {
@@ -617,11 +658,12 @@ static void become_quiet(void)
 	call(NR_CLOSE_RANGE, 3, ~0U, 0, 0, 0, 0);
 	for (u64 signal = 1; signal <= SIGNALS; signal++)
 		call(NR_SIGACTION, signal, (u64)default_action, 0, sizeof all, 0, 0);
-	/* Blocked, not ignored: what is started here inherits neither. Only SIGCHLD and SIGTERM are read. */
+	/* Blocked, not ignored: `execute` unblocks them, and an ignored signal would stay ignored
+	 * in the programs that are started here. Only SIGCHLD and SIGTERM are read. */
 	call(NR_SIGPROCMASK, SIG_SETMASK, (u64)&all, 0, sizeof all, 0, 0);
 }
 
-/* As many as permitted; the rest of the limit is the store's. */
+/* Raises the limit of descriptors as far as permitted; the store gets what is not spare. */
 static void raise_limit(void)
 {
 	u64 limit[2] = { 1024, 1024 };
@@ -650,11 +692,15 @@ static i32 listen(void)
 		u16 family;
 		char path[12];
 	} address = { AF_UNIX, "keeper.sock" };
-	i64 fd = call(NR_SOCKET, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0, 0);
+	u64 type = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
+	i64 fd = call(NR_SOCKET, AF_UNIX, type, 0, 0, 0, 0);
 
-	call(NR_UNLINKAT, AT_FDCWD, (u64)address.path, 0, 0, 0, 0); /* a dead one's: the lock is ours */
+	/* A socket of this name is a dead keeper's, because the lock is ours. */
+	call(NR_UNLINKAT, AT_FDCWD, (u64)address.path, 0, 0, 0, 0);
 	call(NR_UMASK, 0177, 0, 0, 0, 0, 0);
-	if (fd < 0 || call(NR_BIND, (u64)fd, (u64)&address, sizeof address, 0, 0, 0) < 0 || call(NR_LISTEN, (u64)fd, 128, 0, 0, 0, 0) < 0)
+	if (fd < 0 || call(NR_BIND, (u64)fd, (u64)&address, sizeof address, 0, 0, 0) < 0)
+		leave(2);
+	if (call(NR_LISTEN, (u64)fd, 128, 0, 0, 0, 0) < 0)
 		leave(2);
 	call(NR_UMASK, 022, 0, 0, 0, 0, 0);
 	return (i32)fd;
@@ -679,8 +725,9 @@ static void use_null_as_stdio(void)
 		close((i32)null);
 }
 
-/* The last to be killed when memory is short, where we may say so: it frees nothing, and what it holds is every pod's. */
-static void be_spared(void)
+/* Protects the keeper from the OOM killer, where that is permitted: killing it frees little memory,
+ * and it has the descriptors of all pods. */
+static void lower_oom_score(void)
 {
 	i64 fd = open("/proc/self/oom_score_adj", O_WRONLY, 0);
 
@@ -692,7 +739,7 @@ static void be_spared(void)
 
 static void __attribute__((noreturn)) end(void)
 {
-	/* The folder is still the current one: its file system stays mounted as long as pods of this boot are held. */
+	/* The folder is still the working directory, so its file system is still mounted. */
 	call(NR_UNLINKAT, AT_FDCWD, (u64)"keeper.sock", 0, 0, 0, 0);
 	leave(0);
 }
@@ -706,31 +753,35 @@ static int is_deleted(i32 lock)
 		u8 rest[236];
 	} status = { .links = 1 }; /* struct statx, linux/stat.h */
 
-	return call(NR_STATX, (u64)lock, (u64)"", AT_EMPTY_PATH, STATX_NLINK, (u64)&status, 0) == 0 && !status.links;
+	i64 result = call(NR_STATX, (u64)lock, (u64)"", AT_EMPTY_PATH, STATX_NLINK, (u64)&status,
+			  0);
+	return !result && !status.links;
 }
 
-static void __attribute__((noreturn)) keep(i32 lock)
+static void __attribute__((noreturn)) serve_clients(i32 lock)
 {
 	i64 pause[2];
 
 	for (;;) {
-		i64 children = reap(); /* before the first wait, too */
+		i64 children = reap(); /* also before the first wait */
 		int idle = !connections && !entry_count && children == -ECHILD;
 		i64 wait_ms = children > 0 ? 0 : deaf ? DEAF_MS : IDLE_MS;
 		pause[0] = wait_ms / 1000;
 		pause[1] = wait_ms % 1000 * 1000000;
 		polled[1].events = deaf ? 0 : POLLIN;
-		i64 ready = call(NR_PPOLL, (u64)polled, 2 + connections, !connections || wait_ms != IDLE_MS ? (u64)pause : 0, 0, 0, 0);
+		u64 limit = !connections || wait_ms != IDLE_MS ? (u64)pause : 0;
+		i64 ready = call(NR_PPOLL, (u64)polled, 2 + connections, limit, 0, 0, 0);
 		if (!ready && idle && !deaf)
 			end();
 		if (!ready && !connections && is_deleted(lock))
-			leave(0); /* the socket of this name, if there is one, is another keeper's */
+			leave(0); /* a socket of this name is another keeper's */
 		deaf = 0;
 		if (ready <= 0)
 			continue;
 		if (polled[0].ready) {
 			u32 signals[32]; /* struct signalfd_siginfo: 128 bytes, the number first */
-			while (call(NR_READ, (u64)polled[0].fd, (u64)signals, sizeof signals, 0, 0, 0) == sizeof signals)
+			while (call(NR_READ, (u64)polled[0].fd, (u64)signals, sizeof signals, 0, 0,
+				    0) == sizeof signals)
 				if (signals[0] == SIGTERM)
 					end();
 		}
@@ -758,11 +809,13 @@ static void __attribute__((used, noreturn)) start_keeper(const u64 *stack)
 	call(NR_SETSID, 0, 0, 0, 0, 0, 0);
 	call(NR_PRCTL, PR_SET_NAME, (u64)"pyrunc-keeper", 0, 0, 0, 0);
 	call(NR_PRCTL, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0, 0);
-	be_spared();
+	lower_oom_score();
 	raise_limit();
 	use_null_as_stdio();
-	polled[0] = (struct poll){ (i32)call(NR_SIGNALFD4, ~0UL, (u64)&awaited, sizeof awaited, SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0), POLLIN, 0 };
-	keep(lock);
+	i64 signals = call(NR_SIGNALFD4, ~0UL, (u64)&awaited, sizeof awaited,
+			   SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0);
+	polled[0] = (struct poll){ (i32)signals, POLLIN, 0 };
+	serve_clients(lock);
 }
 
 START_WITH(start_keeper);

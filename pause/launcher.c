@@ -54,7 +54,7 @@ struct program {
 	i32 sync;
 };
 
-static i64 tell(const struct program *p, u32 tag, u32 index, i64 value, i64 extra)
+static i64 send_message(const struct program *p, u32 tag, u32 index, i64 value, i64 extra)
 {
 	struct message message = { tag, index, value, extra };
 
@@ -64,7 +64,7 @@ static i64 tell(const struct program *p, u32 tag, u32 index, i64 value, i64 extr
 
 static void __attribute__((noreturn)) refuse(const struct program *p, u32 index, i64 why)
 {
-	tell(p, TAG_REFUSED, index, why, 0);
+	send_message(p, TAG_REFUSED, index, why, 0);
 	leave(CODE_REFUSED);
 }
 
@@ -201,7 +201,7 @@ static void store(const struct program *p, const struct operation *o, u64 value)
 		*(word *)place = value;
 }
 
-static int holds(u8 relation, i64 value, i64 constant)
+static int compare(u8 relation, i64 value, i64 constant)
 {
 	switch (relation) {
 	case EQ:
@@ -230,7 +230,7 @@ static u32 system_call(const struct program *p, const struct operation *o, const
 	for (u32 i = 0; i < 3; i++)
 		if (o->errnos[i] && (o->errnos[i] == ANY || result == -(i64)o->errnos[i]))
 			return o->skips[i];
-	tell(p, TAG_FAILURE, (u32)(o - p->operations), -result, 0);
+	send_message(p, TAG_FAILURE, (u32)(o - p->operations), -result, 0);
 	leave(CODE_FAILED);
 }
 
@@ -248,14 +248,14 @@ static void __attribute__((noreturn)) run(const struct program *p)
 			i += system_call(p, o, a);
 			break;
 		case CMP:
-			i += holds(o->relation, (i64)(a[0] & a[1]), (i64)a[2]) ? o->skip
+			i += compare(o->relation, (i64)(a[0] & a[1]), (i64)a[2]) ? o->skip
 									       : o->skips[0];
 			break;
 		case SET:
 			store(p, o, a[0]);
 			break;
 		case SEND:
-			if (tell(p, o->number, i, (i64)a[0], (i64)a[1]) < 0)
+			if (send_message(p, o->number, i, (i64)a[0], (i64)a[1]) < 0)
 				leave(CODE_ORPHANED);
 			break;
 		case WAIT:
@@ -264,7 +264,7 @@ static void __attribute__((noreturn)) run(const struct program *p)
 			store(p, o, byte);
 			break;
 		case FAIL:
-			tell(p, TAG_FAILURE, i, (i64)a[0], 0);
+			send_message(p, TAG_FAILURE, i, (i64)a[0], 0);
 			leave(CODE_FAILED);
 		case EXIT:
 			leave(a[0]);

@@ -10,7 +10,7 @@
 enum { SIGINT = 2, SIGTERM = 15, SIGCHLD = 17, SIG_BLOCK = 0, WNOHANG = 1, EINTR = 4 };
 enum { PR_SET_NAME = 15 };
 
-void __attribute__((used, noreturn)) hold(void)
+void __attribute__((used, noreturn)) wait_for_signals(void)
 {
 	const u64 signals = 1UL << (SIGINT - 1) | 1UL << (SIGTERM - 1) | 1UL << (SIGCHLD - 1);
 
@@ -30,4 +30,4 @@ void __attribute__((used, noreturn)) hold(void)
 	}
 }
 
-START_WITH(hold);
+START_WITH(wait_for_signals);
