@@ -20,6 +20,7 @@ from errno import ENOENT
 from pyrunc import atomic_file
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.fd import read_file
 from pyrunc.launch import run
 from pyrunc.launch.model import Launch
 from pyrunc.program.errors import OperationFailed
@@ -71,12 +72,9 @@ def key(
     # Another user's exec has to enter the user namespace first, which is a step of its parent.
     if not is_machine_root():
         return None
-    with open("/proc/self/status", "rb", buffering=0) as file:
-        rights = [
-            line for line in (file.readall() or b"").splitlines() if line.startswith(OWN_RIGHTS)
-        ]
-    with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
-        rights.append(file.readall() or b"")
+    status = read_file("/proc/self/status").splitlines()
+    rights = [line for line in status if line.startswith(OWN_RIGHTS)]
+    rights.append(read_file("/proc/self/oom_score_adj"))
     # The script stands for our version: an upgrade writes it anew.
     config, script = _identity(f"{state.folder}/config.json"), _identity(SCRIPT)
     etc = f"/proc/{state.pid}/root/etc"
@@ -105,8 +103,7 @@ def _path(state: State, program_key: bytes) -> str:
 def load(state: State, program_key: bytes) -> StoredProgram | None:
     """Return the stored program with this key."""
     try:
-        with open(_path(state, program_key), "rb", buffering=0) as file:
-            content = marshal.loads(file.readall() or b"")
+        content = marshal.loads(read_file(_path(state, program_key)))
     except FileNotFoundError:
         return None
     except (EOFError, ValueError, TypeError):

@@ -9,6 +9,7 @@ from pyrunc.cli.fd_passing import check_terminal, open_missing_stdio, pass_descr
 from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.kernel.fd import read_file
 from pyrunc.kernel.process import kill_and_reap
 
 try:
@@ -43,7 +44,8 @@ def execute(call: CommandLine, log: CommandLog) -> int:
     pidfd = status.open_process(state)
     if pidfd is None:
         raise WrongState("cannot exec in a stopped container")
-    document = _process_file(options["process"])
+    # Read once, because it may be a pipe.
+    document = read_file(options["process"]) if options["process"] else None
     key = None
     if exec_cache is not None:
         # An exec takes 15 ms of processor time with a stored program, and 21 without.
@@ -63,14 +65,6 @@ def execute(call: CommandLine, log: CommandLog) -> int:
     from pyrunc.container.run import attend
 
     return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
-
-
-def _process_file(path: str | None) -> bytes | None:
-    """Return the content of --process, read once, because it may be a pipe."""
-    if not path:
-        return None
-    with open(path, "rb", buffering=0) as file:
-        return file.readall() or b""
 
 
 def _run_stored_program(

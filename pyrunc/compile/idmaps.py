@@ -10,7 +10,7 @@ import os
 
 from pyrunc.abi.clone import CLONE_NEWUSER
 from pyrunc.errors import kernel_errors
-from pyrunc.kernel.fd import read_file
+from pyrunc.kernel.credential import id_map
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch.idmaps import write_maps
 from pyrunc.program import macros
@@ -53,8 +53,7 @@ def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
 def _map_of(pid: int, name: str) -> tuple[IdMap, ...]:
     path = f"/proc/{pid}/{name}"
     with kernel_errors("open", f"'{path}'"):
-        lines = read_file(path).splitlines()
-    return tuple([IdMap(*map(int, line.split())) for line in lines])
+        return tuple([IdMap(*row) for row in id_map(path)])
 
 
 def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:

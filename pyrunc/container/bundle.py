@@ -15,6 +15,7 @@ from pyrunc.container import status
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidSpec, NotFound
 from pyrunc.kernel.credential import outer_uid
+from pyrunc.kernel.fd import read_file
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
@@ -45,8 +46,7 @@ def load(folder: str, config: str = "") -> Bundle:
 
     path = config or os.path.join(folder, states.CONFIG)
     try:
-        with open(path, "rb", buffering=0) as file:
-            text = file.readall() or b""
+        text = read_file(path)
     except FileNotFoundError:
         raise NotFound(f"JSON specification file {path} not found") from None
     try:

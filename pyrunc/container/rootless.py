@@ -14,7 +14,7 @@ import os
 from pyrunc.abi.clone import CLONE_NEWNS, CLONE_NEWUSER
 from pyrunc.errors import InvalidSpec, NotFound, PeerError, kernel_errors
 from pyrunc.kernel.call import syscall
-from pyrunc.kernel.credential import become_root
+from pyrunc.kernel.credential import become_root, id_map
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace, setns, unshare
 from pyrunc.launch.idmaps import write_maps
@@ -120,11 +120,9 @@ def _keep_files(uid: int, gid: int) -> None:
 
 
 def _inner_id(own: int, file: str) -> int | None:
-    with open(file, "rb", buffering=0) as lines:
-        for line in (lines.readall() or b"").splitlines():
-            first, outside, count = map(int, line.split())
-            if outside <= own < outside + count:
-                return first + own - outside
+    for first, outside, count in id_map(file):
+        if outside <= own < outside + count:
+            return first + own - outside
     return None
 
 

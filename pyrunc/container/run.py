@@ -17,8 +17,7 @@ from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from typing import Any
 
 SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
 # These cannot be caught, or are about our own child and terminal, or glibc reserves them. SIGURG as
@@ -94,23 +93,20 @@ class _Terminal:
 
     def copy(self) -> None:
         """Copy both ways until the process has ended and all its output is written."""
+        before = self._make_raw()
+        old = set_handler(SIGWINCH, lambda *_: self._resize())
         try:
-            for _ in self._raw():
-                self._resize()
-                old = set_handler(SIGWINCH, lambda *_: self._resize())
-                try:
-                    self._loop()
-                finally:
-                    set_handler(SIGWINCH, SIG_DFL if old is None else old)
+            self._resize()
+            self._loop()
         finally:
-            if self._own is not None:
-                os.close(self._own)
+            set_handler(SIGWINCH, SIG_DFL if old is None else old)
+            self._restore(before)
 
-    def _raw(self) -> Iterator[None]:
-        """Set our terminal raw, so that keys reach the process unchanged."""
+    def _make_raw(self) -> list[Any] | None:
+        """Set our terminal raw, so that keys reach the process unchanged; return its settings from
+        before. None without a terminal."""
         if self._own is None:
-            yield
-            return
+            return None
         import termios
 
         before = termios.tcgetattr(self._own)
@@ -123,10 +119,14 @@ class _Terminal:
         raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
         raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._own, termios.TCSADRAIN, raw)
-        try:
-            yield
-        finally:
-            termios.tcsetattr(self._own, termios.TCSADRAIN, before)
+        return before
+
+    def _restore(self, settings: list[Any] | None) -> None:
+        if self._own is not None and settings is not None:
+            import termios
+
+            termios.tcsetattr(self._own, termios.TCSADRAIN, settings)
+            os.close(self._own)
 
     def _resize(self) -> None:
         if self._own is not None:

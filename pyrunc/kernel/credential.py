@@ -26,12 +26,18 @@ def outer_uid() -> int:
     """Return our effective user id as the parent of our user namespace sees it: the id that D-Bus
     and a file's owner field have for us."""
     uid = os.geteuid()
-    with open("/proc/self/uid_map", "rb", buffering=0) as file:
-        for line in (file.readall() or b"").splitlines():
-            first, outside, count = map(int, line.split())
-            if first <= uid < first + count:
-                return outside + uid - first
+    for first, outside, count in id_map("/proc/self/uid_map"):
+        if first <= uid < first + count:
+            return outside + uid - first
     return uid
+
+
+def id_map(path: str) -> list[list[int]]:
+    """Read a map of a user namespace, `/proc/PID/uid_map` or `gid_map`: the first id inside, the
+    first outside, and their number, for each line. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        lines = (file.readall() or b"").splitlines()
+    return [[int(word) for word in line.split()] for line in lines]
 
 
 def become_root() -> None:

@@ -20,7 +20,7 @@ from pyrunc.abi.prctl import (
 from pyrunc.abi.process import IOPRIO_WHO_PROCESS
 from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.call import syscall
-from pyrunc.kernel.fd import write_once
+from pyrunc.kernel.fd import read_file, write_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def _reset_core_dumps() -> None:
     """Set the contents of core dumps (/proc/PID/coredump_filter, core(5)) as the machine's first
     process has them."""
     try:
-        with open(COREDUMP_FILTER.format(1), "rb", buffering=0) as file:
-            machines = file.read(16) or b""
+        machines = read_file(COREDUMP_FILTER.format(1))
         # The file is read as hexadecimal digits without a prefix, and written in C's notation,
         # where such digits are decimal or octal (proc_coredump_filter_write, fs/proc/base.c).
         write_once(COREDUMP_FILTER.format("self"), b"0x" + machines.strip())

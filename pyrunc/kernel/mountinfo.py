@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from pyrunc.kernel.fd import read_file
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,9 +36,7 @@ class MountPoint:
 
 def mount_points() -> Iterator[MountPoint]:
     """Yield every mount, the last mounted last."""
-    with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-        content = file.readall() or b""
-    for line in content.split(b"\n"):
+    for line in read_file("/proc/self/mountinfo").split(b"\n"):
         if line:
             yield MountPoint(line)
 

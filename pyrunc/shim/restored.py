@@ -15,6 +15,7 @@ from pyrunc import jsontext
 from pyrunc.checkpoint import restore
 from pyrunc.checkpoint.checkpoint import CriuOptions
 from pyrunc.container.bundle import Bundle, CreateOptions
+from pyrunc.kernel.fd import read_file
 from pyrunc.shim import messages
 from pyrunc.shim.other_runtime import attach
 from pyrunc.shim.starter import StartedProcess
@@ -39,8 +40,7 @@ def start(
     request = compiled.file.restore
     assert request is not None
     attach(compiled, directory, pause)
-    with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
-        document = jsontext.loads(file.readall() or b"")
+    document = jsontext.loads(read_file(f"{directory}/{messages.CONFIG}"))
     spec = parse(document)
     created = restore.restore(
         compiled.state.replace(rootfs=f"{directory}/{ROOT}", complete=False),

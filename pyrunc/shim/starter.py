@@ -13,7 +13,7 @@ import time
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import closing_fd, read_file
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.kernel.process import send_signal
 from pyrunc.launch import pinned
@@ -346,8 +346,7 @@ class Starter:
         from pyrunc.launch import hooks
         from pyrunc.spec.parse import parse
 
-        with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
-            spec = parse(jsontext.loads(file.readall() or b""))
+        spec = parse(jsontext.loads(read_file(f"{directory}/{messages.CONFIG}")))
         _leave_caches(spec, container_id)
         state = State(
             container_id,

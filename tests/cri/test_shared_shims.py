@@ -70,10 +70,10 @@ def test_a_shim_has_as_many_descriptors_after_many_pods_as_after_one_pod(server:
         return shim
 
     shim = live()
-    held = len(descriptors(shim))
+    before = len(descriptors(shim))
     for _ in range(5):
         assert live() == shim
-    assert wait_until(lambda: len(descriptors(shim)) <= held, 30)
+    assert wait_until(lambda: len(descriptors(shim)) <= before, 30)
 
 
 def test_a_restarted_server_uses_the_same_shims(server: Server) -> None:

@@ -143,7 +143,7 @@ class TestPod:
         await client.create_container(messages.CreateContainer(name))
         return await client.start_container(name)
 
-    async def hold(self) -> messages.PauseStarted:
+    async def start_pause(self) -> messages.PauseStarted:
         """Start the pause process that pause.json describes."""
         return await self.client.start_pause()
 

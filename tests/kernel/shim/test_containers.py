@@ -46,9 +46,9 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
         yield test_pod
 
 
-async def hold(pod: TestPod, **changes: Any) -> PauseStarted:
+async def start_pause(pod: TestPod, **changes: Any) -> PauseStarted:
     describe(pod, **changes)
-    return await pod.hold()
+    return await pod.start_pause()
 
 
 def describe(pod: TestPod, **changes: Any) -> None:
@@ -64,19 +64,19 @@ def namespace(pid: int, kind: str) -> str:
 
 
 async def test_the_shim_starts_the_pause_process_and_pins_the_pods_namespaces(pod: TestPod) -> None:
-    held = await hold(pod)
-    assert held.netns_path == f"/proc/{pod.pid}/fd/{held.netns_path.rpartition('/')[2]}"  # type: ignore[union-attr]
-    assert os.stat(held.netns_path).st_ino == os.stat(f"/proc/{held.pid}/ns/net").st_ino  # type: ignore[arg-type]
+    pause = await start_pause(pod)
+    assert pause.netns_path == f"/proc/{pod.pid}/fd/{pause.netns_path.rpartition('/')[2]}"  # type: ignore[union-attr]
+    assert os.stat(pause.netns_path).st_ino == os.stat(f"/proc/{pause.pid}/ns/net").st_ino  # type: ignore[arg-type]
     for kind in ("net", "ipc", "uts", "mnt"):
-        assert namespace(held.pid, kind) != namespace(os.getpid(), kind)
-    assert namespace(held.pid, "pid") == namespace(os.getpid(), "pid")
+        assert namespace(pause.pid, kind) != namespace(os.getpid(), kind)
+    assert namespace(pause.pid, "pid") == namespace(os.getpid(), "pid")
     state = await pod.client.state()
     assert state.pause is not None and state.pause_running
-    assert (state.pause.pid, state.pause.start_time) == (held.pid, held.start_time)
-    assert state.netns == held.netns_path
+    assert (state.pause.pid, state.pause.start_time) == (pause.pid, pause.start_time)
+    assert state.netns == pause.netns_path
     await pod.client.stop_pause()
-    assert not os.path.exists(f"/proc/{held.pid}")
-    assert os.stat(held.netns_path).st_ino  # type: ignore[arg-type]
+    assert not os.path.exists(f"/proc/{pause.pid}")
+    assert os.stat(pause.netns_path).st_ino  # type: ignore[arg-type]
     await until(lambda: not pod.cgroup("pause").exists() and pod.events)
     assert [type(event) for event in pod.events] == [PauseExited]
     await pod.client.stop_pause()
@@ -99,8 +99,10 @@ async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_paus
         "/proc/self/ns/net"
     ).st_ino
     assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
-    held = await hold(pod, namespaces=PAUSE["namespaces"] | {"network": "pinned"})
-    assert held.netns_path == path and os.stat(f"/proc/{held.pid}/ns/net").st_ino == prepared.st_ino
+    pause = await start_pause(pod, namespaces=PAUSE["namespaces"] | {"network": "pinned"})
+    assert (
+        pause.netns_path == path and os.stat(f"/proc/{pause.pid}/ns/net").st_ino == prepared.st_ino
+    )
     shown = ["nsenter", f"--net={path}", "ip", "-o", "link", "show", "up"]
     links = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
     assert links.startswith("1: lo: <LOOPBACK,UP,LOWER_UP>") and links.count("\n") == 1
@@ -137,8 +139,8 @@ async def test_a_failed_start_of_the_pause_process_is_reported_despite_a_stop(po
 async def test_no_container_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPod) -> None:
     """The container's configuration names the pause process's namespaces by a pid, which another
     process of the host may have by then."""
-    held = await hold(pod)
-    os.kill(held.pid, signal.SIGKILL)
+    pause = await start_pause(pod)
+    os.kill(pause.pid, signal.SIGKILL)
     await until(lambda: pod.events)
     with pytest.raises(WrongState, match="pause process"):
         await pod.run("a", "exit 0")
@@ -147,10 +149,10 @@ async def test_no_container_starts_in_a_pod_whose_pause_process_has_ended(pod: T
 
 async def test_a_pod_with_host_networking_has_no_network_namespace(pod: TestPod) -> None:
     shared = {"network": "host", "ipc": "host", "uts": "host", "pid": "none"}
-    held = await hold(pod, namespaces=shared, hostname="")
-    assert held.netns_path is None
+    pause = await start_pause(pod, namespaces=shared, hostname="")
+    assert pause.netns_path is None
     for kind in ("net", "ipc", "uts"):
-        assert namespace(held.pid, kind) == namespace(os.getpid(), kind)
+        assert namespace(pause.pid, kind) == namespace(os.getpid(), kind)
     await pod.client.stop_pause()
 
 
@@ -158,21 +160,21 @@ async def test_a_failed_start_of_the_pause_process_is_an_error_and_can_be_repeat
     pod: TestPod,
 ) -> None:
     with pytest.raises(Error):
-        await hold(pod, sysctls={"net.no.such": "1"})
+        await start_pause(pod, sysctls={"net.no.such": "1"})
     assert (await pod.client.state()).pause is None
-    held = await hold(pod)
+    pause = await start_pause(pod)
     with pytest.raises(Error, match=r"before|not empty"):
-        await pod.hold()
-    os.kill(held.pid, signal.SIGKILL)
+        await pod.start_pause()
+    os.kill(pause.pid, signal.SIGKILL)
     await until(lambda: pod.events)
     assert not (await pod.client.state()).pause_running
 
 
 async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> None:
-    held = await hold(pod)
+    pause = await start_pause(pod)
     shared = [
-        {"type": "network", "path": held.netns_path},
-        *({"type": kind, "path": f"/proc/{held.pid}/ns/{kind}"} for kind in ("ipc", "uts")),
+        {"type": "network", "path": pause.netns_path},
+        *({"type": kind, "path": f"/proc/{pause.pid}/ns/{kind}"} for kind in ("ipc", "uts")),
         {"type": "pid"},
         {"type": "mount"},
     ]
@@ -206,9 +208,9 @@ async def test_the_end_of_a_container_kills_its_processes_in_a_shared_pid_namesp
 ) -> None:
     """The pause process is pid 1 of the namespace: a container's end must kill the container's
     processes, although no namespace ends."""
-    held = await hold(pod, namespaces=PAUSE["namespaces"] | {"pid": "new"})
-    assert namespace(held.pid, "pid") != namespace(os.getpid(), "pid")
-    shared = [{"type": "pid", "path": f"/proc/{held.pid}/ns/pid"}, {"type": "mount"}]
+    pause = await start_pause(pod, namespaces=PAUSE["namespaces"] | {"pid": "new"})
+    assert namespace(pause.pid, "pid") != namespace(os.getpid(), "pid")
+    shared = [{"type": "pid", "path": f"/proc/{pause.pid}/ns/pid"}, {"type": "mount"}]
     script = "tr '\\0' '\\n' </proc/1/cmdline; setsid sleep 1000 & exit 3"
     pod.container("a", script, linux={"namespaces": shared})
     path = pod.containers / "a" / "config.json"
@@ -218,7 +220,7 @@ async def test_the_end_of_a_container_kills_its_processes_in_a_shared_pid_namesp
     await pod.start("a")
     assert (await pod.exited("a")).exit_code == 3
     assert pod.logged("a") == b"pause\n"
-    await until(lambda: pod.processes() == [held.pid])
+    await until(lambda: pod.processes() == [pause.pid])
     assert (await pod.client.state()).pause_running
 
 

@@ -238,9 +238,9 @@ async def test_stop_of_an_exited_container_returns_its_exit(pod: TestPod) -> Non
 
 
 async def test_sigkill_follows_the_grace_period_without_the_server(pod: TestPod) -> None:
-    await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
+    await _ready(pod, "a", "trap 'echo stopping' TERM; echo ready; while :; do sleep 0.05; done")
     stop = asyncio.create_task(pod.client.stop("a", signal.SIGTERM, 2))
-    await until(lambda: b"asked" in pod.logged("a"))
+    await until(lambda: b"stopping" in pod.logged("a"))
     pod.client.close()
     await pod.close_zygote()
     with pytest.raises(PeerError):
@@ -251,7 +251,7 @@ async def test_sigkill_follows_the_grace_period_without_the_server(pod: TestPod)
 
 async def test_a_stop_continues_when_the_server_is_killed(pod: TestPod) -> None:
     """Another process calls stop and is killed after the signal, during the grace period."""
-    await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
+    await _ready(pod, "a", "trap 'echo stopping' TERM; echo ready; while :; do sleep 0.05; done")
     script = (
         "import asyncio, sys\n"
         "from cri_server.pod.client import ShimClient\n"
@@ -260,7 +260,7 @@ async def test_a_stop_continues_when_the_server_is_killed(pod: TestPod) -> None:
         "asyncio.run(main())\n"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(pod.sandbox))
-    await until(lambda: b"asked" in pod.logged("a"))
+    await until(lambda: b"stopping" in pod.logged("a"))
     process.kill()
     assert await process.wait() == -signal.SIGKILL
     assert (await pod.exited("a")).signal == 9
@@ -450,7 +450,7 @@ async def test_a_failed_start_of_the_pause_process_leaves_nothing(pod: TestPod) 
     (pod.sandbox / "pause.json").write_text(
         json.dumps(pause | {"gate": str(gate), "fails": "no luck"})
     )
-    starting = asyncio.create_task(pod.hold())
+    starting = asyncio.create_task(pod.start_pause())
     await until(lambda: pod.processes())
     assert (await pod.client.state()).pid == pod.pid, "the others need not wait for it"
     await open_gate(gate)
@@ -458,9 +458,9 @@ async def test_a_failed_start_of_the_pause_process_leaves_nothing(pod: TestPod) 
         await starting
     await until(lambda: not pod.cgroup("pause").exists() and not children(pod.pid))
     (pod.sandbox / "pause.json").write_text(json.dumps(pause))
-    held = await pod.hold()
+    pause = await pod.start_pause()
     # it joins its group by itself, after the fork
-    await until(lambda: pod.processes() == [held.pid])
+    await until(lambda: pod.processes() == [pause.pid])
     await pod.client.stop_pause()
 
 

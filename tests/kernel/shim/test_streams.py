@@ -378,7 +378,7 @@ async def test_an_exec_has_the_requested_streams(pod: TestPod) -> None:
     )
     assert await session.exited == 5
     session.close()
-    silent = await _exec(pod, "a", "echo nobody hears; exit 6", stdout=False, stderr=False)
+    silent = await _exec(pod, "a", "echo discarded; exit 6", stdout=False, stderr=False)
     assert (silent.stdin_fd, silent.stdout_fd, silent.stderr_fd) == (None, None, None)
     assert await silent.exited == 6
     assert pod.logged("a") == b""
@@ -434,7 +434,9 @@ async def test_killing_a_session_kills_only_its_descendants(pod: TestPod, tmp_pa
     await pod.client.kill_exec(session.exec_id)
     assert await session.exited == 137
     await until(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
-    await until(lambda: set(pod.processes()) == before | {other.pid})  # one has not told its pid
+    await until(
+        lambda: set(pod.processes()) == before | {other.pid}
+    )  # the pid of one is not reported
     session.close()
     other.close()
 

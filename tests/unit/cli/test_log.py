@@ -37,7 +37,7 @@ def test_a_json_log_has_an_object_per_failure_and_no_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = CommandLog(str(tmp_path / "log"), "json")
-    log.warning("nobody asked")
+    log.warning("not requested")
     log.error('say "it" \\ é')
     (line,) = (tmp_path / "log").read_text().splitlines()
     document = json.loads(line)

@@ -1,4 +1,4 @@
-"""The log file on a disk that is full: nothing torn, losses counted and told."""
+"""The log file on a full disk: all records are whole, and losses are counted and reported."""
 
 from __future__ import annotations
 
@@ -84,16 +84,16 @@ def test_records_beyond_the_limit_are_dropped_and_counted(tmp_path: Path, limite
     for _ in range(30):
         log.write(batch)
     assert 0 < log.dropped_bytes < 30 * len(batch)
-    held = (30 * len(batch) - log.dropped_bytes) // len(LINE)
-    assert held * len(LINE) <= PENDING_LIMIT_BYTES
+    written = (30 * len(batch) - log.dropped_bytes) // len(LINE)
+    assert written * len(LINE) <= PENDING_LIMIT_BYTES
     room_again()
     log.write(LINE)
     content = path.read_bytes()
     log.close()
-    assert content.startswith(LINE * held) and content.endswith(LINE)
-    note = content[held * len(LINE) : -len(LINE)]
+    assert content.startswith(LINE * written) and content.endswith(LINE)
+    note = content[written * len(LINE) : -len(LINE)]
     assert note.count(b"\n") == 1 and b" stderr F pyrunc: " in note and b"File too large" in note
-    assert str((30 - 1) * len(batch) + len(batch) - held * len(LINE)).encode() in note
+    assert str((30 - 1) * len(batch) + len(batch) - written * len(LINE)).encode() in note
 
 
 def test_waiting_records_are_written_to_the_reopened_file(tmp_path: Path, limited: None) -> None:

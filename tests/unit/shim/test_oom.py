@@ -115,12 +115,12 @@ def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: G
 
 
 def test_a_kill_below_a_shared_parent_may_be_another_pods(groups: Groups) -> None:
-    """Another pod's container may be the one: without the exit code of a kill it is not said of
-    this one."""
-    counts, container, stranger = KillCounts(), groups.add("c"), groups.add("of-another-pod")
+    """The kill may be that of another pod's container, so it counts for this one only with the exit
+    code of a kill."""
+    counts, container, other = KillCounts(), groups.add("c"), groups.add("of-another-pod")
     groups.add("pause-of-another-pod")
     counts.watch(container)
-    groups.kill_in(stranger)
-    for group in (stranger, container):
+    groups.kill_in(other)
+    for group in (other, container):
         groups.remove(group)
     assert not counts.killed(container, 0)
