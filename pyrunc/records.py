@@ -75,7 +75,7 @@ class Record(Value):
 
     @classmethod
     def label(cls) -> str:
-        """The name of the record in errors."""
+        """Return the name of the record for errors."""
         return cls.__name__
 
 

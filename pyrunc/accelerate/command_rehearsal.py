@@ -44,8 +44,8 @@ NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
 def rehearse(folder: str) -> list[int]:
-    """Run it all a few times with files in `folder`, which is made and removed; returns the exit
-    codes of the commands.
+    """Plan a container and run commands a few times, with files in `folder`, which is made and
+    removed. Returns the exit codes of the commands.
 
     Does nothing where it is not possible: for an ordinary user, who has no containers without a
     user namespace, or in a root directory without /proc, where a package may be installed.

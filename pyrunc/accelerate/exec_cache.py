@@ -1,10 +1,10 @@
 """A cache of the programs of execs: a stored program needs no parsing, planning or lowering.
 
-Probes run the same command every few seconds. A program holds no pids and no descriptors, so it can
-be run again as long as everything that it was made from is the same. That is its `key`: the
-container's configuration, the request, our own rights, the file in which the user's home is looked
-up, our version. Programs lie in the container's folder and are removed with it. Only plain requests
-are cached: no terminal, no extra descriptors, no step of the parent.
+Probes run the same command every few seconds. A program has no pids and no descriptors, so it can
+be run again as long as everything that it was made from is the same. Its `key` consists of that:
+the container's configuration, the request, our own rights, the file in which the user's home is
+looked up, our version. Programs are stored in the container's folder and removed with it. Only
+plain requests are cached: no terminal, no extra descriptors, no step of the parent.
 
 A failure here is not reported: nothing of the command has run then, and the caller compiles the
 exec, which reports the cause.
@@ -146,8 +146,8 @@ def store(
 
 
 def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | None:
-    """Run the program in the container behind `pidfd`; None when it did not reach execve. The
-    caller closes the descriptors."""
+    """Run the program in the container of `pidfd`; return its process, whose descriptors the caller
+    closes. None when it did not reach execve."""
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.lowered.numbers:

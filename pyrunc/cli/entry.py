@@ -114,9 +114,9 @@ def _link(path: str, place: ProgramPlace) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BuildTarget:
-    """What the program is compiled with: the compiler and its options, the variables that Python
-    was built with (sysconfig), and the root directory that holds Python's headers and libraries,
-    or an empty text."""
+    """The tools and libraries by which the program is compiled: the compiler and its options, the
+    variables that Python was built with (sysconfig), and the root directory that holds Python's
+    headers and libraries, or an empty text."""
 
     compiler: tuple[str, ...]
     variables: Mapping[str, str]

@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def do(call: CommandLine) -> int:
-    """Run the verb of a parsed command line; all errors are reported here."""
+    """Run the verb of a parsed command line and report its errors; return the exit code."""
     assert call.verb is not None
     try:
         log = CommandLog.of(call.globals)

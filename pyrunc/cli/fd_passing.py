@@ -1,5 +1,5 @@
-"""Descriptors and pids that pass between us and our caller: those that the container gets, and
-the container's own."""
+"""Passes descriptors and pids between this process and its caller: descriptors that the container
+gets, and the terminal, pidfd and pid of the container."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def preserved(count: int) -> tuple[int, ...]:
-    """Return descriptors 3 and up that go into the container. Raises InvalidArgument."""
+    """Return the numbers of `count` descriptors, from 3 up, that the container gets. Raises
+    InvalidArgument when one is not open."""
     numbers = range(3, 3 + count)
     for number in numbers:
         try:

@@ -28,7 +28,7 @@ VERSION_MIN, VERSION_MAX = "1.0.0", "1.3.0"
 
 
 def features() -> dict[str, Any]:
-    """Return the whole object."""
+    """Return the features object."""
     return {
         "ociVersionMin": VERSION_MIN,
         "ociVersionMax": VERSION_MAX,

@@ -132,7 +132,8 @@ def features(call: CommandLine, log: CommandLog) -> int:
 
 
 def spec(call: CommandLine, log: CommandLog) -> int:
-    """Run `spec [--bundle DIR] [--rootless]`, which writes config.json, but never over another."""
+    """Run `spec [--bundle DIR] [--rootless]`, which writes config.json and never replaces an
+    existing one."""
     import json
 
     from pyrunc.cli.rootless import for_an_ordinary_user

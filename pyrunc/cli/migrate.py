@@ -90,7 +90,8 @@ def _folders(options: dict[str, object]) -> dict[str, object]:
 
 
 def _descriptor(text: str | None) -> int | None:
-    """Return a descriptor of our caller's by its number. Raises InvalidArgument."""
+    """Return the number of a descriptor that our caller has opened; None without a text. Raises
+    InvalidArgument."""
     if not text:
         return None
     try:

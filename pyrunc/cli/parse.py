@@ -1,5 +1,5 @@
-"""Parses command lines by the rules of Go's flag package, which all callers of a runtime use.
-Pure.
+"""Parses command lines by the rules of Go's flag package, which all callers of a runtime use,
+without I/O.
 
 `-name` is `--name`; a value comes after `=` or as the next word, even if that looks like an option;
 a flag may carry `=true`. Options may come before or after the arguments, except for verbs whose
@@ -40,8 +40,8 @@ class CommandLine:
 
 
 class Misuse(InvalidArgument):
-    """The command line is wrong; `verb` is the verb with the error (None: before the verb).
-    `globals`: the options before the verb."""
+    """A wrong command line. `verb`: the verb whose options or arguments are wrong, None for the
+    words before it; `globals`: the options before the verb."""
 
     def __init__(self, message: str, verb: Verb | None = None) -> None:
         super().__init__(message)

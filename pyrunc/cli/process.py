@@ -1,4 +1,5 @@
-"""The process of an `exec`: from a file, or the container's own with the changes of the options."""
+"""Builds the OCI process object of an `exec`: from a file, or of the container's with the changes
+of the options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The configuration of `pyrunc spec --rootless`: the default one, reduced to what an ordinary
-user may do."""
+"""Builds the configuration of `pyrunc spec --rootless`: the default one, reduced to the rights of
+an ordinary user."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Makes a container of a bundle: state on disk, then the process. The common part of `create` and
-`run`.
+"""Makes a container of a bundle, for `create`, `run` and `restore`: its state on disk, then its
+process.
 
 The state is on disk before anything else is made, and again as soon as there is a process: whenever
 a create is killed, `delete` finds what it left. A create that fails undoes all that it did.
@@ -85,8 +85,8 @@ def make(
     after: Callable[[State, ContainerProcess], None],
     create_process: Callable[[State, Bundle, CreateOptions], ContainerProcess] | None = None,
 ) -> tuple[State, ContainerProcess]:
-    """Claim the id, create the process and record it, then call `after`; if that fails, everything
-    is undone as well.
+    """Claim the id, create the process and record it, then call `after`. A failure, also of
+    `after`, undoes everything.
 
     `create_process` makes the process; the default is `create`. Raises what it raises,
     AlreadyExists, PeerError for a hook; by then the poststop hooks have run.
@@ -230,8 +230,8 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
 
 
 def _with_sockets(spec: Spec, count: int) -> Spec:
-    """Pass systemd's socket activation on: the descriptors go to the program, which is pid 1
-    (sd_listen_fds(3))."""
+    """Return the specification with the environment of systemd's socket activation for `count`
+    descriptors, which the program gets as pid 1 (sd_listen_fds(3))."""
     if not count or spec.process is None:
         return spec
     # sd_listen_fds(3) ignores the descriptors unless LISTEN_PID is the reader's own pid.

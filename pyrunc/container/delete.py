@@ -1,4 +1,4 @@
-"""`delete`: removes a container, first what could still do harm.
+"""`delete`: removes a container, first the parts that could still do harm.
 
 Processes, cgroup, files, then the poststop hooks. A container whose create was killed is deleted
 the same way, as far as it came. Only what create made is removed.

@@ -1,4 +1,4 @@
-"""`list`: all containers under a root, each with its derived status. A container that is removed
+"""`list`: reports all containers below a root with their status. A container that is removed
 meanwhile is left out."""
 
 from __future__ import annotations

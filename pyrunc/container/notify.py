@@ -1,5 +1,5 @@
-"""sd_notify(3) for containers: passes READY from a socket in the container on to the service
-manager's.
+"""sd_notify(3) for containers: passes READY from a socket in the container to the socket of the
+service manager.
 
 A service manager accepts messages only from the process that it started, and its socket is not in
 the container. So when NOTIFY_SOCKET is set at create, the container gets a folder at /run/notify;
@@ -46,7 +46,8 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
 
 
 class NotifyProxy:
-    """The socket of one container; open it before its program runs, and call `wait` after."""
+    """The notify socket of one container. It is opened before the program runs; `wait` is called
+    afterwards."""
 
     def __init__(self, state_dir: str, host: str) -> None:
         """Open the socket. `host` is the manager's address: a path, or an abstract name that begins

@@ -1,8 +1,8 @@
 """`start`: releases a container that waits on its start socket.
 
 The container accepts one connection and reads one byte. execve closes the connection, which means
-success; an errno that comes instead tells why the program could not be executed, a message which
-hook failed.
+success. Otherwise the process sends an errno, when the program could not be executed, or a message,
+when a hook failed.
 """
 
 from __future__ import annotations

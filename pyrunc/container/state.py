@@ -1,4 +1,4 @@
-"""A container's state on disk: one folder per container under the root, for all its commands.
+"""The state of containers on disk: a folder for each below the root, which all commands use.
 
     <root>/<id>/config.json   the configuration at create; later edits of the bundle have no effect
     <root>/<id>/state.json    this file's `State`: init's pid and start time, cgroup, bundle

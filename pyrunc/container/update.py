@@ -1,4 +1,4 @@
-"""`update`: new limits for a running container. Limits that are not named stay, and a failure
+"""`update`: sets new limits of a running container. Limits that are not named stay, and a failure
 restores the old ones.
 
 The stored configuration gets the new values, so that later readers (`state`, a restored container)

@@ -1,1 +1,1 @@
-"""The keeper from the other side: see pause/keeper.c."""
+"""The Python side of the keeper (pause/keeper.c): its client."""

@@ -132,8 +132,8 @@ class Keeper:
         self._absent_until = 0.0
 
     def fileno(self) -> int:
-        """The connection's descriptor, which is readable when the keeper has ended; -1 without a
-        connection."""
+        """Return the connection's descriptor, which becomes readable when the keeper ends; -1
+        without a connection."""
         return self._socket.fileno() if self._socket else -1
 
     def close(self) -> None:

@@ -418,7 +418,7 @@ def _configuration(directory: str) -> _Configuration:
 
 
 def forget(directory: str) -> None:
-    """Forget what is cached of the container."""
+    """Remove the container's configuration and programs from the cache."""
     _configurations.pop(f"{directory}/{messages.CONFIG}", None)
 
 

@@ -124,7 +124,8 @@ class Pod:
     # -- the network namespace, which is there before the pause process
 
     def netns_path(self) -> str | None:
-        """The path of the pod's network namespace, as long as this process lives."""
+        """Return the path of the pod's network namespace, which is valid as long as this process
+        lives; None without one."""
         return f"/proc/{os.getpid()}/fd/{self._network}" if self._network >= 0 else None
 
     def _drop_network(self) -> None:

@@ -318,7 +318,7 @@ class SupervisedContainer:
             output.end()
 
     def _complete(self) -> None:
-        """Write exit.json after all output is logged, then tell the clients."""
+        """Write exit.json after all output is logged, then notify the clients."""
         assert self._ended is not None
         ended, oom_killed = self._ended, self._oom_killed
         if ended.exit_code is None:
@@ -385,7 +385,7 @@ class ProcessPipes:
         self.stdio = (their_stdin, their_stdout, their_stderr)
 
     def ours(self) -> list[int]:
-        """Our ends that exist, in the order stdin, stdout, stderr."""
+        """Return our ends that exist, in the order stdin, stdout, stderr."""
         return [fd for fd in (self.stdin, self.stdout, self.stderr) if fd >= 0]
 
     def close_theirs(self) -> None:

@@ -109,7 +109,7 @@ class StartedProcess(SupervisedProcess):
 
     @classmethod
     def of(cls, started: ForkedProcess, fds: list[int]) -> StartedProcess:
-        """The process that `record` described; owns the descriptors."""
+        """Return the process of a record that `record` made. It owns the descriptors."""
         console_fd = fds[0] if fds else None
         process = cls(
             started.pid, started.start_time, Cgroup.from_record(started.group), console_fd

@@ -49,8 +49,8 @@ class OutputStream:
         return self.fd < 0
 
     def read(self) -> int:
-        """Read one portion: DATA was read, NOTHING is there now, or END (a terminal may still be
-        opened again)."""
+        """Read one portion. Returns DATA; NOTHING when there is none now; or END, after which a
+        terminal may be opened again."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -72,7 +72,7 @@ class OutputStream:
         follower.on_gone = self._unfollow
 
     def drain(self) -> None:
-        """Read the rest of the output after the writers were killed, and end at its end."""
+        """Read the rest of the output after the writers were killed; at its end, end the stream."""
         for _ in range(MOST_PORTIONS):
             if self.ended:
                 return

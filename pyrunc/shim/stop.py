@@ -1,4 +1,5 @@
-"""Stopping a container: the signal once, the earliest deadline wins, then SIGKILL until it is gone.
+"""Stops a container: sends the signal once, waits until the earliest deadline of all callers, then
+sends SIGKILL until the container has exited.
 
 The escalation runs in the shim, also when the server has ended. SIGKILL is repeated, because the
 container may have been frozen, or a process may just have been entering the cgroup.
@@ -24,7 +25,7 @@ UNKILLABLE_AFTER_S = 2.0
 
 
 class ContainerStop:
-    """One container's stop: begun by the first request, joined by the others."""
+    """The stop of one container, which the first request begins and later requests join."""
 
     def __init__(self, loop: Loop, container: SupervisedContainer) -> None:
         self._loop, self._container = loop, container

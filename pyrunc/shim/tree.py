@@ -86,8 +86,8 @@ def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, St
     """Return the living processes of `pids` that are in the session, below a member or in a
     member's own session.
 
-    The killed count as members: a child that they made in their last moment has another parent by
-    now.
+    Killed processes count as members, because a child that they made in their last moment has
+    another parent by now.
     """
     statuses = _statuses(pids)
     members = {leader} | killed

@@ -1,8 +1,8 @@
 """Runs work that waits for other processes (hooks, a seccomp agent, systemd) in a fork of the shim,
 which ends with it.
 
-The shim serves its other containers meanwhile. A container that is started so is the fork's child
-first and becomes the shim's, a subreaper's, when the fork ends.
+The shim serves its other containers meanwhile. A container that the fork starts is first the fork's
+child. When the fork ends, it becomes the child of the shim, which is a subreaper.
 """
 
 from __future__ import annotations
