@@ -82,8 +82,9 @@ def _write_pid(path: str, pid: int) -> None:
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
     """Send the descriptor in one message to a stream socket, whose path may be longer than an
     address."""
-    import array
-    from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
+    from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
+
+    from pyrunc import ipc
 
     folder, file = os.path.split(os.path.abspath(path))
     there = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -92,7 +93,7 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
         connection.connect(f"/proc/self/fd/{there}/{file}")
         debug.say("sending %s to %s", name.decode(), path)
         # One message with the name as its text, as runc sends it (libcontainer/utils).
-        connection.sendmsg([name], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))])
+        ipc.send_text(connection, name, [descriptor])
     except OSError as error:
         raise KernelError.of(error, "connect", f"to the socket '{path}'") from None
     finally:

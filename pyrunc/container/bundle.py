@@ -169,17 +169,10 @@ def _first_record(
     folder: str, container_id: str, bundle: Bundle, create_options: CreateOptions, owner_uid: int
 ) -> State:
     spec = bundle.spec
-    pids = spec.linux.namespace("pid")
-    return State(
-        container_id,
-        folder,
-        bundle=bundle.folder,
-        rootfs=os.path.normpath(os.path.join(bundle.folder, spec.root.path if spec.root else "")),
-        oci_version=spec.version,
-        annotations=dict(spec.annotations),
-        created=states.now(),
+    root = os.path.join(bundle.folder, spec.root.path if spec.root else "")
+    return State.of_spec(container_id, folder, bundle.folder, spec).replace(
+        rootfs=os.path.normpath(root),
         owner_uid=owner_uid,
-        private_pids=pids is not None and not pids.path,
         cgroup=_expected_cgroup(container_id, spec, create_options),
         keyring=f"_ses.{container_id}" if create_options.keyring else "",
     )

@@ -10,11 +10,11 @@ has handled both.
 
 from __future__ import annotations
 
-import array
 import os
 import select
-from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_DGRAM, SOL_SOCKET, socket
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_DGRAM, socket
 
+from pyrunc import ipc
 from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.spec.model import Mount
 
@@ -106,10 +106,9 @@ def _send_ready(host: str, ready: bytes, main_pid: int) -> None:
         connection.connect(address)
         connection.send(ready + b"\n")
         connection.send(b"MAINPID=%d\n" % main_pid)
-        rights = (SOL_SOCKET, SCM_RIGHTS, array.array("i", [writing]))
         # A separate message: systemd ignores all assignments of a message that has others beside
         # BARRIER (sd_notify(3)).
-        connection.sendmsg([b"BARRIER=1"], [rights])
+        ipc.send_text(connection, b"BARRIER=1", [writing])
         # Our copy is closed, so that the manager's is the last and its close is seen as POLLHUP.
         os.close(writing)
         writing = -1

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.ipc import Message
+    from pyrunc.spec.model import Spec
 
 CONFIG, STATE, START_SOCKET = "config.json", "state.json", "start.sock"
 NAME = "pyrunc"
@@ -110,6 +111,20 @@ class State(RecordFile):
     complete: bool = False
     keyring: str = ""
     started_at_ns: int | None = None
+
+    @classmethod
+    def of_spec(cls, container_id: str, folder: str, bundle: str, spec: Spec) -> State:
+        """Return the state of a container of this specification, without a process."""
+        pids = spec.linux.namespace("pid")
+        return cls(
+            container_id,
+            folder,
+            bundle,
+            oci_version=spec.version,
+            annotations=dict(spec.annotations),
+            created=now(),
+            private_pids=pids is not None and not pids.path,
+        )
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> State:

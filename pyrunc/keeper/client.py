@@ -107,6 +107,31 @@ class _Answer:
         self.data, self.fds = data, fds
 
 
+class _Request:
+    """A request: its packet and descriptors. Raises KernelError (EMSGSIZE) when it is too long."""
+
+    __slots__ = ("fds", "name", "packet")
+
+    def __init__(
+        self,
+        call: int,
+        name: str = "",
+        data: bytes = b"",
+        fds: Sequence[int] = (),
+        *,
+        count: int = 0,
+        pid: int = 0,
+        start_time: int = 0,
+        status: int = 0,
+    ) -> None:
+        encoded = name.encode()
+        head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
+        self.packet, self.name, self.fds = head + encoded + data, name, fds
+        if len(self.packet) > MESSAGE_LIMIT_BYTES or len(fds) > MOST_FDS:
+            what = f"{len(self.packet)} bytes and {len(fds)} descriptors are too much"
+            raise KernelError("keeper", name, EMSGSIZE, what)
+
+
 class Keeper:
     """A client of the keeper of a folder. Use from one thread.
 
@@ -146,12 +171,12 @@ class Keeper:
 
     def hello(self) -> int:
         """Return the keeper's pid."""
-        return self._ask(HELLO).pid
+        return self._ask(_Request(HELLO)).pid
 
     def put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
         """Store the data and copies of the descriptors under the name, replacing an entry of that
         name. The caller's descriptors stay open."""
-        self._ask(PUT, name, data, fds)
+        self._ask(_Request(PUT, name, data, fds))
 
     def post_put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send a `put` without waiting for the answer; the keeper carries it out even if this
@@ -160,15 +185,15 @@ class Keeper:
         If the keeper refuses it, the errno is in `refused` after the next call or `collect`. Raises
         Unavailable also when the socket is full, like `post_drop` and `post_note`.
         """
-        self._post(PUT, name, data, fds)
+        self._post(_Request(PUT, name, data, fds, count=_QUIET))
 
     def post_drop(self, name: str) -> None:
         """Send a `drop` without waiting for the answer."""
-        self._post(DROP, name)
+        self._post(_Request(DROP, name, count=_QUIET))
 
     def post_note(self, pid: int, start_time: int, status: int) -> None:
         """Send a `note` without waiting for the answer."""
-        self._post(NOTE, process=(pid, start_time), status=status)
+        self._post(_Request(NOTE, pid=pid, start_time=start_time, status=status, count=_QUIET))
 
     def collect(self) -> list[int]:
         """Return the errnos of all posted calls that the keeper has refused so far. Raises
@@ -186,28 +211,19 @@ class Keeper:
 
     def get(self, name: str) -> StoredEntry | None:
         """Return the entry of this name; None if there is none."""
-        try:
-            answer = self._ask(GET, name)
-        except KernelError as error:
-            if error.errno != ENOENT:
-                raise
-            return None
-        return StoredEntry(answer.data, answer.fds)
+        answer = self._ask_for_entry(_Request(GET, name))
+        return None if answer is None else StoredEntry(answer.data, answer.fds)
 
     def drop(self, name: str) -> None:
         """Remove the entry of this name and close its descriptors. Unknown names are ignored."""
-        try:
-            self._ask(DROP, name)
-        except KernelError as error:
-            if error.errno != ENOENT:
-                raise
+        self._ask_for_entry(_Request(DROP, name))
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all entries that begin with `prefix`."""
         names: list[str] = []
         passed = 0
         while True:
-            answer = self._ask(LIST, prefix, count=passed)
+            answer = self._ask(_Request(LIST, prefix, count=passed))
             names += answer.data.decode().split("\0")[:-1]
             passed = answer.count
             if not passed:
@@ -226,62 +242,45 @@ class Keeper:
         strings = b"".join(os.fsencode(word) + b"\0" for word in words)
         data = array.array("I", fds).tobytes() + strings
         self.close()  # a request that was sent on a broken connection is not to be repeated
-        answer = self._ask(START, "", data, list(fds.values()), count=len(arguments))
+        answer = self._ask(_Request(START, "", data, list(fds.values()), count=len(arguments)))
         return answer.pid, answer.fds[0]
 
     def exit_of(self, pid: int, start_time: int) -> OrphanExit | None:
         """Return how an orphan ended that the keeper has reaped, or a process that `note` reported.
         None: the keeper has not reaped it, or has dropped the entry since."""
+        answer = self._ask_for_entry(_Request(EXIT, pid=pid, start_time=start_time))
+        return None if answer is None else OrphanExit(answer.status, answer.time_ns)
+
+    def note(self, pid: int, start_time: int, status: int) -> None:
+        """Store the wait status of a child that is not reaped yet, for the shim that takes over."""
+        self._ask(_Request(NOTE, pid=pid, start_time=start_time, status=status))
+
+    def _ask_for_entry(self, request: _Request) -> _Answer | None:
+        """Return the answer; None when the keeper has no such entry or record."""
         try:
-            answer = self._ask(EXIT, process=(pid, start_time))
+            return self._ask(request)
         except KernelError as error:
             if error.errno != ENOENT:
                 raise
             return None
-        return OrphanExit(answer.status, answer.time_ns)
 
-    def note(self, pid: int, start_time: int, status: int) -> None:
-        """Store the wait status of a child that is not reaped yet, for the shim that takes over."""
-        self._ask(NOTE, process=(pid, start_time), status=status)
+    def _ask(self, request: _Request) -> _Answer:
+        return self._checked(request.name, *self._exchange(request))
 
-    def _ask(
-        self,
-        call: int,
-        name: str = "",
-        data: bytes = b"",
-        fds: Sequence[int] = (),
-        count: int = 0,
-        process: tuple[int, int] = (0, 0),
-        status: int = 0,
-    ) -> _Answer:
-        packet = _packet(call, name, data, count, process, status)
-        _check_size(name, packet, fds)
-        return self._checked(name, *self._exchange(packet, fds))
-
-    def _post(
-        self,
-        call: int,
-        name: str = "",
-        data: bytes = b"",
-        fds: Sequence[int] = (),
-        process: tuple[int, int] = (0, 0),
-        status: int = 0,
-    ) -> None:
-        packet = _packet(call, name, data, _QUIET, process, status)
-        _check_size(name, packet, fds)
+    def _post(self, request: _Request) -> None:
         try:
-            self._send(packet, fds, MSG_DONTWAIT)
+            self._send(request, MSG_DONTWAIT)
         except OSError as error:
             if not isinstance(error, BlockingIOError):
                 self.close()
             raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
 
-    def _exchange(self, packet: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]]:
+    def _exchange(self, request: _Request) -> tuple[bytes, list[int]]:
         is_old = self._socket is not None
         if time.monotonic() < self._absent_until:
             raise Unavailable(f"the keeper of {self.folder} does not answer")
         try:
-            return self._exchange_once(packet, fds)
+            return self._exchange_once(request)
         except BlockingIOError:
             self.close()
             # A keeper that is stopped costs one timeout in so long a time, not one for each call.
@@ -290,22 +289,23 @@ class Keeper:
         except OSError as error:
             self.close()
             if is_old and self._on_close is None:  # it has made room for others, or was replaced
-                return self._exchange(packet, fds)
+                return self._exchange(request)
             raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
 
-    def _exchange_once(self, packet: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]]:
-        connection = self._send(packet, fds)
+    def _exchange_once(self, request: _Request) -> tuple[bytes, list[int]]:
+        connection = self._send(request)
         while True:
             answer, received = self._receive(connection)
-            if len(answer) < MESSAGE.size or answer[2:4] == packet[2:4]:  # of this call
+            if len(answer) < MESSAGE.size or answer[2:4] == request.packet[2:4]:  # of this call
                 return answer, received
             self._take_refusal(answer)
 
-    def _send(self, packet: bytes, fds: Sequence[int], flags: int = 0) -> socket:
+    def _send(self, request: _Request, flags: int = 0) -> socket:
         if self._socket is None:
             self._socket = self._connected()
-        rights = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._socket.sendmsg([packet], rights, MSG_NOSIGNAL | flags)
+        fds = array.array("i", request.fds)
+        rights = [(SOL_SOCKET, SCM_RIGHTS, fds)] if fds else []
+        self._socket.sendmsg([request.packet], rights, MSG_NOSIGNAL | flags)
         return self._socket
 
     def _take_refusal(self, answer: bytes) -> None:
@@ -357,21 +357,6 @@ class Keeper:
             connection.close()
             raise
         return connection
-
-
-def _packet(
-    call: int, name: str, data: bytes, count: int, process: tuple[int, int], status: int
-) -> bytes:
-    encoded = name.encode()
-    pid, start_time = process
-    head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
-    return head + encoded + data
-
-
-def _check_size(name: str, packet: bytes, fds: Sequence[int]) -> None:
-    if len(packet) > MESSAGE_LIMIT_BYTES or len(fds) > MOST_FDS:
-        what = f"{len(packet)} bytes and {len(fds)} descriptors are too much"
-        raise KernelError("keeper", name, EMSGSIZE, what)
 
 
 def ensure(folder: str | os.PathLike[str]) -> Keeper:

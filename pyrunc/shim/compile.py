@@ -19,7 +19,6 @@ from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import ExecPrograms, ExecRequest, compile_exec, merged
 from pyrunc.compile.pause import PauseRequest, compile_pause
 from pyrunc.compile.sources import Overlay, clone_bind, open_image_volume, open_overlay, open_root
-from pyrunc.container import state as states
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.mount import open_mount
@@ -153,7 +152,9 @@ class ContainerCompiler:
 
     def _complete(self, result: CompiledContainer, spec: Spec, group: Cgroup) -> None:
         result.file, result.group = self._file, group
-        result.state = _first_state(self._id, self._directory, spec, group)
+        state = State.of_spec(self._id, self._directory, self._directory, spec)
+        keyring = f"_ses.{self._id}"
+        result.state = state.replace(keyring=keyring, cgroup=group.record(), complete=True)
         result.poststop = bool(spec.hooks.poststop)
 
     def _create_request(self, spec: Spec) -> CreateRequest:
@@ -430,22 +431,6 @@ def _with_oom_score(spec: Spec, score: int) -> Spec:
         return spec
     # runtime-spec, `oomScoreAdj`: without it a runtime does not change the inherited value.
     return spec.replace(process=process.replace(oom_score_adj=score))
-
-
-def _first_state(identifier: str, directory: str, spec: Spec, cgroup: Cgroup) -> State:
-    pids = spec.linux.namespace("pid")
-    return State(
-        identifier,
-        directory,
-        bundle=directory,
-        oci_version=spec.version,
-        annotations=dict(spec.annotations),
-        created=states.now(),
-        private_pids=pids is not None and not pids.path,
-        keyring=f"_ses.{identifier}",
-        cgroup=cgroup.record(),
-        complete=True,
-    )
 
 
 def _open_shm(size_bytes: int, owner: Sequence[int], label: str) -> int:

@@ -348,13 +348,7 @@ class Starter:
 
         spec = parse(jsontext.loads(read_file(f"{directory}/{messages.CONFIG}")))
         _leave_caches(spec, container_id)
-        state = State(
-            container_id,
-            directory,
-            bundle=directory,
-            oci_version=spec.version,
-            annotations=dict(spec.annotations),
-        )
+        state = State.of_spec(container_id, directory, directory, spec)
         final_state = status.oci_state(state, status.STOPPED)
         warn(*hooks.run_all(spec.hooks.poststop, "poststop", final_state))
 
