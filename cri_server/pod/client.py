@@ -20,7 +20,7 @@ from cri_server.zygote.client import Zygote
 from cri_server.zygote.peer import Peer, answered, answered_without_fds, fail
 from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, PeerError, ResourceExhausted, Unavailable
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import short_path
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
 from pyrunc.shim.messages import (
@@ -113,12 +113,8 @@ class ShimClient:
         """
         sock = _open_socket()
         try:
-            with closing_fd(
-                os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            ) as folder:
-                # sun_path has room for 107 bytes only
-                address = f"/proc/self/fd/{folder}/{messages.SOCKET}"
-                await _connect(sock, address, timeout_s)
+            with short_path(directory) as path:
+                await _connect(sock, f"{path}/{messages.SOCKET}", timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             raise NotFound(f"no shim in {os.fspath(directory)}") from None
@@ -368,19 +364,12 @@ def _own_oom_score() -> int:
 def _listener(sandbox_dir: str | os.PathLike[str]) -> Iterator[socket.socket]:
     """Yield a socket that listens in the sandbox's folder; it replaces the socket of a dead
     shim."""
-    folder = os.open(sandbox_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    listener = _open_socket()
-    try:
-        try:
-            os.unlink(messages.SOCKET, dir_fd=folder)
-        except FileNotFoundError:
-            pass
-        listener.bind(f"/proc/self/fd/{folder}/{messages.SOCKET}")
+    with short_path(sandbox_dir) as path, _open_socket() as listener:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{path}/{messages.SOCKET}")
+        listener.bind(f"{path}/{messages.SOCKET}")
         listener.listen(64)
         yield listener
-    finally:
-        listener.close()
-        os.close(folder)
 
 
 def _open_socket() -> socket.socket:

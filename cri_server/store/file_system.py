@@ -21,7 +21,7 @@ from cri_server.store.paths import Paths
 from pyrunc.compile.sources import open_layers
 from pyrunc.errors import KernelError, ResourceExhausted, Unsupported, WrongState
 from pyrunc.kernel.call import buffer, syscall
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import closing_fd, short_path
 from pyrunc.kernel.full import FULL, disk_error, disk_errors, reason
 from pyrunc.kernel.tree import remove_path
 
@@ -66,12 +66,10 @@ def _check_state(state: Path) -> None:
         remove_path(probe)
         probe.mkdir(mode=0o700)
         with (
-            closing_fd(os.open(probe, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder,
+            short_path(probe) as path,
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
         ):
-            # A socket's path has at most 107 bytes (unix(7)), and the state directory's may be
-            # longer.
-            listener.bind(f"/proc/self/fd/{folder}/sock")
+            listener.bind(f"{path}/sock")
         remove_path(probe)
 
 

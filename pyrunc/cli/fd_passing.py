@@ -80,17 +80,17 @@ def _write_pid(path: str, pid: int) -> None:
 
 
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
-    """Send the descriptor in one message to a stream socket, whose path may be longer than an
-    address."""
+    """Send the descriptor in one message to a stream socket. Raises KernelError."""
     from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
 
     from pyrunc import ipc
+    from pyrunc.kernel.fd import short_path
 
     folder, file = os.path.split(os.path.abspath(path))
-    there = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
-        connection.connect(f"/proc/self/fd/{there}/{file}")
+        with short_path(folder) as short:
+            connection.connect(f"{short}/{file}")
         debug.say("sending %s to %s", name.decode(), path)
         # One message with the name as its text, as runc sends it (libcontainer/utils).
         ipc.send_text(connection, name, [descriptor])
@@ -98,7 +98,6 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
         raise KernelError.of(error, "connect", f"to the socket '{path}'") from None
     finally:
         connection.close()
-        os.close(there)
 
 
 def open_missing_stdio() -> None:

@@ -12,7 +12,7 @@ from errno import EPERM
 
 from pyrunc.compile import host
 from pyrunc.errors import InvalidSpec, KernelError
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import short_path
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.plan.model import LoadFilter
 from pyrunc.plan.namespaces import KERNEL_NAMES
@@ -131,12 +131,11 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
 
 
 def open_start_socket(state_dir: str, undo: Undo) -> int:
-    """Open the listening socket on which the container waits for `start`. It is bound by the
-    descriptor of its folder, because a path may be longer than an address."""
-    with closing_fd(os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+    """Open the listening socket on which the container waits for `start`. Raises KernelError."""
+    with short_path(state_dir) as path:
         listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
         try:
-            listening.bind(f"/proc/self/fd/{folder}/{START_SOCKET}")
+            listening.bind(f"{path}/{START_SOCKET}")
             undo.push("start socket", os.unlink, f"{state_dir}/{START_SOCKET}")
             # One `start` connects at a time, because it holds the container's lock.
             listening.listen(1)

@@ -16,6 +16,7 @@ from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_DGRAM, socket
 
 from pyrunc import ipc
 from pyrunc.errors import KernelError, kernel_errors
+from pyrunc.kernel.fd import short_path
 from pyrunc.spec.model import Mount
 
 TYPE_CHECKING = False
@@ -54,19 +55,14 @@ class NotifyProxy:
         with `@`. Raises KernelError."""
         self._host = host
         self._socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
-        folder = os.open(f"{state_dir}/{FOLDER}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # The address of a unix socket has 108 bytes (unix(7)), a state folder's path may have
-            # more.
-            path = f"/proc/self/fd/{folder}/{NAME}"
-            self._socket.bind(path)
-            # Any user of the container may report that it is ready.
-            os.chmod(path, 0o777)
+            with short_path(f"{state_dir}/{FOLDER}") as path:
+                self._socket.bind(f"{path}/{NAME}")
+                # Any user of the container may report that it is ready.
+                os.chmod(f"{path}/{NAME}", 0o777)
         except OSError as error:
             self._socket.close()
             raise KernelError.of(error, "bind", f"'{state_dir}/{FOLDER}/{NAME}'") from None
-        finally:
-            os.close(folder)
 
     def wait(self, pidfd: int, main_pid: int) -> bool:
         """Wait until the container is ready and report that to the manager, with `main_pid`; False

@@ -14,7 +14,8 @@ from errno import ECONNREFUSED, ENOENT
 
 from pyrunc import debug
 from pyrunc.container.state import START_SOCKET
-from pyrunc.errors import Error, KernelError, WrongState, kernel_errors
+from pyrunc.errors import Error, KernelError, WrongState
+from pyrunc.kernel.fd import short_path
 
 OUTPUT_LIMIT_BYTES = 4096
 MESSAGE_BYTES = 24  # of the launcher's message, when a hook failed; an errno has 4
@@ -64,13 +65,10 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
 
 
 def _connect(state_dir: str, path: str) -> _Socket:
-    with kernel_errors("open", f"'{state_dir}'"):
-        folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     connection = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
-        # By descriptor, because the state folder's path may be longer than a socket's address (108
-        # bytes).
-        connection.connect(f"/proc/self/fd/{folder}/{START_SOCKET}")
+        with short_path(state_dir) as short:
+            connection.connect(f"{short}/{START_SOCKET}")
         return connection
     except OSError as error:
         connection.close()
@@ -80,8 +78,6 @@ def _connect(state_dir: str, path: str) -> _Socket:
         if error.errno == ECONNREFUSED:
             raise WrongState("cannot start a container that has stopped") from None
         raise KernelError.of(error, "connect", f"'{path}'") from None
-    finally:
-        os.close(folder)
 
 
 def _answer(connection: _Socket) -> tuple[bytes, bytes]:

@@ -32,6 +32,7 @@ from struct import Struct
 
 from pyrunc import ipc, jsontext
 from pyrunc.errors import KernelError, PeerError, Unavailable, Unsupported
+from pyrunc.kernel.fd import closing_fd, short_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,10 +121,11 @@ class _Request:
         fds: Sequence[int] = (),
         *,
         count: int = 0,
-        pid: int = 0,
-        start_time: int = 0,
+        process: tuple[int, int] = (0, 0),
         status: int = 0,
     ) -> None:
+        """`process`: pid and start time of the process that the call is about."""
+        pid, start_time = process
         encoded = name.encode()
         head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
         self.packet, self.name, self.fds = head + encoded + data, name, fds
@@ -193,7 +195,7 @@ class Keeper:
 
     def post_note(self, pid: int, start_time: int, status: int) -> None:
         """Send a `note` without waiting for the answer."""
-        self._post(_Request(NOTE, pid=pid, start_time=start_time, status=status, count=_QUIET))
+        self._post(_Request(NOTE, process=(pid, start_time), status=status, count=_QUIET))
 
     def collect(self) -> list[int]:
         """Return the errnos of all posted calls that the keeper has refused so far. Raises
@@ -248,12 +250,12 @@ class Keeper:
     def exit_of(self, pid: int, start_time: int) -> OrphanExit | None:
         """Return how an orphan ended that the keeper has reaped, or a process that `note` reported.
         None: the keeper has not reaped it, or has dropped the entry since."""
-        answer = self._ask_for_entry(_Request(EXIT, pid=pid, start_time=start_time))
+        answer = self._ask_for_entry(_Request(EXIT, process=(pid, start_time)))
         return None if answer is None else OrphanExit(answer.status, answer.time_ns)
 
     def note(self, pid: int, start_time: int, status: int) -> None:
         """Store the wait status of a child that is not reaped yet, for the shim that takes over."""
-        self._ask(_Request(NOTE, pid=pid, start_time=start_time, status=status))
+        self._ask(_Request(NOTE, process=(pid, start_time), status=status))
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:
         """Return the answer; None when the keeper has no such entry or record."""
@@ -347,12 +349,8 @@ class Keeper:
             limit = _TIMEVAL.pack(int(seconds), int(rest * 1_000_000))
             for option in (SO_RCVTIMEO, SO_SNDTIMEO):
                 connection.setsockopt(SOL_SOCKET, option, limit)
-            folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                # sun_path has room for 107 bytes only
-                connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")
-            finally:
-                os.close(folder)
+            with short_path(self.folder) as path:
+                connection.connect(f"{path}/{SOCKET}")
         except BaseException:
             connection.close()
             raise
@@ -389,11 +387,9 @@ def end(folder: str | os.PathLike[str]) -> None:
         return
     finally:
         keeper.close()
-    try:
+    with closing_fd(pidfd):
         pidfd_send_signal(pidfd, SIGTERM)
         select([pidfd], [], [], TIMEOUT_S)
-    finally:
-        os.close(pidfd)
 
 
 def _spawn(folder: str) -> int:

@@ -51,12 +51,10 @@ def _open_copy(source: int) -> int:
     # Detached, so the copy ends with the mount of the image, which holds the file open.
     with closing_fd(kernel_mount.open_mount("ramfs")) as memory:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
-    try:
+    with closing_fd(folder):
         copy = os.open(
             "index", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder
         )
-    finally:
-        os.close(folder)
     try:
         # Holes stay holes, because a ramfs is memory that cannot be swapped out.
         copy_data(source, copy, os.fstat(source).st_size)

@@ -79,6 +79,24 @@ def pwrite_all(number: int, content: bytes | bytearray | memoryview, offset: int
         view, offset = view[written:], offset + written
 
 
+class short_path:
+    """A block in which a folder has a short path, because the address of a unix socket has at most
+    107 bytes (unix(7)): `with short_path(folder) as path: listener.bind(f"{path}/{name}")`. Raises
+    OSError."""
+
+    __slots__ = ("_folder", "_number")
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder, self._number = folder, -1
+
+    def __enter__(self) -> str:
+        self._number = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._number}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._number)
+
+
 def close_all(numbers: Iterable[int]) -> None:
     """Close each of the descriptors; numbers that are not open are ignored."""
     for number in numbers:

@@ -140,12 +140,9 @@ def _link_target(root_fd: int, path: str) -> str | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
         raise
-    try:
-        if os.fstat(number).st_mode & S_IFMT != S_IFLNK:
-            return None
-        return readlinkat(number, "")
-    finally:
-        os.close(number)
+    with closing_fd(number):
+        is_link = os.fstat(number).st_mode & S_IFMT == S_IFLNK
+        return readlinkat(number, "") if is_link else None
 
 
 def open_regular_in_root(root_fd: int, path: str) -> int:

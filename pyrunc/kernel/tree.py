@@ -15,6 +15,7 @@ from stat import S_ISDIR
 
 from pyrunc.abi.file import RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import openat2
 
 TYPE_CHECKING = False
@@ -106,10 +107,8 @@ def remove_path(path: str | os.PathLike[str]) -> None:
         parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    try:
+    with closing_fd(parent):
         remove_tree(parent, name)
-    finally:
-        os.close(parent)
 
 
 def _is_gone(error: OSError) -> bool:

@@ -14,6 +14,7 @@ import os
 from _signal import SIGKILL  # type: ignore[import-not-found]
 
 from pyrunc.errors import Error
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.process import Stat as Stat
 from pyrunc.kernel.process import open_pidfd, send_signal
 from pyrunc.kernel.process import stat as stat
@@ -104,7 +105,5 @@ def _kill(pid: int, start_time: int) -> bool:
     pidfd = open_pidfd(pid, start_time)
     if pidfd is None:
         return False
-    try:
+    with closing_fd(pidfd):
         return send_signal(pidfd, SIGKILL)
-    finally:
-        os.close(pidfd)

@@ -16,7 +16,7 @@ from pyrunc.container.state import State
 
 def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -> None:
     gone = State("gone", str(tmp_path / "gone"))
-    program = SimpleNamespace(encode=lambda: b"", pid_op=1)
+    program = SimpleNamespace(encoded=b"", pid_op=1)
     lowered = SimpleNamespace(numbers={}, program=program)
     again.store(gone, b"key", lowered, 0, ())
     assert not os.listdir(tmp_path)
