@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 MAX_ID = (1 << 32) - 2
 # options whose value replaces a field of the process
-REPLACED_FIELDS = {
-    "cwd": "cwd",
-    "apparmor": "apparmorProfile",
-    "process_label": "selinuxLabel",
-}
+REPLACED_FIELDS = {"cwd": "cwd", "apparmor": "apparmorProfile", "process_label": "selinuxLabel"}
 
 
 def process_from_options(

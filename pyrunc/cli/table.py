@@ -89,11 +89,7 @@ GLOBAL = (
 HELP = Option("help h", FLAG, "print this help")
 
 _BUNDLE = Option(
-    "bundle b",
-    TEXT,
-    "folder with config.json and the root filesystem",
-    default=".",
-    metavar="DIR",
+    "bundle b", TEXT, "folder with config.json and the root filesystem", default=".", metavar="DIR"
 )
 _PROCESS = (
     Option("console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"),
@@ -104,15 +100,14 @@ _PROCESS = (
 _PRESERVE_FDS = Option(
     "preserve-fds", NUMBER, "pass N more descriptors, from 3 up", default=0, metavar="N"
 )
+_REGEX = Option("regex r", FLAG, "ID is a regular expression for several containers")
+_FORMAT = Option("format f", TEXT, "table or json", default="table")
 _DETACH = Option("detach d", FLAG, "return when the program runs")
 
 _CREATE = (
     _BUNDLE,
     Option(
-        "config f",
-        TEXT,
-        "configuration file instead of the bundle's config.json",
-        metavar="FILE",
+        "config f", TEXT, "configuration file instead of the bundle's config.json", metavar="FILE"
     ),
     *_PROCESS,
     Option("no-pivot", FLAG, "chroot instead of pivot_root (root on a ramdisk)"),
@@ -184,11 +179,7 @@ VERBS: dict[str, Verb] = {
             ("ID", "SIGNAL"),
             (
                 Option("all a", FLAG, "send it to all processes of the container"),
-                Option(
-                    "regex r",
-                    FLAG,
-                    "ID is a regular expression for several containers",
-                ),
+                _REGEX,
             ),
             required=1,
             leading=True,
@@ -201,7 +192,7 @@ VERBS: dict[str, Verb] = {
                 Option(
                     "force f", FLAG, "also delete a running container; a missing one is no error"
                 ),
-                Option("regex r", FLAG, "ID is a regular expression for several containers"),
+                _REGEX,
             ),
         ),
         Verb(
@@ -219,11 +210,7 @@ VERBS: dict[str, Verb] = {
                 Option("user u", TEXT, "UID or UID:GID"),
                 Option("additional-gids g", LIST, "one more group", metavar="GID"),
                 Option("cap c", LIST, "one more capability"),
-                Option(
-                    "no-new-privs",
-                    TRISTATE,
-                    "set no_new_privs; =false: do not set it",
-                ),
+                Option("no-new-privs", TRISTATE, "set no_new_privs; =false: do not set it"),
                 Option("apparmor", TEXT, "AppArmor profile"),
                 Option("process-label", TEXT, "SELinux label"),
                 _PRESERVE_FDS,
@@ -241,7 +228,7 @@ VERBS: dict[str, Verb] = {
             "list a container's processes",
             "inspect:ps",
             ("ID", "PS-ARGUMENTS..."),
-            (Option("format f", TEXT, "table or json", default="table"),),
+            (_FORMAT,),
             required=1,
             leading=True,
         ),
@@ -263,10 +250,7 @@ VERBS: dict[str, Verb] = {
                 Option("leave-running", FLAG, "keep the container running"),
                 Option("pre-dump", FLAG, "write memory only, and keep the container running"),
                 Option(
-                    "parent-path",
-                    TEXT,
-                    "earlier pre-dump, relative to the images",
-                    metavar="DIR",
+                    "parent-path", TEXT, "earlier pre-dump, relative to the images", metavar="DIR"
                 ),
                 Option("page-server", TEXT, "send memory to a page server", metavar="ADDRESS:PORT"),
                 Option(
@@ -304,7 +288,7 @@ VERBS: dict[str, Verb] = {
             "inspect:list",
             (),
             (
-                Option("format f", TEXT, "table or json", default="table"),
+                _FORMAT,
                 Option("quiet q", FLAG, "print ids only"),
             ),
             fast=False,

@@ -33,6 +33,7 @@ from struct import Struct
 from pyrunc import ipc, jsontext
 from pyrunc.errors import KernelError, PeerError, Unavailable, Unsupported
 from pyrunc.kernel.fd import closing_fd, short_path
+from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,13 +66,11 @@ _TIMEVAL = Struct("@ll")
 _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)]
 
 
-class StoredEntry:
+class StoredEntry(Value):
     """An entry's data and copies of its descriptors, the caller's to close."""
 
-    __slots__ = ("data", "fds")
-
-    def __init__(self, data: bytes, fds: list[int]) -> None:
-        self.data, self.fds = data, fds
+    data: bytes
+    fds: list[int]
 
     def read(self, kind: type[Stored]) -> tuple[Stored, list[int]]:
         """Return the entry's record, a `kind`, and its descriptors. Raises PeerError after closing
@@ -85,14 +84,12 @@ class StoredEntry:
             raise
 
 
-class OrphanExit:
+class OrphanExit(Value):
     """How a process ended: `status` is a wait status (wait(2)), `time_ns` is the wall-clock
     time."""
 
-    __slots__ = ("status", "time_ns")
-
-    def __init__(self, status: int, time_ns: int) -> None:
-        self.status, self.time_ns = status, time_ns
+    status: int
+    time_ns: int
 
 
 class _Answer:
