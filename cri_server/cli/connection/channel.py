@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from cri_server.http2 import frames, hpack
 from cri_server.http2.frames import Setting
+from cri_server.http2.sending import Overflow, Sender
 from cri_server.rpc.codes import Code
 
 Item = TypeVar("Item")
@@ -116,6 +117,8 @@ class Channel:
             raise CallError(Code.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
         except OSError as error:
             raise CallError(Code.UNAVAILABLE, error.strerror or str(error)) from None
+        except Overflow:
+            raise CallError(Code.UNAVAILABLE, "the server's window exceeds 2^31-1") from None
         finally:
             if connection.ended and connection.intact:
                 self._idle.append(connection)
@@ -149,8 +152,8 @@ class _Connection:
         self._received = bytearray()
         self._decoder = hpack.Decoder()
         self._unread_bytes = 0  # read, but not yet returned to the server's windows
-        self._window = self._stream_window = self._first_window = frames.WINDOW_BYTES
-        self._frame_limit = frames.FRAME_LIMIT_BYTES
+        self._sender = Sender()
+        self._stream = self._sender.open(self._stream_id)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(CONNECT_TIMEOUT_S)
@@ -159,7 +162,7 @@ class _Connection:
             self._socket.close()
             raise
         self._greet_until = time.monotonic() + CONNECT_TIMEOUT_S
-        self._unsent = _GREETING
+        self._sender.control(_GREETING)
 
     def close(self) -> None:
         """Close the socket, which cancels a running call on the server."""
@@ -174,7 +177,7 @@ class _Connection:
                 # lost.
                 kind, flags, stream_id, body = self._frame()
                 self._housekeeping(kind, flags, stream_id, body)
-        except (CallError, OSError):
+        except (CallError, OSError, Overflow):
             return False
         return self.intact
 
@@ -182,28 +185,18 @@ class _Connection:
         """Send the request."""
         self._stream_id += 2
         self.ended = False
-        self._stream_window = self._first_window
+        self._stream = self._sender.open(self._stream_id)
         block = _PSEUDO_FIELDS + hpack.literal(b":path", path.encode()) + _FIELDS
         if timeout_s is not None:
             # A timeout of 0 ms would have passed before the server reads it.
             milliseconds = min(TIMEOUT_LIMIT_MS, max(1, round(timeout_s * 1000)))
             block += hpack.literal(b"grpc-timeout", b"%dm" % milliseconds)
-        head = frames.head(len(block), frames.HEADERS, frames.END_HEADERS, self._stream_id)
-        self._unsent += head + block
-        payload = memoryview(b"\0" + len(request).to_bytes(4, "big") + request)
-        while payload:
-            room = min(self._window, self._stream_window, self._frame_limit)
-            if room <= 0:
-                self._send()
-                self._housekeeping(*self._frame())
-                continue
-            part, payload = payload[:room], payload[room:]
-            self._window -= len(part)
-            self._stream_window -= len(part)
-            flags = 0 if payload else frames.END_STREAM
-            self._unsent += frames.head(len(part), frames.DATA, flags, self._stream_id) + bytes(
-                part
-            )
+        self._sender.headers(self._stream, block, end=False)
+        self._sender.data(self._stream, b"\0" + len(request).to_bytes(4, "big") + request)
+        while self._stream.queued:  # the rest waits for the server's flow control
+            self._send()
+            self._housekeeping(*self._frame())
+        self._sender.control(frames.head(0, frames.DATA, frames.END_STREAM, self._stream_id))
         self._send()
 
     def messages(self) -> Iterator[bytes]:
@@ -255,7 +248,7 @@ class _Connection:
             # Data counts in both windows, that of the connection and that of the stream (section
             # 6.9.1).
             for stream_id in (0, self._stream_id):
-                self._unsent += frames.window_update(stream_id, self._unread_bytes)
+                self._sender.control(frames.window_update(stream_id, self._unread_bytes))
             self._unread_bytes = 0
             self._send()
 
@@ -264,17 +257,17 @@ class _Connection:
         if kind == frames.SETTINGS and not flags & frames.ACK:
             for at in range(0, len(body), frames.SETTING.size):
                 self._apply(*frames.SETTING.unpack_from(body, at))
-            self._unsent += frames.SETTINGS_ACK
+            self._sender.control(frames.SETTINGS_ACK)
             self._send()
         elif kind == frames.PING and not flags & frames.ACK:
-            self._unsent += frames.pong(body)
+            self._sender.control(frames.pong(body))
             self._send()
         elif kind == frames.WINDOW_UPDATE:
             increment = frames.WORD.unpack(body)[0]
             if stream_id == 0:
-                self._window += increment
+                self._sender.widen(increment)
             elif stream_id == self._stream_id:
-                self._stream_window += increment
+                self._sender.widen_stream(self._stream, increment)
         elif kind == frames.GOAWAY:
             self.intact = False  # no further calls; the reply to this one may still arrive
             last = frames.WORD.unpack_from(body)[0]
@@ -295,11 +288,9 @@ class _Connection:
 
     def _apply(self, name: int, value: int) -> None:
         if name == Setting.INITIAL_WINDOW_SIZE:
-            # The setting shifts the windows of open streams, too (section 6.9.2).
-            self._stream_window += value - self._first_window
-            self._first_window = value
+            self._sender.change_initial(value, [self._stream])
         elif name == Setting.MAX_FRAME_SIZE:
-            self._frame_limit = value
+            self._sender.frame_bytes = value
 
     def _frame(self) -> tuple[int, int, int, bytes]:
         """Return the next frame: kind, flags, stream, body. The first frame must be the server's
@@ -336,9 +327,8 @@ class _Connection:
             self._received += data
 
     def _send(self) -> None:
-        data, self._unsent = self._unsent, b""
         self._limit_wait()
-        self._socket.sendall(data)
+        self._socket.sendall(self._sender.take())
 
     def _limit_wait(self) -> None:
         """Set the socket's timeout to what is left of the deadlines of the call and of the server's

@@ -130,19 +130,17 @@ def _show_origins(address: str, names: Sequence[str]) -> None:
             formats.say(formats.table(("VALUE OF", "VALUE", "FROM"), rows))
 
 
-def _inspect_command(
-    verb: str, kind: str, describe: Callable[[Client, str, bool], dict[str, Any]], complete: Any
-) -> click.Command:
+def _inspect_command(verb: str, kind: str, complete: Any) -> click.Command:
     @click.command(verb, help=f"Show the full status of {kind}s.")
     @options.names(f"{kind.upper()}...", complete)
     @quiet_option
     @formats.options(FORMATS, listing=False, short=True)
     @click.pass_obj
     def inspect(address: str, names: tuple[str, ...], quiet: bool, output: Output) -> None:
-        show(address, names, describe, quiet, output)
+        show(address, names, KINDS[kind], quiet, output)
 
     return inspect
 
 
-inspectp = _inspect_command("inspectp", "pod", pod, completion.pods)
-inspecti = _inspect_command("inspecti", "image", image, completion.images)
+inspectp = _inspect_command("inspectp", "pod", completion.pods)
+inspecti = _inspect_command("inspecti", "image", completion.images)

@@ -69,7 +69,7 @@ def page(pod: str, calls: Sequence[Call]) -> str:
 <body>
 <main>
 <h1>{title}</h1>
-<p>{_summary(calls)}</p>
+<p>{_summary(calls, axis)}</p>
 {body}
 </main>
 <footer>pyrunc-cri {escape(pyrunc.__version__)}. The bars beside the calls share a time axis of
@@ -79,15 +79,13 @@ def page(pod: str, calls: Sequence[Call]) -> str:
 """
 
 
-def _summary(calls: Sequence[Call]) -> str:
-    begins = min(call.started_at_ns for call in calls)
-    ends = max(call.started_at_ns + int(call.took_ms * 1e6) for call in calls)
-    day = datetime.datetime.fromtimestamp(begins / 1e9).astimezone()
+def _summary(calls: Sequence[Call], axis: Axis) -> str:
+    day = datetime.datetime.fromtimestamp(axis.begin_ns / 1e9).astimezone()
     slowest = max(calls, key=lambda call: call.took_ms)
     failed = sum(_failed(call) for call in calls)
     count = f"{len(calls)} call{'s' if len(calls) != 1 else ''}"
     parts = [
-        f"{count} from {day:%Y-%m-%d %H:%M:%S %Z} on, in {_span_of((ends - begins) / 1e9)}",
+        f"{count} from {day:%Y-%m-%d %H:%M:%S %Z} on, in {_span_of(axis.length_ns / 1e9)}",
         f"the slowest is {_text(slowest.call)} with {_ms(slowest.took_ms)}",
         *([f"{failed} failed"] if failed else []),
     ]

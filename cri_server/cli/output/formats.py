@@ -189,9 +189,10 @@ def options(
         def wrapped(
             *arguments: Any, output: str, docker: str | None, template: str | None, **rest: Any
         ) -> Any:
-            names = ("quiet", "no_trunc", "no_headers") if listing else ()
-            flags = {name: rest.pop(name) for name in names}
-            rest["output"] = parse(output, docker, template, formats, **flags)
+            flags = {name: rest.pop(name) for name in ("quiet", "no_trunc") if listing}
+            headers = not (listing and rest.pop("no_headers"))
+            form, compiled = _parse(output, docker, template, formats)
+            rest["output"] = Output(form, compiled, headers=headers, **flags)
             return command(*arguments, **rest)
 
         for option in reversed(own):
@@ -201,17 +202,11 @@ def options(
     return decorate
 
 
-def parse(
-    output: str,
-    docker: str | None,
-    template: str | None,
-    formats: Sequence[str] = FORMATS,
-    *,
-    quiet: bool = False,
-    no_trunc: bool = False,
-    no_headers: bool = False,
-) -> Output:
-    """Parse the output options. Raises InvalidArgument."""
+def _parse(
+    output: str, docker: str | None, template: str | None, formats: Sequence[str]
+) -> tuple[str, Template | None]:
+    """Return the format and the template that the options -o, --format and --template select.
+    Raises InvalidArgument."""
     if docker is not None:
         output = docker if docker in formats else f"go-template={docker}"
     text = next((output.removeprefix(p) for p in TEMPLATES if output.startswith(p)), None)
@@ -223,12 +218,11 @@ def parse(
         raise InvalidArgument(
             f"-o {output}: expected one of {', '.join(formats)}, go-template=TEMPLATE"
         )
-    compiled = None
-    if text is not None:
-        from cri_server.cli.output.template import Template
+    if text is None:
+        return output, None
+    from cri_server.cli.output.template import Template
 
-        compiled = Template(text)
-    return Output(output, compiled, quiet, no_trunc, not no_headers)
+    return output, Template(text)
 
 
 def watch(command: Callable[..., Any]) -> Callable[..., Any]:
