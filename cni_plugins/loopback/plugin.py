@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cni_plugins.net import netns
 from cni_plugins.net.pod import open_pod
-from cni_plugins.net.rtnetlink import IFF_UP, addresses, find_link, open_route_socket, set_link
+from cni_plugins.net.rtnetlink import IFF_UP, addresses, find_link, set_link
 from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, CniError
@@ -34,14 +34,14 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: set `lo` down while its namespace exists, like the reference plugin."""
     if call.netns and netns.exists(call.netns):
-        with netns.open_for(call.netns) as pod, netns.entered(pod), open_route_socket() as route:
-            route.call(set_link(index=1, change=IFF_UP))
+        with open_pod(call.netns) as pod:
+            pod.route.call(set_link(index=1, change=IFF_UP))
 
 
 def check(call: CniCall, config: PluginConfig) -> None:
     """Run CHECK: `lo` is up. Raises CniError 120."""
-    with netns.open_for(call.netns) as pod, netns.entered(pod), open_route_socket() as route:
-        link = find_link(route, index=1)
+    with open_pod(call.netns) as pod:
+        link = find_link(pod.route, index=1)
         if link is None or not link.up:
             raise CniError(DAMAGED, "lo is not up")
 

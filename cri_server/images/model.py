@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
@@ -33,6 +33,9 @@ class Auth:
     def empty(self) -> bool:
         """Whether no credential is set."""
         return self == Auth(server_address=self.server_address)
+
+
+AUTH_FIELDS = tuple(field.name for field in fields(Auth))
 
 
 class ImageConfig(msgspec.Struct, frozen=True, rename="pascal"):

@@ -35,15 +35,11 @@ class Admin:
     def container_config(self, request: private.ContainerConfig) -> private.ContainerConfigs:
         container = self._services.index.containers.get(request.id)
         sandbox = self._services.index.sandboxes.get(container.sandbox_id)
-        texts = [
-            base64.b64encode(c.SerializeToString()).decode()
-            for c in (container.config, sandbox.config)
-        ]
-        return private.ContainerConfigs(*texts)
+        return private.ContainerConfigs(_encoded(container.config), _encoded(sandbox.config))
 
     def pod_config(self, request: private.PodConfig) -> private.SandboxConfig:
         sandbox = self._services.index.sandboxes.get(request.id)
-        return private.SandboxConfig(base64.b64encode(sandbox.config.SerializeToString()).decode())
+        return private.SandboxConfig(_encoded(sandbox.config))
 
     def exec_as(self, request: private.ExecAs) -> private.Session:
         """Return the URL of an exec with the requested user, working directory and environment.
@@ -138,3 +134,7 @@ class Admin:
                 private.DebugProfile: self.debug_profile,
             }
         )
+
+
+def _encoded(config: api.ContainerConfig | api.PodSandboxConfig) -> str:
+    return base64.b64encode(config.SerializeToString()).decode()

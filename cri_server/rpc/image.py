@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator
 
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
-from cri_server.images.service import Auth, Image
+from cri_server.images.model import AUTH_FIELDS, Auth
+from cri_server.images.service import Image
 from cri_server.observability import stats
 from cri_server.rpc.runtime import batches
 from cri_server.services import Services
@@ -66,15 +67,7 @@ class ImageService:
         return response
 
     async def PullImage(self, request: api.PullImageRequest) -> api.PullImageResponse:
-        credentials = request.auth
-        auth = Auth(
-            username=credentials.username,
-            password=credentials.password,
-            auth=credentials.auth,
-            server_address=credentials.server_address,
-            identity_token=credentials.identity_token,
-            registry_token=credentials.registry_token,
-        )
+        auth = Auth(**{name: getattr(request.auth, name) for name in AUTH_FIELDS})
         reference = _reference(request.image)
         handlers.require(self._services.config, request.image.runtime_handler)
         identifier = await self._services.images.pull(reference, None if auth.empty else auth)

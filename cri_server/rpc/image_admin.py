@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from cri_server.images.formats import platforms
-from cri_server.images.model import Auth, Progress
+from cri_server.images.model import AUTH_FIELDS, Auth, Progress
 from cri_server.rpc import methods, private
 from cri_server.services import Services
 from pyrunc.errors import InvalidArgument
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
 
 REPORT_INTERVAL_S = 0.1
-AUTH_FIELDS = ("username", "password", "auth", "server_address", "identity_token", "registry_token")
 
 
 class ImageAdmin:

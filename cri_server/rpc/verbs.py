@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import AsyncGeneratorType, CoroutineType
+from types import CoroutineType
 from typing import Any
 
 from cri_server.api import api_pb2 as api
@@ -54,7 +54,7 @@ def _observed(services: Services, method: Method) -> Callable[[Any], Any]:
     if inspect.isasyncgenfunction(method.answer):
         return method.answer
     if not inspect.iscoroutinefunction(method.answer):
-        return _immediate(services, method, describe)
+        return _immediate_verb(services, method, describe) if describe else _immediate_query(method)
     return _verb(services, method, describe) if describe else _query(method)
 
 
@@ -93,9 +93,7 @@ def _query(method: Method) -> Callable[[Any], Any]:
     return answer
 
 
-def _immediate(
-    services: Services, method: Method, describe: Describe | None
-) -> Callable[[Any], Any]:
+def _immediate_query(method: Method) -> Callable[[Any], Any]:
     """Wrap a handler that returns its reply at once. A coroutine that it returns in a rare case (a
     verbose status) is not measured."""
 
@@ -104,20 +102,28 @@ def _immediate(
         try:
             reply = method.answer(request)
         except BaseException as error:
-            if describe is None:
-                VERBS.add(method.name, _code(error).name, time.perf_counter() - began_s)
-            else:
-                _failed(
-                    method.name, describe(services, request), error, time.perf_counter() - began_s
-                )
+            VERBS.add(method.name, _code(error).name, time.perf_counter() - began_s)
             raise
-        if type(reply) in (CoroutineType, AsyncGeneratorType):
-            return reply
-        if describe is None:
+        if type(reply) is not CoroutineType:
             VERBS.add(method.name, "OK", time.perf_counter() - began_s)
-        else:
-            description = describe(services, request)
-            _succeeded(services, method.name, description, reply, time.perf_counter() - began_s)
+        return reply
+
+    return answer
+
+
+def _immediate_verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
+    """Wrap a handler of a verb that returns its reply at once, such as the URL of a session."""
+
+    def answer(request: Any) -> Any:
+        began_s = time.perf_counter()
+        try:
+            reply = method.answer(request)
+        except BaseException as error:
+            took_s = time.perf_counter() - began_s
+            _failed(method.name, describe(services, request), error, took_s)
+            raise
+        description = describe(services, request)
+        _succeeded(services, method.name, description, reply, time.perf_counter() - began_s)
         return reply
 
     return answer
