@@ -7,8 +7,9 @@ from cni_plugins import ipam
 from cni_plugins.bridge import masquerade
 from cni_plugins.bridge.addressing import installed_routes
 from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
-from cni_plugins.net import host_rules, netns
+from cni_plugins.net import host_rules
 from cni_plugins.net.inventory import LinkState, addresses, link_named, routes
+from cni_plugins.net.pod import open_pod
 from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, CniError
@@ -55,7 +56,7 @@ def _check_host(settings: BridgeSettings, name: str) -> None:
 
 
 def _check_pod(call: CniCall, previous: Result, settings: BridgeSettings) -> None:
-    with netns.open_for(call.netns) as pod, netns.entered(pod):
+    with open_pod(call.netns) as pod, pod.entered():
         link = link_named(call.ifname)
         _require(link is not None, f"the pod's {call.ifname} is gone")
         assert link is not None

@@ -12,7 +12,7 @@ from cni_plugins.bridge.settings import BridgeSettings
 from cni_plugins.net import netns
 from cni_plugins.net.neighbours import advertise, open_advertiser
 from cni_plugins.net.netlink import NetlinkSocket
-from cni_plugins.net.pod import PodNamespace
+from cni_plugins.net.pod import PodNamespace, open_pod
 from cni_plugins.net.rtnetlink import (
     IFA_F_DADFAILED,
     IFA_F_TENTATIVE,
@@ -30,7 +30,6 @@ from cni_plugins.net.rtnetlink import (
     new_neighbour,
     new_route,
     new_veth,
-    open_route_socket,
     set_link,
 )
 from cni_plugins.protocol.addresses import AddressInNetwork
@@ -212,10 +211,10 @@ def remove_from_pod(path: str, ifname: str) -> None:
     unknown name."""
     if not path or not netns.exists(path):
         return
-    with netns.open_for(path) as pod, netns.entered(pod), open_route_socket() as inner:
-        link = find_link(inner, name=ifname)
+    with open_pod(path) as pod:
+        link = find_link(pod.route, name=ifname)
         if link is not None and link.kind == "veth":
-            disconnect(inner, ifname)
+            disconnect(pod.route, ifname)
 
 
 def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:

@@ -309,10 +309,8 @@ class NetworkLeases:
             )
         except FileNotFoundError:
             return b""
-        try:
+        with closing_fd(descriptor):
             return os.read(descriptor, 65536)
-        finally:
-            os.close(descriptor)
 
     def _exists(self, name: str) -> bool:
         return os.path.lexists(f"{self._folder}/{name}")

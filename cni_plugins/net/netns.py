@@ -42,13 +42,6 @@ def open_netns(path: str) -> int:
     return descriptor
 
 
-@contextlib.contextmanager
-def open_for(path: str) -> Iterator[int]:
-    """A block with an open descriptor of the network namespace at `path`."""
-    with closing_fd(open_netns(path)) as descriptor:
-        yield descriptor
-
-
 def exists(path: str) -> bool:
     """Whether `path` leads to a network namespace."""
     try:
@@ -100,9 +93,7 @@ def write_sysctl(name: str, value: str) -> bool:
         if error.errno in _GONE:
             return False
         raise
-    try:
+    with closing_fd(descriptor):
         if os.read(descriptor, 256).strip() != value.encode():
             os.pwrite(descriptor, value.encode(), 0)
-    finally:
-        os.close(descriptor)
     return True

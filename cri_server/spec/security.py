@@ -15,6 +15,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from pyrunc.errors import InvalidArgument, Unsupported
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.seccomp.default import runtime_default
 
 DEFAULT, UNCONFINED, LOCALHOST = "default", "unconfined", "localhost"
@@ -102,18 +103,15 @@ def _read_profile(path: str) -> dict[str, Any]:
     if not path.startswith("/"):
         raise InvalidArgument(f"seccomp profile {path!r} is not an absolute path")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as descriptor:
+            file_stat = os.fstat(descriptor)
+            if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_size > PROFILE_SIZE_LIMIT_BYTES:
+                raise InvalidArgument(
+                    f"seccomp profile {path!r} is not a regular file of at most 4 MiB"
+                )
+            content = os.read(descriptor, PROFILE_SIZE_LIMIT_BYTES)
     except OSError as error:
         raise InvalidArgument(f"seccomp profile {path!r}: {error.strerror}") from None
-    try:
-        file_stat = os.fstat(descriptor)
-        if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_size > PROFILE_SIZE_LIMIT_BYTES:
-            raise InvalidArgument(
-                f"seccomp profile {path!r} is not a regular file of at most 4 MiB"
-            )
-        content = os.read(descriptor, PROFILE_SIZE_LIMIT_BYTES)
-    finally:
-        os.close(descriptor)
     try:
         profile = json.loads(content)
     except (ValueError, RecursionError) as error:

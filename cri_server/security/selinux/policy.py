@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cri_server.security.selinux.context import BASE_LEVEL, SelinuxContext, parse
+from pyrunc.kernel.fd import closing_fd
 
 CONFIG, FOLDER, FILES = "/etc/selinux/config", "/etc/selinux", "contexts/lxc_contexts"
 KERNEL = "/sys/fs/selinux"
@@ -50,16 +51,11 @@ def is_known(context: SelinuxContext, kernel: Path = Path(KERNEL)) -> bool:
     """Whether the loaded policy has the context: the kernel accepts it in selinuxfs' file
     `context`, or refuses it."""
     try:
-        descriptor = os.open(kernel / "context", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        os.write(descriptor, str(context).encode() + b"\0")
+        with closing_fd(os.open(kernel / "context", os.O_RDWR | os.O_CLOEXEC)) as descriptor:
+            os.write(descriptor, str(context).encode() + b"\0")
         return True
     except OSError:
         return False
-    finally:
-        os.close(descriptor)
 
 
 def _contexts(root: Path) -> dict[str, str]:
