@@ -83,7 +83,7 @@ class LeavingRecord(Record):
 
 
 class NetworkLeases:
-    """The leases of one network; obtained from `open_leases`, which holds the lock."""
+    """The leases of one network. `open_leases` provides them while it holds the network's lock."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
@@ -199,8 +199,8 @@ class NetworkLeases:
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
-        """The addresses of `owner` by the leases alone: those of the reference plugin have no
-        record."""
+        """Return the addresses of `owner` by its lease files alone: the reference plugin writes no
+        other record."""
         return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
@@ -352,7 +352,8 @@ class NetworkLeases:
 def open_leases(
     folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None
 ) -> Iterator[NetworkLeases]:
-    """The leases below `folder` for a block, with the lock held. Raises CniError 5."""
+    """Provide the leases below `folder` for a block, in which the network's lock is held. Raises
+    CniError 5."""
     try:
         try:
             lock = _open_lock(folder)

@@ -68,7 +68,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RangeSet:
-    """Ranges of one family that do not overlap; a pod gets one address of them."""
+    """Ranges of one family that do not overlap. A pod gets one address from the set."""
 
     ranges: tuple[Range, ...]
 

@@ -131,7 +131,7 @@ def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> 
 
 
 def belongs_to(tag: str, network: str, scope: str = "") -> bool:
-    """Whether `tag` is an `owner_tag` of `network` and, if given, of `scope`."""
+    """Whether `tag` is an `owner_tag` of `network`, and of `scope` unless that is empty."""
     parts = tag.split("/")
     return parts[0] in (network, _network_tag(network)) and (not scope or parts[3:] == [scope])
 
@@ -220,7 +220,7 @@ def _existing_masquerades(requested: tuple[Element, ...]) -> tuple[Element, ...]
 
 
 def remove_elements(elements: Iterable[Element]) -> None:
-    """Remove elements; ignores those that are gone already."""
+    """Remove elements. Elements that do not exist are ignored."""
     removed = tuple(elements)
     if not removed:
         return
@@ -273,8 +273,8 @@ def restore(expected: list[Element], subnets: Iterable[Network]) -> int:
 
 
 def install(subnets: Iterable[Network]) -> None:
-    """Write the rules and the chains of `subnets` in one transaction; elements of an existing table
-    stay."""
+    """Write the rules and the chains of `subnets` in one transaction. Elements of an existing table
+    are not changed."""
     run_nft(_RULES + "".join(_subnet_chains(subnet) for subnet in subnets))
 
 

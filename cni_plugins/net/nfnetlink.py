@@ -86,12 +86,13 @@ def change_elements(
 def elements(
     netfilter: NetlinkSocket, table: str, set_name: str, comment: str | None = None
 ) -> list[Element]:
-    """The elements of a set, or only those with `comment`; empty if the table or the set does not
-    exist.
+    """Return the elements of a set, or only those with `comment`; empty if the table or the set
+    does not exist.
 
     A set is a hash table that grows in the background. Between two packets of a listing that moves
     elements past the reader without NLM_F_DUMP_INTR (rhashtable_walk_next() starts over, nf_tables
-    skips by count). So a listing of several packets is valid only if the next one equals it."""
+    skips by count). So a listing of several packets is valid only if the next one equals it.
+    """
     request = NetlinkRequest(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
     previous: set[Element] | None = None
     for _ in range(_AGREE_ATTEMPTS):

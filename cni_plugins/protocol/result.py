@@ -69,7 +69,7 @@ class AssignedAddress:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route; `numbers` holds the given ones of mtu, advmss, priority, table and scope."""
+    """A route. `numbers`: those of mtu, advmss, priority, table and scope that are set."""
 
     destination: Network
     gateway: Address | None = None

@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113): their numbers, and the encoding of those that a server sends."""
+"""HTTP/2 frames (RFC 9113): their numbers, and the encoding of the frames that a server sends."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class BadHuffman(Exception):
 
 
 class _Tree:
-    """Nodes are numbers: 0 the root; `children[node]` holds, for the bits 0 and 1, a node or the
-    complement of a symbol."""
+    """The code as a binary tree. A node is a number, 0 the root. `children[node]` has, for the bits
+    0 and 1, a node or the complement of a symbol."""
 
     def __init__(self) -> None:
         self.children: list[list[int]] = [[0, 0]]

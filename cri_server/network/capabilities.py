@@ -38,8 +38,8 @@ _BURST = (1 << 32) - 1
 
 
 def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[str, Any]:
-    """Every capability that the server offers; a plugin gets those that it names. Raises
-    InvalidArgument."""
+    """Return every capability that the server offers for the pod; a plugin gets the ones that its
+    configuration names. Raises InvalidArgument."""
     bandwidth = pod.bandwidth or bandwidth_of(pod.annotations)
     capabilities: dict[str, Any] = {
         "portMappings": [

@@ -397,8 +397,8 @@ class PluginRunner:
         return result
 
     async def _install_builtin(self) -> None:
-        """Write the executables, once per server: those of another version may import its code.
-        Raises PeerError."""
+        """Write the executables once per server, because existing ones may import the code of
+        another version. Raises PeerError."""
         async with self._installing:
             if self._installed:
                 return

@@ -45,8 +45,8 @@ class ConfiguredNetwork:
 
 
 class Configuration:
-    """The content of the folder; `default` (a conflist object) is used while it holds no
-    configuration."""
+    """The networks configured in a folder. `default` (a conflist object) is used while the folder
+    has no configuration."""
 
     def __init__(self, folder: str, default: dict[str, Any] | None) -> None:
         self._folder, self._default = folder, default

@@ -56,7 +56,8 @@ def _version(name: str) -> int:
 
 
 def _ranges(ipam: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """Version and size of each range; invalid ranges are skipped, since the plugin reports them."""
+    """Yield version and size of each range. Invalid ranges are skipped, since the plugin reports
+    them."""
     ranges = [r for group in ipam.get("ranges") or [] if isinstance(group, list) for r in group]
     for address_range in [ipam, *ranges]:
         try:

@@ -43,7 +43,8 @@ class PodRanges:
         PodRangesFile(parsed).write(self._folder, durable=True)
 
     def _read(self) -> tuple[str, ...]:
-        """The stored CIDRs; none for a damaged record, since kubelet will send them again."""
+        """Return the stored CIDRs. A damaged record counts as empty, since kubelet will send them
+        again."""
         try:
             return parse(PodRangesFile.read(self._folder).subnets)
         except NotFound:

@@ -92,10 +92,11 @@ class NetworkService:
         self._plugins.close()
 
     async def set_pod_ranges(self, subnets: Iterable[str]) -> None:
-        """Set the node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges;
-        they are kept over restarts.
+        """Set and store the node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability
+        ipRanges.
 
-        Raises InvalidArgument, ResourceExhausted, KernelError."""
+        Raises InvalidArgument, ResourceExhausted, KernelError.
+        """
         ranges = list(subnets)
         with disk_errors("write", "the node's pod CIDRs"):
             await asyncio.to_thread(self._pod_ranges.replace, ranges)
@@ -251,8 +252,8 @@ class NetworkService:
         self._attachments.remove(attachment.sandbox_id)
 
     async def update_path(self, sandbox_id: str, netns_path: str) -> None:
-        """Record the new path of a namespace, for a pod of an earlier version; a name stays the
-        same. Raises KernelError."""
+        """Record the new path of the namespace of a pod of an earlier version. A name is not
+        replaced. Raises KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             attachment = await self._load(sandbox_id)
@@ -457,7 +458,7 @@ def _result(attachment: Attachment) -> NetworkResult:
 
 
 def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
-    """The path of the namespace that was given to ADD; empty if it no longer exists."""
+    """Return the path of the namespace that plugins got for ADD; empty if it no longer exists."""
     name = attachment.netns_path if is_name(attachment.netns_path) else ""
     paths = (path for path in (name, alternative) if path)
     return next((path for path in paths if _namespace_id(path) == attachment.netns_id), "")

@@ -132,8 +132,8 @@ def _device(linux: Spec, requested: api.LinuxDevice) -> None:
 
 
 def _access(device: api.LinuxDevice) -> str:
-    """The cgroup access of a device: read and write if its file mode permits them to any user, and
-    mknod of block devices, as in the Go module."""
+    """Return the cgroup access of a device: read and write if its file mode permits them to any
+    user, and mknod for a block device, as in the Go module."""
     mode = device.file_mode.value if device.HasField("file_mode") else 0o666
     read, write = ("r" if mode & 0o444 else ""), ("w" if mode & 0o222 else "")
     return read + write + ("m" if device.type == "b" else "")
@@ -271,7 +271,8 @@ def _rdt(
 
 
 def _mounts(spec: Spec, requested: Iterable[api.Mount]) -> None:
-    """Add mounts, replacing those with the same destination; parents precede mounts below them."""
+    """Add mounts, replacing mounts with the same destination; a mount precedes the mounts below
+    it."""
     mounts = list(spec["mounts"])
     for request in requested:
         removed = removal(request.destination)

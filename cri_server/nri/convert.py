@@ -27,8 +27,8 @@ HOOKS = {
 
 
 class ResourceField(NamedTuple):
-    """A field of NRI's resources: its key in an OCI configuration, and its number among those whose
-    owners are recorded."""
+    """A field of NRI's resources: its key in an OCI configuration, and its `api.Field` number,
+    under which its owner is recorded."""
 
     key: str
     number: api.Field

@@ -167,7 +167,8 @@ class Merge:
         self.container.env[:] = [f"{entry.key}={entry.value}" for entry in current]
 
     def _arguments(self, plugin: str, arguments: list[str]) -> None:
-        """Merge the arguments; an empty first word overrides those of another plugin."""
+        """Merge the arguments. An empty first word permits a plugin to replace another plugin's
+        arguments."""
         if not arguments:
             return
         if not arguments[0]:

@@ -76,7 +76,7 @@ class Nri(LifecycleObserver):
             await self._listen()
 
     async def close(self) -> None:
-        """Close all plugins; those that were started end."""
+        """Close all plugins. Plugins that the server has started end."""
         path = Path(self._settings.socket)
         if self._listener is not None:
             self._listener.close()
@@ -371,7 +371,7 @@ class Nri(LifecycleObserver):
             await self._announce(api.POST_UPDATE_CONTAINER, self._sandbox(container), container)
 
     async def stop_container(self, container: Container) -> None:
-        """Send StopContainer, once per container: it has ended, or will never run."""
+        """Send StopContainer once per container, which has ended or will never run."""
         merge = Merge()
         async with self._lock:
             if self._states.get(container.id) in (CREATED, RUNNING):

@@ -32,7 +32,7 @@ class Events:
 
     @property
     def has_subscribers(self) -> bool:
-        """Whether there are subscribers; without them no statuses need to be built."""
+        """Whether there are subscribers. Without subscribers no statuses need to be built."""
         return bool(self._queues)
 
     def now_ns(self) -> int:

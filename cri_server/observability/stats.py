@@ -273,7 +273,7 @@ def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, Figures]:
 
 
 def _pod_group(sandbox: Sandbox) -> Cgroup | None:
-    """The pod's cgroup, which kubelet made; None without one."""
+    """Return the pod's cgroup, which kubelet created; None without one."""
     if not sandbox.config.linux.cgroup_parent.strip("/"):
         return None
     driver = groups.driver_of(sandbox.cgroup_parent)

@@ -463,7 +463,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._remove(call)
 
     def _send_status(self, stream_id: int, started: bool, code: Code, message: str) -> None:
-        """Send the status: as trailers after the headers, or in them when none were sent."""
+        """Send the status: in trailers, or in the only header block when no headers were sent."""
         if self._http.is_open(stream_id):
             # Without a message the status goes into the only header block (Trailers-Only in
             # PROTOCOL-HTTP2.md).

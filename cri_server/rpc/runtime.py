@@ -340,7 +340,7 @@ def exec_response(outcome: execution.ExecOutcome) -> StreamedReply:
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Split into lists of at most `BATCH` items, whose messages stay far below the size limit."""
+    """Split into lists of at most `BATCH` items, whose messages are far below the size limit."""
     listed = list(items)
     for begin in range(0, len(listed), BATCH):
         yield listed[begin : begin + BATCH]

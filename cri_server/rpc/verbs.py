@@ -212,7 +212,8 @@ def _pod(services: Services, request: Any) -> Description:
 
 
 def _reference(request: Any, field: str) -> str:
-    """The reference in a request: `field` of CRI's, `id` of those to `pyrunc.v1.Admin`."""
+    """Return the reference in a request: `field` of a CRI request, `id` of a request to
+    `pyrunc.v1.Admin`."""
     reference: str = getattr(request, "id" if isinstance(request, AdminRequest) else field)
     return reference
 

@@ -1,4 +1,4 @@
-"""A container's capabilities: the default set, minus those to drop, plus those to add."""
+"""A container's capabilities: the default set, without the dropped ones, with the added ones."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def bundle(
 def with_paths(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[Place]]:
-    """Return the spec with paths in `folder`, whose directories are made, and the mounts to attach
-    there. Raises OSError."""
+    """Create the directories of mounts in `folder`; return the spec with these paths, and the
+    mounts to attach there. Raises OSError."""
     requests = {request.source: request for request in requested}
     mounts: list[dict[str, Any]] = []
     places: list[Place] = []

@@ -49,7 +49,8 @@ class _HookFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredHook:
-    """One file: `entry` is the OCI hook; the other fields are conditions, None for no condition."""
+    """A hook of one file. `entry` is the OCI hook; the other fields are conditions, of which None
+    is always met."""
 
     entry: dict[str, Any]
     stages: tuple[str, ...]
@@ -59,7 +60,7 @@ class ConfiguredHook:
     has_bind_mounts: bool | None = None
 
     def is_for(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
-        """Whether all conditions hold; a hook without conditions applies to no container."""
+        """Whether all conditions are met. A hook without conditions applies to no container."""
         results: list[bool] = []
         if self.always is not None:
             results.append(self.always)
@@ -127,7 +128,7 @@ def apply(
     annotations: Mapping[str, str],
     bind_mounts: bool,
 ) -> None:
-    """Append the hooks that apply to the container to those of its OCI spec."""
+    """Append the hooks that apply to the container to the hooks of its OCI spec."""
     command = next(iter(spec["process"]["args"]), "")
     for hook in hooks:
         if hook.is_for(annotations, command, bind_mounts):

@@ -41,7 +41,8 @@ class ProfileChoice:
 def seccomp_profile(
     context: api.LinuxContainerSecurityContext | api.LinuxSandboxSecurityContext,
 ) -> ProfileChoice:
-    """The requested profile; privileged containers and those without a request are unconfined."""
+    """Return the requested profile. Privileged containers, and containers without a request, are
+    unconfined."""
     if context.privileged:
         return ProfileChoice(UNCONFINED)
     if context.HasField("seccomp"):

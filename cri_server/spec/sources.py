@@ -141,8 +141,8 @@ def real_path(path: str) -> str:
 
 
 def make_folders(resolved: str) -> None:
-    """Make the folder and its parents, each relative to its parent's descriptor: a link that
-    replaces one meanwhile is not followed."""
+    """Make the folder and its parents, each relative to its parent's descriptor, so that a link
+    that replaces one in between is not followed."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in resolved.strip("/").split("/"):
@@ -194,7 +194,8 @@ def devices(requests: list[api.Device]) -> list[HostDevice]:
 
 
 def all_devices() -> list[HostDevice]:
-    """All nodes in the host's /dev, except terminals and those that every container has itself."""
+    """Return all nodes in the host's /dev, except terminals and the nodes that every container
+    has."""
     own = {"/dev/console", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/lxc"}
     return [node for node in _nodes("/dev", "/dev", own) if not node.path.startswith("/dev/pts/")]
 

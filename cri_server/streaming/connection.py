@@ -281,7 +281,7 @@ class _Collector:
             self._complete.set()
 
     async def collect(self) -> dict[str, MultiplexedStream] | None:
-        """Wait for all streams; return them by role, `None` after `STREAMS_S`."""
+        """Wait for all streams and return them by role; return None after `STREAMS_S`."""
         try:
             async with asyncio.timeout(STREAMS_S):
                 await self._complete.wait()
@@ -313,7 +313,7 @@ def _channel_streams(
 async def _while_connected(
     reading: Coroutine[Any, Any, str], serving: Coroutine[Any, Any, None]
 ) -> None:
-    """Run both until one ends, then cancel the other. Raises the first error."""
+    """Run both coroutines until one ends, then cancel the other. Raises the first error."""
     tasks = (asyncio.create_task(reading), asyncio.create_task(serving))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

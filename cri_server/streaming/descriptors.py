@@ -16,13 +16,13 @@ READ_BYTES = 64 * 1024
 
 
 async def readable(fd: int) -> None:
-    """Wait until a read does not block; it may return the end of the stream."""
+    """Wait until a read does not block, also because the stream has ended."""
     loop = asyncio.get_running_loop()
     await _ready(fd, loop.add_reader, loop.remove_reader)
 
 
 async def writable(fd: int) -> None:
-    """Wait until a write does not block; it may fail."""
+    """Wait until a write does not block, also because it will fail."""
     loop = asyncio.get_running_loop()
     await _ready(fd, loop.add_writer, loop.remove_writer)
 

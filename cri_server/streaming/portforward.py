@@ -48,7 +48,7 @@ CHANNEL_PORTS_LIMIT = 127
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One forwarded connection; `half_closed`: one direction has ended, and the other ends soon."""
+    """One forwarded connection. `half_closed`: one direction has ended, so the other ends soon."""
 
     half_closed: bool = False
 
@@ -63,7 +63,7 @@ class Dials:
 
     @contextlib.asynccontextmanager
     async def turn(self, pod: str) -> AsyncIterator[None]:
-        """Wait for a turn to dial into `pod`, and hold it while inside."""
+        """Wait for a turn to dial into `pod`; the turn lasts for the block."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = pod
         self._assign()
@@ -88,7 +88,8 @@ class Dials:
 
 
 class ForwardLimits:
-    """Limits connections and dials into pods: those of one session, or all if `whole` is None."""
+    """Limits of connections and dials into pods: of one session, or of all sessions if `whole` is
+    None."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
         """`pod`: the sandbox id of a session's pod."""
@@ -136,7 +137,7 @@ class ForwardLimits:
 
     @contextlib.asynccontextmanager
     async def dialing(self) -> AsyncIterator[None]:
-        """Wait for a turn to dial, and hold it while inside."""
+        """Wait for a turn to dial; the turn lasts for the block."""
         async with self._session_dials, self._dials.turn(self._pod):
             yield
 

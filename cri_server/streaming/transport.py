@@ -105,7 +105,7 @@ class SocketTransport:
                 return memoryview(self._buffer)[:size]
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back; `receive` returns them first."""
+        """Put bytes back, which `receive` then returns first."""
         self._ahead = data + self._ahead
 
     async def _readable(self) -> None:

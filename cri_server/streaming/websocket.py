@@ -182,7 +182,8 @@ class Channels:
         self._over = False
 
     def channel(self, number: int) -> Channel:
-        """Return the channel `number`, made if needed; after the end of `run` it is lost."""
+        """Return the channel `number`, which is created if needed. After the end of `run` it is a
+        lost one."""
         channel = self._channels.get(number) or Channel(self, number)
         if self._over:
             channel.inbound.lose()

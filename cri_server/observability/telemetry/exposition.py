@@ -61,7 +61,7 @@ def _histogram(source: Histogram) -> Metric:
 
 
 def _buckets(counts: list[int]) -> Iterator[tuple[str, float]]:
-    """Cumulative buckets, as Prometheus expects them."""
+    """Yield Prometheus' cumulative buckets of the counts."""
     total = 0
     for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], counts, strict=True):
         total += count

@@ -44,9 +44,9 @@ def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) ->
 def of_container(
     policy: SelinuxPolicy, context: api.LinuxContainerSecurityContext, pod: SelinuxLabels
 ) -> SelinuxLabels:
-    """The labels of a container: the pod's, or its own, at the pod's level unless it requests one.
-    A privileged container is not confined; its files have the pod's label. Raises
-    InvalidArgument."""
+    """Return the labels of a container: the pod's, or the requested ones, at the pod's level unless
+    another is requested. A privileged container is not confined; its files have the pod's label.
+    Raises InvalidArgument."""
     options = context.selinux_options
     check(options)
     if context.privileged:

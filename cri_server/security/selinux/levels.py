@@ -16,8 +16,11 @@ TRIES = 10_000
 
 
 class SelinuxLevels:
-    """The levels of pods that are being created, in addition to those of existing pods.
-    `categories`: the number of categories in the policy (c0 … cN-1)."""
+    """Assigns levels. It stores the levels of pods that are being created; callers pass the levels
+    of existing pods.
+
+    `categories`: the number of categories in the policy (c0 … cN-1).
+    """
 
     def __init__(self, categories: int) -> None:
         self.categories = categories
