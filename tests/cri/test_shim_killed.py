@@ -26,7 +26,7 @@ from tests.cri.test_shared_shims import shims
 from tests.cri.test_takeover import wait_for_it
 from tests.support.processes import wait_until
 
-HELD_US = 20_000_000
+STOPPED_US = 20_000_000
 
 
 module_server = server_fixture("module", network=False)
@@ -37,13 +37,13 @@ own_server = server_fixture("function", network=False)
 
 
 @contextlib.contextmanager
-def holding(pids: set[int], call: str, when: str) -> Iterator[None]:
-    """Stop these processes and their forks before (`enter`) or after (`exit`) their first such call
-    until the block's end, killed or not; of mkdir their second call, because the first one makes
-    the parent of all groups."""
+def stopped_at(pids: set[int], call: str, when: str) -> Iterator[None]:
+    """Stop the processes and their forks at their first such system call, before it (`enter`) or
+    after it (`exit`), until the end of the block, also when they are killed. Of mkdir it is the
+    second call, because the first one makes the parent of all groups."""
     attached = [word for pid in pids for word in ("-p", str(pid))]
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
-    inject = ["-e", f"inject={call}:delay_{when}={HELD_US}:when={1 + (call == 'mkdir')}"]
+    inject = ["-e", f"inject={call}:delay_{when}={STOPPED_US}:when={1 + (call == 'mkdir')}"]
     with subprocess.Popen([*command, *inject, *attached], stderr=subprocess.DEVNULL) as tracer:
         try:
             assert wait_until(lambda: all(traced(pid) for pid in pids), 30), "strace did not attach"
@@ -93,7 +93,7 @@ def test_a_shim_killed_during_a_containers_start_leaves_nothing(
     shim = shim_pid(server, pod)
     assert wait_until(lambda: below(shim), 30)
     with ThreadPoolExecutor(1) as pool:
-        with holding({shim, *below(shim)}, call, when):
+        with stopped_at({shim, *below(shim)}, call, when):
             starting = pool.submit(code_of, lambda: server.start_container(container))
             assert wait_until(lambda: reached(groups(server, container)), 30, 0.001), server.tail()
             os.kill(shim, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_a_shim_killed_while_making_a_cgroup_leaves_nothing(server: Server) -> N
     shim = shim_pid(server, pod)
     folders = server.state / "containers"
     with ThreadPoolExecutor(1) as pool:
-        with holding({shim}, "mkdir", "exit"):
+        with stopped_at({shim}, "mkdir", "exit"):
             creating = pool.submit(code_of, lambda: server.create(pod))
             assert wait_until(
                 lambda: any(made(groups(server, name)) for name in os.listdir(folders)), 30, 0.001
@@ -151,7 +151,7 @@ def test_an_unfinished_start_ends_when_shim_and_server_are_killed(own_server: Se
     shim = shim_pid(server, pod)
     assert wait_until(lambda: below(shim), 30)
     with ThreadPoolExecutor(1) as pool:
-        with holding({shim, *below(shim)}, "clone3", "exit"):
+        with stopped_at({shim, *below(shim)}, "clone3", "exit"):
             starting = pool.submit(code_of, lambda: server.start_container(container))
             assert wait_until(lambda: entered(groups(server, container)), 30, 0.001)
             server.kill()
@@ -175,7 +175,7 @@ def test_a_shim_killed_during_a_pods_start_leaves_nothing(
     config = server.pod_config("victim")
     folders = server.state / "sandboxes"
     with ThreadPoolExecutor(1) as pool:
-        with holding(server.processes(), call, when):
+        with stopped_at(server.processes(), call, when):
             starting = pool.submit(code_of, lambda: server.run_pod(config, host_network=True))
             assert wait_until(
                 lambda: any(

@@ -156,8 +156,8 @@ def test_arguments_that_are_too_long_are_an_error(box: Box, tmp_path: Path) -> N
 
 
 def add_programs_without_interpreters(box: Box) -> None:
-    """`script` and `loaded` in /opt, which is in PATH; the machine's own programs ask for a loader
-    that the image lacks."""
+    """Add the programs `script` and `loaded` to /opt, which is in PATH. Programs of the machine
+    need a loader that the image lacks."""
     folder = box.image / "opt"
     folder.mkdir()
     (folder / "script").write_text("#!/no/interpreter\n")

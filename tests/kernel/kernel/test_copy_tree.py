@@ -20,7 +20,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 def copied(source: Path, target: Path) -> None:
-    """Copy and close."""
+    """Make the folder `target` and copy the tree `source` to it."""
     target.mkdir()
     fds = os.open(source, FOLDER), os.open(target, FOLDER)
     try:

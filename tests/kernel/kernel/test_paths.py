@@ -22,7 +22,8 @@ def os_open(path: Path | str) -> int:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """`root` with links that try everything, `outside` beside it."""
+    """Make a folder `root` with links that stay inside and links that lead out, and a folder
+    `outside` beside it."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "real/deep").mkdir(parents=True)
     (root / "real/file").write_text("inside")

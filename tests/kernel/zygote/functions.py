@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Question(Record):
-    """Arguments of the functions here; each takes what it needs."""
+    """Arguments of the functions in this module; each function uses some of them."""
 
     say: str = ""
     code: int = 0
@@ -51,7 +51,8 @@ RESULT_SOCKET = 3
 
 
 def _send_result(message: Message, count: int) -> int:
-    """Sends `message` with `count` descriptors, past the function's return value."""
+    """Sends `message` with `count` descriptors on the result socket, in place of the function's
+    result."""
     answers = socket.socket(fileno=os.dup(RESULT_SOCKET))
     ipc.send(answers, message, [0] * count)
     return 0

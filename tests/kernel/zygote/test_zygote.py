@@ -1,4 +1,5 @@
-"""The zygote with real processes: what a child gets, how jobs end, what survives whom."""
+"""The zygote with real processes: what a child inherits, how jobs end, and which processes survive
+others."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ RECORD = re.compile(rb"(\S+) (stdout|stderr) ([FP]) (.*)", re.DOTALL)
 
 
 def records(output: bytes) -> list[tuple[bytes, bytes]]:
-    """(tag, content) of each record; fails on anything that is not one."""
+    """Return tag and content of each record. Fails on anything that is not a record."""
     if not output:
         return []
     assert output.endswith(b"\n")
@@ -29,7 +29,7 @@ def records(output: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def read_back(output: bytes) -> bytes:
-    """What a reader makes of a log: P continues, F ends a line."""
+    """Return the bytes that a reader makes of a log: P continues a line, F ends it."""
     return b"".join(content + (b"\n" if tag == b"F" else b"") for tag, content in records(output))
 
 

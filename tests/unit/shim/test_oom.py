@@ -72,7 +72,7 @@ NO_KILL = [(0, OTHER, OTHER, OTHER), (137, OTHER, OTHER, OTHER)]
 def test_a_container_without_a_kill_was_not_oom_killed(
     groups: Groups, code: int, containerd: str, crio: str, ours: str, is_gone: bool
 ) -> None:
-    """137 is SIGKILL, and not only the OOM killer's."""
+    """137 is the exit code of any SIGKILL, not only of the OOM killer's."""
     counts, container = KillCounts(), groups.add("c")
     counts.watch(container)
     if is_gone:
