@@ -158,12 +158,19 @@ class ShimClient:
         return (await self._ask(messages.TakeOverPause(), messages.Network)).netns_path
 
     async def take_over_container(
-        self, container: str, sessions: Sequence[ExecSession] = ()
+        self,
+        container: str,
+        sessions: Sequence[ExecSession] = (),
+        stdin: Sequence[int] = (),
+        *,
+        stdin_once: bool = False,
     ) -> None:
         """Go on with a container of a shim that was lost, which the keeper has; `sessions`, whose
-        shim is gone, are ended."""
+        shim is gone, are ended. `stdin`: the writing end of its stdin, if there is one; it stays
+        the caller's, and ends with its first client if `stdin_once`."""
         ended = [[session.pid, session.start_time] for session in sessions]
-        await self._ask(messages.TakeOverContainer(container, ended), messages.Done)
+        request = messages.TakeOverContainer(container, ended, stdin_once)
+        await self._ask(request, messages.Done, stdin)
 
     async def exec(
         self,

@@ -8,7 +8,8 @@ earlier shim; then a shim of this version takes the pod over as from a shim that
 
 How a container ends whose shim is dead is known from Linux 6.15 on (PIDFD_INFO_EXIT). Before, the
 earlier shim is not killed but stopped by SIGSTOP: a parent that is stopped reaps nothing, so the
-exit codes of its children stay in /proc. It is killed when all of them have ended.
+exit codes of its children stay in /proc. It is killed when all of them have ended. Until then it
+also has the writing end of their stdin, so that no container reads the end of its input.
 """
 
 from __future__ import annotations

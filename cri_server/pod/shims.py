@@ -22,10 +22,12 @@ from cri_server.pod.earlier import PROTOCOL as EARLIER_PROTOCOL
 from cri_server.pod.earlier import EarlierShims
 from cri_server.pod.keeper import StoredPods
 from cri_server.pod.processes import ANSWER_S, ShimProcesses
+from cri_server.pod.stdin import StdinPipes
 from cri_server.store.facts import ProcessIdentity
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
+from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
@@ -59,6 +61,7 @@ class Shims:
         self._timed = False
         self.stored = StoredPods(paths.state)
         self._earlier = EarlierShims(paths)
+        self._stdins = StdinPipes()
         self.on_exit: OnExit = lambda sandbox, container: None
         self.on_moved: OnMoved = _ignore_move
 
@@ -204,6 +207,7 @@ class Shims:
         try:
             with sandbox.gate:
                 await self.processes.ready()
+                self._take_stdins(sandbox.shim)
                 await self._earlier.end(sandbox, self._index.sandboxes)
         except (Error, OSError) as error:
             log.warning("sandbox %s: its earlier shim stays for now: %s", sandbox.id, error)
@@ -213,6 +217,13 @@ class Shims:
             self._taking_over.discard(sandbox.id)
         for container in self._index.containers_of(sandbox):
             orphans.read_records(self._paths, container)
+
+    def _take_stdins(self, shim: ProcessIdentity | None) -> None:
+        """Save the stdin of the containers of all pods of a shim that is going to be ended."""
+        if shim is not None:
+            for sandbox in self._index.sandboxes:
+                if sandbox.shim == shim:
+                    self._stdins.take(shim, self._index.containers_of(sandbox))
 
     async def _take_over(self, sandbox: Sandbox) -> bool:
         """Have another shim take over the pod of a dead one, if the keeper has entries of it;
@@ -266,7 +277,13 @@ class Shims:
         for container in living:
             if container.id in stored:
                 lost = [one for one in sessions if one.container == container.id]
-                await client.take_over_container(container.id, lost)
+                stdin = self._stdins.pop(container)
+                try:
+                    await client.take_over_container(
+                        container.id, lost, stdin, stdin_once=container.config.stdin_once
+                    )
+                finally:
+                    ipc.close_all(stdin)
         self._learn(sandbox, await client.state())
         await self._write_move(sandbox)
         self._still_connected(sandbox)
@@ -420,6 +437,7 @@ class Shims:
                 log.info("shim %d is of another version: its pods move", process.pid)
                 # Not asked to leave: so the pods take the way that kill -9 has. Three pods with
                 # four containers moved within 20 ms (measured).
+                self._take_stdins(process)
                 orphans.kill_process(process)
                 await asyncio.gather(
                     *(self._wait_until_moved(sandbox, process) for sandbox in sandboxes)
@@ -471,6 +489,7 @@ class Shims:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        self._stdins.close()
         self.processes.close()
 
     async def drain(self, sandbox: Sandbox | None = None) -> None:
@@ -547,6 +566,7 @@ class Shims:
         await orphans.wait_for_forks(self._paths, sandbox.id)
 
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
+        self._stdins.close(container.id)
         await self.stored.drop(container.id)
         # its cgroup may exist: of a failed start, or not removed yet
         if container.exit is not None:

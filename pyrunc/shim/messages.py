@@ -277,11 +277,13 @@ class TakeOverPause(Request):
 
 class TakeOverContainer(Request):
     """Take over a container of a lost shim from the keeper. `sessions`: pid and start time of each
-    exec session, which is ended."""
+    exec session, which is ended. With a descriptor: the writing end of the container's stdin, which
+    ends with its first client if `stdin_once`."""
 
     call = "adopt_container"
     container: Id
     sessions: Sequence[Sequence[int]] = ()
+    stdin_once: bool = False
 
 
 class StartExec(Request):

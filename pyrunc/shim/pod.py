@@ -352,10 +352,11 @@ class Pod:
         container = self._new_container(container_id)
         name = messages.StoredContainer.name_of(container_id)
         record, fds = self._pods.keeper.get(name, messages.StoredContainer)
+        stdin = call.take_fds()
         try:
-            process = container.take_over(record, fds)
+            process = container.take_over(record, fds, stdin, once=request.stdin_once)
         except BaseException:
-            ipc.close_all(fds)
+            ipc.close_all([*fds, *stdin])
             raise
         self._containers[container_id] = container
         self._pods.keeper.put(name, container.store)

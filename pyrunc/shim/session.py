@@ -99,14 +99,25 @@ class SupervisedContainer:
             # end with its first client.
             self.input = InputStream(self._loop, fd, once and not tty)
 
-    def take_over(self, record: messages.StoredContainer, fds: Sequence[int]) -> StartedProcess:
-        """Go on with a process whose shim was lost, from the keeper's record and descriptors, which
-        belong to this container once this has returned. Raises InvalidArgument, KernelError."""
+    def take_over(
+        self,
+        record: messages.StoredContainer,
+        fds: Sequence[int],
+        stdin: Sequence[int],
+        *,
+        once: bool,
+    ) -> StartedProcess:
+        """Go on with a process whose shim was lost, from the keeper's record and descriptors, and
+        the writing end of its `stdin`, if that could be saved. All belong to this container once
+        this has returned. `once`: stdin ends with its first client. Raises InvalidArgument,
+        KernelError."""
         process = StartedProcess.from_stored(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
         if record.stdin and process.console_fd is not None:
             self.input = InputStream(self._loop, os.dup(process.console_fd), False)
+        elif stdin:
+            self.input = InputStream(self._loop, stdin[0], once)
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:

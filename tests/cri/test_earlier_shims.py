@@ -11,7 +11,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server, server_fixture
 from tests.cri.test_recovery import nothing_left, shim_pid
-from tests.cri.test_upgrade import COUNTS, ENDS, wait_until_moved
+from tests.cri.test_upgrade import COUNTS, ENDS, feed, reading, wait_until_moved
 from tests.support.keeper import is_gone, keeper_pid
 from tests.support.processes import wait_until
 
@@ -53,6 +53,9 @@ def test_pods_of_earlier_shims_move_while_they_run(server: Server, module: str) 
     terminal = _named(server, ["sh"], "terminal")
     terminal.tty = terminal.stdin = True
     shell = server.launch(pods[2], terminal)
+    reader = reading(server)
+    reader.metadata.name = "reading"
+    reads = server.launch(pods[2], reader)
     server.wait_logged(ends, "ready")
     assert server.wait_exit(ended).exit_code == 3
     earlier, first = [shim_pid(server, pod) for pod in pods], _starts(server, counting)
@@ -64,6 +67,10 @@ def test_pods_of_earlier_shims_move_while_they_run(server: Server, module: str) 
     server.start_container(created)
     for container in (*counting, created, shell):
         assert server.output(container, "echo", "here") == "here\n"
+    if module == THIS:
+        feed(server, reads)
+    else:  # the stopped shim has a writing end, too, so the container's input does not end
+        assert server.status(reads).state == api.CONTAINER_RUNNING
     server.stop_container(ends, 10)
     assert server.status(ends).exit_code == 7
     server.restart()

@@ -242,11 +242,13 @@ def test_stored_descriptors_are_closed_with_their_pod(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
     keeper = Keeper(server.state)
-    assert set(keeper.names()) == {f"pod/{pod}", f"container/{container}"}
+    before += len(keeper.names("image/"))
+    assert keeper.names("pod/") == [f"pod/{pod}"]
+    assert keeper.names("container/") == [f"container/{container}"]
     server.stop_container(container)
-    assert keeper.names() == [f"pod/{pod}"]
+    assert keeper.names("container/") == [] and keeper.names("pod/") == [f"pod/{pod}"]
     server.remove_pod(pod)
-    assert keeper.names() == []
+    assert keeper.names("pod/") == []
     keeper.close()
     assert wait_until(lambda: len(list(folder.iterdir())) <= before, 30)
 

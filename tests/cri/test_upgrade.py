@@ -10,6 +10,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server, server_fixture
+from tests.cri.streaming_session import CLOSE, STDIN, collect, open_session
 from tests.cri.test_recovery import nothing_left, shim_pid
 from tests.cri.test_shared_shims import shims
 from tests.support.processes import wait_until
@@ -84,6 +85,33 @@ def test_a_record_of_a_newer_version_is_refused_and_its_pod_runs_on(
     record.write_text(own)
     server.start()
     assert server.output(container, "echo", "here") == "here\n"
+
+
+def test_the_stdin_of_a_container_survives_the_move(server: Server) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod, reading(server))
+    server.module = THIS
+    server.restart()
+    wait_until_moved(server, [pod])
+    feed(server, container)
+
+
+def reading(server: Server) -> api.ContainerConfig:
+    """Return a container without a terminal that prints the lines of its stdin."""
+    command = ["sh", "-c", "while read line; do echo got $line; done; echo over"]
+    return server.container_config(command, stdin=True, stdin_once=True, log_path="reading.log")
+
+
+def feed(server: Server, container: str) -> None:
+    """Send a line to a container of `reading` and the end of its input; it ends."""
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    request = api.AttachRequest(container_id=container, stdin=True, stdout=True)
+    with open_session(server, server.runtime.Attach(request).url) as session:
+        session.send(bytes([STDIN]) + b"one\n")
+        session.send(bytes([CLOSE, STDIN]))
+        assert collect(session)[0] == b"got one\nover\n"
+    assert server.wait_exit(container).exit_code == 0
+    assert server.log_lines(container) == ["got one", "over"]
 
 
 def wait_until_moved(server: Server, pods: list[str]) -> None:

@@ -61,6 +61,8 @@ class MountStore:
                         ipc.close_all(entry.fds)
             except Error as error:
                 log.info("no stored mounts of images: %s", error)
+            finally:
+                self._disconnect()
             self._stored.update(taken)
         return taken
 
@@ -77,6 +79,8 @@ class MountStore:
                 log.debug("%s", error)
             except Error as error:
                 log.warning("the mount of an image is not stored: %s", error)
+            finally:
+                self._disconnect()
 
     def remove(self, name: str) -> None:
         """Remove the descriptor from the store, if it is there."""
@@ -87,9 +91,10 @@ class MountStore:
                     self._keeper.drop(name)
             except Error as error:
                 log.debug("%s", error)
+            finally:
+                self._disconnect()
 
-    def close(self) -> None:
-        """Close the connection to the keeper. The entries stay."""
-        with self._lock:
-            if self._keeper is not None:
-                self._keeper.close()
+    def _disconnect(self) -> None:
+        """Leave the keeper's connections to others until the next call."""
+        if self._keeper is not None:
+            self._keeper.close()

@@ -154,7 +154,6 @@ class Mounts:
         self.keep(chain_ids)
         self.release()
         self._mounts.clear()
-        self._store.close()
 
 
 def name_of(image: Image, fds: Sequence[int]) -> str:

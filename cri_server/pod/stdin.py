@@ -1,0 +1,65 @@
+"""Takes the stdin of containers from a shim that is about to be replaced. The keeper stores no
+writing end of a pipe, because its reader would wait for an end that does not come."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+
+from cri_server.store.facts import ProcessIdentity
+from cri_server.store.model import Container
+from pyrunc.errors import Error
+from pyrunc.kernel.process import open_from_process, open_pidfd
+
+
+class StdinPipes:
+    """The writing ends of containers' stdin on their way from one shim to the next, by container.
+    A server that is killed meanwhile loses them: then the containers read the end of their
+    input."""
+
+    def __init__(self) -> None:
+        self._pipes: dict[str, int] = {}
+
+    def take(self, shim: ProcessIdentity, containers: Iterable[Container]) -> None:
+        """Copy the writing ends that the shim has for these containers, as far as their first
+        processes read from a pipe."""
+        for container in containers:
+            self.close(container.id)
+            if container.config.stdin and not container.config.tty and container.process:
+                pipe = _open_writing_end(shim, container.process.pid)
+                if pipe is not None:
+                    self._pipes[container.id] = pipe
+
+    def pop(self, container: Container) -> list[int]:
+        """Return the container's writing end, if there is one, the caller's to close."""
+        pipe = self._pipes.pop(container.id, None)
+        return [] if pipe is None else [pipe]
+
+    def close(self, *container_ids: str) -> None:
+        """Close the writing ends of these containers, or of all."""
+        for identifier in container_ids or list(self._pipes):
+            pipe = self._pipes.pop(identifier, None)
+            if pipe is not None:
+                os.close(pipe)
+
+
+def _open_writing_end(shim: ProcessIdentity, reader: int) -> int | None:
+    """Copy the shim's descriptor that writes to the pipe from which `reader` reads its stdin."""
+    try:
+        pidfd = open_pidfd(shim.pid, shim.start_time)
+        if pidfd is None:
+            return None
+        try:
+            pipe = os.readlink(f"/proc/{reader}/fd/0")
+            for number in os.listdir(f"/proc/{shim.pid}/fd") if pipe.startswith("pipe:") else ():
+                if os.readlink(f"/proc/{shim.pid}/fd/{number}") == pipe:
+                    copy = open_from_process(pidfd, int(number))
+                    if fcntl.fcntl(copy, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+                        return copy
+                    os.close(copy)
+        finally:
+            os.close(pidfd)
+    except (Error, OSError):  # one of the two has ended, or the server may not ptrace the shim
+        pass
+    return None
