@@ -149,7 +149,7 @@ async def _create(
             await STEPS.run(context)
         assert context.container is not None
         if sandbox.state != api.SANDBOX_READY:
-            await _undo(context)
+            await STEPS.undo(context)
             raise WrongState(f"sandbox {sandbox.id} was stopped meanwhile")
         services.index.containers.add(context.container)
         await services.observer.created_container(sandbox, context.container)
@@ -164,13 +164,6 @@ def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) 
         raise WrongState(f"runtime handler {sandbox.runtime_handler!r} is no longer configured")
     settings = handlers.settings(services.config, sandbox.runtime_handler)
     return CreateContext(services, sandbox, config, os.urandom(32).hex(), runtime, settings)
-
-
-async def _undo(context: CreateContext) -> None:
-    await drop_launch(context)
-    await remove_record(context)
-    await remove_folders(context)
-    await notify_plugins_of_removal(context)
 
 
 async def find_checkpoint(context: CreateContext) -> None:

@@ -174,6 +174,10 @@ class Steps(Generic[Context]):
                 "%s: %s", self.verb, ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times)
             )
 
+    async def undo(self, context: Context) -> None:
+        """Undo all steps, last first; an undo that fails is logged."""
+        await self._undo(self.steps, context)
+
     async def _do(
         self, group: tuple[Step[Context], ...], context: Context, times: list[tuple[str, float]]
     ) -> None:
@@ -199,7 +203,7 @@ class Steps(Generic[Context]):
             log.debug("%s failed at step %s: %s", self.verb, step.name, error)
             raise
 
-    async def _undo(self, begun: list[Step[Context]], context: Context) -> list[str]:
+    async def _undo(self, begun: Sequence[Step[Context]], context: Context) -> list[str]:
         failed = []
         for step in reversed(begun):
             if step.undo is None:

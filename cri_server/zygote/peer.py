@@ -41,7 +41,8 @@ class Peer:
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._unsent: list[tuple[bytes, list[int]]] = []
-        self._loop.add_reader(sock, self._readable)
+        # The number: asyncio describes an unknown socket object in an error that it ignores.
+        self._loop.add_reader(sock.fileno(), self._readable)
 
     @property
     def busy(self) -> bool:
@@ -74,7 +75,7 @@ class Peer:
                 ipc.send_text(self._socket, text, fds)
                 return
             except BlockingIOError:
-                self._loop.add_writer(self._socket, self._writable)
+                self._loop.add_writer(self._socket.fileno(), self._writable)
             except OSError:
                 self._ended()
                 return
@@ -86,8 +87,8 @@ class Peer:
         if self.lost:
             return
         self.lost = True
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         for _, fds in self._unsent:
             ipc.close_all(fds)
@@ -114,7 +115,7 @@ class Peer:
                 return
             ipc.close_all(fds)
             del self._unsent[0]
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_writer(self._socket.fileno())
 
     def _readable(self) -> None:
         while not self.lost:

@@ -510,6 +510,26 @@ def test_a_failure_after_any_step_is_undone(server: Server, verb: str) -> None:
         nothing_left(server)
 
 
+def test_a_container_whose_pod_is_stopped_during_its_creation_is_undone(server: Server) -> None:
+    server.stop()
+    server.start(**{FAILPOINT: "create_container.launch=1*delay(1500)"})
+    config = server.pod_config("victim")
+    pod = server.run_pod(config)
+    request = api.CreateContainerRequest(
+        pod_sandbox_id=pod, config=server.container_config(), sandbox_config=config
+    )
+    creating = server.runtime.CreateContainer.future(request, timeout=30)
+    time.sleep(0.5)
+    server.stop_pod(pod)
+    with pytest.raises(grpc.RpcError) as raised:
+        creating.result()
+    assert "was stopped meanwhile" in raised.value.details()
+    assert not server.containers()
+    assert os.listdir(server.root / "containers") == os.listdir(server.state / "containers") == []
+    server.remove_pod(pod)
+    nothing_left(server)
+
+
 @pytest.mark.requirement("1.5", "3.1.13")
 def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) -> None:
     server.stop()
