@@ -58,7 +58,7 @@ def load_with_origins(
     origins: dict[Key, Source | None] = {}
     for source in files:
         # Each file is checked before the merge, whose errors could not name file and line.
-        for problem in problems(source):
+        for _, problem in problems(source):
             raise problem
         sources.merge(values, source.values, source, origins)
     sources.merge(values, _tree(overrides), None, origins)
@@ -85,7 +85,7 @@ def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}
     for source in sources.read(path or DEFAULT_PATH, required=path is not None):
-        wrong = dict(_problems(source))
+        wrong = dict(problems(source))
         errors_by_place |= {
             f"{source.path}: {'.'.join(key)}": error for key, error in wrong.items()
         }
@@ -97,13 +97,9 @@ def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[
     return list(errors_by_place.values())
 
 
-def problems(source: Source) -> Iterator[InvalidSpec]:
-    """Yield an error for each unknown key of a file, and for each value of a wrong type."""
-    for _, error in _problems(source):
-        yield error
-
-
-def _problems(source: Source) -> Iterator[tuple[Key, InvalidSpec]]:
+def problems(source: Source) -> Iterator[tuple[Key, InvalidSpec]]:
+    """Yield each unknown key of a file, and each key whose value has a wrong type, with its
+    error."""
     from cri_server.config.unknown import unknown_keys
 
     unknown = dict(unknown_keys(source.values, Config))

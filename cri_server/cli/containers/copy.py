@@ -87,19 +87,16 @@ def cp(
         else:
             target_root = root.descriptor if destination_place.container else here
             copy_path(
-                copy,
-                (source_root, source_place.path),
-                (target_root, destination_place.path),
-                follow=follow,
+                copy, source_root, source_place.path, target_root, destination_place.path, follow
             )
 
 
 def copy_path(
-    copy: Copy, source: tuple[int, str], destination: tuple[int, str], *, follow: bool = False
+    copy: Copy, source_root: int, source_path: str, root: int, path: str, follow: bool
 ) -> None:
-    """Copy a file or folder by docker's rules. Source and destination are each the descriptor of a
-    root and an absolute path below it. Raises Error, OSError."""
-    (source_root, source_path), (root, path) = source, destination
+    """Copy a file or folder by docker's rules from `source_path`, an absolute path below the
+    descriptor `source_root`, to `path` below `root`. `follow`: if the source is a link, copy its
+    target. Raises Error, OSError."""
     contents = source_path.endswith("/.") or not source_path.strip("/")
     with _last(source_root, source_path, follow) as (folder, name), contextlib.ExitStack() as stack:
         is_folder = stat.S_ISDIR(_status(folder, name, source_path).st_mode)

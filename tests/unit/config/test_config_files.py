@@ -131,7 +131,7 @@ def test_problems_have_suggestions(tmp_path: Path, text: str, expected: list[str
     path = tmp_path / "x"
     path.write_text(text)
     [source] = read(path, required=True)
-    assert [str(error).replace(f"{tmp_path}/", "") for error in problems(source)] == expected
+    assert [str(error).replace(f"{tmp_path}/", "") for _, error in problems(source)] == expected
 
 
 def test_changes_that_a_running_server_applies() -> None:
