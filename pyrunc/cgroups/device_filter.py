@@ -118,24 +118,24 @@ def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
     for rule in reversed(rules):
         # The verifier refuses unreachable code (EINVAL), so earlier rules must not follow.
         if rule.everything:
-            return code + _answer(int(rule.allow))
-        code += _block(rule)
-    return code + _answer(0)
+            return code + _answer_code(int(rule.allow))
+        code += _rule_code(rule)
+    return code + _answer_code(0)
 
 
-def _block(rule: DeviceRule) -> list[Instruction]:
+def _rule_code(rule: DeviceRule) -> list[Instruction]:
     """Return the instructions of one rule; for a device that the rule does not match they jump
     to the end of the block."""
     body: list[Instruction] = []
     if not rule.allow:
-        body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer(0)]
+        body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer_code(0)]
     elif rule.bits == ALL:
-        body += _answer(1)
+        body += _answer_code(1)
     else:
         body += [
             (AND32, BITS, 0, 0, ALL & ~rule.bits),
             (JUMP_NOT_EQUAL, BITS, 0, 2, 0),
-            *_answer(1),
+            *_answer_code(1),
         ]
     tests = [(TYPE, rule.kind or None), (MAJOR, rule.major), (MINOR, rule.minor)]
     for register, value in reversed(tests):
@@ -144,7 +144,7 @@ def _block(rule: DeviceRule) -> list[Instruction]:
     return body
 
 
-def _answer(value: int) -> list[Instruction]:
+def _answer_code(value: int) -> list[Instruction]:
     return [(MOVE64, RESULT, 0, 0, value), (EXIT, 0, 0, 0, 0)]
 
 

@@ -275,10 +275,10 @@ class Cgroup:
         # Nearly every container: one read in place of a walk, for statistics that kubelet asks for
         # all the time.
         if cgroup.is_leaf(self.directory):
-            return sorted(map(int, _procs(self.directory).split()))
+            return sorted(map(int, _read_pids(self.directory).split()))
         for group, left in cgroup.walk(self.directory):
             if not left:
-                pids.update(int(pid) for pid in _procs(group).split())
+                pids.update(int(pid) for pid in _read_pids(group).split())
         return sorted(pids)
 
     def populated(self) -> bool:
@@ -369,11 +369,11 @@ class Cgroup:
                 return False
             raise KernelError.of(error, "pidfd_open", str(pid)) from None
         try:
-            return self._has(pid) and send_signal(process, number)
+            return self._contains(pid) and send_signal(process, number)
         finally:
             os.close(process)
 
-    def _has(self, pid: int) -> bool:
+    def _contains(self, pid: int) -> bool:
         """Tell whether the process, or in a threaded group a thread of it, is in the group or
         below."""
         try:
@@ -418,17 +418,17 @@ class Cgroup:
                 pause_s *= 2
 
 
-def _procs(directory: int | str) -> str:
+def _read_pids(directory: int | str) -> str:
     try:
         return cgroup.read(directory, "cgroup.procs") or ""
     except KernelError as error:
         # A threaded group lists its processes only in the group of its domain.
         if error.errno == errno.EOPNOTSUPP:
-            return _owners(cgroup.read(directory, "cgroup.threads") or "")
+            return _pids_of_threads(cgroup.read(directory, "cgroup.threads") or "")
         raise
 
 
-def _owners(threads: str) -> str:
+def _pids_of_threads(threads: str) -> str:
     pids = []
     for thread in threads.split():
         try:

@@ -66,7 +66,9 @@ def replace(
     """Write like `write`, then call `then`; a failure of either first restores the old values."""
     _check_choice(missing_controllers)
     new = convert.settings(resources, lambda file: cgroup.read(directory, file))
-    old = [setting for changed in reversed(new) for setting in _present(directory, changed)]
+    old = [
+        setting for changed in reversed(new) for setting in _restoring_writes(directory, changed)
+    ]
     try:
         # The files first: a limit that the kernel refuses must not reach systemd.
         notes = write(directory, resources, missing_controllers)
@@ -82,13 +84,13 @@ def _restore(directory: str, old: list[CgroupSetting], error: Exception) -> None
     """Write the old values; a value that the kernel refuses twice becomes a note of `error`."""
     # Quota and burst bound each other, so the value that is written first may be refused as long as
     # the other one is new.
-    refused = [setting for setting in old if _refusal(directory, setting) is not None]
+    refused = [setting for setting in old if _try_write(directory, setting) is not None]
     for setting in refused:
-        if (failure := _refusal(directory, setting)) is not None:
+        if (failure := _try_write(directory, setting)) is not None:
             error.add_note(f"could not restore {setting.file}: {failure}")
 
 
-def _refusal(directory: str, setting: CgroupSetting) -> KernelError | None:
+def _try_write(directory: str, setting: CgroupSetting) -> KernelError | None:
     """Write a setting; returns the error when the kernel refuses it."""
     try:
         cgroup.write(directory, setting.file, setting.content)
@@ -97,7 +99,7 @@ def _refusal(directory: str, setting: CgroupSetting) -> KernelError | None:
     return None
 
 
-def _present(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
+def _restoring_writes(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
     """Return the writes that restore the file which `changed` overwrites; none for a file that is
     missing or cannot be read, such as memory.reclaim."""
     try:
@@ -134,11 +136,11 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
                     f"{error.message} ({os.strerror(error.errno).lower()})"
                 ) from None
             raise
-        return _missing(directory, setting, missing_controllers)
+        return _note_missing(directory, setting, missing_controllers)
     return []
 
 
-def _missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
+def _note_missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
     """Return a warning for a limit whose file is missing, or raise Unsupported."""
     # "No limit" is what a missing file means already.
     if setting.dispensable:

@@ -69,7 +69,7 @@ def start(
     placeholder = None if is_slice else _fork_placeholder()
     try:
         with Systemd() as systemd:
-            systemd.start_transient(group.unit, [*_frame(group, placeholder), *limits])
+            systemd.start_transient(group.unit, [*_unit_properties(group, placeholder), *limits])
             # Asked, because a user's systemd puts its slices beneath its own group.
             group.path = systemd.control_group(group.unit) or group.path
         if is_machine_root():
@@ -104,7 +104,7 @@ def reach(group: Cgroup) -> None:
         systemd.start_transient(f"pyrunc-{os.getpid()}.scope", properties)
 
 
-def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
+def _unit_properties(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
     """Return the properties that every container's unit has."""
     common: list[Property] = [
         ("Description", ("s", f"pyrunc container {group.unit}")),

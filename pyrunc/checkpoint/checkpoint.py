@@ -62,7 +62,7 @@ class CriuOptions:
             raise InvalidArgument(
                 f"--manage-cgroups-mode {mode!r}: not one of {', '.join(criu.CGROUP_MODES)}"
             )
-        if values["empty_ns"] and set(_list(values["empty_ns"])) != {"network"}:
+        if values["empty_ns"] and set(_words(values["empty_ns"])) != {"network"}:
             raise InvalidArgument("--empty-ns: only network can be left empty")
         self._cgroups_mode = criu.CGROUP_MODES[mode]
         self._empty_network = bool(values["empty_ns"])
@@ -152,7 +152,7 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
                     *([(criu.STATUS_FD, dump.status_fd)] if dump.status_fd is not None else []),
                     *options.fields(),
                     *dump.fields(),
-                    *_group(state),
+                    *_freezer(state),
                     *configuration_file(state),
                     *_external_resources(state),
                     *(
@@ -232,7 +232,7 @@ def configuration_file(state: State) -> Fields:
     return []
 
 
-def _group(state: State) -> Fields:
+def _freezer(state: State) -> Fields:
     group = state.group()
     # By the freezer no process can fork while CRIU collects them; by ptrace(2) alone it may have to
     # try again and again.
@@ -316,5 +316,5 @@ def masked_files(linux: Linux, pid: int) -> list[str]:
     return masked
 
 
-def _list(value: object) -> tuple[str, ...]:
+def _words(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, tuple | list) else (str(value),)

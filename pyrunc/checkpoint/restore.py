@@ -91,12 +91,16 @@ def restore(
         try:
             # CRIU restores the flag itself only from 3.19 on, from the images.
             forbids = bundle.spec.process is not None and bundle.spec.process.no_new_privileges
-            with criu.Criu(_numbers(descriptors), stdio, no_new_privileges=forbids) as session:
+            with criu.Criu(
+                _inherited_numbers(descriptors), stdio, no_new_privileges=forbids
+            ) as session:
                 if group is not None:
                     # CRIU forks the processes, so they begin in its group: no list of pids has to
                     # be moved.
                     group.attach(session.pid)
-                options = _options(state, bundle.spec, choices, streams, descriptors, session.pid)
+                options = _criu_options(
+                    state, bundle.spec, choices, streams, descriptors, session.pid
+                )
                 session.request(criu.RESTORE, [*options, *labels.fields()], notifications)
         except PeerError as error:
             raise PeerError(f"{error.message}: {criu.errors_of(work_path, LOG)}") from None
@@ -242,12 +246,12 @@ def _make_mount_point(root: int, place: str, is_file: bool) -> None:
         os.close(current)
 
 
-def _numbers(descriptors: NamedDescriptors) -> dict[int, int]:
+def _inherited_numbers(descriptors: NamedDescriptors) -> dict[int, int]:
     """Return CRIU's numbers for inherited descriptors: images, work, then namespaces."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 
-def _options(
+def _criu_options(
     state: State,
     spec: Spec,
     choices: CriuOptions,

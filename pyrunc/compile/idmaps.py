@@ -31,7 +31,7 @@ SIGKILL = 9
 def maps_of_process(pid: int) -> Maps:
     """Return the uid and gid maps of the user namespace of a process, as we see them. Raises
     KernelError."""
-    return _map_of(pid, "uid_map"), _map_of(pid, "gid_map")
+    return _read_map(pid, "uid_map"), _read_map(pid, "gid_map")
 
 
 def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
@@ -50,7 +50,7 @@ def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
         return maps_of_process(pid)
 
 
-def _map_of(pid: int, name: str) -> tuple[IdMap, ...]:
+def _read_map(pid: int, name: str) -> tuple[IdMap, ...]:
     path = f"/proc/{pid}/{name}"
     with kernel_errors("open", f"'{path}'"):
         return tuple([IdMap(*row) for row in id_map(path)])

@@ -100,7 +100,7 @@ def probe(
         # of these mounts.
         if destination in _PLAIN:
             continue
-        mode = _mode(root, destination)
+        mode = _mode_of(root, destination)
         # ENOENT: perhaps a link whose target does not exist. A program of straight calls cannot
         # follow it, so its path is resolved here.
         if mode is None:
@@ -116,13 +116,13 @@ def probe(
         destinations,
         modes,
         "" if process is None or has_home(process) else home(root, process.user.uid),
-        _reopened(spec, nulls),
+        _reopened_nulls(spec, nulls),
         {name[len(DEVICE_NAME) :]: name for name in descriptors if name.startswith(DEVICE_NAME)},
         () if pivot else whole_instances(),
     )
 
 
-def _reopened(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
+def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
     """Return which of stdio are null devices that the process reopens in the container, where
     CRIU's dump finds them. In a user namespace /dev/null may be the host's, and without mounts
     it is: there they are replaced (`Launch.own_nulls`)."""
@@ -217,7 +217,7 @@ def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
     return container_id
 
 
-def _mode(root: int, path: str) -> int | None:
+def _mode_of(root: int, path: str) -> int | None:
     """Return st_mode of the file at the path beneath the root, None when there is none."""
     try:
         number = open_in_root(root, path)

@@ -90,7 +90,7 @@ def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -
     map would not have (the mount would silently be read-only), so they must belong to the
     namespace's root.
     """
-    options = _options(rootfs, linux)
+    options = _overlay_options(rootfs, linux)
     if linux.namespace("user") is not None:
         return _open_mapped_overlay(rootfs, linux, descriptors, options)
     # overlayfs needs two layers, or an upper one
@@ -99,7 +99,7 @@ def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -
     return open_layers(rootfs.lower, rootfs.upper, rootfs.work, options)
 
 
-def _options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
+def _overlay_options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
     """Return the options of an overlay. With a mount label all files of the overlay have that
     label; the layers, which other containers use, keep theirs."""
     options: list[tuple[str, str | None]] = []
@@ -120,9 +120,9 @@ def _open_overlay_of_image(
     with closing_fd(open_image(image, request.images)) as lower:
         if linux.namespace("user") is not None:
             owner = _user_namespace(linux, descriptors)
-            _map(lower, owner, image.index, recursive=False)
+            _idmap(lower, owner, image.index, recursive=False)
             _give_to_root(rootfs, linux)
-        options = _options(rootfs, linux)
+        options = _overlay_options(rootfs, linux)
         return open_overlay_of([lower], [image.place], rootfs.upper, rootfs.work, options)
 
 
@@ -140,11 +140,11 @@ def open_image_volume(
     with closing_fd(open_image(image, images)) as tree:
         if linux.namespace("user") is not None:
             owner = _user_namespace(linux, descriptors)
-            _map(tree, owner, image.index, recursive=False)
+            _idmap(tree, owner, image.index, recursive=False)
             return os.dup(tree)
         if not host.host().clones_detached:  # no mount of an image is shared then
             return os.dup(tree)
-        options = _options(Overlay(), linux)
+        options = _overlay_options(Overlay(), linux)
         return kernel_mount.open_overlay([tree, image.place], options=options)
 
 
@@ -172,7 +172,7 @@ def _open_mapped_overlay(
     try:
         for path in rootfs.lower:
             layers.append(_open_read_only(path))
-            _map(layers[-1], owner, path, recursive=False)
+            _idmap(layers[-1], owner, path, recursive=False)
         if len(layers) == 1 and not rootfs.upper:
             return layers.pop()
         _give_to_root(rootfs, linux)
@@ -198,16 +198,16 @@ def overlay_of(mount: Mount) -> Overlay:
         if key == "lowerdir+":
             layers.append(value or "")
         elif key == "lowerdir":
-            layers = _paths(value or "", ":")
+            layers = _split_paths(value or "", ":")
         elif key in writable:
-            writable[key] = "".join(_paths(value or "", ""))
+            writable[key] = "".join(_split_paths(value or "", ""))
         volatile = volatile or key == "volatile"
     return Overlay(
         tuple(path for path in layers if path), writable["upperdir"], writable["workdir"], volatile
     )
 
 
-def _paths(text: str, separator: str) -> list[str]:
+def _split_paths(text: str, separator: str) -> list[str]:
     """Split an option into paths; a backslash escapes the next character
     (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
     paths, characters = [""], iter(text)
@@ -246,7 +246,7 @@ def _user_namespace(
     return descriptors.numbers[name]
 
 
-def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
+def _idmap(tree: int, owner: int, what: str, *, recursive: bool) -> None:
     try:
         kernel_mount.idmap(tree, owner, recursive=recursive)
     except KernelError as error:
@@ -298,7 +298,7 @@ def open_sources(
         # Overlays of layers and image volumes are mapped already.
         if mount.uid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
             owner = _user_namespace(linux, descriptors, mount.uid_mappings, mount.gid_mappings)
-            _map(number, owner, mount.source, recursive="ridmap" in mount.options)
+            _idmap(number, owner, mount.source, recursive="ridmap" in mount.options)
 
 
 def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:

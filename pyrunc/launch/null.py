@@ -45,7 +45,7 @@ def open_null() -> int:
     try:
         folder = prepared or _open_folder()
         try:
-            return _make(folder)
+            return _make_null(folder)
         finally:
             if not prepared:
                 os.close(folder)
@@ -55,7 +55,7 @@ def open_null() -> int:
     return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
 
-def _make(folder: int) -> int:
+def _make_null(folder: int) -> int:
     name = f"{os.getpid()}.{time.monotonic_ns()}"  # a fork has the same folder
     # A tmpfs of ours, which the initial user namespace owns: on one that a user namespace owns no
     # device can be opened.

@@ -53,18 +53,18 @@ def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
                 f"{WHERE}.closID",
                 f"group {group} does not exist, and there are no schemata to make it",
             )
-        _make(group)
-        undo.push(f"resctrl group {group}", _remove, group)
+        _make_group(group)
+        undo.push(f"resctrl group {group}", _remove_group, group)
         _write_schemata(group, schemata)
     elif schemata:
-        _compare(group, schemata)
+        _require_schemata(group, schemata)
     # Now, with one process: children inherit the group, and a process that was forked before would
     # stay in the other.
     _write(group, "tasks", str(pid))
     if rdt.get("enableMonitoring"):
         monitor = monitor_of(rdt, container_id, root)
-        _make(monitor)
-        undo.push(f"resctrl group {monitor}", _remove, monitor)
+        _make_group(monitor)
+        undo.push(f"resctrl group {monitor}", _remove_group, monitor)
         _write(monitor, "tasks", str(pid))
 
 
@@ -93,9 +93,9 @@ def leave_mounted(rdt: Rdt, container_id: str) -> None:
 def leave(rdt: Rdt, container_id: str, root: str) -> None:
     """Remove the groups that `enter` has made for this container alone. Idempotent."""
     if rdt.get("enableMonitoring"):
-        _remove(monitor_of(rdt, container_id, root))
+        _remove_group(monitor_of(rdt, container_id, root))
     if not rdt.get("closID"):
-        _remove(group_of(rdt, container_id, root))
+        _remove_group(group_of(rdt, container_id, root))
 
 
 def group_of(rdt: Rdt, container_id: str, root: str) -> str:
@@ -117,19 +117,19 @@ def schemata_of(rdt: Rdt) -> list[str]:
     return [line.strip() for line in lines if line and line.strip()]
 
 
-def _compare(group: str, schemata: list[str]) -> None:
+def _require_schemata(group: str, schemata: list[str]) -> None:
     """Raise InvalidSpec for a group whose schemata differ. It is not changed, because others may
     use it."""
     with open(f"{group}/schemata", encoding="ascii") as file:
-        present = dict(map(_parsed, file.read().splitlines()))
+        present = dict(map(_parse_schema, file.read().splitlines()))
     for line in schemata:
-        resource, domains = _parsed(line)
+        resource, domains = _parse_schema(line)
         actual = present.get(resource, {})
         if any(actual.get(domain) != value for domain, value in domains.items()):
             raise InvalidSpec(f"{WHERE}.closID", f"the schemata of {group} are not {line!r}")
 
 
-def _parsed(line: str) -> tuple[str, dict[str, int | str]]:
+def _parse_schema(line: str) -> tuple[str, dict[str, int | str]]:
     """Parse `L3:0=0f;1=f` to ("L3", {"0": 15, "1": 15}); bandwidth is decimal, masks are
     hexadecimal."""
     resource, _, rest = line.strip().partition(":")
@@ -150,7 +150,7 @@ def _write_schemata(group: str, lines: list[str]) -> None:
         _write(group, "schemata", "".join(f"{line}\n" for line in lines))
 
 
-def _make(group: str) -> None:
+def _make_group(group: str) -> None:
     try:
         os.mkdir(group, 0o755)
     except FileExistsError:
@@ -159,7 +159,7 @@ def _make(group: str) -> None:
         raise KernelError.of(error, "mkdir", f"'{group}'", _last_status(group)) from None
 
 
-def _remove(group: str) -> None:
+def _remove_group(group: str) -> None:
     try:
         os.rmdir(group)
     except FileNotFoundError:

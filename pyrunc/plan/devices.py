@@ -53,10 +53,10 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
     node that the compiler has made (`nodes_from_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     # A bind at /dev is a folder of the host: nodes that are made in it would stay there.
-    if _has_own(destinations):
+    if _has_own_dev(destinations):
         return []
     dev = destinations.get("/dev")
-    fresh = dev is not None and dev.type == "tmpfs" and not _covered(destinations)
+    fresh = dev is not None and dev.type == "tmpfs" and not _covers_a_default(destinations)
     # In a user namespace mknod(2) fails with EPERM, so the host's node is bound instead.
     bind = not may_make(host) or spec.linux.namespace("user") is not None
     nodes = _nodes(spec, fresh, bind)
@@ -83,7 +83,7 @@ def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
     namespace, which may not make them. FIFOs are not among them."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
-    if _has_own({normal(mount.destination): mount for mount in spec.mounts}):
+    if _has_own_dev({normal(mount.destination): mount for mount in spec.mounts}):
         return []
     return [op for op in _nodes(spec, False, True) if op.type != "p"]
 
@@ -104,12 +104,12 @@ def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
     return nodes
 
 
-def _has_own(destinations: Mapping[str, Mount]) -> bool:
+def _has_own_dev(destinations: Mapping[str, Mount]) -> bool:
     """Tell whether the container brings its own /dev, which stays unchanged."""
     dev = destinations.get("/dev")
     return dev is not None and is_bind(dev)
 
 
-def _covered(destinations: Mapping[str, Mount]) -> bool:
+def _covers_a_default(destinations: Mapping[str, Mount]) -> bool:
     """Tell whether a mount has the path of a default device as its destination."""
     return any(path in destinations for path, _, _ in DEFAULT)

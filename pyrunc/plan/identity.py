@@ -98,7 +98,7 @@ def change(
     ops.append(model.TryFolder(process.cwd))
     if load_filter is not None and not process.no_new_privileges:
         ops.append(load_filter)
-    sets = None if capabilities is None else _sets(capabilities, host, warnings)
+    sets = None if capabilities is None else _capability_sets(capabilities, host, warnings)
     if sets is not None:
         ops.append(model.DropBounding(sets[0], host.last_capability))
     if keep_groups and not user.additional_gids:
@@ -134,17 +134,17 @@ def environment(process: Process, home: str) -> tuple[str, ...]:
     return (*variables,) if "HOME" in by_name else (*variables, f"HOME={home or '/'}")
 
 
-def _sets(
+def _capability_sets(
     capabilities: Capabilities, host: HostFacts, warnings: list[str]
 ) -> tuple[tuple[int, ...], model.SetCapabilities]:
     """Return the bounding set and the operation that sets the others, with the capabilities that
     the runtime has."""
     refused: dict[str, None] = {}
-    bounding = _numbers(capabilities.bounding, host, refused)
-    effective = _mask(_numbers(capabilities.effective, host, refused))
-    permitted = _mask(_numbers(capabilities.permitted, host, refused))
-    inheritable = _mask(_numbers(capabilities.inheritable, host, refused))
-    ambient = _numbers(capabilities.ambient, host, refused)
+    bounding = _capability_numbers(capabilities.bounding, host, refused)
+    effective = _mask(_capability_numbers(capabilities.effective, host, refused))
+    permitted = _mask(_capability_numbers(capabilities.permitted, host, refused))
+    inheritable = _mask(_capability_numbers(capabilities.inheritable, host, refused))
+    ambient = _capability_numbers(capabilities.ambient, host, refused)
     if refused:
         warnings.append(
             f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(refused))}]"
@@ -161,7 +161,9 @@ def _sets(
     return tuple(sorted(bounding)), sets
 
 
-def _numbers(names: tuple[str, ...], host: HostFacts, refused: dict[str, None]) -> list[int]:
+def _capability_numbers(
+    names: tuple[str, ...], host: HostFacts, refused: dict[str, None]
+) -> list[int]:
     numbers = []
     for name in dict.fromkeys(names):
         number = CAPABILITIES.get(name)

@@ -33,7 +33,7 @@ def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)
-    numbers = _numbers(ops, 3 + preserve)
+    numbers = _number_descriptors(ops, 3 + preserve)
     cache = _cache(arch)
     fragments = {}
     # A timed program has a message after each operation, which a fragment has not.
@@ -81,7 +81,7 @@ def _cache(arch: str) -> LoweringCache:
     return _caches[arch]
 
 
-def _numbers(ops: Iterable[Op], first: int) -> dict[str, int]:
+def _number_descriptors(ops: Iterable[Op], first: int) -> dict[str, int]:
     """Number every descriptor that the operations name, from `first` on, the root before all
     others."""
     names: dict[str, None] = {}

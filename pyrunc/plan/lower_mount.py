@@ -37,7 +37,7 @@ def attach_root(low: Lowering, op: m.AttachRoot) -> None:
     # A clone is a peer of its source. pivot_root(2) refuses a shared mount as the place of the old
     # root (EINVAL), and `pivot_root` below puts it on this one.
     low.set_attributes(low.root, propagation=op.propagation)
-    _cover(low, low.root, op.place)
+    _mount_over(low, low.root, op.place)
 
 
 def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
@@ -48,10 +48,10 @@ def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
     for name in op.folders:
         low.a.sys("mkdirat", root, name, 0o555)
     low.set_attributes(root, QUIET | mnt.MOUNT_ATTR_RDONLY)
-    _cover(low, root, "/")
+    _mount_over(low, root, "/")
 
 
-def _cover(low: Lowering, root: Operand, place: str) -> None:
+def _mount_over(low: Lowering, root: Operand, place: str) -> None:
     # Mounted on top of `/` of this mount namespace, so that no directory of the host is needed as a
     # mount point. Our own `/` is still the tree below, because a process's root is not looked up
     # again (path_resolution(7)).
@@ -65,11 +65,11 @@ def attach_mount(low: Lowering, op: m.AttachMount) -> None:
 
 
 def mount_fs(low: Lowering, op: m.MountFs) -> None:
-    mount = _instance(low, op)
+    mount = _new_filesystem(low, op)
     destination = (
         low.ordinary_folder(op.destination)
         if op.strict
-        else _outside_proc(low, op.destination, True)
+        else _open_outside_proc(low, op.destination, True)
     )
     low.attach(mount, destination)
     for flags in op.propagation:
@@ -79,16 +79,16 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
     low.close(mount, destination)
 
 
-def _instance(low: Lowering, op: m.MountFs) -> Slot:
+def _new_filesystem(low: Lowering, op: m.MountFs) -> Slot:
     """Mount a new filesystem detached, or clone the mount that replaces it where the kernel refuses
     it; returns the slot of the mount."""
-    if not op.instead:
+    if not op.fallback:
         return low.filesystem(op.type, op.source, op.options, op.attributes)
     a, refused, done = low.a, low.a.label(), low.a.label()
     mount = low.filesystem(op.type, op.source, op.options, op.attributes, refused)
     a.goto(done)
     a.place(refused)
-    a.sys("open_tree", f.AT_FDCWD, op.instead, CLONE | f.AT_RECURSIVE, store=mount)
+    a.sys("open_tree", f.AT_FDCWD, op.fallback, CLONE | f.AT_RECURSIVE, store=mount)
     low.set_attributes(mount, op.attributes, propagation=mnt.MS_SLAVE | mnt.MS_REC)
     a.place(done)
     return mount
@@ -131,7 +131,7 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
     elif op.destination in PROC_FILES:
         destination = low.place(op.destination, op.directory)
     else:
-        destination = _outside_proc(low, op.destination, op.directory)
+        destination = _open_outside_proc(low, op.destination, op.directory)
     low.attach(tree, destination)
     low.close(tree, destination)
 
@@ -150,7 +150,7 @@ def _open_source(low: Lowering, op: m.MountTree) -> Slot:
     return source
 
 
-def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
+def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
     """Open a mount's destination; fail if it is inside procfs. The configuration's text was checked
     before, but a link in the image may lead into procfs, whose files programs trust
     (CVE-2019-16884)."""
@@ -204,7 +204,7 @@ def make_device(low: Lowering, op: m.MakeDevice) -> None:
         )
     if EEXIST in rules:
         a.place(exists)
-        _same_device(low, op, folder, name, kind)
+        _require_same_device(low, op, folder, name, kind)
         if EPERM in rules:
             a.goto(done)
     if EPERM in rules:
@@ -223,11 +223,13 @@ def attach_device(low: Lowering, op: m.AttachDevice) -> None:
     low.close(place)
     a.goto(done)
     a.place(exists)
-    _same_device(low, device, folder, name, _TYPES[device.type])
+    _require_same_device(low, device, folder, name, _TYPES[device.type])
     a.place(done)
 
 
-def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int) -> None:
+def _require_same_device(
+    low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int
+) -> None:
     """Fail unless the existing file is the device of the configuration (runtime-spec,
     linux.devices)."""
     a = low.a
@@ -298,7 +300,7 @@ def cover_root(low: Lowering, op: m.CoverRoot) -> None:
         low.close(empty)
         a.place(gone)
     if op.move:
-        _cover(low, low.root, "/")
+        _mount_over(low, low.root, "/")
     change_root(low, m.ChangeRoot())
     a.sys("chdir", "/")
 
@@ -319,7 +321,7 @@ def change_root(low: Lowering, op: m.ChangeRoot) -> None:
     low.a.sys("chroot", ".")
 
 
-def _null(low: Lowering) -> Slot:
+def _open_null(low: Lowering) -> Slot:
     """Open the container's /dev/null once, which must be 1:3 (CVE-2025-31133)."""
     if low.null is None:
         low.null = low.beneath("/dev/null", f.O_PATH, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
@@ -431,7 +433,7 @@ def readonly_path(low: Lowering, op: m.ReadonlyPath) -> None:
 def mask_path(low: Lowering, op: m.MaskPath) -> None:
     a, tree = low.a, low.a.slot(4)
     end, hidden, folder = a.label(), a.label(), a.label()
-    null = _null(low)
+    null = _open_null(low)
     if low.mask is None and op.copy:  # also when no folder is hidden after all
         low.mask = low.new_mask()
     place = low.beneath(op.path, missing=end)

@@ -480,7 +480,7 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     # The parent's half comes first, because jumps go forward only.
     a.compare(pid, "eq", 0, true=child)
     if op.timeout_s is not None:
-        _end_in_time(low, pid, op)
+        _kill_after_timeout(low, pid, op)
     status = a.slot(4, 0)
     a.sys("wait4", pid, status.address, 0, 0)
     a.compare(status, "eq", 0, true=done)
@@ -511,7 +511,7 @@ def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
     a.exit(1)
 
 
-def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
+def _kill_after_timeout(low: Lowering, pid: Slot, op: m.RunHook) -> None:
     a = low.a
     pidfd = low.a.slot(4)
     ready = low.a.slot(4)

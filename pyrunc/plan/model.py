@@ -226,7 +226,7 @@ class MountFs(Op):
     MOUNT_ATTR_*.
 
     `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
-    `instead`: the path to bind, as a slave, where the kernel does not permit a new instance, as in
+    `fallback`: the path to bind, as a slave, where the kernel does not permit a new instance, as in
     a user namespace that does not own the network or cgroups.
     """
 
@@ -239,7 +239,7 @@ class MountFs(Op):
     propagation: tuple[int, ...] = ()
     recursive_set: int = 0
     recursive_clear: int = 0
-    instead: str = ""
+    fallback: str = ""
 
 
 LINK_CAME = "there was no link in the path when it was looked up"

@@ -155,18 +155,18 @@ def operations(
     if is_remount(mount):
         # Not ignored, and no new mount: a remount of a tmpfs would otherwise put an empty one on
         # top.
-        return (_remount(options, destination, path),)
+        return (_plan_remount(options, destination, path),)
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):
         peer = _keeps_peers(options, linux)
-        return (_tree(mount, index, destination, facts, options, peer, warnings),)
-    filesystem = _filesystem(
+        return (_plan_tree(mount, index, destination, facts, options, peer, warnings),)
+    filesystem = _plan_filesystem(
         mount, destination, facts.modes.get(index), options, linux.mount_label, path
     )
     if filesystem.type == "cgroup2":
         filesystem = filesystem.replace(options=_cgroup_options(filesystem.options, linux, host))
     if linux.namespace("user") is not None or host.in_user_namespace:
-        filesystem = filesystem.replace(instead=_instead(filesystem.type, linux, host))
+        filesystem = filesystem.replace(fallback=_fallback_bind(filesystem.type, linux, host))
     if linux.mount_label and mount.type == "mqueue":
         return (filesystem, LabelMount(destination, linux.mount_label))
     return (filesystem,)
@@ -224,7 +224,7 @@ def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -
         raise InvalidSpec(path, f"{destination} cannot be mounted because it is inside /proc")
 
 
-def _tree(
+def _plan_tree(
     mount: Mount,
     index: int,
     destination: str,
@@ -256,7 +256,7 @@ def _tree(
     )
 
 
-def _remount(options: MountOptions, destination: str, path: str) -> Op:
+def _plan_remount(options: MountOptions, destination: str, path: str) -> Op:
     if options.data or options.propagation or options.rset or options.rclear or options.extensions:
         raise InvalidSpec(f"{path}.options", "a remount changes the mount's own flags only")
     return ChangeMount(destination, options.set, options.clear)
@@ -296,7 +296,7 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     )
 
 
-def _filesystem(
+def _plan_filesystem(
     mount: Mount, destination: str, mode: int | None, options: MountOptions, label: str, path: str
 ) -> MountFs:
     # Engines write the type "cgroup" for both versions, and runc mounts what the host has.
@@ -343,7 +343,7 @@ def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
     return (*options, *((word, None) for word in host.cgroup_options if word not in names))
 
 
-def _instead(kind: str, linux: Linux, host: HostFacts) -> str:
+def _fallback_bind(kind: str, linux: Linux, host: HostFacts) -> str:
     """Return the path that is bound where a user namespace may not mount the filesystem: it may
     mount a sysfs or a cgroup2 only of a network or cgroup namespace that belongs to it, and a
     joined one need not. Empty when it may."""

@@ -109,8 +109,8 @@ def _mount_fs(op: m.MountFs) -> str:
     own = ",".join(key if value is None else f"{key}={value}" for key, value in op.options)
     shared = ",".join(map(propagation, op.propagation))
     recursive = _changes(op.recursive_set, op.recursive_clear, "r")
-    instead = f"or bind {op.instead}" if op.instead else ""
-    words = _options(attributes(op.attributes), own, shared, recursive, instead)
+    fallback = f"or bind {op.fallback}" if op.fallback else ""
+    words = _options(attributes(op.attributes), own, shared, recursive, fallback)
     return f"mount '{op.type}' on '{op.destination}'{words}"
 
 

@@ -60,7 +60,9 @@ def compile(
     # another one.
     key = _key(seccomp, machine)
     if key not in _filters:
-        _filters[key] = _make(seccomp, machine, key, default_store() if store is None else store)
+        _filters[key] = _load_or_build(
+            seccomp, machine, key, default_store() if store is None else store
+        )
     return _filters[key]
 
 
@@ -79,7 +81,9 @@ def _key(seccomp: Mapping[str, Any], machine: str) -> bytes:
     return blake2b(GENERATION + machine.encode() + b"\0" + text, digest_size=20).digest()
 
 
-def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> SeccompFilter | None:
+def _load_or_build(
+    seccomp: Mapping[str, Any], machine: str, key: bytes, store: str
+) -> SeccompFilter | None:
     profile = profiles.parse(seccomp)
     if profile is None:
         return None
@@ -111,9 +115,9 @@ def build(profile: SeccompProfile, machine: str) -> bytes:
     prologue = stub.prologue(
         _highest(profile, architectures), _verdicts(profile), stub.is_needed(profile.default_action)
     )
-    whole = prologue + _compile(profile.default_action, rules, architectures, machine)
+    whole = prologue + _compile_rules(profile.default_action, rules, architectures, machine)
     judged_by_arguments = [rule for rule in rules if rule.name in conditional]
-    rest = _compile(profile.default_action, judged_by_arguments, architectures, machine)
+    rest = _compile_rules(profile.default_action, judged_by_arguments, architectures, machine)
     verdicts = {rule.conditions[0][2]: rule.action for rule in reversed(socket_rules)}
     first = stub.multiplexed(verdicts if profiles.X86 in architectures else {})
     program = first + min(whole, flatten(whole, rest, architectures), key=len)
@@ -133,7 +137,7 @@ def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
     ]
 
 
-def _compile(
+def _compile_rules(
     default_action: int, rules: Sequence[SeccompRule], architectures: Sequence[int], machine: str
 ) -> bytes:
     """Have libseccomp compile these rules; returns its program."""

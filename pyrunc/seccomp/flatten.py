@@ -102,7 +102,7 @@ def intervals(program: bytes, audit: int) -> list[Interval]:
                 pending += [(*part, loaded) for part in _split(opcode, value, first, last, yes, no)]
         else:
             parts.append((first, last, None))
-    return _merged(sorted(parts, key=lambda part: part[0]))
+    return _merge_neighbours(sorted(parts, key=lambda part: part[0]))
 
 
 def _holds(opcode: int, left: int, right: int) -> bool:
@@ -125,7 +125,7 @@ def _split(
     return [(yes, max(first, border), last), (no, first, min(last, border - 1))]
 
 
-def _merged(parts: Sequence[Interval]) -> list[Interval]:
+def _merge_neighbours(parts: Sequence[Interval]) -> list[Interval]:
     merged: list[Interval] = []
     for first, last, action in parts:
         if merged and merged[-1][2] == action:

@@ -173,7 +173,7 @@ def _rules(item: Mapping[str, Any], index: int) -> Iterator[SeccompRule]:
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidSpec(f"{where}.names", "must hold at least one name")
     action = _action(item.get("action"), item.get("errnoRet"), f"{where}.action")
-    groups = _groups(
+    groups = _alternatives(
         [_condition(arg, f"{where}.args[{n}]") for n, arg in enumerate(item.get("args") or [])]
     )
     for name in names:
@@ -181,7 +181,7 @@ def _rules(item: Mapping[str, Any], index: int) -> Iterator[SeccompRule]:
             yield SeccompRule(name, action, conditions)
 
 
-def _groups(
+def _alternatives(
     conditions: list[tuple[int, int, int, int]],
 ) -> list[tuple[tuple[int, int, int, int], ...]]:
     """Return one group of conditions that must all hold, or one group per condition when an

@@ -50,7 +50,9 @@ def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosy
     """
     code: list[Instruction] = []
     for audit in reversed([audit for audit in highest if audit != X32]):
-        block = _judge(highest[audit], verdicts if audit in COMMON_NUMBERS else {}, with_enosys, 0)
+        block = _number_rules(
+            highest[audit], verdicts if audit in COMMON_NUMBERS else {}, with_enosys, 0
+        )
         if audit == X86_64:
             block = _split_off_x32(block, highest, verdicts, with_enosys)
         if block:
@@ -93,7 +95,7 @@ def _split_off_x32(
 ) -> list[Instruction]:
     """Separate x32 calls, which have x86_64's architecture and a bit in the number. Unless the
     profile lists x32, the program decides about them."""
-    x32 = _judge(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
+    x32 = _number_rules(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
     if not block and not x32:
         return []
     return [
@@ -104,7 +106,7 @@ def _split_off_x32(
     ]
 
 
-def _judge(
+def _number_rules(
     highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int
 ) -> list[Instruction]:
     """Build the instructions for single numbers, and ENOSYS above the highest; other numbers

@@ -66,9 +66,14 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/plan/lowering.py",
-                "f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS",
-                "f.O_PATH | self.o_directory, 0, IN_ROOT",
-            )
+                "flags = f.O_PATH | self.o_directory | self.o_nofollow",
+                "flags = f.O_PATH | self.o_directory",
+            ),
+            (
+                "pyrunc/plan/lowering.py",
+                "resolve = IN_ROOT | f.RESOLVE_NO_SYMLINKS",
+                "resolve = IN_ROOT",
+            ),
         ],
         "test_procfs.py::test_proc_as_a_link_of_the_image_is_refused",
     ),
@@ -84,8 +89,8 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 LOWER,
-                'low.numbers["proc"], f"sys/{op.path}", how',
-                'f.AT_FDCWD, f"/proc/sys/{op.path}", low.how(f.O_WRONLY, 0, 0)',
+                'macros.open_at(a, low.numbers["proc"], path, f.O_WRONLY, resolve=resolve)',
+                'macros.open_at(a, f.AT_FDCWD, f"/proc/{path}", f.O_WRONLY, resolve=0)',
             )
         ],
         "test_procfs.py::test_sysctls_are_not_written_through_the_containers_proc",
@@ -98,8 +103,8 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 LOWER,
-                "f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)\n    for",
-                "0)\n    for",
+                "beneath = f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV",
+                "beneath = 0",
             )
         ],
         "test_procfs.py::test_files_of_the_process_are_written_beneath_proc_without_links",
@@ -109,7 +114,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         "test_procfs.py::test_a_sysctls_value_with_a_second_setting_is_refused",
     ),
     "a source is looked up twice": (
-        [(MOUNTS, "0, f.RESOLVE_NO_SYMLINKS)", "0, 0)")],
+        [(MOUNTS, "links = f.RESOLVE_NO_SYMLINKS", "links = 0")],
         "test_mounts.py::test_a_source_swapped_during_create_is_not_mounted",
     ),
     "a host path is made by its name": (
@@ -171,14 +176,14 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         "test_dev.py::test_console_as_a_link_is_not_followed",
     ),
     "any device is the default one": (
-        [(MOUNTS, "_same_device(low, op, folder, name, kind)", "pass")],
+        [(MOUNTS, "_require_same_device(low, op, folder, name, kind)", "pass")],
         "test_dev.py::test_a_file_in_place_of_a_default_device_is_refused",
     ),
     "newcomers are dumpable": (
         [
             (
                 "pyrunc/program/macros.py",
-                'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)',
+                'a.sys("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)',
                 'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)',
             )
         ],
@@ -188,7 +193,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/program/macros.py",
-                'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)',
+                'a.sys("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)',
                 'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)',
             )
         ],
@@ -223,7 +228,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/program/launch.py",
-                'return _fd.open_sealed_executable("pyrunc:launcher", content)',
+                "return _fd.open_sealed_executable(name, _fd.read_file(path))",
                 "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)",
             )
         ],
@@ -233,7 +238,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/program/launch.py",
-                'return _fd.open_sealed_executable("pyrunc:launcher", content)',
+                "return _fd.open_sealed_executable(name, _fd.read_file(path))",
                 "return os.open(path, os.O_RDONLY | os.O_CLOEXEC)",
             )
         ],
@@ -247,8 +252,8 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/plan/identity.py",
-                "_mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable",
-                "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable",
+                "effective & permitted, permitted, inheritable, raisable",
+                "effective & permitted, permitted, permitted, raisable",
             )
         ],
         "test_identity.py::test_no_capability_is_inheritable",
@@ -257,8 +262,8 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/plan/identity.py",
-                "_mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable",
-                "_mask(effective) & permitted_mask, permitted_mask, permitted_mask, raisable",
+                "effective & permitted, permitted, inheritable, raisable",
+                "effective & permitted, permitted, permitted, raisable",
             )
         ],
         "test_identity.py::test_a_file_with_an_inheritable_capability_adds_no_capability",
@@ -381,8 +386,8 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
             ("pyrunc/shim/log_file.py", "FOLDER | os.O_NOFOLLOW", "FOLDER"),
             (
                 "pyrunc/kernel/path.py",
-                "O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC",
-                "O_PATH | O_DIRECTORY | O_CLOEXEC",
+                "O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | O_CLOEXEC",
+                "O_PATH | os.O_DIRECTORY | O_CLOEXEC",
             ),
         ],
         "test_server.py::test_links_in_the_folders_of_a_log_are_not_followed",

@@ -294,8 +294,10 @@ def test_the_flat_program_has_the_results_of_the_whole_program(seed: int) -> Non
         compiler._verdicts(parsed),
         stub.is_needed(parsed.default_action),
     )
-    whole = prologue + compiler._compile(parsed.default_action, parsed.rules, native, "x86_64")
-    rest = compiler._compile(
+    whole = prologue + compiler._compile_rules(
+        parsed.default_action, parsed.rules, native, "x86_64"
+    )
+    rest = compiler._compile_rules(
         parsed.default_action, [r for r in parsed.rules if r.name in conditional], native, "x86_64"
     )
     flat = flatten(whole, rest, native)

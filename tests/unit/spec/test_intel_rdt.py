@@ -43,7 +43,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     def make(group: str) -> None:
         resctrl.group(str(Path(group).relative_to(tmp_path)))
 
-    monkeypatch.setattr(rdt, "_make", make)
+    monkeypatch.setattr(rdt, "_make_group", make)
     return resctrl
 
 
