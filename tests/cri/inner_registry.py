@@ -14,15 +14,15 @@ from tests.support.registry import Registry
 
 def inside(server: Server, folder: Path) -> Registry:
     """Run a registry whose socket is in the server's network namespace."""
-    made: list[Registry] = []
+    registries: list[Registry] = []
 
     def make() -> None:
         namespace = os.open(f"/proc/{server.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         setns(namespace, CLONE_NEWNET)
         os.close(namespace)
-        made.append(Registry(folder))
+        registries.append(Registry(folder))
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    return made[0]
+    return registries[0]

@@ -124,9 +124,9 @@ class World:
                 container_port=80, host_port=18080 + len(self.made_pods) % 100
             )
         elif call == "CreateContainer":
-            made = len(self.made_containers)
-            request.config.CopyFrom(self._container(f"c{made}"))
-            request.config.metadata.attempt = made
+            count = len(self.made_containers)
+            request.config.CopyFrom(self._container(f"c{count}"))
+            request.config.metadata.attempt = count
             request.config.mounts.add(container_path="/mnt", host_path=self.things.host_paths[0])
             request.config.devices.add(
                 container_path="/dev/x", host_path="/dev/null", permissions="r"
@@ -182,12 +182,12 @@ class World:
                 self.server.load_image()
 
     @staticmethod
-    def _keep(ids: list[str], made: list[str], identifier: str, remove: Any) -> None:
+    def _keep(ids: list[str], kept_ids: list[str], identifier: str, remove: Any) -> None:
         if identifier in ids:  # a retry of an earlier request
             return
         ids.append(identifier)
-        made.append(identifier)
-        alive = [each for each in made if each in ids]
+        kept_ids.append(identifier)
+        alive = [each for each in kept_ids if each in ids]
         for old in alive[:-KEPT]:
             remove(old)
             ids.remove(old)

@@ -122,15 +122,15 @@ def test_a_name_takes_precedence_over_a_prefix_of_an_id(server: Server) -> None:
 
 
 def test_kill_sends_the_signal(server: Server) -> None:
-    made = pod(server, "web", "sh", "-c", PATIENT)
-    (container,) = server.containers(pod_sandbox_id=made)
+    sandbox = pod(server, "web", "sh", "-c", PATIENT)
+    (container,) = server.containers(pod_sandbox_id=sandbox)
     server.wait_logged(container.id, "up")
     ok(server, "kill", "-s", "TERM", "c")
     assert server.wait_exit(container.id).exit_code == 5
     assert call(server, "kill", "c").error == "c is not running"
     pod(server, "two")
     ok(server, "kill", "two")
-    (other,) = (c for c in server.containers() if c.pod_sandbox_id != made)
+    (other,) = (c for c in server.containers() if c.pod_sandbox_id != sandbox)
     assert server.wait_exit(other.id).exit_code == 128 + signal.SIGKILL
     assert call(server, "kill", "-s", "NO", "c").error == "--signal NO: no such signal"
 
@@ -371,7 +371,7 @@ def test_port_forward_reaches_a_port_of_the_pod(server: Server) -> None:
             " s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); print(s.makefile().read())"
         )
 
-        def got() -> bool:
+        def answers() -> bool:
             done = subprocess.run(
                 ["nsenter", f"--net=/proc/{server.pid}/ns/net", "--", sys.executable, "-c", fetch],
                 capture_output=True,
@@ -379,7 +379,7 @@ def test_port_forward_reaches_a_port_of_the_pod(server: Server) -> None:
             )
             return b"hello" in done.stdout
 
-        assert wait_until(got, 30)
+        assert wait_until(answers, 30)
         process.send_signal(signal.SIGINT)
         assert ended(process)[1] == 128 + signal.SIGINT
 

@@ -39,9 +39,9 @@ def test_runp_and_create_read_cri_messages_from_files(server: Server, tmp_path: 
     }
     files = write(tmp_path, "c.json", container), write(tmp_path, "p.json", pod)
     sandbox = ok(server, "runp", files[1]).out.strip()
-    made = ok(server, "create", sandbox, *files).out.strip()
-    assert server.status(made).state == api.CONTAINER_CREATED
-    ok(server, "start", made)
+    created = ok(server, "create", sandbox, *files).out.strip()
+    assert server.status(created).state == api.CONTAINER_CREATED
+    ok(server, "start", created)
     assert ok(server, "wait", "p/c").out == "4\n"
     assert ok(server, "logs", "p", "-c", "c", "--tail", "all").out == "hello\n"
     assert ok(server, "inspect", "-f", "{{.status.exitCode}}", "p/c").out == "4\n"
@@ -146,10 +146,10 @@ def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> No
         assert addresses[0][2] == addresses[1][2] and {line[4] for line in lines} == {"8080"}
         fetch = f"import socket; s = socket.create_connection(('::1', {addresses[1][2]})); print(s.makefile().read())"  # noqa: E501
 
-        def got() -> bool:
+        def answers() -> bool:
             command = server.in_its_network(sys.executable, "-c", fetch)
             return b"hello" in subprocess.run(command, capture_output=True, timeout=30).stdout
 
-        assert wait_until(got, 30)
+        assert wait_until(answers, 30)
         process.send_signal(signal.SIGINT)
         assert ended(process)[1] == 128 + signal.SIGINT

@@ -53,7 +53,7 @@ def test_a_pod_is_served_beside_three_busy_pods_of_its_shim(server: Server, tmp_
 
         with ThreadPoolExecutor(5) as pool:
             starting = pool.submit(server.start_container, waits)
-            assert wait_until(lambda: volume.held, 30)
+            assert wait_until(lambda: volume.waiting, 30)
             running = [pool.submit(run_commands) for _ in range(4)]
             busy = times(server, fourth)
             done.set()

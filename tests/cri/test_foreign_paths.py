@@ -92,7 +92,7 @@ def test_a_volume_that_never_answers_is_named_in_time(
         waits = pool.submit(
             code_and_message, server, pod, container_config(server, other, of(volume))
         )
-        assert wait_until(lambda: volume.held, 30)
+        assert wait_until(lambda: volume.waiting, 30)
         second = time.monotonic()
         server.launch(pod, container_config(server, other, name="second"))
         assert time.monotonic() - second < SOON_S and not waits.done()
@@ -136,7 +136,7 @@ def test_only_the_server_looks_up_the_volume(
     volume.hang(after_looks=1)
     container = server.create(pod, container_config(server, of(volume, propagation=propagation)))
     server.start_container(container)
-    assert volume.requests == [fuse.GETATTR] and not volume.held
+    assert volume.requests == [fuse.GETATTR] and not volume.waiting
     assert not is_open(server, volume)
     volume.answer()
     assert server.output(container, "cat", "/v/file") == "mine\n"
@@ -154,7 +154,7 @@ def test_a_start_that_waits_for_the_volume_delays_no_other_start(
     volume.hang()
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(server.start_container, first)
-        assert wait_until(lambda: volume.held, 30)
+        assert wait_until(lambda: volume.waiting, 30)
         began = time.monotonic()
         server.start_container(second)
         assert server.output(second, "echo", "mine") == "mine\n"
@@ -173,7 +173,7 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
     volume.hang()
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(message_of, lambda: server.start_container(container))
-        assert wait_until(lambda: volume.held, 30)
+        assert wait_until(lambda: volume.waiting, 30)
         server.stop_pod(pod)
         assert "it was killed before it ran" in waits.result(60)
     assert server.status(container).state == api.CONTAINER_EXITED

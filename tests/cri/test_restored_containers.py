@@ -54,12 +54,14 @@ def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_pat
         tar.addfile(member, io.BytesIO(b"data"))
     content = ("rootfs-diff.tar", layer.getvalue()), ("deleted.files", b'["/etc/group"]')
     path = archive(tmp_path / "a.tar", *IMAGES, *content)
-    made = server.create(server.run_pod(), server.container_config(image=api.ImageSpec(image=path)))
-    upper = server.root / "containers" / made / "upper"
+    container = server.create(
+        server.run_pod(), server.container_config(image=api.ImageSpec(image=path))
+    )
+    upper = server.root / "containers" / container / "upper"
     assert (upper / "written").read_bytes() == b"data" and (upper / "etc/group").is_char_device()
-    assert server.status(made).image.image == IMAGE
-    assert "criu" in message_of(lambda: server.start_container(made))
-    status = server.status(made)
+    assert server.status(container).image.image == IMAGE
+    assert "criu" in message_of(lambda: server.start_container(container))
+    status = server.status(container)
     assert (status.state, status.exit_code, status.reason) == (
         api.CONTAINER_EXITED,
         128,
@@ -78,8 +80,10 @@ def test_a_layer_in_the_form_of_containerd_is_restored(
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     path = archive(tmp_path / "a.tar", *IMAGES, ("rootfs-diff.tar", layer.getvalue()))
-    made = server.create(server.run_pod(), server.container_config(image=api.ImageSpec(image=path)))
-    upper = server.root / "containers" / made / "upper"
+    container = server.create(
+        server.run_pod(), server.container_config(image=api.ImageSpec(image=path))
+    )
+    upper = server.root / "containers" / container / "upper"
     assert (upper / "written").read_bytes() == b"data" and (upper / "etc/group").is_char_device()
 
 
@@ -97,16 +101,16 @@ def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_
     )
     path = archive(tmp_path / "a.tar", *IMAGES, *members)
     config = server.container_config(image=api.ImageSpec(image=path))
-    made = server.root / "containers" / server.create(server.run_pod(), config)
-    assert stat.S_IMODE((made / "upper").stat().st_mode) == 0o555
-    assert (made / "placeholders/0").read_bytes() == b"" and list(
-        (made / "placeholders/1").iterdir()
+    folder = server.root / "containers" / server.create(server.run_pod(), config)
+    assert stat.S_IMODE((folder / "upper").stat().st_mode) == 0o555
+    assert (folder / "placeholders/0").read_bytes() == b"" and list(
+        (folder / "placeholders/1").iterdir()
     ) == []
     (tmp_path / "own").touch()
     config.mounts.add(container_path=places[0], host_path=str(tmp_path / "own"))
-    made = server.root / "containers" / server.create(server.run_pod(), config)
+    folder = server.root / "containers" / server.create(server.run_pod(), config)
     # the request's mount replaces the archive's
-    assert [p.is_dir() for p in (made / "placeholders").iterdir()] == [True]
+    assert [p.is_dir() for p in (folder / "placeholders").iterdir()] == [True]
 
 
 def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -> None:

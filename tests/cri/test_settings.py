@@ -41,9 +41,9 @@ def server(folder: Path) -> Iterator[Server]:
             "container_annotations": ["exact"],
         },
     }
-    with Server(settings=settings) as made:
-        made.load_image()
-        yield made
+    with Server(settings=settings) as started:
+        started.load_image()
+        yield started
 
 
 def test_the_socket_has_the_configured_owner(server: Server) -> None:

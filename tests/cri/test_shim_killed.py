@@ -70,7 +70,7 @@ def populated(group: Path) -> bool:
     return "populated 1" in (group / "cgroup.events").read_text()
 
 
-def made(folders: list[Path]) -> bool:
+def exist(folders: list[Path]) -> bool:
     return bool(folders)
 
 
@@ -114,7 +114,7 @@ def test_a_shim_killed_while_making_a_cgroup_leaves_nothing(server: Server) -> N
         with stopped_at({shim}, "mkdir", "exit"):
             creating = pool.submit(code_of, lambda: server.create(pod))
             assert wait_until(
-                lambda: any(made(groups(server, name)) for name in os.listdir(folders)), 30, 0.001
+                lambda: any(exist(groups(server, name)) for name in os.listdir(folders)), 30, 0.001
             ), server.tail()
             (container,) = os.listdir(folders)
             os.kill(shim, signal.SIGKILL)
@@ -167,7 +167,7 @@ def test_an_unfinished_start_ends_when_shim_and_server_are_killed(own_server: Se
 
 
 @pytest.mark.parametrize(
-    ("call", "when", "reached"), [("mkdir", "exit", made), ("clone3", "exit", entered)]
+    ("call", "when", "reached"), [("mkdir", "exit", exist), ("clone3", "exit", entered)]
 )
 def test_a_shim_killed_during_a_pods_start_leaves_nothing(
     server: Server, call: str, when: str, reached: Callable[[list[Path]], bool]

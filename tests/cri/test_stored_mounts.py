@@ -149,5 +149,7 @@ def test_mounts_in_systemds_store_move_to_the_keeper(tmp_path: Path) -> None:
         assert "LISTEN_" not in (path / "environ").read_text()
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         for child in children:
-            held = [fd for fd in Path(f"/proc/{child}/fd").iterdir() if (fd / "big").exists()]
-            assert held == [] and "LISTEN_" not in Path(f"/proc/{child}/environ").read_text(), child
+            links = [fd for fd in Path(f"/proc/{child}/fd").iterdir() if (fd / "big").exists()]
+            assert links == [] and "LISTEN_" not in Path(f"/proc/{child}/environ").read_text(), (
+                child
+            )

@@ -43,8 +43,8 @@ POD = {
 @pytest.fixture
 def group() -> Iterator[Path]:
     """Provide the cgroup of the pods: a chroot has the machine's."""
-    with own_group("package") as made:
-        yield made
+    with own_group("package") as path:
+        yield path
 
 
 def numbers(machine: chroot.Machine) -> list[int]:

@@ -56,14 +56,14 @@ def test_pods_have_addresses_of_their_nodes_range(hosts: Hosts) -> None:
 
 def test_the_kernels_tables_have_the_backends_routes(hosts: Hosts) -> None:
     for node, other in hosts.pairs():
-        way = views.routes(node)[str(hosts.subnet(other))]
+        route = views.routes(node)[str(hosts.subnet(other))]
         if hosts.flannel.backend == "host-gw":
-            assert (way["dev"], way["gateway"]) == ("uplink", other.address)
+            assert (route["dev"], route["gateway"]) == ("uplink", other.address)
             assert "flannel.1" not in views.link_names(node)
             continue
         (tunnel,) = views.links(other, "flannel.1")
         far_end = str(hosts.subnet(other).network_address)
-        assert (way["dev"], way["gateway"]) == ("flannel.1", far_end)
+        assert (route["dev"], route["gateway"]) == ("flannel.1", far_end)
         assert views.forwarding(node, "flannel.1")[tunnel["address"]] == other.address
         assert views.neighbours(node, "flannel.1")[far_end] == tunnel["address"]
         assert tunnel["linkinfo"]["info_data"]["local"] == other.address

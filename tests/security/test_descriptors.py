@@ -201,8 +201,8 @@ def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> 
             except OSError:
                 continue
     worker.join()
-    ((held, times),) = looks.most_common(1)
-    assert held == () and times > 10, looks
+    ((descriptors, times),) = looks.most_common(1)
+    assert descriptors == () and times > 10, looks
 
 
 def test_only_passed_sockets_of_systemd_reach_the_container(runtime: Runtime) -> None:

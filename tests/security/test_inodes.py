@@ -43,7 +43,7 @@ def links_of(pid: int) -> Iterator[str]:
 def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
     """Return the host's files that the process has open, as `link -> path`, except those below
     `allowed`."""
-    host, held = devices_of_the_host(), []
+    host, files = devices_of_the_host(), []
     for link in links_of(pid):
         status = os.stat(link)
         if status.st_dev not in host:
@@ -55,8 +55,8 @@ def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
             else [allowed / path.lstrip("/"), allowed / os.path.relpath(path, allowed)]
         )
         if not any(place.exists() and os.path.samestat(place.stat(), status) for place in places):
-            held.append(f"{link} -> {path}")
-    return held
+            files.append(f"{link} -> {path}")
+    return files
 
 
 def null_numbers(pid: int) -> set[int]:

@@ -50,7 +50,7 @@ def image_names() -> list[str]:
 def _all_of_them() -> Mapping[str, BuiltImage]:
     """Return all images by name. Raises KeyError when kubeadm lists a name that is missing here."""
     programs = toolchain.kubernetes()
-    made = {
+    images_by_program = {
         **{
             name: _of(programs / name)
             for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
@@ -59,7 +59,9 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
         "coredns": _of(toolchain.coredns(), Entrypoint=["coredns"]),
         "pause": images.pause(),
     }
-    return {name: made[name.rpartition("/")[2].partition(":")[0]] for name in image_names()}
+    return {
+        name: images_by_program[name.rpartition("/")[2].partition(":")[0]] for name in image_names()
+    }
 
 
 def _of(program: Path, **config: object) -> BuiltImage:

@@ -66,9 +66,9 @@ def _unpack(out: Path) -> None:
     libraries = str(loader.parent)
     patchelf = [str(loader), "--library-path", libraries, str(system / "usr/bin/patchelf")]
     for name in FROM_DEBIAN:
-        made = out / f"{name}.new"
-        made.write_bytes((system / "usr/bin" / name).read_bytes())
-        made.chmod(0o755)
+        unpacked = out / f"{name}.new"
+        unpacked.write_bytes((system / "usr/bin" / name).read_bytes())
+        unpacked.chmod(0o755)
         change = ["--set-interpreter", str(loader), "--force-rpath", "--set-rpath", libraries]
-        subprocess.run([*patchelf, *change, str(made)], check=True)
-        made.rename(out / name)
+        subprocess.run([*patchelf, *change, str(unpacked)], check=True)
+        unpacked.rename(out / name)

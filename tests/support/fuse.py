@@ -38,7 +38,7 @@ class Volume:
         self.path = path
         self.requests: list[int] = []
         self._looks_left: int | None = None
-        self._held: list[bytes] = []
+        self._waiting: list[bytes] = []
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -67,14 +67,14 @@ class Volume:
         """Answer again, the waiting requests first."""
         with self._lock:
             self._looks_left = None
-            held, self._held = self._held, []
-            for request in held:
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
                 self._reply(request)
 
     @property
-    def held(self) -> int:
+    def waiting(self) -> int:
         """Return the number of requests that wait for an answer."""
-        return len(self._held)
+        return len(self._waiting)
 
     def _serve(self) -> None:
         while True:
@@ -96,7 +96,7 @@ class Volume:
             self._looks_left -= 1
             self._reply(request)
         else:
-            self._held.append(request)
+            self._waiting.append(request)
 
     def _reply(self, request: bytes) -> None:
         _, operation, unique, node = struct.unpack_from("<IIQQ", request)

@@ -90,6 +90,6 @@ class ServiceManager:
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
     """Provide the service manager of this process."""
-    with ServiceManager(tmp_path) as made:
-        monkeypatch.setenv("NOTIFY_SOCKET", str(made.address))
-        yield made
+    with ServiceManager(tmp_path) as running:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(running.address))
+        yield running

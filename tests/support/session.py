@@ -24,8 +24,10 @@ def begin(worker: int = 0) -> None:
     `worker` is the number of a worker, from 1 on: it has a separate mark, derived from the
     inherited one.
     """
-    made = mark() or "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH - 1)) + _LETTERS[0]
-    os.environ[VARIABLE] = made[:-1] + _LETTERS[worker] if worker else made
+    session_mark = (
+        mark() or "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH - 1)) + _LETTERS[0]
+    )
+    os.environ[VARIABLE] = session_mark[:-1] + _LETTERS[worker] if worker else session_mark
 
 
 def mark() -> str:

@@ -66,9 +66,9 @@ class Boots:
 def boots() -> Iterator[Boots]:
     """End the guest after the last test of the folder, because an idle guest takes processor time,
     too."""
-    made = Boots()
-    yield made
-    made.stop()
+    all_boots = Boots()
+    yield all_boots
+    all_boots.stop()
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ WORKLOAD = (
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[Server]:
-    with Server(settings={"containers": {"restore_images": True}}) as made:
-        made.load_image()
-        yield made
+    with Server(settings={"containers": {"restore_images": True}}) as started:
+        started.load_image()
+        yield started
 
 
 def config(server: Server, script: str = WORKLOAD, **changes: Any) -> api.ContainerConfig:

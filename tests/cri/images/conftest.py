@@ -98,14 +98,16 @@ async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService
 
 @pytest.fixture
 async def job_service(tmp_path: Path) -> AsyncIterator[ImageService]:
-    async with with_jobs(tmp_path) as made:
-        yield made
+    async with with_jobs(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[ImageService]:
     """An empty image service; `certs.d` of the test's folder configures it."""
-    made = ImageService(tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=10.0)
-    await made.start()
-    yield made
-    await made.close()
+    image_service = ImageService(
+        tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=10.0
+    )
+    await image_service.start()
+    yield image_service
+    await image_service.close()

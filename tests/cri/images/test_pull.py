@@ -614,8 +614,8 @@ async def deceived(
 ) -> AsyncIterator[ImageService]:
     """Returns an image service whose decoders are compromised."""
     monkeypatch.setenv(taken_over.LIE, request.param)
-    async with with_jobs(tmp_path, "tests.cri.images.taken_over") as made:
-        yield made
+    async with with_jobs(tmp_path, "tests.cri.images.taken_over") as running:
+        yield running
 
 
 @pytest.mark.parametrize("deceived", taken_over.LIES, indirect=True)

@@ -91,12 +91,12 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 @pytest.fixture
 async def node(tmp_path: Path, keeper: Keeper, registry: Registry) -> AsyncIterator[Node]:
     """Returns a node whose store has a mounted image."""
-    made = Node(tmp_path / "images", keeper, registry)
-    await made.restart()
-    await made.pull()
-    await made.mounted()
-    yield made
-    await made.stop()
+    started = Node(tmp_path / "images", keeper, registry)
+    await started.restart()
+    await started.pull()
+    await started.mounted()
+    yield started
+    await started.stop()
 
 
 async def test_the_next_service_uses_the_same_superblock(node: Node) -> None:

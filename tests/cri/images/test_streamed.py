@@ -35,12 +35,12 @@ from tests.support.registry import Registry
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
     """Returns an image service with mounted images."""
     zygote = await Zygote.start(JOB_MODULES) if request.param == "jobs" else None
-    made = ImageService(
+    image_service = ImageService(
         tmp_path / "images", zygote=zygote, store="erofs", no_progress_timeout_s=20.0
     )
-    await made.start()
-    yield made
-    await made.close()
+    await image_service.start()
+    yield image_service
+    await image_service.close()
     if zygote:
         await zygote.close()
 
@@ -101,12 +101,12 @@ async def test_the_index_is_made_once(
 ) -> None:
     """The index is made beside the download, and not again after it, of stored layers and of new
     ones."""
-    made: list[bool] = []
+    calls: list[bool] = []
     make = service._store.maker._make_index
 
     async def counted(*arguments: Any) -> None:
         await make(*arguments)
-        made.append(len(arguments) == 4)
+        calls.append(len(arguments) == 4)
 
     monkeypatch.setattr(service._store.maker, "_make_index", counted)
     base, top = (layer({f"{name}/file": os.urandom(100_000)}) for name in ("base", "top"))
@@ -114,7 +114,7 @@ async def test_the_index_is_made_once(
         built = image(layers)
         registry.push(f"app:{number}", built)
         assert await service.pull(f"{registry.host}/app:{number}") == built.id
-        assert made == [True] * (number + 1)
+        assert calls == [True] * (number + 1)
         rootfs = await service.rootfs(built.id)
         paths = {
             str(path.relative_to(rootfs.lower_dirs[0])) for path in rootfs.lower_dirs[0].rglob("*")

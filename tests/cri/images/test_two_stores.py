@@ -235,7 +235,7 @@ def test_the_log_gives_the_reason_for_unpacking(
     """The kernel here has no EROFS, or cannot mount it from files."""
 
     def refuse(number: int) -> None:
-        def open_image(image: object, held: object) -> int:
+        def open_image(image: object, mount: object) -> int:
             raise KernelError("fsconfig", "erofs", number)
 
         monkeypatch.setattr(probe, "open_image", open_image)

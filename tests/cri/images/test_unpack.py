@@ -215,9 +215,9 @@ def raw_tar(*members: tuple[str, Node]) -> bytes:
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    made = Stack(tmp_path)
-    yield made
-    made.unmount()
+    layers = Stack(tmp_path)
+    yield layers
+    layers.unmount()
 
 
 class Stack:

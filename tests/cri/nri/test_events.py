@@ -117,9 +117,13 @@ def test_a_plugin_gets_the_events_of_a_pod_and_its_container(
         )
         assert dict(seen.labels) == {"l": "1"} and dict(seen.annotations) == {"a": "2"}
         assert seen.pid and seen.ips and seen.linux.namespaces[0].path == f"{server.names}/{pod}"
-        made = plugin.wait_for("CreateContainer").container
-        assert (made.name, made.pod_sandbox_id, list(made.args)) == ("c", pod, ["sleep", "3600"])
-        assert made.labels["m"] == "3" and "FROM_IMAGE=yes" in made.env and made.mounts
+        created = plugin.wait_for("CreateContainer").container
+        assert (created.name, created.pod_sandbox_id, list(created.args)) == (
+            "c",
+            pod,
+            ["sleep", "3600"],
+        )
+        assert created.labels["m"] == "3" and "FROM_IMAGE=yes" in created.env and created.mounts
         assert plugin.wait_for("PostStartContainer").container.state == api.CONTAINER_RUNNING
         ended = plugin.wait_for("StopContainer").container
         assert (ended.state, ended.exit_code) == (api.CONTAINER_STOPPED, 137)

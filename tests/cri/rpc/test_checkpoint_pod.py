@@ -25,13 +25,13 @@ __all__ = ["criu", "module_server", "programs"]
 @pytest.fixture
 def pod(server: Server) -> tuple[str, list[str]]:
     """Return a pod with two containers that count."""
-    made = server.run_pod()
+    identifier = server.run_pod()
     ids = []
     for name in ("one", "two"):
         config = server.container_config(["sh", "-c", COUNT], log_path=f"{name}.log")
         config.metadata.name = name
-        ids.append(server.launch(made, config))
-    return made, ids
+        ids.append(server.launch(identifier, config))
+    return identifier, ids
 
 
 def checkpoint(

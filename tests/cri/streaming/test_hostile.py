@@ -224,14 +224,14 @@ async def test_connections_without_a_ticket_do_not_block_sessions(
 async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
     server: StreamingServer, go: GoExec
 ) -> None:
-    stop, made = asyncio.Event(), 0
+    stop, connections = asyncio.Event(), 0
 
     async def flood() -> None:
-        nonlocal made
+        nonlocal connections
         writers: deque[asyncio.StreamWriter] = deque()
         while not stop.is_set():
             _, writer = await asyncio.open_connection(*server.address)
-            made += 1
+            connections += 1
             writers.append(writer)
             if len(writers) > server_module.UNOPENED_LIMIT:
                 writers.popleft().transport.abort()
@@ -242,7 +242,7 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
     try:
         number = 0
         # however slow the machine, it is a flood
-        while number < 5 or made <= server_module.UNOPENED_LIMIT:
+        while number < 5 or connections <= server_module.UNOPENED_LIMIT:
             assert (await go(f"echo {number}")).stdout == b"%d\n" % number
             number += 1
     finally:

@@ -26,11 +26,11 @@ SUBPROTOCOL = "v4.channel.k8s.io"
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = Authority(tmp_path_factory.mktemp("tls"))
-    made.make()
-    made.sign("server", "/CN=server")
-    made.sign("client", "/CN=client")
-    return made
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    authority.make()
+    authority.sign("server", "/CN=server")
+    authority.sign("client", "/CN=client")
+    return authority
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ def no_lower() -> int:
 
 @pytest.fixture
 def upper(tmp_path: Path) -> Path:
-    made = tmp_path / "upper"
-    made.mkdir()
-    return made
+    folder = tmp_path / "upper"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture
@@ -158,10 +158,10 @@ def test_a_whiteout_behind_a_link_to_the_host_is_refused(tmp_path: Path) -> None
     folder.mkdir()
     outside.mkdir()
     content = tmp_path / "diff.tar"
-    with tarfile.open(content, "w") as made:
+    with tarfile.open(content, "w") as archive:
         member = tarfile.TarInfo("way")
         member.type, member.linkname = tarfile.SYMTYPE, str(outside)
-        made.addfile(member)
+        archive.addfile(member)
     number = os.open(content, os.O_RDONLY)
     unpack.unpack(Stream(number), str(folder), None, Limits())
     os.close(number)
@@ -208,8 +208,8 @@ def test_holes_in_the_images_of_an_archive_take_no_disk_space(tmp_path: Path) ->
         read.take(read.Take(str(target)).to_fields(), [number])
     finally:
         os.close(number)
-    made = target / names.IMAGES / "pages-1.img"
-    assert made.stat().st_size == 1 << 30 and made.stat().st_blocks < 1 << 10
-    with open(made, "rb") as file:
+    image = target / names.IMAGES / "pages-1.img"
+    assert image.stat().st_size == 1 << 30 and image.stat().st_blocks < 1 << 10
+    with open(image, "rb") as file:
         file.seek(1 << 29)
         assert file.read(5) == b"page\0"

@@ -55,12 +55,12 @@ def tree(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         outer = tmp_path / "outer"
         outer.mkdir()
         for place in (outer, outer / "inner"):
-            made = km.open_mount("tmpfs", [("mode", "755")], attributes=attributes & ~1)
-            km.move_mount(made, place)
+            mount = km.open_mount("tmpfs", [("mode", "755")], attributes=attributes & ~1)
+            km.move_mount(mount, place)
             (place / "file").touch()
             if place is outer:
                 (outer / "inner").mkdir()
-            os.close(made)
+            os.close(mount)
         for place in (outer, outer / "inner"):
             km.mount_setattr(-100, place, attr_set=attributes & 1)
         return outer

@@ -23,15 +23,15 @@ Mount = Callable[..., None]
 @pytest.fixture
 def mount() -> Iterator[Mount]:
     """mount(8); the place is made."""
-    made: list[Path] = []
+    mounts: list[Path] = []
 
     def mount(place: Path, *words: object) -> None:
         place.mkdir(exist_ok=True)
         subprocess.run(["mount", *map(str, words), str(place)], check=True)
-        made.append(place)
+        mounts.append(place)
 
     yield mount
-    for place in reversed(made):
+    for place in reversed(mounts):
         subprocess.run(["umount", str(place)], check=True)
 
 

@@ -151,9 +151,9 @@ def test_a_filter_is_loaded_in_its_order() -> None:
     without = plan({"process.noNewPrivileges": False}, load_filter=FILTER)
     assert before(without, "LoadFilter", "DropBounding")
     assert before(without, "LoadFilter", "SetIds")
-    held = plan(load_filter=FILTER)
-    assert names(held)[-3:] == ["LoadFilter", "Ready", "Execute"]
-    assert before(held, "EnterFolder", "ForbidNewPrivileges")
+    without_privileges = plan(load_filter=FILTER)
+    assert names(without_privileges)[-3:] == ["LoadFilter", "Ready", "Execute"]
+    assert before(without_privileges, "EnterFolder", "ForbidNewPrivileges")
 
 
 def test_the_identity_is_set_in_order() -> None:

@@ -490,14 +490,14 @@ async def test_a_late_result_is_discarded() -> None:
 def test_sources_opened_after_their_deadline_are_closed(tmp_path: Path) -> None:
     opened = OpenSources()
     opened.open(str(tmp_path), "/v", links=False)
-    (held,) = opened.fds.values()
+    (descriptor,) = opened.fds.values()
     number = os.open(tmp_path, os.O_PATH)
     opened.close()
     with pytest.raises(WrongState):
         opened.add("/late", "/v", number, "/late")
     with pytest.raises(WrongState):
         opened.open(str(tmp_path), "/v", links=False)
-    for each in (held, number):
+    for each in (descriptor, number):
         with pytest.raises(OSError):
             os.fstat(each)
 

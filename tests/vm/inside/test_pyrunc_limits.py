@@ -22,10 +22,10 @@ def limited_container(folder: Path) -> DetachedContainer:
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[DetachedContainer]:
-    made = limited_container(tmp_path)
-    yield made
-    made.pyrunc("delete", "--force", made.id, check=False)
-    assert not (CGROUPS / "pyrunc-test" / made.id).exists()
+    detached = limited_container(tmp_path)
+    yield detached
+    detached.pyrunc("delete", "--force", detached.id, check=False)
+    assert not (CGROUPS / "pyrunc-test" / detached.id).exists()
 
 
 def test_limits_are_in_the_kernels_files(container: DetachedContainer) -> None:

@@ -39,12 +39,12 @@ def systemctl(*words: str) -> str:
 
 @pytest.fixture
 def scope(tmp_path: Path) -> Iterator[Scope]:
-    made = Scope(tmp_path)
-    yield made
-    made.pyrunc("delete", "--force", made.id)
-    assert not (CGROUPS / "sdtest.slice" / made.unit).exists()
-    assert systemctl("is-active", made.unit) == "inactive"
-    assert "not-found" in systemctl("show", "-p", "LoadState", made.unit)
+    detached = Scope(tmp_path)
+    yield detached
+    detached.pyrunc("delete", "--force", detached.id)
+    assert not (CGROUPS / "sdtest.slice" / detached.unit).exists()
+    assert systemctl("is-active", detached.unit) == "inactive"
+    assert "not-found" in systemctl("show", "-p", "LoadState", detached.unit)
     systemctl("stop", "sdtest.slice")
 
 

@@ -48,13 +48,13 @@ class Api:
 
     def create(self, path: str, thing: Json) -> Json:
         """POST `thing`; return it in the server's form."""
-        made: Json = json.loads(self.text("POST", path, thing))
-        return made
+        created: Json = json.loads(self.text("POST", path, thing))
+        return created
 
     def patch(self, path: str, change: Json, kind: str = STRATEGIC) -> Json:
         """Change an object or its subresource."""
-        made: Json = json.loads(self.text("PATCH", path, change, kind))
-        return made
+        patched: Json = json.loads(self.text("PATCH", path, change, kind))
+        return patched
 
     def delete(self, path: str) -> None:
         """Delete an object; a missing one is no error."""

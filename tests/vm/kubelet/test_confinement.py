@@ -73,9 +73,9 @@ def test_the_kernel_shows_the_profile_of_a_container(node: Node, confined: Json,
 def test_a_container_cannot_do_forbidden_actions_of_its_profile(
     node: Node, confined: Json, name: str
 ) -> None:
-    made = Path(f"/proc/{node.main_pid(confined, name)}/root/made")
-    node.until(made.exists, f"{name} to have tried")
-    assert made.read_text().split() == MADE[name].split()
+    path = Path(f"/proc/{node.main_pid(confined, name)}/root/made")
+    node.until(path.exists, f"{name} to have tried")
+    assert path.read_text().split() == MADE[name].split()
 
 
 @pytest.mark.requirement("8.9")

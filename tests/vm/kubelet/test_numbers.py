@@ -36,10 +36,10 @@ def busy(node: Node) -> Iterator[Json]:
         resources={"limits": {"memory": "128Mi"}},
     )
     try:
-        made = node.run(pod("busy", container, volumes=[{"name": "v", "emptyDir": {}}]))
-        ready = Path(f"/proc/{node.main_pid(made)}/root/ready")
+        running = node.run(pod("busy", container, volumes=[{"name": "v", "emptyDir": {}}]))
+        ready = Path(f"/proc/{node.main_pid(running)}/root/ready")
         node.until(ready.exists, "the pod's files")
-        yield made
+        yield running
     finally:
         node.remove("busy")
 

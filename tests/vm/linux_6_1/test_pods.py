@@ -45,8 +45,8 @@ def test_an_image_of_many_layers_is_mounted(
     folder in a temporary mount namespace."""
     removing.append("layered")
     facts = "cat /layer* | tr -d '\\n' >/tmp/facts; exec sleep 3600"
-    made = node.run(pod("layered", {**shell(facts), "image": layered}, hostUsers=host_users))
-    pid = node.main_pid(made)
+    running = node.run(pod("layered", {**shell(facts), "image": layered}, hostUsers=host_users))
+    pid = node.main_pid(running)
     assert (Path(f"/proc/{pid}/root/tmp/facts")).read_text() == "".join(
         map(str, sorted(range(1, LAYERS - 1), key=str))
     )

@@ -26,7 +26,7 @@ def alice() -> User:
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
     """Provide a container of root, which is deleted at the end."""
-    made = Container(tmp_path, User())
-    yield made
-    made.remove()
-    assert not Path(f"/run/pyrunc/{made.id}").exists()
+    root_container = Container(tmp_path, User())
+    yield root_container
+    root_container.remove()
+    assert not Path(f"/run/pyrunc/{root_container.id}").exists()

@@ -25,7 +25,7 @@ COUNT = "i=0; while :; do echo $i > /tmp/next; mv /tmp/next /count; i=$((i+1)); 
 def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Container]:
     """Run a container that counts in a file, with settings that CRIU must get: a bind mount, masked
     and read-only paths, a filter, limits."""
-    made = Container(
+    container = Container(
         tmp_path, User(), *(["--systemd-cgroup"] if request.param == "systemd" else [])
     )
     (tmp_path / "outside").mkdir()
@@ -39,7 +39,7 @@ def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contain
         }
         config["mounts"].append(bind)
 
-    made.make(
+    container.make(
         "sh",
         "-c",
         COUNT,
@@ -56,10 +56,10 @@ def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contain
             "devices": [{"allow": False, "access": "rwm"}],
         },
     )
-    made.run()
-    yield made
-    made.remove()
-    assert not Path(f"/run/pyrunc/{made.id}").exists()
+    container.run()
+    yield container
+    container.remove()
+    assert not Path(f"/run/pyrunc/{container.id}").exists()
 
 
 def count(container: Container) -> int:

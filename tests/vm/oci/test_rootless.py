@@ -50,22 +50,22 @@ def plain(alice: User, tmp_path: Path) -> Iterator[Container]:
     user = User("alice", alice.uid, bus=False)
     Path(user.runtime_dir).mkdir(mode=0o700, exist_ok=True)
     os.chown(user.runtime_dir, user.uid, user.uid)
-    made = Container(tmp_path, user)
-    yield made
-    made.remove()
-    assert not Path(f"{user.runtime_dir}/pyrunc/{made.id}").exists()
+    container = Container(tmp_path, user)
+    yield container
+    container.remove()
+    assert not Path(f"{user.runtime_dir}/pyrunc/{container.id}").exists()
 
 
 @pytest.fixture
 def scoped(alice: User, tmp_path: Path) -> Iterator[Container]:
     """Return a container of Alice in a scope of her systemd."""
-    made = Container(tmp_path, alice, "--systemd-cgroup")
-    yield made
-    made.remove()
+    container = Container(tmp_path, alice, "--systemd-cgroup")
+    yield container
+    container.remove()
     units = alice.output(
         "systemctl", "--user", "list-units", "--all", "--plain", "--no-legend", "pyrunc-*"
     )
-    assert made.id not in units
+    assert container.id not in units
 
 
 def test_a_container_runs_with_only_the_users_id(plain: Container) -> None:
@@ -94,8 +94,8 @@ def test_a_container_runs_with_granted_ids(
     ).stdout
     assert "uid=5 gid=6" in inside and inside.split("Groups:")[1].split()[0] == "7"
     plain.sh("touch /tmp/hers && chown 5:6 /tmp/hers", "--cap", "CAP_CHOWN")
-    made = (plain.bundle / "rootfs/tmp/hers").stat()
-    assert (made.st_uid, made.st_gid) == (granted[1][1] + 4, granted[1][1] + 5)
+    status = (plain.bundle / "rootfs/tmp/hers").stat()
+    assert (status.st_uid, status.st_gid) == (granted[1][1] + 4, granted[1][1] + 5)
 
 
 def test_ids_that_are_not_granted_are_refused(plain: Container) -> None:

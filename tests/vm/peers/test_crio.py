@@ -58,9 +58,9 @@ def archive(server: Server, tmp_path: Path) -> Path:
     subprocess.run(["tar", "xf", ours, "-C", folder], check=True)
     image = server.status(first).image_id.removeprefix("sha256:")
     _convert(folder, image, Path(server.status(first).log_path))
-    with tarfile.open(theirs, "w") as made:
+    with tarfile.open(theirs, "w") as converted:
         for name in FILES:
-            made.add(folder / name, name)
+            converted.add(folder / name, name)
     return theirs
 
 
@@ -126,11 +126,11 @@ def _changes(ours: bytes) -> bytes:
     theirs = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(ours)) as tar,
-        tarfile.open(fileobj=theirs, mode="w") as made,
+        tarfile.open(fileobj=theirs, mode="w") as changes,
     ):
         for member in tar:
             if not member.isdir() or member.name.startswith("data"):
-                made.addfile(member, tar.extractfile(member) if member.isreg() else None)
+                changes.addfile(member, tar.extractfile(member) if member.isreg() else None)
     return theirs.getvalue()
 
 

@@ -40,12 +40,12 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     folder = tmp_path_factory.mktemp("podman")
     image = folder / "busybox.tar"
     image.write_bytes(build.docker_archive({IMAGE: build.busybox()}))
-    made = Podman(folder)
+    engine = Podman(folder)
     try:
-        made("load", "-q", "-i", str(image))
-        yield made
+        engine("load", "-q", "-i", str(image))
+        yield engine
     finally:
-        made("system", "reset", "--force")
+        engine("system", "reset", "--force")
 
 
 def checkpoint_theirs(podman: Podman, *options: str) -> None:

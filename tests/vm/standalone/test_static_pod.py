@@ -33,12 +33,12 @@ MANIFEST: Json = {
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    made = Node()
+    machine = Node()
     try:
-        made.start()
-        yield made
+        machine.start()
+        yield machine
     finally:
-        made.stop()
+        machine.stop()
 
 
 @pytest.fixture(scope="module")

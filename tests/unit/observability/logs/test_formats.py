@@ -13,7 +13,7 @@ from cri_server.observability.logs.formats import Json, Text
 
 
 def record(message: str, *arguments: object, **more: object) -> logging.LogRecord:
-    made = logging.makeLogRecord(
+    log_record = logging.makeLogRecord(
         {
             "name": "cri_server.x",
             "levelname": "INFO",
@@ -22,10 +22,10 @@ def record(message: str, *arguments: object, **more: object) -> logging.LogRecor
             "args": arguments,
         }
     )
-    made.created, made.msecs = 1795384203.25, 250.0
+    log_record.created, log_record.msecs = 1795384203.25, 250.0
     for key, value in fields.of(**more).items():
-        setattr(made, key, value)
-    return made
+        setattr(log_record, key, value)
+    return log_record
 
 
 def test_text_lines_have_the_fields() -> None:
