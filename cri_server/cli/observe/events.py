@@ -30,7 +30,9 @@ from pyrunc.errors import InvalidArgument
     metavar="TIME",
     help="Also past events since then: 42m, or 2026-11-22T10:00:00Z; they have no labels.",
 )
-@click.option("--until", metavar="TIME", help="With --since: only events before then, and exit.")
+@click.option(
+    "--until", metavar="TIME", help="With --since: print only events before then, and exit."
+)
 @formats.options(("table", "json"), listing=False)
 @click.pass_obj
 def events(

@@ -88,7 +88,7 @@ def show(
 
 
 quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, help="Without `info`, the details of this runtime."
+    "-q", "--quiet", is_flag=True, help="Leave out `info`, the details of this runtime."
 )
 
 

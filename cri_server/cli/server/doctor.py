@@ -41,8 +41,8 @@ COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Lev
 @click.option("-a", "--all", "show_fine", is_flag=True, help="Also print checks that passed.")
 @click.pass_context
 def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine: bool) -> None:
-    """Check this machine for missing or wrong settings, for the server that --address names. Each
-    result names the effect and a remedy.
+    """Check whether this machine has missing or wrong settings for the server that --address names.
+    Each result names the effect and a remedy.
 
     The exit code is 1 if something is wrong. Doctor changes nothing; as root it mounts an overlay
     below the server's root for a moment.

@@ -17,7 +17,7 @@ from pyrunc.errors import Error
 @click.option(
     "--uninstall",
     is_flag=True,
-    help="Remove all that was installed; refused while there are pods.",
+    help="Remove everything that was installed. Refused while there are pods.",
 )
 @click.option(
     "--purge",

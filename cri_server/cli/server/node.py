@@ -16,7 +16,7 @@ from cri_server.cli.output.show import size
 
 
 @click.command()
-@click.option("-q", "--quiet", is_flag=True, help="Without the details of this runtime.")
+@click.option("-q", "--quiet", is_flag=True, help="Leave out the details of this runtime.")
 @formats.options(("json", "yaml"), listing=False)
 @click.pass_obj
 def info(address: str, quiet: bool, output: Output) -> None:
