@@ -152,7 +152,7 @@ class _Writer:
             number = os.open(name, FOLDER, dir_fd=place)
         else:  # /dev/shm may change: not all of its writers are frozen
             number = open_regular_at(place, name)
-        try:
+        with closing_fd(number):
             member.pax_headers = dict(_attributes(number, member.name))
             if kind == tarfile.DIRTYPE:
                 self._tar.addfile(member)
@@ -160,8 +160,6 @@ class _Writer:
                 member.size = status.st_size
                 with open(number, "rb", closefd=False) as content:
                     self._tar.addfile(member, content)
-        finally:
-            os.close(number)
 
 
 def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
@@ -206,10 +204,8 @@ def _hidden(
                 folder = open_beneath(lower, path or b".", os.O_RDONLY | os.O_DIRECTORY)
             except KernelError:  # the image has no folder there
                 continue
-            try:
+            with closing_fd(folder):
                 names = [os.fsencode(name) for name in os.listdir(folder)]
-            finally:
-                os.close(folder)
             for name in names:
                 child = path + b"/" + name if path else name
                 if name not in seen[path]:

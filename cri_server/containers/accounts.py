@@ -15,6 +15,7 @@ from cri_server.images.store.merged import merged
 from cri_server.spec.user import Accounts
 from pyrunc.errors import KernelError
 from pyrunc.kernel import path as paths
+from pyrunc.kernel.fd import closing_fd
 
 # CRI-O read such a file of any size into memory (CVE-2025-4437).
 SIZE_LIMIT_BYTES = 1 << 20
@@ -50,8 +51,6 @@ def _read_limited(root: int, name: str) -> bytes:
         descriptor = paths.open_regular_in_root(root, name)
     except KernelError:
         return b""
-    try:
+    with closing_fd(descriptor):
         content = os.read(descriptor, SIZE_LIMIT_BYTES)
-    finally:
-        os.close(descriptor)
     return content if len(content) < SIZE_LIMIT_BYTES else content[: content.rfind(b"\n") + 1]

@@ -107,11 +107,11 @@ def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None
             why = os.strerror(error.errno)
             raise InvalidArgument(f"the image's volume {volume.destination!r}: {why}") from None
         raise
-    try:
-        with closing_fd(os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)) as target:
-            copy_tree(source, target, tick)
-    finally:
-        os.close(source)
+    with (
+        closing_fd(source),
+        closing_fd(os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)) as target,
+    ):
+        copy_tree(source, target, tick)
 
 
 def move_from_layer(volumes: Sequence[MountRequest], layer: Path) -> None:
@@ -126,10 +126,8 @@ def move_from_layer(volumes: Sequence[MountRequest], layer: Path) -> None:
                 if error.errno in (errno.ENOENT, *_NOT_A_FOLDER):
                     continue
                 raise
-            try:
+            with closing_fd(parent):
                 _move_into(volume, parent, name)
-            finally:
-                os.close(parent)
 
 
 def _move_into(volume: MountRequest, parent: int, name: str) -> None:
@@ -137,11 +135,9 @@ def _move_into(volume: MountRequest, parent: int, name: str) -> None:
         source = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
+    with closing_fd(source):
         remove_path(volume.source)
         os.mkdir(volume.source, 0o755)
         with closing_fd(os.open(volume.source, _DIRECTORY | os.O_NOFOLLOW)) as target:
             copy_tree(source, target, Reserve(target, volume.source).charge)
-    finally:
-        os.close(source)
     remove_tree(parent, name)

@@ -31,6 +31,7 @@ from pyrunc import atomic_file, ipc
 from pyrunc.abi.arch import arch
 from pyrunc.errors import Error, Unavailable
 from pyrunc.keeper.client import PROGRAM, ensure
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.process import stat, wait_status
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
@@ -243,9 +244,7 @@ def kernel_reports_exits() -> bool:
     that ends at once; blocking."""
     pid = os.posix_spawn(PROGRAM, [PROGRAM], {})
     pidfd = os.pidfd_open(pid)
-    try:
+    with closing_fd(pidfd):
         status = stat(pid)
         os.waitpid(pid, 0)
         return status is not None and wait_status(pid, status.start_time, pidfd) is not None
-    finally:
-        os.close(pidfd)

@@ -19,6 +19,7 @@ from pyrunc.atomic_file import DamagedRecord
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.container.state import State
 from pyrunc.errors import Error, NotFound
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,8 @@ async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
             lock = os.open(paths.sandbox_state(sandbox_id) / name, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
-        try:
+        with closing_fd(lock):
             await _wait_for_lock(lock, sandbox_id)
-        finally:
-            os.close(lock)
 
 
 async def _wait_for_lock(lock: int, sandbox_id: str) -> None:

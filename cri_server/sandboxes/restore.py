@@ -24,6 +24,7 @@ from cri_server.sandboxes import remove, run, shm
 from cri_server.services import Services
 from cri_server.store.model import sandbox_name
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
 
@@ -122,7 +123,7 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
     if content is None:
         return
     folder = Path(services.paths.sandbox_root(sandbox_id), "shm")
-    try:
+    with closing_fd(content):
         await asyncio.to_thread(_make_folder, folder)
         await container_checkpoint.run(
             services, UNPACK, Unpack(str(folder), services.images.archive_limits()), [content]
@@ -131,8 +132,6 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
             if mounts:
                 await container_checkpoint.run(services, FILL, Fill(str(folder / TREE)), mounts)
         await asyncio.to_thread(remove_path, folder)
-    finally:
-        os.close(content)
 
 
 def _make_folder(folder: Path) -> None:

@@ -29,6 +29,7 @@ from cri_server.store.facts import boot_id, entries
 from cri_server.store.paths import DEFAULT_STATE, Paths
 from pyrunc.atomic_file import NewerRecord
 from pyrunc.errors import Error, NotFound, WrongState
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.records import RecordFile
 
@@ -183,7 +184,7 @@ def _locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     with disk_errors("open", str(path)):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with closing_fd(descriptor):
         os.fchmod(descriptor, 0o600)  # earlier versions made it 0644
         try:
             # Not a lock of fcntl(2): that one goes when the process closes any descriptor of the
@@ -192,8 +193,6 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise WrongState(f"another server uses {folder}") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_locked(folder: Path) -> bool:

@@ -21,6 +21,7 @@ from cri_server.zygote.peer import Peer, answered_without_fds, fail
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, error_of
 from pyrunc.keeper.client import ensure
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.records import Record
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, Outcome, Ready, Run
 
@@ -447,15 +448,13 @@ def _abandon(starting: asyncio.Future[_Spawned]) -> None:
 def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
     """Start a zygote as a child of the keeper, and the keeper if it does not run. Runs in a thread;
     closes `fd`. Raises Error."""
-    try:
+    with closing_fd(fd):
         keeper = ensure(folder)
         try:
             pid, pidfd = keeper.start(_command(preload), os.environ, {1: 2, 2: 2, _ZYGOTE_FD: fd})
         finally:
             keeper.close()
         return _Spawned(pid, pidfd, False)
-    finally:
-        os.close(fd)
 
 
 def _command(preload: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ def open_copy(mount: Mount, root: int) -> int:
     # Nothing to copy: runc, too, mounts an empty tmpfs where there is no folder.
     except KernelError:
         return kernel_mount.open_mount("tmpfs", options, source=mount.source)
-    try:
+    with closing_fd(source):
         status = os.fstat(source)
         if not any(key == "mode" for key, _ in options):
             options.insert(0, ("mode", f"{status.st_mode & 0o7777:o}"))
@@ -47,8 +47,6 @@ def open_copy(mount: Mount, root: int) -> int:
             os.close(mount_fd)
             raise KernelError.of(error, "tmpcopyup", f"'{mount.destination}'") from None
         return mount_fd
-    finally:
-        os.close(source)
 
 
 def _copy(source: int, target: int) -> None:

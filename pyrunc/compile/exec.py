@@ -13,6 +13,7 @@ from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.container import CompiledLaunch
 from pyrunc.compile.descriptors import compiled_filter
 from pyrunc.compile.idmaps import maps_of_process
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
@@ -200,7 +201,5 @@ def _home(request: ExecRequest) -> str:
         root = os.open(f"/proc/{request.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ""
-    try:
+    with closing_fd(root):
         return rootfs_probe.home(root, request.process.user.uid)
-    finally:
-        os.close(root)

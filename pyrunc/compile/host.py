@@ -15,6 +15,7 @@ from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel import cgroup
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import in_user_namespace
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.mountinfo import mount_points
 from pyrunc.plan.model import HostFacts
 
@@ -78,10 +79,8 @@ def _read(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return b""
-    try:
+    with closing_fd(descriptor):
         return os.read(descriptor, 8192)
-    finally:
-        os.close(descriptor)
 
 
 def _clones_detached(capabilities: int) -> bool:

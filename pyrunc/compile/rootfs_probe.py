@@ -11,6 +11,7 @@ from stat import S_ISDIR
 
 from pyrunc.compile.bind_source import bind_failed, describe_source, open_source
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_in_root, read_in_root, resolve
 from pyrunc.plan.model import RootfsFacts
 from pyrunc.plan.mounts import may_be_opened_inside, normal
@@ -223,7 +224,5 @@ def _mode_of(root: int, path: str) -> int | None:
         number = open_in_root(root, path)
     except KernelError:
         return None
-    try:
+    with closing_fd(number):
         return os.fstat(number).st_mode
-    finally:
-        os.close(number)

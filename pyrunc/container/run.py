@@ -13,6 +13,7 @@ from _signal import signal as set_handler
 
 from pyrunc import debug
 from pyrunc.atomic_file import write_all
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
@@ -35,10 +36,8 @@ def attend(pidfd: int, console_fd: int | None) -> int:
     if console_fd is None:
         _wait(pidfd)
     else:
-        try:
+        with closing_fd(console_fd):
             _Terminal(console_fd, pidfd).copy()
-        finally:
-            os.close(console_fd)
     return _reap(pidfd)
 
 

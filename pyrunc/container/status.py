@@ -12,6 +12,7 @@ import select
 from pyrunc import debug
 from pyrunc.container import state as states
 from pyrunc.errors import WrongState
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.process import alive_since, open_pidfd, send_signal
 
 TYPE_CHECKING = False
@@ -58,10 +59,8 @@ def signal(state: State, number: int) -> bool:
     if descriptor is None:
         return False
     debug.say("signal %d to process %d", number, state.pid)
-    try:
+    with closing_fd(descriptor):
         return send_signal(descriptor, number)
-    finally:
-        os.close(descriptor)
 
 
 def wait_dead(state: State, timeout_s: float) -> bool:
@@ -69,14 +68,12 @@ def wait_dead(state: State, timeout_s: float) -> bool:
     descriptor = open_process(state)
     if descriptor is None:
         return True
-    try:
+    with closing_fd(descriptor):
         waiter = select.poll()
         # A pidfd becomes readable at the end, also while its parent has not reaped it
         # (pidfd_open(2)).
         waiter.register(descriptor, select.POLLIN)
         return bool(waiter.poll(timeout_s * 1000))
-    finally:
-        os.close(descriptor)
 
 
 def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:

@@ -296,7 +296,7 @@ def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
         if error.errno in GONE:
             return True
         raise KernelError.of(error, "open", repr(f"{directory}/cgroup.events")) from None
-    try:
+    with closing_fd(descriptor):
         waiter = select.poll()
         waiter.register(descriptor, select.POLLPRI)
         while True:
@@ -316,8 +316,6 @@ def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
             # cgroup.events signals changes by POLLPRI (cgroup-v2.rst). The limit of half a second
             # covers a group that is removed meanwhile, which signals nothing.
             waiter.poll(min(left_s, 0.5) * 1000)
-    finally:
-        os.close(descriptor)
 
 
 def _file(directory: str, file: str) -> str:

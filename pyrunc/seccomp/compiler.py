@@ -16,6 +16,7 @@ from _blake2 import blake2b  # hashlib would load OpenSSL
 from pyrunc.atomic_file import write_bytes
 from pyrunc.errors import Unsupported
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.seccomp import profile as profiles
 from pyrunc.spec.value import Value
 
@@ -210,10 +211,8 @@ def _load(store: str, key: bytes) -> bytes | None:
         descriptor = os.open(f"{store}/{key.hex()}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
+    with closing_fd(descriptor):
         program = os.read(descriptor, MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES + 1)
-    finally:
-        os.close(descriptor)
     fits = (
         0 < len(program) <= MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES
         and len(program) % INSTRUCTION_SIZE_BYTES == 0

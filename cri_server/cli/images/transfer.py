@@ -28,6 +28,7 @@ from cri_server.cli.output.report import for_each, report
 from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
 from pyrunc.errors import Error, InvalidArgument
+from pyrunc.kernel.fd import closing_fd
 
 CHUNK_BYTES = 1 << 16  # the capacity of a pipe: pipe(7)
 WAIT_S = 0.1
@@ -262,10 +263,8 @@ def _feed(
         thread = threading.Thread(target=call, args=(path,), daemon=True)
         thread.start()
         with progress:
-            try:
+            with closing_fd(pipe):
                 _fill(pipe, source, progress, thread.is_alive)
-            finally:
-                os.close(pipe)
             progress.at("unpacking")
             thread.join()
     if isinstance(outcome[0], Error):

@@ -10,7 +10,7 @@ from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.inflate import Stream
 from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import Reserve
-from pyrunc.kernel.fd import pwrite_all, start_writeback
+from pyrunc.kernel.fd import closing_fd, pwrite_all, start_writeback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def write_tar(
     fd = os.open(os.path.join(folder, FILE), flags, 0o600)
     on_progress = begun = at = 0
     reserve = Reserve(fd, store or folder)
-    try:
+    with closing_fd(fd):
         for block in stream.blocks():
             size = stream.size_bytes
             if not is_hole(block):
@@ -54,8 +54,6 @@ def write_tar(
                 on_progress = size
                 tick()
         os.ftruncate(fd, at)
-    finally:
-        os.close(fd)
     tick()  # the index builder may read the tail now
     stream.expect(diff_id)
 

@@ -227,12 +227,10 @@ class _Extractor:
         self._describe_directory(entry, path, os.open(names[-1], _DIRECTORY, dir_fd=parent))
 
     def _describe_directory(self, entry: Entry, path: Path, fd: int) -> None:
-        try:
+        with closing_fd(fd):
             os.fchown(fd, entry.uid, entry.gid)
             os.fchmod(fd, entry.mode)
             _set_xattrs(fd, entry)
-        finally:
-            os.close(fd)
         self._set_time(path, entry.mtime_ns)
         self._result.implicit.discard(path)
 

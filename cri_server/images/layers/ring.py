@@ -28,7 +28,7 @@ from pyrunc.abi.file import (
     F_SEAL_SEAL,
     F_SEAL_SHRINK,
 )
-from pyrunc.kernel.fd import close_all, open_memfd
+from pyrunc.kernel.fd import close_all, closing_fd, open_memfd
 
 BLOCK_BYTES = 128 << 10
 BLOCKS = 16
@@ -85,10 +85,8 @@ class Sender:
         """Takes over the descriptors. Raises OSError."""
         self._full, self._freed = io.FileIO(full, "wb"), io.FileIO(freed, "rb")
         self._free = list(range(BLOCKS))
-        try:
+        with closing_fd(memory):
             self._memory = mmap.mmap(memory, _MEMORY_BYTES)
-        finally:
-            os.close(memory)
 
     def write(self, data: bytes | memoryview) -> None:
         """Send data, waiting for free blocks. Raises Interrupted when this end or the receiver is

@@ -127,11 +127,9 @@ def _label_entry(folder: int, name: str, label: bytes, shown_path: str) -> bool:
         if error.errno in SKIPPED_ERRNOS:
             return False
         raise
-    try:
+    with closing_fd(place):
         _set(f"/proc/self/fd/{place}", label, shown_path, follow=True)
         return stat.S_ISDIR(os.fstat(place).st_mode)
-    finally:
-        os.close(place)
 
 
 def set_label(path: str, label: str) -> None:

@@ -1,4 +1,4 @@
-"""Random layers for both stores: hypothesis' strategies, and a whole archive to be damaged."""
+"""Strategies of hypothesis for random layers, and for changes to a valid archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures: a store and a registry for each test, and the unpacker on its own."""
+"""Fixtures of the image tests: an image service, a registry, and the unpacker alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Lay
 
 @pytest.fixture(params=["unpacked", "erofs"])
 def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Set the default of `store` for image services of this process and its children; return it."""
+    """Sets the default of `store` for image services of this process and its children; returns
+    it."""
     defaults = ImageService.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "store", request.param)
@@ -84,8 +85,8 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @asynccontextmanager
 async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
-    """Provide an image service that works on layers in jobs of a zygote, as the server's does, with
-    these modules in it, too."""
+    """Provides an image service that works on layers in jobs of a zygote, as the server's does. The
+    zygote also imports `modules`."""
     zygote = await Zygote.start([*JOB_MODULES, *modules])
     service = ImageService(
         tmp_path / "images", [tmp_path / "certs.d"], zygote=zygote, no_progress_timeout_s=20.0

@@ -1,13 +1,13 @@
 """A program that pulls images into a store, for tests that kill it.
 
-    puller STORE REFERENCE…          pull and remove them for ever
-    puller once STORE REFERENCE      pull and remove it
+    puller STORE REFERENCE…          pull and remove the images for ever
+    puller once STORE REFERENCE      pull the image and remove it
     puller steps NUMBER STORE REFERENCE REFERENCE
-                                     the same story each time, killed before its NUMBERth change to
-                                     a file
+                                     pull and remove the images in a fixed order; the program is
+                                     killed before its NUMBERth change to a file
 
-With JOBS in the environment layers are worked on in processes of their own, which outlive it for
-a moment.
+With JOBS in the environment, jobs of a zygote work on the layers; they outlive the program for a
+moment.
 """
 
 from __future__ import annotations
@@ -19,56 +19,36 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_maker import JOB_MODULES
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error
+from tests.cri.images.changes import before_each_change
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
 JOBS = "PYRUNC_TESTS_IMAGE_ERRANDS"
-_CHANGES = (
-    "mkdir",
-    "rename",
-    "unlink",
-    "rmdir",
-    "link",
-    "symlink",
-    "write",
-    "pwrite",
-    "ftruncate",
-    "fsync",
-    "chmod",
-    "chown",
-    "utime",
-)
 
 
 def count_changes(kill_at: int) -> Callable[[], int]:
-    """Count calls that change files, in all threads, and end the process before the call with the
-    number `kill_at`."""
-    count = itertools.count(1)
+    """Counts the changes to files, and kills this process before the change with the number
+    `kill_at`. Returns a function that returns the count."""
+    numbers = itertools.count(1)
     last = 0
 
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            nonlocal last
-            last = next(count)
-            if last == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
+    def count() -> None:
+        nonlocal last
+        last = next(numbers)
+        if last == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        return run
-
-    for name in _CHANGES:
-        setattr(os, name, counted(getattr(os, name)))
+    before_each_change(count)
     return lambda: last
 
 
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
-    """Pulls two images with a common base side by side, removes and pulls the first again, and
-    removes the second. Prints the number of changes to files."""
+    """Pulls two images with a common base at the same time, removes the first and pulls it again,
+    and removes the second. Prints the number of changes to files."""
     jobs = await Zygote.start(JOB_MODULES) if JOBS in os.environ else None
     changes = count_changes(int(kill_at))
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), zygote=jobs)
@@ -97,8 +77,8 @@ async def once(store: str, reference: str) -> None:
 
 
 async def main(store: str, *references: str) -> None:
-    """Pull the references one after the other, remove each in between, for ever; stdout has
-    `ready`, then a line per step."""
+    """Pulls and removes the images one after the other, for ever. Prints `ready`, then a line for
+    each step."""
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"))
     await service.start()
     print("ready", flush=True)

@@ -1,5 +1,5 @@
-"""A module for a zygote whose decoders misbehave like taken-over ones; LIE in the environment
-says how."""
+"""A module for a zygote whose decoders misbehave, as if their blobs had taken them over; LIE in the
+environment names the misbehaviour."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def _decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
 
 
 def inherit(lowest: int) -> list[int]:
-    """Called in the zygote, before its first fork; no descriptors are kept."""
+    """The zygote calls this before its first fork; no descriptor is inherited."""
     decode.decode = _decode
     return []

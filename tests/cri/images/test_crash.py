@@ -1,5 +1,5 @@
-"""The store after SIGKILL at any moment, and after a power cut: every listed image is complete,
-and the rest is removed."""
+"""After SIGKILL or a power cut at any moment every image that the store lists is complete, and the
+rest is removed."""
 
 from __future__ import annotations
 
@@ -277,8 +277,8 @@ WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}
 async def test_a_failed_system_call_is_an_error_and_leaves_the_store_whole(
     tmp_path: Path, registry: Registry, call: str, error: str
 ) -> None:
-    """The n-th call fails, for a few n. The result is an error of ours that names the call, or no
-    difference."""
+    """The n-th call fails, for a few n. The pull either succeeds or fails with an error that names
+    the call."""
     built = two_images()
     push_all(registry, built)
     ended = set()

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import socket
 import subprocess
@@ -28,6 +27,7 @@ from cri_server.images.formats.digests import digest_of
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unsupported
+from pyrunc.kernel.fd import closing_fd
 from tests.cri.images.conftest import only_erofs
 from tests.cri.images.test_pull import hosts_toml, left_over, make
 from tests.kernel.cni.harness import open_new_namespace
@@ -404,20 +404,16 @@ DISTANT, LINK = "198.51.100.1", "169.254.169.254"
 
 @contextlib.contextmanager
 def network_with_a_distance() -> Iterator[None]:
-    """Be, for a block, on a machine with an address that is not local by its looks, and one of its
-    link."""
-    namespace = open_new_namespace()
-    try:
-        with netns.entered(namespace):
-            for arguments in (
-                "link set lo up",
-                f"addr add {DISTANT}/32 dev lo",
-                f"addr add {LINK}/32 dev lo",
-            ):
-                subprocess.run(["ip", *arguments.split()], check=True)
-            yield
-    finally:
-        os.close(namespace)
+    """Runs the block in a network namespace whose addresses are DISTANT, which does not look local,
+    LINK and loopback."""
+    with closing_fd(open_new_namespace()) as namespace, netns.entered(namespace):
+        for arguments in (
+            "link set lo up",
+            f"addr add {DISTANT}/32 dev lo",
+            f"addr add {LINK}/32 dev lo",
+        ):
+            subprocess.run(["ip", *arguments.split()], check=True)
+        yield
 
 
 @pytest.mark.parametrize(
