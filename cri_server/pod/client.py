@@ -155,7 +155,7 @@ class ShimClient:
         """Go on with the pause process of a shim that was lost, which the keeper has; the path of
         the network namespace that this shim pins from now on. Raises NotFound, Unavailable (no
         keeper), as `take_over_container`."""
-        return (await self._ask(messages.TakeOverPause(), messages.Network)).netns_path
+        return (await self._ask(messages.TakeOverPause(), messages.NetworkNamespace)).netns_path
 
     async def take_over_container(
         self,
@@ -264,7 +264,7 @@ class ShimClient:
         `network` is true."""
         with _listener(sandbox_dir) as listener:
             request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
-            answer = await self._ask(request, messages.Network, [listener.fileno()])
+            answer = await self._ask(request, messages.NetworkNamespace, [listener.fileno()])
         return answer.netns_path
 
     async def shim(self) -> messages.ShimInfo:

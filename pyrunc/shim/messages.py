@@ -199,8 +199,8 @@ class Done(Record):
     """An empty reply."""
 
 
-class Network(Record):
-    """A pod's network namespace, as an answer. `netns_path`: the path of the namespace that the
+class NetworkNamespace(Record):
+    """The answer about a pod's network namespace. `netns_path`: the path of the namespace that the
     shim has open, if there is one."""
 
     netns_path: str | None = None
@@ -270,7 +270,8 @@ class ContainerStarted(Record):
 
 
 class TakeOverPause(Request):
-    """Take over the pause process of a lost shim from the keeper. The answer is a `Network`."""
+    """Take over the pause process of a lost shim from the keeper. The answer is a
+    `NetworkNamespace`."""
 
     call = "adopt_holder"
 
@@ -436,7 +437,7 @@ class Shutdown(Request):
 
 class TakePod(Request):
     """Serve a pod on the listening socket that the request has as a descriptor. `network`: the pod
-    has its own network namespace. The answer is a `Network`."""
+    has its own network namespace. The answer is a `NetworkNamespace`."""
 
     call = "take_pod"
     sandbox_dir: AbsolutePath

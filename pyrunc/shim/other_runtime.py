@@ -62,7 +62,7 @@ LOG_READ_BYTES = 64 << 10
 NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "not found in $PATH")
 
 
-class Runtime:
+class RuntimeCommand:
     """The runtime's command line for one container. The container's folder becomes the working
     directory, because the path of a socket must be short."""
 
@@ -199,7 +199,7 @@ def start(
     record = compiled.file.other_runtime
     assert record is not None and compiled.cgroup is not None
     attach(compiled, directory, pause)
-    runtime = Runtime(record, directory)
+    runtime = RuntimeCommand(record, directory)
     console = None
     try:
         pid, console = runtime.create(stdio, tty=compiled.file.tty)
@@ -219,7 +219,7 @@ def execute(
     record: OtherRuntime, request: messages.StartExec, container: SupervisedContainer, stdio: Stdio
 ) -> StartedProcess:
     """Start another process in a running container. Called in a fork. Raises Error."""
-    runtime = Runtime(record, container.directory)
+    runtime = RuntimeCommand(record, container.directory)
     name = f"exec-{os.getpid()}"
     pid, console = runtime.execute(request.process, stdio, tty=request.tty, name=name)
     return _process(pid, container.group, console)

@@ -209,7 +209,7 @@ class Pod:
         self._pause_running = True
         self._drop_network()
         self._network = -1 if self._pause.netns_fd is None else self._pause.netns_fd
-        call.answer(messages.Network(self.netns_path()))
+        call.answer(messages.NetworkNamespace(self.netns_path()))
         if self._pause.group:
             self._kill_counts.watch(self._pause.group)
         self._reaper.expect_other(self._pause, self._pause_ended)

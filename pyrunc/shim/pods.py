@@ -92,7 +92,7 @@ class Pods:
                     os.close(fd)
             raise
         self._logs[taken] = log
-        call.answer(messages.Network(taken.netns_path()))
+        call.answer(messages.NetworkNamespace(taken.netns_path()))
 
     def _describe(self, call: Call, request: messages.GetShim) -> None:
         own = _own_record()

@@ -337,9 +337,9 @@ class Starter:
         failures are reported on stderr (runtime-spec). Another runtime deletes its own
         container."""
         if (runtime := LaunchFile.read(directory).other_runtime) is not None:
-            from pyrunc.shim.other_runtime import Runtime
+            from pyrunc.shim.other_runtime import RuntimeCommand
 
-            Runtime(runtime, directory).delete()
+            RuntimeCommand(runtime, directory).delete()
             return
         from pyrunc.container import status
         from pyrunc.container.state import State
@@ -354,9 +354,9 @@ class Starter:
 
     def send_signal(self, directory: str, number: int) -> None:
         """Send a signal by the other runtime that runs the container. Raises Error."""
-        from pyrunc.shim.other_runtime import Runtime
+        from pyrunc.shim.other_runtime import RuntimeCommand
 
-        Runtime(_runtime_of(directory), directory).kill(number)
+        RuntimeCommand(_runtime_of(directory), directory).kill(number)
 
 
 def _runtime_of(directory: str) -> OtherRuntime:
