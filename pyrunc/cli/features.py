@@ -7,12 +7,15 @@ without privileges. What this build cannot do is reported as off, or left out.
 
 from __future__ import annotations
 
+import pyrunc
 from pyrunc.abi.capability import CAPABILITIES
 from pyrunc.cgroups.scope_properties import ANNOTATION
 from pyrunc.compile.rootfs_probe import KEEP_GROUPS
 from pyrunc.errors import Error
+from pyrunc.kernel import seccomp
 from pyrunc.plan import mounts
 from pyrunc.seccomp import profile
+from pyrunc.spec import check
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,11 +41,23 @@ def features() -> dict[str, Any]:
             "namespaces": [*NAMESPACES],
             "capabilities": [*CAPABILITIES],
             "cgroup": {"v1": False, "v2": True, "systemd": True, "systemdUser": True, "rdma": True},
-            "seccomp": _seccomp(),
+            "seccomp": {
+                "enabled": True,
+                "actions": sorted(profile.ACTIONS),
+                "operators": sorted(profile.OPERATORS),
+                "archs": sorted(profile.ARCHITECTURES),
+                "knownFlags": sorted(profile.FLAGS),
+                "supportedFlags": sorted(
+                    name for name, flag in profile.FLAGS.items() if seccomp.knows_flag(flag)
+                ),
+            },
             "apparmor": {"enabled": True},
             "selinux": {"enabled": True},
             "intelRdt": {"enabled": True, "schemata": True, "monitoring": True},
-            "memoryPolicy": _memory_policy(),
+            "memoryPolicy": {
+                "modes": sorted(check.MEMORY_MODES),
+                "flags": sorted(check.MEMORY_FLAGS),
+            },
             "mountExtensions": {"idmap": {"enabled": True}},
             "netDevices": {"enabled": True},
         },
@@ -64,37 +79,13 @@ def mount_options() -> list[str]:
     return sorted(single | {f"r{name}" for name in mounts.ATTRIBUTES})
 
 
-def _seccomp() -> dict[str, Any]:
-    from pyrunc.kernel import seccomp as kernel
-
-    supported = [name for name, flag in profile.FLAGS.items() if kernel.knows_flag(flag)]
-    return {
-        "enabled": True,
-        "actions": sorted(profile.ACTIONS),
-        "operators": sorted(profile.OPERATORS),
-        "archs": sorted(profile.ARCHITECTURES),
-        "knownFlags": sorted(profile.FLAGS),
-        "supportedFlags": sorted(supported),
-    }
-
-
-def _memory_policy() -> dict[str, Any]:
-    from pyrunc.spec import check
-
-    return {"modes": sorted(check.MEMORY_MODES), "flags": sorted(check.MEMORY_FLAGS)}
-
-
 def _versions() -> dict[str, str]:
-    import pyrunc
-
     # The name that runc uses, for engines that check it before they offer checkpoints.
     versions = {
         "pyrunc.version": pyrunc.__version__,
         "org.opencontainers.runc.checkpoint.enabled": "true",
     }
     try:
-        from pyrunc.kernel import seccomp
-
         versions["io.github.seccomp.libseccomp.version"] = seccomp.version()
     except Error:
         pass

@@ -3,6 +3,7 @@ with the origins of its lines."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from pyrunc import jsontext
@@ -95,8 +96,6 @@ def _lines(plan: Plan) -> list[str]:
 
 def _coloured(line: str) -> str:
     """Colour a line on a terminal, unless NO_COLOR is set."""
-    import os
-
     if line[:1] not in COLOURS or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return line
     return f"{COLOURS[line[0]]}{line}\x1b[0m"

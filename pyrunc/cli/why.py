@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -172,14 +173,8 @@ def places(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     ends = [i for i, character in enumerate(text) if character == "\n"]
     for path, at in _positions(text):
-        lines[path] = _line(ends, at)
+        lines[path] = bisect_left(ends, at) + 1
     return lines
-
-
-def _line(ends: list[int], at: int) -> int:
-    from bisect import bisect_left
-
-    return bisect_left(ends, at) + 1
 
 
 def _positions(text: str) -> Iterator[tuple[Path, int]]:
