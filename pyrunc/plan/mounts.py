@@ -142,12 +142,27 @@ class MountOptions:
             self.data.append((key, value if equals else None))
 
 
+OPTIONS_AT_MOST = 256
+_sorted_options: dict[tuple[str, ...], MountOptions] = {}
+
+
+def _options(mount: Mount) -> MountOptions:
+    """Return the mount's options, sorted. They are cached, because each mount is looked at three
+    times and most containers have the same ones; the caller must not change them."""
+    options = _sorted_options.get(mount.options)
+    if options is None:
+        if len(_sorted_options) >= OPTIONS_AT_MOST:
+            _sorted_options.clear()
+        options = _sorted_options[mount.options] = MountOptions(mount.options)
+    return options
+
+
 def operations(
     mount: Mount, index: int, linux: Linux, host: HostFacts, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
     """Plan the entry `mounts[index]`, and an operation for its SELinux label where it takes none
     as an option."""
-    options = MountOptions(mount.options)
+    options = _options(mount)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
     if destination == "/":
@@ -175,7 +190,7 @@ def operations(
 def finishing(mount: Mount) -> Op | None:
     """Plan the late change of a mount to read-only, None when there is none: in a tmpfs and in a
     mount at /dev the start makes files first."""
-    options = MountOptions(mount.options)
+    options = _options(mount)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
     destination = normal(mount.destination)
@@ -281,7 +296,7 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     of the host's mount, because the copy is a slave, nor a slave where the copy is private; not
     /proc, which is another process's there.
     """
-    options, source = MountOptions(mount.options), mount.source
+    options, source = _options(mount), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
     return (
         is_bind(mount)
