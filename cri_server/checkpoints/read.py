@@ -27,7 +27,7 @@ from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.copy_tree import copy_data, copy_tree
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import disk_errors
-from pyrunc.kernel.path import open_beneath, open_regular_in_root
+from pyrunc.kernel.path import open_beneath, open_folder_at, open_regular_in_root
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -44,7 +44,6 @@ MOST_IMAGES = 100_000
 PATH_MAX = 4096
 MOST_FOLDERS = 100_000  # made for whiteouts in a writable layer; no image has as many
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMES = (
     "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and"
     " `pyrunc-cri checkpoint` write"
@@ -276,13 +275,11 @@ def _count_folders(paths: list[list[str]]) -> int:
 def _white_out(root: int, path: str) -> None:
     """Make a whiteout, which hides the image's file, at `path`, unless the layer has a file there.
     Missing folders are made. Raises InvalidArgument."""
-    *parents, name = [os.fsencode(part) for part in _parts(path)]
+    *parents, name = _parts(path)
     folder = open_folder(root, b"")
     try:
         for parent in parents:
-            with suppress(FileExistsError):
-                os.mkdir(parent, 0o755, dir_fd=folder)
-            below = os.open(parent, _PLACE, dir_fd=folder)
+            below = open_folder_at(folder, parent)
             os.close(folder)
             folder = below
         with suppress(FileExistsError):

@@ -111,15 +111,14 @@ class Layers:
         pending = self._unsynced.intersection(chain)
         if not pending:
             return
-        fd = os.open(self.tree(chain[-1]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            # One call for tens of thousands of files. It reports errors of writing since Linux 5.8
-            # (syncfs(2)).
-            syscall("syncfs", "the image store", fd)
-        except KernelError as error:
-            raise disk_error(OSError(error.errno, ""), "syncfs", str(self._folder)) from None
-        finally:
-            os.close(fd)
+        tree = self.tree(chain[-1])
+        with closing_fd(os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            try:
+                # One call for tens of thousands of files. It reports errors of writing since Linux
+                # 5.8 (syncfs(2)).
+                syscall("syncfs", "the image store", fd)
+            except KernelError as error:
+                raise disk_error(OSError(error.errno, ""), "syncfs", str(self._folder)) from None
         self._unsynced -= pending
 
     def tree(self, chain_id: str) -> Path:
@@ -183,24 +182,18 @@ def refuse_links(folder: str) -> None:
 def make_devices(tree: str, layer: Layer) -> None:
     """Replace the empty files at the layer's `devices` by device nodes with the same attributes.
     (The unpacker may not make device nodes.) Raises DamagedRecord, KernelError, OSError."""
-    root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for name, is_block, major, minor in layer.devices:
-            folder, _, last = os.fsencode(name).rpartition(b"/")
-            with closing_fd(open_folder(root, folder)) as parent:
-                before = os.fstat(parent)
-                _make_device(
-                    parent,
-                    last,
-                    stat.S_IFBLK if is_block else stat.S_IFCHR,
-                    os.makedev(major, minor),
-                )
-                # The directory's time is the layer's, and making a name in it has changed it.
-                os.utime(parent, ns=(before.st_mtime_ns, before.st_mtime_ns))
-    except (ValueError, TypeError, OverflowError):
-        raise DamagedRecord(f"{tree}: the record of a device is malformed") from None
-    finally:
-        os.close(root)
+    with closing_fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        try:
+            for name, is_block, major, minor in layer.devices:
+                folder, _, last = os.fsencode(name).rpartition(b"/")
+                kind, device = stat.S_IFBLK if is_block else stat.S_IFCHR, os.makedev(major, minor)
+                with closing_fd(open_folder(root, folder)) as parent:
+                    before = os.fstat(parent)
+                    _make_device(parent, last, kind, device)
+                    # The directory's time is the layer's, and making a name in it has changed it.
+                    os.utime(parent, ns=(before.st_mtime_ns, before.st_mtime_ns))
+        except (ValueError, TypeError, OverflowError):
+            raise DamagedRecord(f"{tree}: the record of a device is malformed") from None
 
 
 def _make_device(parent_fd: int, name: bytes, kind: int, device: int) -> None:
