@@ -30,7 +30,7 @@ from cri_server.images.store.layer_maker import BlobSource
 from cri_server.images.store.mount_store import MountStore
 from cri_server.images.store.mounts import ImageMount
 from cri_server.images.store.store import Store
-from cri_server.images.store.unused import Entry
+from cri_server.images.store.unused import UnusedEntry
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import InvalidArgument, NotFound, WrongState
@@ -505,12 +505,12 @@ class ImageService:
         size_bytes, inodes = self._store.totals()
         return StoreUsage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
 
-    async def unused(self) -> builtins.list[Entry]:
+    async def unused(self) -> builtins.list[UnusedEntry]:
         """Return the files and folders of the store that no image needs."""
         await self._store.wait_deleted()
         return await in_thread(self._store.unused)
 
-    async def discard(self, entry: Entry) -> bool:
+    async def discard(self, entry: UnusedEntry) -> bool:
         """Remove an entry of `unused`; return False instead while a pull needs it. Raises
         ResourceExhausted, KernelError."""
         with self._store.errors():

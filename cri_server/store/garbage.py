@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.model import Image
-from cri_server.images.store.unused import Entry, size_of
+from cri_server.images.store.unused import UnusedEntry, size_of
 from cri_server.recovery import (
     drop_container,
     drop_sandbox,
@@ -185,7 +185,7 @@ class _Collector:
                 Item(entry.kind, entry.path.name, action, _WHY[entry.kind], entry.size_bytes)
             )
 
-    def _unknown(self, entry: Entry) -> None:
+    def _unknown(self, entry: UnusedEntry) -> None:
         why = "a damaged file that was set aside: inspect it, then remove it by hand"
         if ".damaged" not in entry.path.name:
             why = "unknown to this version; remove it by hand"
@@ -289,7 +289,7 @@ class _Collector:
             else:
                 self._keep("file", str(path), BUSY, size)
         else:
-            self._unknown(Entry("unknown", path, size))
+            self._unknown(UnusedEntry("unknown", path, size))
 
     async def _run_folder(self, path: Path) -> None:
         """Keep a folder of `pyrunc-cri run`: the pod may be of another server, and the files of its
@@ -323,7 +323,7 @@ class _Collector:
             why = "`pyrunc-cri doctor` was killed and left it"
             await self._remove("folder", str(path), why, size, partial(_remove_tree, path))
         else:
-            self._unknown(Entry("unknown", path, size))
+            self._unknown(UnusedEntry("unknown", path, size))
 
     async def network(self, force: bool) -> None:
         """Detach the networks of pods that are gone, as the reconciliation every ten seconds does.

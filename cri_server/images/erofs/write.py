@@ -50,7 +50,7 @@ class SparseFile:
 
 
 @dataclass(slots=True)
-class Index:
+class EncodedIndex:
     """The index of an image: its metadata, which is the beginning of the file, and the data of
     sparse files to copy behind it. `size_bytes`: of the whole file."""
 
@@ -141,10 +141,10 @@ class _Chunks:
         return bytes(content + _HOLE * (self.count - done))
 
 
-def index(root: Node, devices: int, uuid: bytes) -> Index:
-    """Encode the tree. `devices`: the number of devices with its files' data; `Index.put_devices`
-    describes them later. `uuid`: 16 bytes. Raises BadLayer, ResourceExhausted for a tree that the
-    format cannot represent."""
+def index(root: Node, devices: int, uuid: bytes) -> EncodedIndex:
+    """Encode the tree. `devices`: the number of devices with its files' data;
+    `EncodedIndex.put_devices` describes them later. `uuid`: 16 bytes. Raises BadLayer,
+    ResourceExhausted for a tree that the format cannot represent."""
     return _Writer(devices, uuid).write(root)
 
 
@@ -156,13 +156,13 @@ class _Writer:
         self._chunks_left = CHUNKS_LIMIT
         self._meta = _blocks((_FIRST_SLOT + devices) * erofs.DEVICE_SLOT.size)
 
-    def write(self, root: Node) -> Index:
+    def write(self, root: Node) -> EncodedIndex:
         for node in walk(root):
             self._inodes[id(node)] = _Inode(node, len(self._inodes) + 1)
         self._list_directories(root)
         end, data_blocks = self._lay_out()
         data = self._meta + _blocks(end)
-        result = Index(bytearray((data + data_blocks) * erofs.BLOCK), 0, len(self._inodes))
+        result = EncodedIndex(bytearray((data + data_blocks) * erofs.BLOCK), 0, len(self._inodes))
         sparse = self._sparse_files(result, data + data_blocks)
         for inode in self._inodes.values():
             self._put_inode(result.content, inode, data, sparse)
@@ -227,7 +227,7 @@ class _Writer:
             at += length + -length % erofs.NID_UNIT
         return at, data
 
-    def _sparse_files(self, result: Index, end: int) -> dict[int, int]:
+    def _sparse_files(self, result: EncodedIndex, end: int) -> dict[int, int]:
         """Return the first block of each sparse file's data by inode number. The data lies behind
         everything else."""
         places = {}
@@ -284,7 +284,7 @@ class _Writer:
             place += erofs.INODE.size
             content[place : place + len(inode.xattrs)] = inode.xattrs
 
-    def _put_superblock(self, result: Index) -> None:
+    def _put_superblock(self, result: EncodedIndex) -> None:
         blocks = result.size_bytes // erofs.BLOCK
         incompatible = erofs.INCOMPAT_CHUNKED_FILE | (
             erofs.INCOMPAT_DEVICE_TABLE if self._devices else 0

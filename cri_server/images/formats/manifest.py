@@ -71,8 +71,8 @@ class Artifact(Unsupported):
 class Descriptor(
     msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True
 ):
-    """A blob by its digest. `urls` are never fetched: an image's author could make the node send
-    requests anywhere."""
+    """A blob by its digest. The field `urls` is not even parsed, because with it an image's author
+    could make the node send requests anywhere."""
 
     media_type: str
     digest: str
@@ -81,7 +81,7 @@ class Descriptor(
     annotations: dict[str, str] | None = None
 
     def check(self, what: str) -> None:
-        """Check digest and size; `what` names the descriptor in an error. Raises BadManifest."""
+        """Check digest and size. `what`: the descriptor's name in an error. Raises BadManifest."""
         if not is_digest(self.digest):
             raise BadManifest(
                 f"{what}: digest {self.digest[:100]!r} is not a sha256 or sha512 digest"

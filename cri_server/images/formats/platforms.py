@@ -88,7 +88,7 @@ def processor(platform: Platform) -> Processor:
 
 
 def host_platform() -> Platform:
-    """This machine's platform, without a variant."""
+    """Return this machine's platform, without a variant."""
     machine = os.uname().machine
     return Platform(_MACHINES.get(machine, machine), "linux")
 

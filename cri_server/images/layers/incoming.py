@@ -16,7 +16,7 @@ class Incoming(ABC):
     """Receives content in pieces, and hashes it. Use from one thread at a time."""
 
     def __init__(self, algorithm: str = SHA256) -> None:
-        """`algorithm`: of its digest."""
+        """`algorithm`: the hash algorithm of the digest."""
         self._algorithm = algorithm
         self._hash = hasher(algorithm)
         self.size = 0

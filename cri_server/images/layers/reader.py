@@ -156,7 +156,8 @@ def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
 
 
 def components(name: bytes) -> list[bytes]:
-    """Split a member's name; an absolute name is relative to the root. Raises BadLayer for `..`."""
+    """Split a member's name into the names of its path, which is relative to the root also for an
+    absolute name. Raises BadLayer for `..`."""
     names = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in names:
         raise BadLayer(f"{quoted(name)}: the name contains '..'")
@@ -164,7 +165,8 @@ def components(name: bytes) -> list[bytes]:
 
 
 def joined(folder: bytes, name: bytes) -> bytes:
-    """Join a path. Raises OSError for a path that is too long for the kernel."""
+    """Return the path of `name` in `folder`. Raises OSError if the path is too long for the
+    kernel."""
     path = b"/".join((folder, name)) if folder else name
     if len(path) > PATH_LIMIT_BYTES:
         raise OSError(errno.ENAMETOOLONG, "path")

@@ -14,7 +14,7 @@ _STREAM_BYTES = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
 
 
 class NoTurn(Exception):
-    """All places for work on layers are taken."""
+    """All turns are taken."""
 
 
 class Turns:

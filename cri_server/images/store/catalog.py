@@ -47,7 +47,7 @@ class NotUnpacked(NotFound):
 
 
 @dataclass(slots=True)
-class Policy:
+class StorePolicy:
     """How the store treats layers. `erofs`: new images are mounted, not unpacked. `mounts`: this
     kernel can mount images. `keep_blobs`: compressed layers are kept beside their tars."""
 
@@ -121,7 +121,7 @@ class Catalog:
         blobs: Blobs,
         layers: Layers,
         files: LayerFiles,
-        policy: Policy,
+        policy: StorePolicy,
         pinned: Iterable[str] = (),
     ) -> None:
         self._root = root

@@ -24,7 +24,7 @@ from cri_server.images.layers.ring import Interrupted, Receiver
 from cri_server.images.layers.sharing import Rate, SharedWork, StreamTurn
 from cri_server.images.layers.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.store.blobs import Blobs
-from cri_server.images.store.catalog import Catalog, Policy
+from cri_server.images.store.catalog import Catalog, StorePolicy
 from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.leases import Leases
@@ -107,7 +107,7 @@ class LayerMaker:
         self,
         folders: LayerStores,
         catalog: Catalog,
-        policy: Policy,
+        policy: StorePolicy,
         leases: Leases,
         space: SpaceLimit,
         jobs: LayerJobs,

@@ -14,7 +14,7 @@ from pathlib import Path
 from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
 from cri_server.images.formats.digests import digest_from_hex
 from cri_server.images.store.blobs import Blobs
-from cri_server.images.store.catalog import Catalog, Content, Name, Policy
+from cri_server.images.store.catalog import Catalog, Content, Name, StorePolicy
 from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import BlobSource, LayerMaker, LayerStores
@@ -23,7 +23,7 @@ from cri_server.images.store.mount_store import MountStore
 from cri_server.images.store.mounts import Mounts
 from cri_server.images.store.space import SpaceLimit
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
-from cri_server.images.store.unused import Entry, unused
+from cri_server.images.store.unused import UnusedEntry, unused
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, ResourceExhausted, Unsupported
@@ -53,7 +53,7 @@ class Store:
         self.files = LayerFiles(root)
         self.mounts = Mounts(self.files, mounts or MountStore())
         self._kind = kind
-        self.policy = Policy(keep_blobs=keep_blobs)
+        self.policy = StorePolicy(keep_blobs=keep_blobs)
         self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
         self.space = SpaceLimit(root)
         self._leases = Leases()
@@ -243,13 +243,13 @@ class Store:
         if self._emptying:
             await asyncio.wait([self._emptying])
 
-    def unused(self) -> list[Entry]:
+    def unused(self) -> list[UnusedEntry]:
         """Return the files that no image needs, including those with a lease of a pull. Slow: run
         it in a thread."""
         return list(unused(self.root, self._used()))
 
     def _used(self) -> dict[str, set[str]]:
-        """Return the digests of what images need, by the kinds of `Entry`."""
+        """Return the digests of what images need, by the kinds of `UnusedEntry`."""
         return {
             "blob": set(self.catalog.used_blobs()),
             "layer": self.catalog.used_chain_ids(),
@@ -257,7 +257,7 @@ class Store:
             "index": self.catalog.used_indexes(),
         }
 
-    def discard(self, entry: Entry) -> bool:
+    def discard(self, entry: UnusedEntry) -> bool:
         """Remove an entry of `unused`; return False instead if a pull may need it. Raises
         OSError."""
         with self._collecting:

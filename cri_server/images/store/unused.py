@@ -28,7 +28,7 @@ KNOWN_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class UnusedEntry:
     """A file or folder. `kind`: blob, layer (unpacked), tar, index, download, trash or unknown."""
 
     kind: str
@@ -45,7 +45,7 @@ FOLDERS = (
 )
 
 
-def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
+def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[UnusedEntry]:
     """Yield every file and folder of the store at `root` that no image uses. `used`: the digests
     that images use, by kind. Slow: run it in a thread."""
     for kind, folder in FOLDERS:
@@ -55,11 +55,11 @@ def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
     yield from _entries("unknown", root, KNOWN_NAMES)
 
 
-def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[Entry]:
+def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[UnusedEntry]:
     used_names = set(used)
     for name in sorted(os.listdir(folder) if folder.is_dir() else ()):
         if name not in used_names:
-            yield Entry(kind, folder / name, size_of(folder / name))
+            yield UnusedEntry(kind, folder / name, size_of(folder / name))
 
 
 def size_of(path: Path) -> int:
