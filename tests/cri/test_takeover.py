@@ -366,7 +366,7 @@ def named(server: Server, name: str) -> api.ContainerConfig:
 
 
 def test_a_full_disk_ends_no_pod() -> None:
-    """The next server learns from the shim what is not in the record."""
+    """The next server gets the unrecorded state from the shim."""
     with Server(disk_bytes=16 << 20) as server:
         server.load_image()
         pod = server.run_pod()

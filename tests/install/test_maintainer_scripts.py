@@ -208,7 +208,7 @@ def test_a_purge_deletes_nothing_under_a_server_that_runs(
 #   remove, another server:       containerd, podman: nothing. docker.io: its init script. mariadb-server: its preinst  # noqa: E501
 #                                 refuses ("Stop it yourself and try again!"). We refuse.
 #   purge, data:                  containerd (/var/lib/containerd), podman (/var/lib/containers): stays.  # noqa: E501
-# docker.io: all of /var/lib/docker, with a script that unmounts what is below. mariadb-server:
+# docker.io: all of /var/lib/docker, with a script that unmounts mounts below. mariadb-server:
 # asks, then all but lost+found. We remove images and records.
 #   purge, data on its own disk:  mariadb-server empties it and leaves the mount point (Debian bug 829491).  # noqa: E501
 # So do we; `rm -rf` of a mount point fails, and dpkg with it, at each attempt.

@@ -45,7 +45,7 @@ def test_a_pull_secret_opens_a_registry_with_a_password(kube: Kube) -> None:
     kube.apply(pod("later", {**image, "imagePullPolicy": "IfNotPresent"}))
     kube.until(
         lambda: any("later" in line and "ImagePull" in line for line in pods_and_reasons(kube)),
-        "the refusal of what is on the node, by KubeletEnsureSecretPulledImages",
+        "the refusal of a stored image, by KubeletEnsureSecretPulledImages",
     )
     assert all(PASSWORD not in e for e in kube.events())
     assert PASSWORD not in kube.cluster.node.server.tail(10_000)

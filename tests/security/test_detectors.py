@@ -311,11 +311,11 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [("pyrunc/compile/descriptors.py", "cgroup.set_devices(rules)", "pass")],
         "test_cgroups.py::test_devices_of_the_host_cannot_be_opened",
     ),
-    "no session of its own": (
+    "no separate session": (
         [(LOWER, 'low.a.sys("setsid")', "pass")],
         "test_calls.py::test_a_container_cannot_type_into_the_callers_terminal",
     ),
-    "no keyring of its own": (
+    "no separate keyring": (
         [("pyrunc/plan/build.py", "    if options.keyring:\n", "    if False:\n")],
         "test_calls.py::test_a_container_cannot_find_keys_of_the_caller",
     ),
