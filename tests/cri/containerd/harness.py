@@ -59,7 +59,7 @@ class Suite:
         }, output
 
     def _output(self, *options: str) -> str:
-        """The suite's output; it exits with 1 when a test fails."""
+        """Run the suite; return its output. The suite exits with 1 when a test fails."""
         log = self._folder / "suite.log"
         with open(log, "wb") as out:
             subprocess.run(

@@ -1,4 +1,4 @@
-"""The images that containerd's CRI integration tests use, made here."""
+"""Makes the images that containerd's CRI integration tests use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORDS = (
 
 
 def all_of_them() -> Mapping[str, BuiltImage]:
-    """Images by the suite's names for them."""
+    """Return all images under the suite's names for them."""
     (web,) = archive_images(nginx.archive()).values()
     settings = {**nginx.CONFIG, "Cmd": ["nginx", "-g", NGINX_SETTINGS]}
     return {**of_a_shell(), "Nginx": build.image(web.layers, settings)}

@@ -1,8 +1,7 @@
-"""Which of containerd's own CRI integration tests apply to any CRI server, and why the others do
-not.
+"""Lists which of containerd's own CRI integration tests apply to any CRI server, and why the others
+do not.
 
-All of the suite's tests are named: one that a newer version brings is missed by the test that runs
-them.
+All tests of the suite are named, so that the test that runs them fails on a new one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The images that critest asks for, made here: the same names and what its tests look at, none of
-the originals' bytes."""
+"""Makes the images that critest uses: the same names and the files that its tests read, but no
+bytes of the originals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USERS = {
 }
 HOST_NETWORK_PORT = 12003
 
-# Says who it is: it belongs to root and has the set-user-ID bit.
+# Prints its user: it belongs to root and has the set-user-ID bit.
 WHO = """
 #include <stdio.h>
 #include <unistd.h>
@@ -39,11 +39,11 @@ IPCS = "#!/bin/sh\nexec cat /proc/sysvipc/shm\n"
 
 
 def all_of_them() -> Mapping[str, BuiltImage]:
-    """Name -> image."""
+    """Return the images by name."""
     busybox = _with(
         build.busybox(),
         {
-            "bin/ls": Node(build.BUSYBOX.read_bytes(), 0o755),  # one that can be masked alone
+            "bin/ls": Node(build.BUSYBOX.read_bytes(), 0o755),  # a file that can be masked alone
             "bin/pgrep": Node(PGREP.encode(), 0o755),
             "bin/ipcs": Node(IPCS.encode(), 0o755),
         },
@@ -93,7 +93,7 @@ def _with(base: BuiltImage, files: build.Files, **config: str) -> BuiltImage:
 
 
 def _httpd(busybox: BuiltImage) -> BuiltImage:
-    """Serves a page, and says on stderr that it does."""
+    """Return an image with a web server that reports its start on stderr."""
     page = {"www/index.html": "<html><body><h1>It works!</h1></body></html>\n"}
     start = "echo httpd: serving >&2; exec httpd -f -p 80 -h /www"
     return build.image([*busybox.layers, build.layer(page)], {"Cmd": ["sh", "-c", start]})

@@ -1,5 +1,5 @@
-"""critest, Kubernetes' own validation suite for CRI runtimes, against a real server: every one of
-its specs passes.
+"""Runs critest, Kubernetes' own validation suite for CRI runtimes, against a real server: every one
+of its specs passes.
 
 Its images are made here and come from a registry on the loopback of the server's network namespace.
 """
@@ -38,7 +38,7 @@ LEFT_OUT = {
 
 @pytest.fixture(autouse=True)
 def shared_memory() -> Iterator[None]:
-    """The suite makes segments on the machine and leaves them."""
+    """Remove the System V segments that the suite leaves on the machine."""
     before = _segments()
     yield
     for segment in _segments() - before:

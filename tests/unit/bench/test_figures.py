@@ -1,4 +1,4 @@
-"""What `make figures` makes of results: the README's block and its chart."""
+"""Tests what `make figures` writes from results: the README's block and its chart."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A run of the conformance suite summed up: what counts as what, and that nothing selected is
-lost."""
+"""Tests the summary of a run of the conformance suite: the category of each spec, and that every
+selected spec is counted."""
 
 from __future__ import annotations
 
