@@ -29,10 +29,8 @@ SHORT = 12  # as output.show, whose import takes longer
 def _containers(client: Client) -> Iterator[tuple[str, str]]:
     from cri_server.api import api_pb2 as api
 
-    names = _shortest(
-        client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
-    )
-    for c in client.runtime("ListContainers", api.ListContainersRequest(), TIMEOUT_S).containers:
+    names = _shortest(client.call(api.ListPodSandboxRequest(), TIMEOUT_S).items)
+    for c in client.call(api.ListContainersRequest(), TIMEOUT_S).containers:
         pod = names.get(c.pod_sandbox_id, "")
         yield c.metadata.name, f"in pod {pod}"
         yield f"{pod}/{c.metadata.name}", c.image.user_specified_image or c.image.image
@@ -42,7 +40,7 @@ def _containers(client: Client) -> Iterator[tuple[str, str]]:
 def _pods(client: Client) -> Iterator[tuple[str, str]]:
     from cri_server.api import api_pb2 as api
 
-    pods = client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
+    pods = client.call(api.ListPodSandboxRequest(), TIMEOUT_S).items
     names = _shortest(pods)
     for p in pods:
         yield names[p.id], f"pod in {p.metadata.namespace}"
@@ -52,7 +50,7 @@ def _pods(client: Client) -> Iterator[tuple[str, str]]:
 def _images(client: Client) -> Iterator[tuple[str, str]]:
     from cri_server.api import api_pb2 as api
 
-    for image in client.image("ListImages", api.ListImagesRequest(), TIMEOUT_S).images:
+    for image in client.call(api.ListImagesRequest(), TIMEOUT_S).images:
         identifier = image.id.rpartition(":")[2][:SHORT]
         yield from ((tag, identifier) for tag in image.repo_tags)
         yield identifier, " ".join(image.repo_tags)

@@ -83,17 +83,15 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
-    def runtime(self, call: str, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
-        """Make a unary call of RuntimeService. Raises ServerError."""
-        return self._call("RuntimeService", call, request, timeout_s)
+    def call(self, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
+        """Make the unary call of CRI that takes this request. Raises ServerError."""
+        path, decode = _method(type(request))
+        return decode(self._unary(path, request.SerializeToString(), timeout_s))
 
-    def image(self, call: str, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
-        """Make a unary call of ImageService. Raises ServerError."""
-        return self._call("ImageService", call, request, timeout_s)
-
-    def stream(self, call: str, request: Any) -> Iterator[Any]:
-        """Make a streaming call of RuntimeService and yield its messages. Raises ServerError."""
-        path, decode = _method("RuntimeService", call)
+    def stream(self, request: Any) -> Iterator[Any]:
+        """Make the streaming call of CRI that takes this request, and yield its messages. Raises
+        ServerError."""
+        path, decode = _method(type(request))
         yield from self._stream(path, request.SerializeToString(), decode)
 
     def load_image(self, path: str, name: str | None) -> Sequence[private.LoadedImage]:
@@ -132,10 +130,6 @@ class Client:
             return frozenset(self.admin(private.PausedContainers(), private.ContainerIds).ids)
         except Unsupported:
             return frozenset()
-
-    def _call(self, service: str, call: str, request: Any, timeout_s: float | None) -> Any:
-        path, decode = _method(service, call)
-        return decode(self._unary(path, request.SerializeToString(), timeout_s))
 
     def _unary(self, path: str, request: bytes, timeout_s: float | None) -> bytes:
         try:
@@ -183,21 +177,21 @@ class Client:
     def pods(self, **filters: Any) -> list[api.PodSandbox]:
         """List the pods that the fields of PodSandboxFilter select."""
         request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**filters))
-        return list(self.runtime("ListPodSandbox", request).items)
+        return list(self.call(request).items)
 
     def containers(self, **filters: Any) -> list[api.Container]:
         """List the containers that the fields of ContainerFilter select."""
         request = api.ListContainersRequest(filter=api.ContainerFilter(**filters))
-        return list(self.runtime("ListContainers", request).containers)
+        return list(self.call(request).containers)
 
     def images(self) -> list[api.Image]:
         """List all images of the node."""
-        return list(self.image("ListImages", api.ListImagesRequest()).images)
+        return list(self.call(api.ListImagesRequest()).images)
 
     def pod_status(self, pod: str, *, verbose: bool = False) -> api.PodSandboxStatusResponse:
         """Return the status of the pod with this id."""
         request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=verbose)
-        response: api.PodSandboxStatusResponse = self.runtime("PodSandboxStatus", request)
+        response: api.PodSandboxStatusResponse = self.call(request)
         return response
 
     def container_status(
@@ -205,13 +199,13 @@ class Client:
     ) -> api.ContainerStatusResponse:
         """Return the status of the container with this id."""
         request = api.ContainerStatusRequest(container_id=container, verbose=verbose)
-        response: api.ContainerStatusResponse = self.runtime("ContainerStatus", request)
+        response: api.ContainerStatusResponse = self.call(request)
         return response
 
     def image_status(self, name: str, *, verbose: bool = False) -> api.ImageStatusResponse:
         """Return the status of an image, without a field `image` if the node does not have it."""
         request = api.ImageStatusRequest(image=api.ImageSpec(image=name), verbose=verbose)
-        response: api.ImageStatusResponse = self.image("ImageStatus", request)
+        response: api.ImageStatusResponse = self.call(request)
         return response
 
     def require_image(self, name: str, *, verbose: bool = False) -> api.ImageStatusResponse:
@@ -236,7 +230,7 @@ class Client:
     def run_pod(self, config: api.PodSandboxConfig, handler: str) -> str:
         """Run a pod sandbox and return its id."""
         request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
-        return str(self.runtime("RunPodSandbox", request).pod_sandbox_id)
+        return str(self.call(request).pod_sandbox_id)
 
     def create_container(
         self, pod: str, config: api.ContainerConfig, sandbox: api.PodSandboxConfig
@@ -245,15 +239,15 @@ class Client:
         request = api.CreateContainerRequest(
             pod_sandbox_id=pod, config=config, sandbox_config=sandbox
         )
-        return str(self.runtime("CreateContainer", request).container_id)
+        return str(self.call(request).container_id)
 
     def start_container(self, container: str) -> None:
         """Start a created container."""
-        self.runtime("StartContainer", api.StartContainerRequest(container_id=container))
+        self.call(api.StartContainerRequest(container_id=container))
 
     def remove_container(self, container: str) -> None:
         """Remove a container, which the server stops first if it runs."""
-        self.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=container))
+        self.call(api.RemoveContainerRequest(container_id=container))
 
     def pod_or_container(self, reference: str) -> api.PodSandbox | api.Container:
         """Return the pod or container with this name or id. A name of either kind takes precedence
@@ -374,11 +368,15 @@ def shared_names(pods: Iterable[api.PodSandbox]) -> frozenset[str]:
     return frozenset(name for name, namespaces in namespaces_by_name.items() if len(namespaces) > 1)
 
 
-def _method(service: str, call: str) -> tuple[str, Callable[[bytes], Any]]:
-    """Return the path of a CRI call, and the decoder of its reply."""
-    description = api.DESCRIPTOR.services_by_name[service]
-    answer = getattr(api, description.methods_by_name[call].output_type.name)
-    return f"/{description.full_name}/{call}", answer.FromString
+def _method(kind: Any) -> tuple[str, Callable[[bytes], Any]]:
+    """Return the path of the CRI call that takes requests of a class, and the decoder of its
+    reply."""
+    for service in api.DESCRIPTOR.services_by_name.values():
+        for method in service.methods:
+            if method.input_type is kind.DESCRIPTOR:
+                answer = getattr(api, method.output_type.name)
+                return f"/{service.full_name}/{method.name}", answer.FromString
+    raise AssertionError(f"CRI has no call with {kind.__name__}")
 
 
 def _info(response: Any) -> dict[str, Any]:

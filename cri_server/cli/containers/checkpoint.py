@@ -56,7 +56,7 @@ def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> No
             request = api.CheckpointContainerRequest(
                 container_id=target.id, location=str(place), timeout=timeout
             )
-            client.runtime("CheckpointContainer", request, None)
+            client.call(request, None)
     click.echo(place)
 
 
@@ -81,7 +81,7 @@ def _pod(client: Client, target: stop.Target, place: Path, timeout: int) -> None
         # The archives hold the memory of processes, secrets included.
         place.mkdir(mode=0o700)
     try:
-        client.runtime("CheckpointPod", request, timeout or None)
+        client.call(request, timeout or None)
     except BaseException:
         place.rmdir()
         raise

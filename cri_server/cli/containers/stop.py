@@ -275,7 +275,7 @@ def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
     # Other containers may need their sidecars (proxies, log shippers) until they have ended.
     for container in [*(c for c in containers if c not in sidecars), *reversed(sidecars)]:
         stop_container(client, container, grace_s)
-    client.runtime("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=pod))
+    client.call(api.StopPodSandboxRequest(pod_sandbox_id=pod))
 
 
 def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = False) -> None:
@@ -283,12 +283,12 @@ def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = F
     warning."""
     try:
         stop_pod(client, pod, grace_s)
-        client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+        client.call(api.RemovePodSandboxRequest(pod_sandbox_id=pod))
     except ServerError:
         if not force or not _release_network(client, pod):
             raise
         stop_pod(client, pod, grace_s)
-        client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+        client.call(api.RemovePodSandboxRequest(pod_sandbox_id=pod))
 
 
 def _release_network(client: Client, pod: str) -> bool:
@@ -308,4 +308,4 @@ def stop_container(client: Client, container: api.Container, grace_s: int | None
     seconds = grace(container, grace_s)
     request = api.StopContainerRequest(container_id=container.id, timeout=seconds)
     # the additional time is for processes that take long to die after SIGKILL
-    client.runtime("StopContainer", request, seconds + 30.0)
+    client.call(request, seconds + 30.0)

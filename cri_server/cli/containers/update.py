@@ -99,7 +99,7 @@ def update(
             request = api.UpdateContainerResourcesRequest(
                 container_id=client.container(name).id, linux=limits
             )
-            client.runtime("UpdateContainerResources", request)
+            client.call(request)
             click.echo(name)
 
         for_each(names, act)
@@ -113,7 +113,7 @@ def update(
 def not_set(client: Client, limits: api.LinuxContainerResources) -> list[str]:
     """Return the limits that the server ignored because of `[cgroup] missing_controllers = "warn"`;
     none if the server does not report it."""
-    status = formats.with_info(client.runtime("Status", api.StatusRequest(verbose=True)))
+    status = formats.with_info(client.call(api.StatusRequest(verbose=True)))
     described = (status.get("info") or {}).get("config") or {}
     if described.get("missingControllers") != "warn":
         return []

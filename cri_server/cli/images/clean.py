@@ -40,7 +40,7 @@ def unused(client: Client, gone: Collection[str] = ()) -> list[api.Image]:
 
 def remove(client: Client, reference: str) -> None:
     """Remove an image. Raises ServerError if a container uses it."""
-    client.image("RemoveImage", api.RemoveImageRequest(image=api.ImageSpec(image=reference)))
+    client.call(api.RemoveImageRequest(image=api.ImageSpec(image=reference)))
 
 
 @click.command()

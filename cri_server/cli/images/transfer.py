@@ -100,7 +100,7 @@ def fetch(
                 client, private.PullImage(reference, _fields(auth)), f"pulling {reference}"
             )
     request = api.PullImageRequest(image=api.ImageSpec(image=reference), auth=auth)
-    return str(client.image("PullImage", request, None).image_ref)
+    return str(client.call(request, None).image_ref)
 
 
 def _fields(auth: api.AuthConfig | None) -> dict[str, str]:

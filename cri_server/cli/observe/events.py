@@ -50,7 +50,7 @@ def events(
     begin_ns, end_ns = _times(since, until, labels)
     with Client(address) as client:
         if begin_ns is None:
-            stream = client.stream("GetContainerEvents", api.GetEventsRequest())
+            stream = client.stream(api.GetEventsRequest())
         else:
             stream = _since(client, pod, begin_ns, end_ns)
         for event in stream:

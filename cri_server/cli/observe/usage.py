@@ -54,21 +54,18 @@ class _View:
     def show(
         self,
         client: Client,
-        call: str,
+        request: Any,
         chosen: Callable[[], Iterable[Any]],
         cpu: Callable[[Any], Any],
         listing: Callable[[CpuSamples], Listing[Any]],
     ) -> None:
-        """Take two samples of the chosen objects with a CRI call and print the table; with
+        """Take two samples of the chosen objects with a CRI request and print the table; with
         `watching` repeat it with further samples. `cpu` returns the CpuUsage of an object."""
         samples = CpuSamples()
-        request = getattr(api, f"{call}Request")()
 
         def sampled() -> list[Any]:
             ids = {each.id for each in chosen()}
-            usages = [
-                each for each in client.runtime(call, request).stats if each.attributes.id in ids
-            ]
+            usages = [each for each in client.call(request).stats if each.attributes.id in ids]
             samples.sample((each.attributes.id, cpu(each)) for each in usages)
             return sorted(usages, key=lambda each: each.attributes.metadata.name)
 
@@ -122,7 +119,7 @@ def stats(
 
         _View(output, seconds, watching).show(
             client,
-            "ListContainerStats",
+            api.ListContainerStatsRequest(),
             chosen,
             lambda stats: stats.cpu,
             lambda samples: _containers(client, output, samples),
@@ -179,7 +176,7 @@ def statsp(
     with Client(address) as client:
         _View(output, seconds, watching).show(
             client,
-            "ListPodSandboxStats",
+            api.ListPodSandboxStatsRequest(),
             lambda: [client.pod(target)] if target else selection.pods(client),
             lambda stats: stats.linux.cpu,
             lambda samples: _pods(output, samples),

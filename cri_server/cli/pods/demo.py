@@ -143,7 +143,7 @@ def _wait(client: Client, folder: Path, server: subprocess.Popen[bytes]) -> None
     began = time.monotonic()
     while True:
         try:
-            client.runtime("Version", api.VersionRequest(), 1.0)
+            client.call(api.VersionRequest(), 1.0)
         except Error:
             if server.poll() is not None:
                 raise _start_failed(f"exit code {server.returncode}", folder) from None
@@ -176,7 +176,7 @@ def _execute(client: Client, running: pod_run.Running) -> None:
         request = api.ExecSyncRequest(container_id=identifier, cmd=EXEC, timeout=10)
         try:
             began = time.perf_counter()
-            answer = client.runtime("ExecSync", request)
+            answer = client.call(request)
         except Error:
             continue
         click.echo(f"exec in {name} ({(time.perf_counter() - began) * 1e3:.1f} ms)")

@@ -67,9 +67,7 @@ def _of_server(context: click.Context) -> dict[str, Any]:
     address = f"unix://{socket_path(root.params['address'])}"
     settings: dict[str, Any] = {"server.listen": address}
     with contextlib.suppress(Error), Client(address) as client:
-        status = formats.with_info(
-            client.runtime("Status", api.StatusRequest(verbose=True), ANSWER_S)
-        )
+        status = formats.with_info(client.call(api.StatusRequest(verbose=True), ANSWER_S))
         info = (status.get("info") or {}).get("config") or {}
         for name, key in STATUS_FIELDS.items():
             if isinstance(info.get(name), str):

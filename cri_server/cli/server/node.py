@@ -22,7 +22,7 @@ from cri_server.cli.output.show import size
 def info(address: str, quiet: bool, output: Output) -> None:
     """Show the server's conditions, features and settings."""
     with Client(address) as client:
-        response = client.runtime("Status", api.StatusRequest(verbose=not quiet))
+        response = client.call(api.StatusRequest(verbose=not quiet))
         document = formats.with_info(response)
         inner = document.pop("info", {})
         formats.say(output.document({**document, **inner}))
@@ -34,7 +34,7 @@ def info(address: str, quiet: bool, output: Output) -> None:
 def version(address: str, output: Output) -> None:
     """Show the versions of this program and of the server."""
     with Client(address) as client:
-        versions = formats.plain(client.runtime("Version", api.VersionRequest()))
+        versions = formats.plain(client.call(api.VersionRequest()))
     if output.format == "table":
         rows = [("Client:", f"pyrunc-cri {pyrunc.__version__}")]
         rows += [(f"{key[0].upper()}{key[1:]}:", str(value)) for key, value in versions.items()]
@@ -49,7 +49,7 @@ def version(address: str, output: Output) -> None:
 def images_fs(address: str, output: Output) -> None:
     """Show the disk usage of images and of the containers' layers."""
     with Client(address) as client:
-        response = client.image("ImageFsInfo", api.ImageFsInfoRequest())
+        response = client.call(api.ImageFsInfoRequest())
     if output.format != "table":
         formats.say(output.document(formats.plain(response)))
         return
@@ -60,15 +60,15 @@ def images_fs(address: str, output: Output) -> None:
     formats.say(formats.table(("KIND", "PATH", "USED", "INODES"), rows))
 
 
-def _answer(verb: str, call: str, text: str) -> click.Command:
-    """Make a verb that prints the reply to a call with an empty request."""
+def _answer(verb: str, request: Any, text: str) -> click.Command:
+    """Make a verb that prints the reply to an empty request."""
 
     @click.command(verb, help=text)
     @formats.options(("json", "yaml"), listing=False)
     @click.pass_obj
     def show(address: str, output: Output) -> None:
         with Client(address) as client:
-            response = client.runtime(call, getattr(api, f"{call}Request")())
+            response = client.call(request)
         formats.say(output.document(formats.plain(response)))
 
     return show
@@ -76,14 +76,18 @@ def _answer(verb: str, call: str, text: str) -> click.Command:
 
 runtime_config = _answer(
     "runtime-config",
-    "RuntimeConfig",
+    api.RuntimeConfigRequest(),
     "Show the settings that the server reports to kubelet: the cgroup driver.",
 )
 metricsp = _answer(
-    "metricsp", "ListPodSandboxMetrics", "Show the metrics of pods that kubelet collects."
+    "metricsp",
+    api.ListPodSandboxMetricsRequest(),
+    "Show the metrics of pods that kubelet collects.",
 )
 metricdescs = _answer(
-    "metricdescs", "ListMetricDescriptors", "Show the descriptions of the metrics of pods."
+    "metricdescs",
+    api.ListMetricDescriptorsRequest(),
+    "Show the descriptions of the metrics of pods.",
 )
 
 

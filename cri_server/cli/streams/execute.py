@@ -162,7 +162,7 @@ def exec_(
                 stderr=not tty,
                 tty=tty,
             )
-            url = client.runtime("Exec", request).url
+            url = client.call(request).url
     sys.exit(session.run(url, stdin=stdin, tty=tty, timeout_s=timeout_s))
 
 
@@ -193,7 +193,7 @@ def attach(address: str, stdin: bool, tty: bool, detach_keys: str, container: st
         request = api.AttachRequest(
             container_id=identifier, stdin=stdin, stdout=True, stderr=not tty, tty=tty
         )
-        url = client.runtime("Attach", request).url
+        url = client.call(request).url
         try:
             code = session.run(url, stdin=stdin, tty=tty, detach_keys=keys)
         except session.Detached:

@@ -140,7 +140,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 def _open(client: Client, pod: str, port: int) -> str:
     request = api.PortForwardRequest(pod_sandbox_id=pod, port=[port])
-    return f"{client.runtime('PortForward', request).url}?port={port}"
+    return f"{client.call(request).url}?port={port}"
 
 
 def _serve(client: Client, pod: str, port: int, listener: socket.socket) -> None:

@@ -110,9 +110,7 @@ def logs(
             chosen = [_previous(client, each) for each in chosen]
         if reopen:
             for each in chosen:
-                client.runtime(
-                    "ReopenContainerLog", api.ReopenContainerLogRequest(container_id=each.id)
-                )
+                client.call(api.ReopenContainerLogRequest(container_id=each.id))
             return
         names = {c.id: c.metadata.name if all_containers else "" for c in chosen}
         show(client, names, writer, tail=lines, following=following)
