@@ -77,11 +77,6 @@ class Connection:
             self._sender.control(frames.window_update(0, extra))
 
     @property
-    def streams(self) -> int:
-        """The number of open streams."""
-        return len(self._streams)
-
-    @property
     def queued_bytes(self) -> int:
         """The bytes that wait for the peer's flow-control windows."""
         return self._sender.queued_bytes

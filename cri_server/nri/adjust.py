@@ -8,6 +8,7 @@ from typing import Any
 from cri_server.api import nri_pb2 as api
 from cri_server.nri.convert import CPU, CPU_SETS, DEVICE_OWNER, HOOKS, MEMORY, ResourceField
 from cri_server.nri.merge import removal
+from cri_server.spec.mounts import by_depth
 from pyrunc.errors import InvalidArgument
 
 Spec = dict[str, Any]
@@ -289,11 +290,7 @@ def _mounts(spec: Spec, requested: Iterable[api.Mount]) -> None:
         }
         mounts.append({**mount, "type": request.type} if request.type else mount)
         _propagation(spec["linux"], request.options)
-    # A mount below another one must follow it, or the later mount hides it. The sort is stable, so
-    # that other mounts keep their order.
-    spec["mounts"] = sorted(
-        mounts, key=lambda mount: len([p for p in mount["destination"].split("/") if p])
-    )
+    spec["mounts"] = by_depth(mounts)
 
 
 def _propagation(linux: Spec, options: Iterable[str]) -> None:

@@ -30,11 +30,6 @@ class Events:
         self._queues: set[Queue] = set()
         self._latest_ns = 0
 
-    @property
-    def has_subscribers(self) -> bool:
-        """Whether there are subscribers. Without subscribers no statuses need to be built."""
-        return bool(self._queues)
-
     def now_ns(self) -> int:
         """A strictly increasing time stamp: kubelet uses the newer of a status and an event."""
         self._latest_ns = max(time.time_ns(), self._latest_ns + 1)

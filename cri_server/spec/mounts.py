@@ -171,10 +171,14 @@ def merge(default: Sequence[Mount], requested: Sequence[MountRequest]) -> list[M
         if mount["destination"] not in occupied
         and (mount["destination"] in POD_FILES or not mount["destination"].startswith(covered))
     ]
-    listed = remaining + [to_oci(a) for a in requested]
+    return by_depth(remaining + [to_oci(a) for a in requested])
+
+
+def by_depth(mounts: Iterable[Mount]) -> list[Mount]:
+    """Return the mounts ordered by the depth of their destination."""
     # A mount at a parent folder would hide one that was made before. The sort is stable, so that
-    # requests of the same depth stay behind the defaults.
-    return sorted(listed, key=lambda m: len([p for p in m["destination"].split("/") if p]))
+    # mounts of the same depth keep their order: requests stay behind the defaults.
+    return sorted(mounts, key=lambda m: len([p for p in m["destination"].split("/") if p]))
 
 
 def to_oci(mount_request: MountRequest) -> Mount:

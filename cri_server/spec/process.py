@@ -66,7 +66,7 @@ def environment(
 
 def cri_envs(config: api.ContainerConfig) -> list[tuple[str, str]]:
     """The request's variables; bytes that are not UTF-8 become surrogates."""
-    return [(e.key, _text(e.value)) for e in config.envs]
+    return [(env.key, env.value.decode("utf-8", "surrogateescape")) for env in config.envs]
 
 
 def working_dir(cri: str, image: str) -> str:
@@ -121,10 +121,6 @@ def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     if "user" in changes:  # the shim looks up the new user's home in the container's passwd file
         inherited = [entry for entry in inherited if not entry.startswith("HOME=")]
     return {**process, **changes, "env": [*inherited, *env]}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
 def _no_nul(words: Iterable[str], what: str) -> None:

@@ -134,7 +134,7 @@ def event(
 ) -> api.ContainerEventResponse | None:
     """Build the event of kind `kind` about a container, or the sandbox itself; None without
     subscribers."""
-    if not services.events.has_subscribers:
+    if not services.events.subscribers:
         return None
     containers = services.index.containers_of(sandbox)
     return api.ContainerEventResponse(

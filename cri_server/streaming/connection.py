@@ -45,9 +45,7 @@ STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 
 # A ticket lives for a minute, and any local user can connect: silence may not hold a connection.
 REQUEST_S = 10.0
-# The timeouts of Kubernetes' streaming library for the creation of streams and for idleness.
-STREAMS_S = 30.0
-IDLE_S = 4 * 3600.0
+STREAMS_S = 30.0  # the timeout of Kubernetes' streaming library for the creation of streams
 
 
 class Connections:
@@ -63,15 +61,14 @@ class Connections:
         tickets: Tickets,
         sessions: Counter[str],
         on_ticket: Callable[[], None],
-        idle_s: float,
     ) -> None:
         self._backend, self._tickets, self._sessions = backend, tickets, sessions
-        self._on_ticket, self._idle_s = on_ticket, idle_s
+        self._on_ticket = on_ticket
         self.forward_limits = portforward.ForwardLimits()
 
     async def serve(self, sock: socket.socket) -> None:
         """Serve the session of one connection, then close the connection."""
-        transport = SocketTransport(sock, idle_s=self._idle_s)
+        transport = SocketTransport(sock)
         try:
             session = await self._open(transport)
             if session is not None:

@@ -100,11 +100,6 @@ class ForwardLimits:
         self._open: set[Connection] = set()
         self._closed = asyncio.Event()
 
-    @property
-    def connections(self) -> int:
-        """The number of open connections."""
-        return len(self._open)
-
     def of_session(self, pod: str) -> ForwardLimits:
         """The limits of a new session into the sandbox `pod`."""
         return ForwardLimits(self, pod)

@@ -31,10 +31,8 @@ KINDS = {ExecOptions: "exec", AttachOptions: "attach", PortForwardOptions: "port
 
 
 class StreamingServer:
-    """Serves exec, attach and port-forward sessions of `backend` on `host`:`port` (0: a free port).
-
-    `idle_s`: the timeout of connections without traffic; None: `connection.IDLE_S`.
-    """
+    """Serves exec, attach and port-forward sessions of `backend` on `host`:`port` (0: a free
+    port)."""
 
     def __init__(
         self,
@@ -43,13 +41,11 @@ class StreamingServer:
         port: int = 0,
         *,
         tickets: Tickets | None = None,
-        idle_s: float | None = None,
         tls: Tls | None = None,
     ) -> None:
         self._backend = backend
         self._host = host
         self._port = port
-        self._idle_s = idle_s
         self._tickets, self._tls = tickets or Tickets(), tls
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -92,11 +88,10 @@ class StreamingServer:
     def handler(self) -> Connections:
         """The handler of connections, imported at the first use."""
         if self._handler is None:
-            from cri_server.streaming.connection import IDLE_S, Connections
+            from cri_server.streaming.connection import Connections
 
-            idle_s = IDLE_S if self._idle_s is None else self._idle_s
             self._handler = Connections(
-                self._backend, self._tickets, self.sessions, self._on_ticket, idle_s
+                self._backend, self._tickets, self.sessions, self._on_ticket
             )
         return self._handler
 

@@ -21,6 +21,7 @@ RECEIVE_BYTES = 64 * 1024
 # Other tasks get a turn after so many bytes, even if the socket is always ready.
 TURN_BYTES = 1024 * 1024
 LINGER_S = 5.0
+IDLE_S = 4 * 3600.0  # the timeout of Kubernetes' streaming library for connections without traffic
 PROBE_S = 1.0
 
 
@@ -75,7 +76,7 @@ class SocketTransport:
     The connection is lost after `idle_s` without traffic.
     """
 
-    def __init__(self, sock: socket.socket, idle_s: float = 4 * 3600) -> None:
+    def __init__(self, sock: socket.socket, idle_s: float = IDLE_S) -> None:
         sock.setblocking(False)
         self._socket, self._idle_s, self._ahead = sock, idle_s, b""
         self._loop = asyncio.get_running_loop()

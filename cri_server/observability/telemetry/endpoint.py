@@ -66,12 +66,6 @@ class Endpoint:
         sock = unix_socket.bind(Path(self._address.removeprefix("unix://")), SOCKET_MODE)
         return await asyncio.start_unix_server(self._accepted, sock=sock)
 
-    @property
-    def port(self) -> int:
-        """The TCP port, which the kernel chooses for port 0."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
-
     async def close(self) -> None:
         """Stop listening and close all connections."""
         if self._server is not None:

@@ -274,7 +274,7 @@ async def test_a_connection_that_the_pod_half_closes_ends(
         data, error = await pair(multiplexer, service.sockets[0].getsockname()[1], client_name)
         assert await close_after_pod(client_name, data, error) == b"hello"
         assert await error.inbound.read() == b""
-        await until(lambda: not pod.connections and not server.handler.forward_limits.connections)
+        await until(lambda: not pod.connections and not server.handler.forward_limits._open)
 
 
 @pytest.mark.requirement("9.11")
@@ -326,7 +326,7 @@ async def test_a_connection_that_the_client_half_closes_ends(server: StreamingSe
             for data, error in pairs:
                 assert await data.inbound.read() == b""
                 assert await error.inbound.read() == b""
-            await until(lambda: not server.handler.forward_limits.connections)
+            await until(lambda: not server.handler.forward_limits._open)
         finally:
             stopped.set()
 

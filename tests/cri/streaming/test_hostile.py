@@ -313,12 +313,12 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
             async with asyncio.timeout(60):
                 while backend.dialed < portforward.SESSION_LIMIT + 80:
                     await asyncio.sleep(0.01)
-            server.handler.forward_limits.limit = server.handler.forward_limits.connections
+            server.handler.forward_limits.limit = len(server.handler.forward_limits._open)
             (refused,) = await forward_many(server, stack, 1)
             assert b"forwarded connections of this node is reached" in await status_of(refused)
             assert not any(error.gone.is_set() for session in others for error in session)
         async with asyncio.timeout(60):
-            while server.handler.forward_limits.connections:
+            while server.handler.forward_limits._open:
                 await asyncio.sleep(0.01)
     finally:
         await server.close()
@@ -359,7 +359,7 @@ async def test_a_client_that_resets_while_a_port_is_refused_leaves_no_connection
             writer.transport.abort()
             asyncio.get_running_loop().call_soon(backend.open.set)  # after the transport has closed
         async with asyncio.timeout(10):
-            while server.handler.forward_limits.connections:
+            while server.handler.forward_limits._open:
                 await asyncio.sleep(0.01)
         (pod,) = backend.pods
         assert pod.recv(1) == b""

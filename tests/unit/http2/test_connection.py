@@ -120,7 +120,7 @@ def test_requests_get_responses(pair: Pair) -> None:
             if isinstance(e, h2.events.TrailersReceived) and e.stream_id == stream_id
         ]
         assert list(trailers.headers or []) == [(b"grpc-status", b"0")]
-    assert pair.ours.streams == 0
+    assert not pair.ours._streams
 
 
 def test_requests_may_have_no_body_or_end_with_trailers(pair: Pair) -> None:
@@ -154,7 +154,7 @@ def test_long_responses_wait_for_the_windows(pair: Pair) -> None:
             break
         assert any(len(pair.body(s)) > room[s] for s in bodies)
     assert {s: pair.body(s) for s in bodies} == bodies
-    assert pair.ours.queued_bytes == 0 and pair.ours.streams == 0
+    assert pair.ours.queued_bytes == 0 and not pair.ours._streams
 
 
 def test_a_smaller_initial_window_moves_open_streams_below_zero(pair: Pair) -> None:
@@ -267,7 +267,7 @@ def test_a_response_before_the_end_of_the_request_ends_both_directions(pair: Pai
     pair.client.send_data(stream_id, b"late", end_stream=True)
     pair.taken()
     pair.events += pair.ours.receive(pair.client.data_to_send())
-    assert pair.taken() == [] and not pair.ours.failed and pair.ours.streams == 0
+    assert pair.taken() == [] and not pair.ours.failed and not pair.ours._streams
 
 
 def test_the_server_can_reset_a_stream(pair: Pair) -> None:
@@ -301,7 +301,7 @@ def test_goaway_lets_open_streams_finish(cut: int) -> None:
     )
     assert feed(connection, data(1, b"body", END_STREAM), cut) == [Data(1, b"body", True)]
     connection.send_headers(1, STATUS_200, end=True)
-    assert connection.streams == 0 and connection.data_to_send()
+    assert len(connection._streams) == 0 and connection.data_to_send()
 
 
 def test_pings_are_answered(pair: Pair) -> None:
@@ -481,7 +481,7 @@ def test_connection_errors_end_the_connection(name: str, cut: int) -> None:
     events = feed(connection, sent, cut)
     failed = events[-1]
     assert isinstance(failed, Failed) and failed.code == code, failed
-    assert connection.failed and connection.streams == 0 and connection.queued_bytes == 0
+    assert connection.failed and len(connection._streams) == 0 and connection.queued_bytes == 0
     sent = connection.data_to_send()
     assert sent.endswith(failed.reason.encode()) and code.to_bytes(4, "big") in sent
     assert connection.receive(HELLO) == [] and connection.data_to_send() == b""
@@ -590,7 +590,7 @@ def test_stream_errors_end_only_the_stream(name: str, cut: int) -> None:
     feed(connection, HELLO, cut)
     connection.data_to_send()
     events = feed(connection, sent, cut)
-    assert not connection.failed and connection.streams == 0
+    assert not connection.failed and len(connection._streams) == 0
     assert frames.rst_stream(1, code) in connection.data_to_send()
     if any(isinstance(e, Opened) for e in events):
         assert events[-1] == Reset(1, code)
@@ -670,7 +670,7 @@ def test_input_cut_at_any_byte_has_the_same_result_and_raises_nothing() -> None:
         for cut in (len(sent), 1, chance.randrange(2, 60)):
             connection = Connection(clock=Clock())
             outcomes.append(
-                (feed(connection, sent, cut), connection.data_to_send(), connection.streams)
+                (feed(connection, sent, cut), connection.data_to_send(), len(connection._streams))
             )
         assert outcomes[0] == outcomes[1] == outcomes[2], sent.hex()
         last = outcomes[0][0][-1:]

@@ -43,6 +43,12 @@ async def ask(path: str, request: bytes) -> bytes:
     return answer
 
 
+def port_of(endpoint: Endpoint) -> int:
+    """Return the TCP port, which the kernel has chosen for port 0."""
+    assert endpoint._server is not None
+    return int(endpoint._server.sockets[0].getsockname()[1])
+
+
 def get(path: str, method: str = "GET", more: str = "") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode()
 
@@ -103,10 +109,10 @@ async def test_the_oldest_idle_connections_are_closed_at_the_limit() -> None:
     await endpoint.start()
     try:
         idle = [
-            await asyncio.open_connection("127.0.0.1", endpoint.port)
+            await asyncio.open_connection("127.0.0.1", port_of(endpoint))
             for _ in range(CONNECTIONS_LIMIT + 5)
         ]
-        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
         for _ in range(2):
             writer.write(get("/metrics"))
             assert (await reader.readuntil(b"hello \n")).startswith(b"HTTP/1.1 200")
@@ -122,12 +128,12 @@ async def test_tcp_is_served_and_an_address_in_use_is_an_error() -> None:
     first = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await first.start()
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", first.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(first))
         writer.write(get("/metrics", more="Connection: close\r\n"))
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
         writer.close()
-        with pytest.raises(WrongState, match=f"metrics.address 127.0.0.1:{first.port}: "):
-            await Endpoint(f"127.0.0.1:{first.port}", {}).start()
+        with pytest.raises(WrongState, match=f"metrics.address 127.0.0.1:{port_of(first)}: "):
+            await Endpoint(f"127.0.0.1:{port_of(first)}", {}).start()
     finally:
         await first.close()
 
