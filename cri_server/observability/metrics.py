@@ -49,10 +49,6 @@ class Figures:
         """A value of memory.stat; 0 without it."""
         return self.memory.stat.get(name, 0)
 
-    def usec(self, name: str) -> int:
-        """A time of cpu.stat, in seconds."""
-        return self.cpu.get(name, 0) // 1_000_000
-
 
 Values = list[tuple[tuple[str, ...], int]]
 Reader = Callable[[Figures], int | Values]
@@ -79,6 +75,31 @@ def _counter(name: str, help: str, read: Reader, *labels: str) -> Metric:
 
 def _gauge(name: str, help: str, read: Reader, *labels: str) -> Metric:
     return Metric(name, help, api.GAUGE, read, labels)
+
+
+def _cpu(key: str) -> Reader:
+    """A number of cpu.stat."""
+    return lambda figures: figures.cpu.get(key, 0)
+
+
+def _cpu_seconds(key: str) -> Reader:
+    """A time of cpu.stat, which the kernel counts in microseconds."""
+    return lambda figures: figures.cpu.get(key, 0) // 1_000_000
+
+
+def _memory_stat(key: str) -> Reader:
+    """A number of memory.stat."""
+    return lambda figures: figures.stat(key)
+
+
+def _memory_events(key: str) -> Reader:
+    """A number of memory.events."""
+    return lambda figures: figures.memory.events.get(key, 0)
+
+
+def _limit(name: str) -> Reader:
+    """A limit of the container's resources; 0 without one."""
+    return lambda figures: max(0, getattr(figures.limits, name))
 
 
 def _failures(figures: Figures) -> Values:
@@ -131,36 +152,20 @@ def _working_set(figures: Figures) -> int:
 
 
 CONTAINER = (
-    _counter("cpu_usage_seconds_total", "CPU time consumed", lambda f: f.usec("usage_usec")),
+    _counter("cpu_usage_seconds_total", "CPU time consumed", _cpu_seconds("usage_usec")),
+    _counter("cpu_user_seconds_total", "CPU time consumed in user mode", _cpu_seconds("user_usec")),
     _counter(
-        "cpu_user_seconds_total", "CPU time consumed in user mode", lambda f: f.usec("user_usec")
+        "cpu_system_seconds_total", "CPU time consumed in the kernel", _cpu_seconds("system_usec")
     ),
-    _counter(
-        "cpu_system_seconds_total",
-        "CPU time consumed in the kernel",
-        lambda f: f.usec("system_usec"),
-    ),
-    _counter(
-        "cpu_cfs_periods_total",
-        "Enforcement periods that have passed",
-        lambda f: f.cpu.get("nr_periods", 0),
-    ),
-    _counter(
-        "cpu_cfs_throttled_periods_total",
-        "Throttled periods",
-        lambda f: f.cpu.get("nr_throttled", 0),
-    ),
-    _counter(
-        "cpu_cfs_throttled_seconds_total", "Time throttled", lambda f: f.usec("throttled_usec")
-    ),
-    _gauge("memory_cache", "Page cache in bytes", lambda f: f.stat("file")),
-    _gauge("memory_rss", "Anonymous memory in bytes", lambda f: f.stat("anon")),
+    _counter("cpu_cfs_periods_total", "Enforcement periods that have passed", _cpu("nr_periods")),
+    _counter("cpu_cfs_throttled_periods_total", "Throttled periods", _cpu("nr_throttled")),
+    _counter("cpu_cfs_throttled_seconds_total", "Time throttled", _cpu_seconds("throttled_usec")),
+    _gauge("memory_cache", "Page cache in bytes", _memory_stat("file")),
+    _gauge("memory_rss", "Anonymous memory in bytes", _memory_stat("anon")),
     _gauge("memory_swap", "Swap in use in bytes", lambda f: f.memory.swap_current or 0),
-    _gauge("memory_mapped_file", "Mapped files in bytes", lambda f: f.stat("file_mapped")),
-    _gauge("memory_kernel_usage", "Kernel memory in bytes", lambda f: f.stat("kernel")),
-    _counter(
-        "memory_failcnt", "Times that the limit was hit", lambda f: f.memory.events.get("max", 0)
-    ),
+    _gauge("memory_mapped_file", "Mapped files in bytes", _memory_stat("file_mapped")),
+    _gauge("memory_kernel_usage", "Kernel memory in bytes", _memory_stat("kernel")),
+    _counter("memory_failcnt", "Times that the limit was hit", _memory_events("max")),
     _gauge("memory_usage_bytes", "Memory in use", lambda f: f.memory.current),
     # memory.peak exists since Linux 5.19.
     _gauge(
@@ -170,11 +175,7 @@ CONTAINER = (
         "memory_working_set_bytes", "Memory in use that cannot be dropped at once", _working_set
     ),
     _counter("memory_failures_total", "Page faults", _failures, "failure_type", "scope"),
-    _counter(
-        "oom_events_total",
-        "Processes that the OOM killer took",
-        lambda f: f.memory.events.get("oom_kill", 0),
-    ),
+    _counter("oom_events_total", "Processes that the OOM killer took", _memory_events("oom_kill")),
     _gauge("fs_inodes_free", "Free inodes of the writable layer's disk", lambda f: f.disk.f_ffree),
     _gauge("fs_inodes_total", "Inodes of the writable layer's disk", lambda f: f.disk.f_files),
     _gauge(
@@ -213,19 +214,13 @@ CONTAINER = (
     ),
     _gauge("spec_cpu_period", "CPU period in microseconds", lambda f: f.limits.cpu_period),
     _gauge("spec_cpu_shares", "CPU shares", lambda f: f.limits.cpu_shares),
-    _gauge(
-        "spec_memory_limit_bytes", "Memory limit", lambda f: max(0, f.limits.memory_limit_in_bytes)
-    ),
+    _gauge("spec_memory_limit_bytes", "Memory limit", _limit("memory_limit_in_bytes")),
     _gauge(
         "spec_memory_swap_limit_bytes",
         "Memory and swap limit",
-        lambda f: max(0, f.limits.memory_swap_limit_in_bytes),
+        _limit("memory_swap_limit_in_bytes"),
     ),
-    _gauge(
-        "spec_cpu_quota",
-        "CPU time in a period, 0 for no limit",
-        lambda f: max(0, f.limits.cpu_quota),
-    ),
+    _gauge("spec_cpu_quota", "CPU time in a period, 0 for no limit", _limit("cpu_quota")),
     _gauge(
         "spec_memory_reservation_limit_bytes",
         "Memory that is never reclaimed",
