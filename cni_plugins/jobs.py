@@ -18,9 +18,9 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from cni_plugins.bridge import masquerade
 from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
@@ -50,7 +50,6 @@ from pyrunc.errors import Error, InvalidArgument
 from pyrunc.kernel import reaper
 
 LARGE_MODULE = "pyroute2"  # a worker that has imported it has grown by 20 MiB, see `net.inventory`
-WorkerRequest = TypeVar("WorkerRequest", Chain, Restore)
 PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
 
 
@@ -113,18 +112,13 @@ def answer(request: Mapping[str, Any]) -> Answer:
     """Answer one request; every exception of a plugin becomes a `PluginError`. Raises
     InvalidArgument for an unknown call."""
     name = request.get("call")
-    if name == Chain.call:
-        return _run(chain, Chain.of(request))
-    if name == Restore.call:
-        return _run(restore, Restore.of(request))
-    raise InvalidArgument(f"unknown call {name!r} to a CNI worker")
-
-
-def _run(verb: Callable[[WorkerRequest], Answer], request: WorkerRequest) -> Answer:
+    if name not in (Chain.call, Restore.call):
+        raise InvalidArgument(f"unknown call {name!r} to a CNI worker")
+    parsed = Chain.of(request) if name == Chain.call else Restore.of(request)
     try:
-        return verb(request)
+        return chain(parsed) if isinstance(parsed, Chain) else restore(parsed)
     except Exception as error:
-        return _error_answer(request.call, error, version.LATEST)
+        return _error_answer(parsed.call, error, version.LATEST)
 
 
 def chain(request: Chain) -> Answer:

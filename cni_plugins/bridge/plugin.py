@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from cni_plugins import ipam
 from cni_plugins.bridge import links, masquerade
@@ -26,43 +25,36 @@ from cni_plugins.protocol.result import Interface, Result, dns_from_json
 from cni_plugins.skel import CniPlugin, serve
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The names of an attachment on the host: its link, and the tag of its nftables elements."""
-
-    link: str
-    tag: str
-
-
 def add(call: CniCall, config: PluginConfig) -> Result:
     """Run ADD. Raises CniError, KernelError."""
     settings = parse(config, call)
-    names = _names(call, config)
+    link_name = host_link_name(call.container_id, call.ifname)
+    tag = host_rules.tag_of(call, config)
     with open_pod(call.netns) as pod, host_socket() as host, ExitStack() as undo:
         bridge = links.ensure_bridge(host, settings)
         # Before the veth: the pod's hardware address is derived from its IPv4 address, and is set
         # when the link is created.
-        answer = ipam.allocate(call, config, link=names.link)
+        answer = ipam.allocate(call, config, link=link_name)
         undo.callback(ipam.run, "DEL", call, config)
-        addressing = derive(answer, settings, seed=names.tag)
+        addressing = derive(answer, settings, seed=tag)
         links.attach_veth(
             host,
             pod,
             bridge,
             settings,
-            name=names.link,
+            name=link_name,
             ifname=call.ifname,
-            tag=names.tag,
+            tag=tag,
             mac=addressing.mac,
         )
-        undo.callback(links.disconnect, host, names.link)
+        undo.callback(links.disconnect, host, link_name)
         inner = links.configure_pod(pod, call.ifname, addressing, settings)
         links.configure_gateway(host, bridge, addressing, settings)
-        port = links.wait_for_forwarding(host, names.link, settings)
+        port = links.wait_for_forwarding(host, link_name, settings)
         links.announce(host, pod, bridge, inner, addressing)
         if settings.ip_masq:
             subnets = {a.address.network for a in addressing.ips}
-            host_rules.add_elements(masquerade.elements(addressing.ips, names.tag), subnets)
+            host_rules.add_elements(masquerade.elements(addressing.ips, tag), subnets)
         undo.pop_all()
     interfaces = (
         Interface(name=bridge.name, mac=bridge.mac, mtu=bridge.mtu),
@@ -75,11 +67,12 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: each step runs even if an earlier one fails; raises the first error at the end."""
     settings = parse(config, call)
-    names = _names(call, config)
+    link_name = host_link_name(call.container_id, call.ifname)
+    tag = host_rules.tag_of(call, config)
     failures: list[Exception] = []
     # The address is released last: its next pod must not meet rules or the link of this one.
-    _attempt(failures, _retract_masquerade, call, config, names.tag)
-    _attempt(failures, _take_down, call, settings, names.link)
+    _attempt(failures, _retract_masquerade, call, config, tag)
+    _attempt(failures, _take_down, call, settings, link_name)
     _attempt(failures, ipam.run, "DEL", call, config)
     if failures:
         raise failures[0]
@@ -157,13 +150,6 @@ def _attempt(failures: list[Exception], function: Callable[..., None], *argument
         function(*arguments)
     except Exception as error:
         failures.append(error)
-
-
-def _names(call: CniCall, config: PluginConfig) -> _Names:
-    return _Names(
-        link=host_link_name(call.container_id, call.ifname),
-        tag=host_rules.tag_of(call, config),
-    )
 
 
 PLUGIN = CniPlugin("bridge", add=add, delete=delete, check=check, status=status, gc=collect)

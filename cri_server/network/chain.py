@@ -422,13 +422,13 @@ def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]
 
 def _with_argument(step: _PluginStep, name: str, value: str) -> _PluginStep:
     """`step` with an argument in `args.cni` for pyrunc's own plugins."""
-    arguments_before = step.input.get("args")
-    inner = arguments_before.get("cni") if isinstance(arguments_before, dict) else None
-    arguments = {
-        **(arguments_before if isinstance(arguments_before, dict) else {}),
-        "cni": {**(inner if isinstance(inner, dict) else {}), name: value},
-    }
-    return replace(step, input={**step.input, "args": arguments})
+    arguments = _as_object(step.input.get("args"))
+    inner = {**_as_object(arguments.get("cni")), name: value}
+    return replace(step, input={**step.input, "args": {**arguments, "cni": inner}})
+
+
+def _as_object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _in_background(step: _PluginStep) -> _PluginStep:
