@@ -88,21 +88,9 @@ def _load(code: bytearray, count: int, log: bytearray | None) -> int:
     # The verifier wants a licence compatible with the GPL only of programs that call certain
     # helpers; a device filter calls none.
     licence = call.buffer(b"Apache-2.0\0")
-    attributes = struct.pack(
-        "<IIQQIIQII16sII",
-        TYPE_CGROUP_DEVICE,
-        count,
-        call.address(code),
-        call.address(licence),
-        1 if log is not None else 0,
-        len(log) if log is not None else 0,
-        call.address(log) if log is not None else 0,
-        0,
-        0,
-        NAME,
-        0,
-        0,
-    )
+    instructions = (TYPE_CGROUP_DEVICE, count, call.address(code), call.address(licence))
+    log_buffer = (0, 0, 0) if log is None else (1, len(log), call.address(log))
+    attributes = struct.pack("<IIQQIIQII16sII", *instructions, *log_buffer, 0, 0, NAME, 0, 0)
     return _bpf(PROG_LOAD, attributes, "load of the device filter")[0]
 
 
@@ -147,9 +135,8 @@ def _detach(group_fd: int, program_id: int) -> None:
 
 
 def _open_by_id(program_id: int) -> int:
-    return _bpf(PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0), f"program {program_id}")[
-        0
-    ]
+    attributes = struct.pack("<III", program_id, 0, 0)
+    return _bpf(PROG_GET_FD_BY_ID, attributes, f"program {program_id}")[0]
 
 
 def _bpf(command: int, attributes: bytes, subject: str) -> tuple[int, bytes]:

@@ -10,6 +10,7 @@ caller's thread only.
 from __future__ import annotations
 
 import errno
+import os
 from struct import Struct, pack
 
 from pyrunc.abi.arch import arch
@@ -89,7 +90,7 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
             syscall("landlock_add_rule", f"fd {fd}", ruleset, _RULE_PATH_BENEATH, rule, 0)
         syscall("landlock_restrict_self", "", ruleset, 0)
     finally:
-        _close(ruleset)
+        os.close(ruleset)
     return True
 
 
@@ -147,7 +148,3 @@ def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -
         _INSTRUCTION.pack(code, len(lines) - place - 2 if true == _TO_END else true, false, value)
         for place, (code, true, false, value) in enumerate(lines)
     )
-
-
-def _close(fd: int) -> None:
-    syscall("close", f"fd {fd}", fd)
