@@ -1,7 +1,7 @@
 """The pods of a shim, which share its process, event loop and reaper, and the socket by which the
 server assigns pods.
 
-Each pod has its own socket, record and log in its sandbox's folder. A shim without pods waits for
+Each pod has its own socket, record and lock in its sandbox's folder. A shim without pods waits for
 the next one as long as a server is connected, and ends when there is none.
 """
 
@@ -44,7 +44,7 @@ class Pods:
         self.keeper = KeeperLink(self.loop, arguments.keeper)
         self.reaper = Reaper(self.loop, self.keeper)
         self._folder, self._version = arguments.folder, arguments.version
-        self._logs: dict[pod.Pod, int] = {}
+        self._locks: dict[pod.Pod, int] = {}
         self._network: int | None = None
         calls = [
             handler(messages.TakePod, self._take_pod),
@@ -61,38 +61,38 @@ class Pods:
         for name in (messages.SOCKET, messages.SHIM_RECORD, messages.LOG):
             remove_path(f"{self._folder}/{name}")
 
-    def remove(self, gone: pod.Pod) -> None:
+    def remove(self, removed: pod.Pod) -> None:
         """Stop serving this pod."""
-        log = self._logs.pop(gone)
-        gone.close()
-        os.close(log)
+        lock = self._locks.pop(removed)
+        removed.close()
+        os.close(lock)
         self._end_if_unused()
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all sockets, which a fork must not keep open."""
         return [
             *self._server.descriptors(),
-            *(fd for one in self._logs for fd in one.descriptors()),
+            *(fd for one in self._locks for fd in one.descriptors()),
         ]
 
     def _take_pod(self, call: Call, request: messages.TakePod) -> None:
         fds = call.take_fds()
-        log = network = -1
+        lock = network = -1
         try:
             if len(fds) != 1:
                 raise InvalidArgument("take_pod: there is no listening socket")
-            log = _open_lock(request.sandbox_dir)
+            lock = _open_lock(request.sandbox_dir)
             if request.network:
                 network = self._take_network()
             write_record(request.sandbox_dir)
-            taken = pod.Pod(self, request.sandbox_dir, request.containers_dir, fds[0], network)
+            new_pod = pod.Pod(self, request.sandbox_dir, request.containers_dir, fds[0], network)
         except BaseException:
-            for fd in (*fds, log, network):
+            for fd in (*fds, lock, network):
                 if fd >= 0:
                     os.close(fd)
             raise
-        self._logs[taken] = log
-        call.answer(messages.NetworkNamespace(taken.netns_path()))
+        self._locks[new_pod] = lock
+        call.answer(messages.NetworkNamespace(new_pod.netns_path()))
 
     def _describe(self, call: Call, request: messages.GetShim) -> None:
         own = _own_record()
@@ -118,7 +118,7 @@ class Pods:
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:
-        if not self._logs and not self._server.connections:
+        if not self._locks and not self._server.connections:
             self.loop.stop()
 
 

@@ -69,7 +69,7 @@ class OutputStream:
     def follow(self, follower: Follower) -> None:
         """Copy further output to `follower`."""
         self.followers.append(follower)
-        follower.on_gone = self._unfollow
+        follower.on_close = self._unfollow
 
     def drain(self) -> None:
         """Read the rest of the output after the writers were killed; at its end, end the stream."""
@@ -120,7 +120,7 @@ class Follower:
     def __init__(self, loop: Loop, fd: int) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
-        self.on_gone: Callable[[Follower], None] = _ignore
+        self.on_close: Callable[[Follower], None] = _ignore
         self.skipped_bytes = 0
         self._loop = loop
         self._buffer = bytearray()
@@ -158,7 +158,7 @@ class Follower:
             os.close(self.fd)
             self.fd = -1
             self._buffer.clear()
-            self.on_gone(self)
+            self.on_close(self)
 
     def _ready(self, events: int) -> None:
         if events & BROKEN:
