@@ -27,19 +27,17 @@ MAY_HOLD_OBJECTS = {
         cri_server/containers/restore.py cri_server/containers/sessions.py
         cri_server/containers/update.py cri_server/nri/ cri_server/observability/lifecycle.py
         cri_server/pod/pod.py cri_server/spec/ cri_server/streaming/backend.py""",
-    "OCI: the state that hooks, listeners and callers are told": """
+    "OCI: the state for hooks, listeners and callers": """
         pyrunc/cli/container.py pyrunc/container/list.py pyrunc/container/status.py
         pyrunc/launch/hook_process.py pyrunc/launch/hooks.py pyrunc/launch/listener.py
         pyrunc/launch/steps.py""",
-    "OCI: what a runtime says of its features": (
-        "pyrunc/cli/features.py cri_server/node/oci_features.py"
-    ),
+    "OCI: the features of a runtime": ("pyrunc/cli/features.py cri_server/node/oci_features.py"),
     "runc: the events of a container": "pyrunc/container/stats.py",
     "OCI and Docker: manifests, indexes and configurations of images": """
         cri_server/cli/images/clean.py cri_server/images/archives/build.py
         cri_server/images/store/catalog.py cri_server/images/archives/export.py
         cri_server/images/archives/load.py cri_server/images/formats/manifest.py
-        cri_server/images/service.py""",
+        cri_server/images/model.py cri_server/images/service.py""",
     "JSON objects whose keys must be unique": "cri_server/typed.py",
     "Docker: config.json with logins": "cri_server/cli/images/credentials.py",
     "CNI: configurations, arguments of plugins, results": """
@@ -60,10 +58,10 @@ MAY_HOLD_OBJECTS = {
         cri_server/cli/observe/inspect.py cri_server/cli/observe/origins.py
         cri_server/cli/connection/client.py cri_server/status/container.py
         cri_server/status/sandbox.py""",
-    "a document as it is printed, whose fields templates name": (
+    "a printed document, whose fields templates name": (
         "cri_server/cli/output/formats.py cri_server/cli/output/template.py"
     ),
-    "TOML before its tables are read": "cri_server/config/ cri_server/cli/server/doctor.py",
+    "TOML before its tables are parsed": "cri_server/config/ cri_server/cli/server/doctor.py",
     "OpenTelemetry: attributes": "cri_server/observability/timeline/export.py",
     "keyword arguments of a library": (
         "pyrunc/cli/click_front.py cri_server/cli/server/serve.py "

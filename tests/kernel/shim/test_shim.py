@@ -458,9 +458,9 @@ async def test_a_failed_start_of_the_pause_process_leaves_nothing(pod: TestPod) 
         await starting
     await until(lambda: not pod.cgroup("pause").exists() and not children(pod.pid))
     (pod.sandbox / "pause.json").write_text(json.dumps(pause))
-    pause = await pod.start_pause()
+    started = await pod.start_pause()
     # it joins its group by itself, after the fork
-    await until(lambda: pod.processes() == [pause.pid])
+    await until(lambda: pod.processes() == [started.pid])
     await pod.client.stop_pause()
 
 
