@@ -184,7 +184,7 @@ def port_elements(
 
 
 def all_clients(version: int) -> Network:
-    """The subnet that makes `port_elements` masquerade every client."""
+    """Return the subnet with which `port_elements` masquerades every client."""
     return IPv4Network("0.0.0.0/0") if version == 4 else IPv6Network("::/0")
 
 

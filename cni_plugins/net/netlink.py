@@ -62,7 +62,7 @@ def nested(kind: int, *attributes: bytes) -> bytes:
 
 
 def attributes(body: bytes, offset: int = 0) -> dict[int, bytes]:
-    """The attributes from `offset` on; the last one of each kind."""
+    """Return the attributes from `offset` on; of a repeated kind, the last one."""
     return dict(each_attribute(body, offset))
 
 

@@ -184,8 +184,8 @@ def delete_link(name: str) -> NetlinkRequest:
 
 
 def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True) -> NetlinkRequest:
-    """Add an address to a link. With `skip_dad` an IPv6 address is usable at once: no other host
-    has it."""
+    """Add an address to a link. `skip_dad`: without duplicate address detection, so that an IPv6
+    address is usable at once."""
     packed = address.ip.packed
     body = (
         _address_header(address, index)

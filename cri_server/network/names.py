@@ -27,8 +27,8 @@ _UNNAMED_PREFIX = "/proc/"
 
 
 def is_name(path: str) -> bool:
-    """Whether a recorded path is a name. A path of an earlier version is valid only while its shim
-    lives."""
+    """Whether a recorded path of a namespace is a name in the folder. The path of an earlier
+    version is not; it is valid only while its shim lives."""
     return bool(path) and not path.startswith(_UNNAMED_PREFIX)
 
 

@@ -350,8 +350,8 @@ class Nri(LifecycleObserver):
     async def update_container(
         self, container: Container, limits: cri.LinuxContainerResources
     ) -> cri.LinuxContainerResources:
-        """Returns the limits to set in place of `limits`. The container's lock must be free. Raises
-        Conflict, PeerError."""
+        """Send UpdateContainer; return the limits to set in place of `limits`. The container's lock
+        must be free. Raises Conflict, PeerError."""
         merged_limits = convert.from_cri(limits)
         merge = Merge(updated=container.id, limits=merged_limits)
         async with self._lock:

@@ -18,8 +18,7 @@ class LifecycleObserver:
     methods that permit it."""
 
     async def run_pod(self, sandbox: Sandbox) -> None:
-        """A verb calls this before the pod is listed. May raise PeerError, which refuses the
-        pod."""
+        """Announce a pod before it is listed. May raise PeerError, which refuses the pod."""
 
     async def update_pod(
         self,
@@ -27,49 +26,51 @@ class LifecycleObserver:
         overhead: api.LinuxContainerResources,
         limits: api.LinuxContainerResources,
     ) -> None:
-        """Called before the new figures are stored. May raise PeerError."""
+        """Announce new figures of a pod before they are stored. May raise PeerError."""
 
     async def updated_pod(self, sandbox: Sandbox) -> None:
-        """Called after the new figures are stored."""
+        """Announce that the new figures of a pod are stored."""
 
     async def stop_pod(self, sandbox: Sandbox) -> None:
-        """Called when the pod's containers have ended and its network is still there."""
+        """Announce that the pod's containers have ended, while its network still exists."""
 
     async def remove_pod(self, sandbox: Sandbox) -> None:
-        """Called when the pod is removed, or was rolled back."""
+        """Announce that the pod is removed, or was rolled back."""
 
     async def create_container(
         self, sandbox: Sandbox, container: Container, spec: dict[str, Any]
     ) -> None:
-        """Called before the record is written; may change `spec` and the container's limits.
+        """Announce a container before its record is written; may change `spec` and the container's
+        limits.
 
         May raise Conflict, PeerError (the container is refused), Unavailable, InvalidArgument.
         """
 
     async def created_container(self, sandbox: Sandbox, container: Container) -> None:
-        """Called when the container is listed."""
+        """Announce that the container is listed."""
 
     async def start_container(self, sandbox: Sandbox, container: Container) -> None:
-        """Called before the container's process runs. May raise PeerError."""
+        """Announce a start before the container's process runs. May raise PeerError, which refuses
+        the start."""
 
     async def started_container(self, sandbox: Sandbox, container: Container) -> None:
-        """Called when the container's process runs."""
+        """Announce that the container's process runs."""
 
     async def update_container(
         self, container: Container, limits: api.LinuxContainerResources
     ) -> api.LinuxContainerResources:
-        """Returns the limits to set in place of `limits`. The container's lock must be free. May
-        raise Conflict, PeerError."""
+        """Announce new limits; return the limits to set in their place. The container's lock must
+        be free. May raise Conflict, PeerError."""
         return limits
 
     async def updated_container(self, container: Container) -> None:
-        """Called when the new limits are set."""
+        """Announce that the new limits are set."""
 
     async def stop_container(self, container: Container) -> None:
-        """Called when the container has ended or will never run."""
+        """Announce that the container has ended or will never run."""
 
     async def remove_container(self, container: Container) -> None:
-        """Called when the container is removed, or was rolled back."""
+        """Announce that the container is removed, or was rolled back."""
 
     def container_ended(self, container: Container) -> None:
-        """Called like `stop_container`, by code that cannot wait."""
+        """Announce the end like `stop_container`, for code that cannot wait."""

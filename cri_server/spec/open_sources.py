@@ -44,7 +44,7 @@ class OpenSources:
         close_all(fds)
 
     def subject(self) -> str:
-        """The path that is being opened, for an error."""
+        """Return a phrase for errors with the path that is being opened."""
         return f"path {self.current!r}"
 
     def begin(self, path: str) -> None:

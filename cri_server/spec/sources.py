@@ -169,9 +169,10 @@ def _check_propagation(mount: MountRequest, table: list[MountPoint]) -> None:
 
 
 def devices(requests: list[api.Device]) -> list[HostDevice]:
-    """The devices of the request. A directory stands for every node beneath it.
+    """Look up the devices of the request. A directory stands for every node beneath it.
 
-    Raises InvalidArgument for invalid permissions, and for paths that are not devices."""
+    Raises InvalidArgument for invalid permissions, and for paths that are not devices.
+    """
     devices = []
     for i, request in enumerate(requests):
         access = request.permissions or "rwm"

@@ -154,7 +154,8 @@ def _id(text: str) -> int | None:
 
 
 def _gid(fields: list[str], position: int) -> int | None:
-    """The group id at a position, 0 where it is empty or missing; None if it is not a valid id."""
+    """Return the group id in the field at `position`: 0 where the field is empty or missing, None
+    where it is not a valid id."""
     return _id((fields[position] if len(fields) > position else "") or "0")
 
 
