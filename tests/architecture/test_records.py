@@ -35,7 +35,7 @@ MAY_HOLD_OBJECTS = {
     "runc: the events of a container": "pyrunc/container/stats.py",
     "OCI and Docker: manifests, indexes and configurations of images": """
         cri_server/cli/images/clean.py cri_server/images/archives/build.py
-        cri_server/images/store/catalog.py cri_server/images/archives/export.py
+        cri_server/images/store/catalog.py
         cri_server/images/archives/load.py cri_server/images/formats/manifest.py
         cri_server/images/model.py cri_server/images/service.py""",
     "JSON objects whose keys must be unique": "cri_server/typed.py",
