@@ -14,7 +14,6 @@ from ipaddress import ip_address as parse_address
 
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
-from cri_server.config.model import Containers
 from cri_server.network.model import PodDns, PodNetwork, PortMapping
 from cri_server.observability import events
 from cri_server.operations.steps import Parallel, Step, Steps
@@ -208,7 +207,8 @@ def pause_request(context: RunContext) -> PauseRequest:
     """Describe the pause process for the shim, which compiles it."""
     security_context = context.config.linux.security_context
     options = security_context.namespace_options
-    settings = context.services.config.cgroup
+    config = context.services.config
+    settings = handlers.settings(config, context.sandbox.runtime_handler)
     profile = security.seccomp_profile(_sandbox_seccomp(security_context))
     users = namespaces.id_maps(options)
     # The label of the program has no categories: every pod's pause process may execute it.
@@ -227,25 +227,19 @@ def pause_request(context: RunContext) -> PauseRequest:
         },
         uid_mappings=users.get("uidMappings", []),
         gid_mappings=users.get("gidMappings", []),
-        sysctls=sysctls.with_defaults(
-            context.config.linux.sysctls, options, context.services.config.pods
-        ),
+        sysctls=sysctls.with_defaults(context.config.linux.sysctls, options, config.pods),
         cgroups_path=context.sandbox.cgroups_path,
-        cgroup=CgroupChoice(context.services.node.cgroup_driver, settings.missing_controllers),
+        cgroup=CgroupChoice(context.services.node.cgroup_driver, config.cgroup.missing_controllers),
         oom_score_adj=resources.clamp_oom_score_adj(
             PAUSE_OOM_SCORE_ADJ, context.services.node.oom_score_adj_floor
         ),
-        seccomp=security.seccomp_object(profile, [], _settings(context).seccomp_profile),
+        seccomp=security.seccomp_object(profile, [], settings.seccomp_profile),
         shm_size_bytes=mounts.SHM_SIZE_BYTES,
         shm_owner=namespaces.root_of(options),
         selinux_label=labels.process if policy else "",
         mount_label=labels.mount if policy else "",
         program_label=str(policy.file) if policy else "",
     )
-
-
-def _settings(context: RunContext) -> Containers:
-    return handlers.settings(context.services.config, context.sandbox.runtime_handler)
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
