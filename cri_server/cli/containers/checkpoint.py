@@ -14,8 +14,6 @@ from cri_server.cli.connection.client import Client
 from cri_server.cli.containers import stop
 from pyrunc.errors import AlreadyExists, WrongState, kernel_errors
 
-SECONDS = click.IntRange(0, (1 << 31) - 1)
-
 
 @click.command()
 @click.argument("name", metavar="CONTAINER|POD", shell_complete=completion.both)
@@ -30,7 +28,7 @@ SECONDS = click.IntRange(0, (1 << 31) - 1)
 @click.option(
     "-t",
     "--timeout",
-    type=SECONDS,
+    type=stop.SECONDS,
     default=0,
     metavar="S",
     help="Give up after S seconds; 0: never.",

@@ -7,47 +7,46 @@ server on this machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from cri_server.cli.connection.client import Client
 from pyrunc.errors import WrongState
 from pyrunc.kernel import process
+from pyrunc.kernel.fd import closing_fd
 
 
-class ContainerRoot:
-    """The root of a container as a descriptor, with the ids of its user 0. A context manager."""
+class ContainerRoot(NamedTuple):
+    """The root of a container as a descriptor, and the host's ids of its user and group 0."""
 
-    def __init__(self, client: Client, container: str, name: str) -> None:
-        """Open the root. Raises WrongState if the container does not run on this machine, or
-        without root."""
-        self.name = name
-        pid = client.container_info(container).get("pid", 0)
+    descriptor: int
+    owner: tuple[int, int]
+
+
+@contextlib.contextmanager
+def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRoot]:
+    """Open the root of a container and yield it. Raises WrongState if the container does not run on
+    this machine, or without root."""
+    pid = client.container_info(container).get("pid", 0)
+    try:
+        if not pid:
+            raise FileNotFoundError
+        descriptor = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        raise WrongState(f"container {name}: only root can open its files") from None
+    except OSError:
+        raise WrongState(f"container {name} is not running on this machine") from None
+    with closing_fd(descriptor):
         try:
-            if not pid:
-                raise FileNotFoundError
-            self.descriptor = os.open(
-                f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-            )
-        except PermissionError:
-            raise WrongState(f"container {name}: only root can open its files") from None
+            owner = _first_id(pid, "uid"), _first_id(pid, "gid")
         except OSError:
-            raise WrongState(f"container {name} is not running on this machine") from None
-        try:
-            self.owner = _first_id(pid, "uid"), _first_id(pid, "gid")
-            if not has_process(client, container, pid):
-                raise WrongState(f"container {name} has ended")
-        except BaseException as error:
-            os.close(self.descriptor)
-            if isinstance(error, OSError):
-                raise WrongState(f"container {name} has ended") from None
-            raise
-
-    def __enter__(self) -> ContainerRoot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
+            raise WrongState(f"container {name} has ended") from None
+        if not has_process(client, container, pid):
+            raise WrongState(f"container {name} has ended")
+        yield ContainerRoot(descriptor, owner)
 
 
 def has_process(client: Client, container: str, pid: int) -> bool:

@@ -14,7 +14,7 @@ import click
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers import archive as archives
-from cri_server.cli.containers.container_root import ContainerRoot
+from cri_server.cli.containers.container_root import open_root
 from cri_server.cli.containers.file_copy import FOLDER, Copy
 from cri_server.cli.output.progress import Progress
 from cri_server.cli.output.report import report
@@ -70,7 +70,7 @@ def cp(
         raise InvalidArgument("exactly one of SOURCE and DESTINATION must be CONTAINER:PATH")
     name = source_place.container or destination_place.container
     with Client(address) as client, contextlib.ExitStack() as stack:
-        root = stack.enter_context(ContainerRoot(client, client.container(name).id, name))
+        root = stack.enter_context(open_root(client, client.container(name).id, name))
         here = stack.enter_context(_folder_at(None, "/"))
         progress = stack.enter_context(
             Progress(f"copying {source}", quiet=quiet or destination_place.is_archive)

@@ -62,11 +62,9 @@ def _unlisted(documents: list[Any]) -> list[Any]:
     """Replace each List by its items."""
     result: list[Any] = []
     for document in documents:
-        if isinstance(document, dict) and document.get("kind") == "List":
-            items = document.get("items")
-            result += items if isinstance(items, list) else []
-        else:
-            result.append(document)
+        is_list = isinstance(document, dict) and document.get("kind") == "List"
+        items = document.get("items") if is_list else [document]
+        result += items if isinstance(items, list) else []
     return result
 
 

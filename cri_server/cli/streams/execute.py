@@ -39,11 +39,11 @@ def _variable(text: str) -> str:
 def _user(client: Client, container: str, text: str) -> dict[str, object]:
     """Look up USER[:GROUP] in the container's passwd and group files. Raises InvalidArgument,
     WrongState."""
-    from cri_server.cli.containers.container_root import ContainerRoot
+    from cri_server.cli.containers.container_root import open_root
     from cri_server.spec.user import Accounts, resolve
 
     # CRI's ExecRequest has no user, so the names are looked up here.
-    with ContainerRoot(client, container, container[: show.SHORT]) as root:
+    with open_root(client, container, container[: show.SHORT]) as root:
         files = [_read(root.descriptor, path) for path in ("/etc/passwd", "/etc/group")]
     user = resolve(api.LinuxContainerSecurityContext(), text, Accounts.parse(*files))
     return {"uid": user.uid, "gid": user.gid, "additionalGids": list(user.groups)}
