@@ -12,7 +12,7 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
@@ -31,7 +31,7 @@ class Figures:
 
     cpu: dict[str, int]
     memory: Memory
-    io: dict[str, dict[str, int]]
+    io: Mapping[str, dict[str, int]]
     processes: int
     threads: int
     threads_limit: int
@@ -41,8 +41,8 @@ class Figures:
     disk: os.statvfs_result
     started_at_ns: int
     limits: api.LinuxContainerResources
-    pressure: dict[str, dict[str, dict[str, float]]]
-    hugetlb: dict[str, dict[str, int | None]]
+    pressure: Mapping[str, dict[str, dict[str, float]]]
+    hugetlb: Mapping[str, dict[str, int | None]]
     open_files_limit: int | None
 
     def stat(self, name: str) -> int:

@@ -267,7 +267,7 @@ def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, Figures]:
         except Error:
             continue
         if stats.memory is None:
-            stats.memory = _memory_of(pids)
+            stats = stats.replace(memory=_memory_of(pids))
         figures[key] = Figures(stats, len(pids))
     return figures
 
@@ -284,11 +284,12 @@ def _pod_group(sandbox: Sandbox) -> Cgroup | None:
 
 
 def _added(members: list[Figures]) -> Figures:
-    total = Stats()
+    cpu: dict[str, int] | None = None
+    memory: Memory | None = None
     for member in members:
-        total.cpu = _sum(total.cpu, member.stats.cpu)
-        total.memory = _sum_memory(total.memory, member.stats.memory)
-    return Figures(total, sum(member.processes for member in members))
+        cpu = _sum(cpu, member.stats.cpu)
+        memory = _sum_memory(memory, member.stats.memory)
+    return Figures(Stats(cpu, memory), sum(member.processes for member in members))
 
 
 def _sum(left: Mapping[str, int] | None, right: Mapping[str, int] | None) -> dict[str, int]:

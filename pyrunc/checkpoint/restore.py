@@ -25,7 +25,7 @@ from pyrunc.kernel.namespace import open_namespace, unshare
 from pyrunc.kernel.path import components, open_beneath, resolve
 from pyrunc.launch.run import ChildProcess
 from pyrunc.plan.mounts import normal
-from pyrunc.plan.namespaces import KERNEL_NAMES
+from pyrunc.spec.model import KERNEL_NAMES
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 

@@ -15,9 +15,9 @@ from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel.fd import short_path
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.plan.model import LoadFilter
-from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.records import Record
 from pyrunc.spec.check import settings_by_namespace
+from pyrunc.spec.model import KERNEL_NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
-from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.program.launch import LAUNCHER, open_program
 from pyrunc.records import RecordFile
 from pyrunc.spec.check import check_namespaces, settings_by_namespace
-from pyrunc.spec.model import IdMap, Linux, Namespace, Spec
+from pyrunc.spec.model import KERNEL_NAMES, IdMap, Linux, Namespace, Spec
 from pyrunc.timings import Timings
 
 TYPE_CHECKING = False

@@ -20,37 +20,30 @@ if TYPE_CHECKING:
     Data = tuple[tuple[str, str | None], ...]
 
 _RO = abi.MOUNT_ATTR_RDONLY
-_NOSUID = abi.MOUNT_ATTR_NOSUID
-_NODEV = abi.MOUNT_ATTR_NODEV
-_NOEXEC = abi.MOUNT_ATTR_NOEXEC
 _ATIME = abi.MOUNT_ATTR__ATIME
-_NOATIME = abi.MOUNT_ATTR_NOATIME
-_STRICT = abi.MOUNT_ATTR_STRICTATIME
-_NODIR = abi.MOUNT_ATTR_NODIRATIME
-_NOSYM = abi.MOUNT_ATTR_NOSYMFOLLOW
 
 # option -> (attributes set, attributes cleared). The atime family is an enumeration: setting one
 # clears the field first.
 ATTRIBUTES: dict[str, tuple[int, int]] = {
     "ro": (_RO, 0),
     "rw": (0, _RO),
-    "nosuid": (_NOSUID, 0),
-    "suid": (0, _NOSUID),
-    "nodev": (_NODEV, 0),
-    "dev": (0, _NODEV),
-    "noexec": (_NOEXEC, 0),
-    "exec": (0, _NOEXEC),
-    "nosymfollow": (_NOSYM, 0),
-    "symfollow": (0, _NOSYM),
-    "noatime": (_NOATIME, _ATIME),
+    "nosuid": (abi.MOUNT_ATTR_NOSUID, 0),
+    "suid": (0, abi.MOUNT_ATTR_NOSUID),
+    "nodev": (abi.MOUNT_ATTR_NODEV, 0),
+    "dev": (0, abi.MOUNT_ATTR_NODEV),
+    "noexec": (abi.MOUNT_ATTR_NOEXEC, 0),
+    "exec": (0, abi.MOUNT_ATTR_NOEXEC),
+    "nosymfollow": (abi.MOUNT_ATTR_NOSYMFOLLOW, 0),
+    "symfollow": (0, abi.MOUNT_ATTR_NOSYMFOLLOW),
+    "noatime": (abi.MOUNT_ATTR_NOATIME, _ATIME),
     # An empty field means relatime, the kernel's default since 2.6.30 (mount(2)).
     "atime": (0, _ATIME),
     "relatime": (0, _ATIME),
-    "norelatime": (_STRICT, _ATIME),
-    "strictatime": (_STRICT, _ATIME),
+    "norelatime": (abi.MOUNT_ATTR_STRICTATIME, _ATIME),
+    "strictatime": (abi.MOUNT_ATTR_STRICTATIME, _ATIME),
     "nostrictatime": (0, _ATIME),
-    "nodiratime": (_NODIR, 0),
-    "diratime": (0, _NODIR),
+    "nodiratime": (abi.MOUNT_ATTR_NODIRATIME, 0),
+    "diratime": (0, abi.MOUNT_ATTR_NODIRATIME),
 }
 # Flags of the superblock, which fsconfig takes; on a bind they would change the source, so they are
 # left out.

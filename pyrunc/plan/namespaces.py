@@ -8,23 +8,12 @@ third round; a rootful runtime never does.
 from __future__ import annotations
 
 from pyrunc.plan.model import Join
+from pyrunc.spec.model import KERNEL_NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.plan.model import Op
     from pyrunc.spec.model import Linux
-
-# The specification's words -> names in /proc/PID/ns and `abi.clone.NAMESPACES`
-KERNEL_NAMES = {
-    "mount": "mnt",
-    "cgroup": "cgroup",
-    "uts": "uts",
-    "ipc": "ipc",
-    "user": "user",
-    "pid": "pid",
-    "network": "net",
-    "time": "time",
-}
 
 
 def joins(linux: Linux) -> tuple[list[Op], list[Op]]:

@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from _socket import (
     AF_UNIX,
     CMSG_SPACE,
     MSG_CMSG_CLOEXEC,
-    SCM_RIGHTS,
     SOCK_CLOEXEC,
     SOCK_STREAM,
-    SOL_SOCKET,
 )
 from _socket import socket as _Socket
 
@@ -34,6 +31,7 @@ from pyrunc.abi.mount import MS_SLAVE
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.fd import received
 from pyrunc.kernel.mountinfo import mount_points
 from pyrunc.kernel.namespace import unshare
 from pyrunc.kernel.process import stat
@@ -176,12 +174,7 @@ class _Listener:
                 connection.close()
         except (OSError, Error) as error:
             raise PeerError(f"the runtime has sent no terminal: {error}") from None
-        fds = [
-            int.from_bytes(content[at : at + 4], sys.byteorder)
-            for level, kind, content in ancillary
-            if (level, kind) == (SOL_SOCKET, SCM_RIGHTS)
-            for at in range(0, len(content) - 3, 4)
-        ]
+        fds = received(ancillary)
         if len(fds) != 1:  # CMSG_SPACE is aligned: there is room for two
             ipc.close_all(fds)
             raise PeerError(f"the runtime has sent {len(fds)} descriptors, not one terminal")

@@ -11,6 +11,7 @@ import posixpath
 
 from pyrunc.abi.process import IOPRIO_CLASSES, RLIMITS, SCHED_FLAGS, SCHED_POLICIES
 from pyrunc.errors import InvalidSpec
+from pyrunc.spec.model import KERNEL_NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from pyrunc.spec.model import Device, Hook, Linux, Mount, Process, Spec
 
-NAMESPACES = ("mount", "pid", "network", "ipc", "uts", "user", "cgroup", "time")
 PROPAGATIONS = (
     "shared",
     "slave",
@@ -164,7 +164,7 @@ def check_namespaces(linux: Linux) -> None:
     seen: set[str] = set()
     for i, entry in enumerate(linux.namespaces):
         at = f"linux.namespaces[{i}]"
-        if entry.type not in NAMESPACES:
+        if entry.type not in KERNEL_NAMES:
             raise InvalidSpec(f"{at}.type", f"unknown namespace type {entry.type!r}")
         if entry.type in seen:
             raise InvalidSpec(f"{at}.type", f"the {entry.type} namespace appears twice")

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# The specification's words -> names in /proc/PID/ns and `abi.clone.NAMESPACES`
+KERNEL_NAMES = {
+    "mount": "mnt",
+    "cgroup": "cgroup",
+    "uts": "uts",
+    "ipc": "ipc",
+    "user": "user",
+    "pid": "pid",
+    "network": "net",
+    "time": "time",
+}
+
+
 class IdMap(Value):
     """Maps `size` ids from `container_id` up to `host_id` and up outside."""
 

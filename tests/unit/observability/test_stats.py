@@ -23,16 +23,9 @@ MEMORY = Memory(
 )
 
 
-def read(**parts: Any) -> Stats:
-    stats = Stats()
-    for name, figures in parts.items():
-        setattr(stats, name, figures)
-    return stats
-
-
 def filled(**parts: Any) -> tuple[api.CpuUsage, api.MemoryUsage]:
     cpu, memory = api.CpuUsage(), api.MemoryUsage()
-    stats._fill("key", cpu, memory, read(**parts))
+    stats._fill("key", cpu, memory, Stats(**parts))
     return cpu, memory
 
 
@@ -57,10 +50,10 @@ def test_memory_without_a_limit_has_no_available_bytes() -> None:
 @pytest.mark.requirement("10.1.11")
 def test_swap_stats_are_filled() -> None:
     swap = api.SwapUsage()
-    stats._fill_swap(swap, read(memory=MEMORY))
+    stats._fill_swap(swap, Stats(memory=MEMORY))
     assert (swap.swap_usage_bytes.value, swap.swap_available_bytes.value) == (3 * MIB, 5 * MIB)
     none = api.SwapUsage()
-    stats._fill_swap(none, read(memory=Memory(1, {}, {})))
+    stats._fill_swap(none, Stats(memory=Memory(1, {}, {})))
     assert not none.timestamp, "a kernel without swap accounting"
 
 
