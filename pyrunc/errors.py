@@ -164,8 +164,8 @@ class PeerError(Error):
 
 
 class Unavailable(PeerError):
-    """A process of ours for the request has ended: a shim, a zygote, a worker. Another try may
-    find a new one."""
+    """A process of ours that serves the request has ended: a shim, a zygote or a worker. A repeated
+    request may reach a new one."""
 
     kind = "unavailable"
 

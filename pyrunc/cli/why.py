@@ -178,8 +178,8 @@ def places(text: str) -> dict[Path, int]:
 
 
 def _positions(text: str) -> Iterator[tuple[Path, int]]:
-    """Yield path and offset of each value; of a member of an object the offset of its name.
-    Iterative, because texts may be deep."""
+    """Yield the path and the offset of each value; the offset of an object's member is that of its
+    name. Without recursion, because texts may be deep."""
     decoder = json.JSONDecoder()
     at = _skip(text, 0)
     open_parts: list[list[Any]] = []  # [kind, path, number of the next item]

@@ -67,7 +67,7 @@ _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)
 
 
 class StoredEntry(Value):
-    """An entry's data and copies of its descriptors, the caller's to close."""
+    """An entry's data and copies of its descriptors, which the caller closes."""
 
     data: bytes
     fds: list[int]

@@ -157,8 +157,8 @@ class Systemd:
 
 
 def _open_bus(bus: str) -> Any:
-    """Connect as the user that the bus sees behind our socket: root of a user namespace has another
-    id there.
+    """Connect to the bus with the user id that the bus sees for our socket. Root of a user
+    namespace has another id there.
 
     The handshake is that of the D-Bus specification, "Authentication protocol", with EXTERNAL.
     """

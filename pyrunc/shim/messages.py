@@ -240,7 +240,7 @@ class CreateContainer(Request):
 
 
 class ContainerCreated(Record):
-    """The container's process can be started."""
+    """The container is created, and can be started."""
 
     parts: Sequence[Any] = ()
 
@@ -406,8 +406,8 @@ class PodState(Record):
 
     @property
     def netns(self) -> str | None:
-        """The path of the pod's network namespace; up to version 0.1.0 only the pause process has
-        it."""
+        """The path of the pod's network namespace. A shim of version 0.1.0 reports it only with the
+        pause process."""
         return self.netns_path or (self.holder.netns_path if self.holder else None)
 
     @property

@@ -268,7 +268,8 @@ def _take_pid(path: str) -> int:
 
 
 def _last_message(since: int) -> str:
-    """Return the last message of the log after offset `since`: of JSON lines, or of other text."""
+    """Return the last message in the log after the offset `since`. A line is a JSON object or plain
+    text."""
     try:
         with open(LOG, "rb", buffering=0) as file:
             file.seek(max(since, _size(LOG) - LOG_READ_BYTES))

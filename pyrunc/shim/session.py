@@ -152,7 +152,7 @@ class SupervisedContainer:
             warn(f"container {self.id}: {error}")
 
     def store(self) -> tuple[messages.StoredContainer, list[int]]:
-        """Return the keeper's record and copies of the descriptors, the caller's to close. Raises
+        """Return the keeper's record and copies of the descriptors, which the caller closes. Raises
         WrongState when the first process has ended."""
         pidfd = self.open_pidfd()
         process = self._process
@@ -400,7 +400,7 @@ class ProcessPipes:
         return [fd for fd in (self.stdin, self.stdout, self.stderr) if fd >= 0]
 
     def close_theirs(self) -> None:
-        """Close the process's ends after it has them."""
+        """Close the process's ends, of which the process has copies."""
         for fd in {*self.stdio, self._null}:
             os.close(fd)
 
@@ -426,7 +426,7 @@ class ExecSession:
         self._console_fd: int | None = None
 
     def started(self, process: StartedProcess) -> None:
-        """Take the process, which is killed if the session was killed during its start."""
+        """Take the process that was started; kill it if the session was killed meanwhile."""
         self.pid, self._console_fd, self.starting = process.pid, process.console_fd, None
         if self._killed:
             self.kill()

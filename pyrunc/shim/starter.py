@@ -64,7 +64,7 @@ class SupervisedProcess:
             send_signal(self.pidfd, number)
 
     def open_pidfd(self) -> int:
-        """Return a new pidfd, the caller's to close."""
+        """Return a new pidfd, which the caller closes."""
         return os.pidfd_open(self.pid) if self.pidfd is None else os.dup(self.pidfd)
 
     def close_pidfd(self) -> None:
@@ -152,7 +152,7 @@ class PauseProcess(SupervisedProcess):
         self.parts: list[Part] = []
 
     def store(self) -> tuple[messages.StoredPause, list[int]]:
-        """Return the keeper's record and copies of the descriptors, the caller's to close."""
+        """Return the keeper's record and copies of the descriptors, which the caller closes."""
         group = self.group.record() if self.group else None
         network = [] if self.netns_fd is None else [self.netns_fd]
         fds = [*network, *self.mounts.values()]
@@ -377,8 +377,8 @@ class _Clock:
         self.parts: list[Part] = []
 
     def stop(self) -> None:
-        """Compute the parts; called before the program, which describes its operations, is
-        closed."""
+        """Compute the parts. To be called before the program is closed, because it describes its
+        operations."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}
