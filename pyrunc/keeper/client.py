@@ -326,7 +326,9 @@ class Keeper:
     def _checked(self, name: str, answer: bytes, fds: list[int]) -> _Answer:
         try:
             if len(answer) < MESSAGE.size:
-                raise PeerError(f"the keeper has sent {len(answer)} bytes")
+                raise PeerError(
+                    f"the keeper has sent an answer of {len(answer)} bytes, which is too short"
+                )
             head = MESSAGE.unpack_from(answer)
             if head[0] != VERSION or head[3] == EPROTO:
                 raise Unsupported(

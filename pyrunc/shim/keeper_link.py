@@ -135,7 +135,7 @@ class KeeperLink:
             data = ipc.encode(record.to_fields())
             self._call(lambda keeper: keeper.post_put(name, data, fds))
         except KernelError as error:
-            warn(f"not stored, so that it ends with this shim: {name}: {error}")
+            warn(f"the keeper does not store {name}, which ends with this shim: {error}")
         finally:
             ipc.close_all(fds)
         self._unsent.discard(name)
@@ -171,7 +171,7 @@ class KeeperLink:
             self._send_later()
             return
         for number in refused:
-            warn(f"the keeper stores no more: {os.strerror(number)}")
+            warn(f"the keeper has refused an entry: {os.strerror(number)}")
 
     def _send_later(self) -> None:
         if self._again is None:

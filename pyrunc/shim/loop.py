@@ -140,7 +140,7 @@ class LaunchSteps:
         """End the launch: undo its steps, kill the process and call `on_failed`."""
         self._unwatch()
         self._steps.close()
-        self._failed(Error("it was killed before it ran"))
+        self._failed(Error("the process was killed before it ran"))
 
     def _next(self, events: int) -> None:
         self._unwatch()

@@ -251,7 +251,7 @@ def _process(pid: int, group: Cgroup, console: int | None) -> StartedProcess:
     the shim reaps it, so its pid is not reused."""
     status = stat(pid)
     if status is None:
-        raise PeerError(f"the runtime's process {pid} is not there")
+        raise PeerError(f"the runtime's process {pid} does not exist")
     process = StartedProcess(pid, status.start_time, group, console)
     process.of_other_runtime = True
     return process
@@ -264,7 +264,7 @@ def _take_pid(path: str) -> int:
         os.unlink(path)
         return pid
     except (OSError, ValueError) as error:
-        raise PeerError(f"the runtime's pid file: {error}") from None
+        raise PeerError(f"cannot read the runtime's pid file: {error}") from None
 
 
 def _last_message(since: int) -> str:

@@ -348,7 +348,7 @@ class Pod:
         any more, are killed."""
         container_id = request.container
         if container_id in self._containers:
-            raise AlreadyExists(f"container {container_id} is here already")
+            raise AlreadyExists(f"container {container_id} is already in this shim")
         container = self._new_container(container_id)
         name = messages.StoredContainer.name_of(container_id)
         record, fds = self._pods.keeper.get(name, messages.StoredContainer)
@@ -383,7 +383,7 @@ class Pod:
             group.kill()
             self._remove(group)
         except (Error, OSError) as error:
-            warn(f"cleaning up after a failed start: {error}")
+            warn(f"cannot clean up after a failed start: {error}")
 
     def _container_exited(self, container: SupervisedContainer) -> None:
         # exit.json is written, so no other shim needs the descriptors.
@@ -691,7 +691,7 @@ def _record(container: SupervisedContainer, state: State) -> None:
             cgroup=container.group.record(),
         )
     except OSError as error:
-        warn(f"container {container.id}: {messages.STATE_RECORD}: {error}")
+        warn(f"container {container.id}: cannot write {messages.STATE_RECORD}: {error}")
 
 
 def _checked(number: int) -> int:

@@ -112,7 +112,7 @@ class Pods:
             try:
                 self._network = open_network()
             except KernelError as error:  # the next pod's own attempt reports it
-                warn(f"no network namespace ahead: {error}")
+                warn(f"cannot make the next network namespace: {error}")
 
     def _disconnected(self, connection: ClientConnection) -> None:
         self._end_if_unused()

@@ -361,7 +361,7 @@ class SupervisedContainer:
             path = f"{self.directory}/{messages.EXIT_RECORD}"
             atomic_file.write_json(path, end.to_fields())
         except OSError as error:
-            warn(f"no exit record in {self.directory}: {error}")
+            warn(f"cannot write an exit record in {self.directory}: {error}")
 
     def _count_kills(self, ended: ProcessEnd) -> None:
         try:

@@ -66,7 +66,7 @@ class Worker:
         try:
             received = ipc.receive(self._answer)
         except (OSError, Error) as error:
-            warn(f"a worker's answer: {error}")
+            warn(f"cannot read a worker's answer: {error}")
             received = None
         self._loop.unwatch(self._answer.fileno())
         self._answer.close()

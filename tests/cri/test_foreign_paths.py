@@ -175,7 +175,7 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
         waits = pool.submit(message_of, lambda: server.start_container(container))
         assert wait_until(lambda: volume.waiting, 30)
         server.stop_pod(pod)
-        assert "it was killed before it ran" in waits.result(60)
+        assert "the process was killed before it ran" in waits.result(60)
     assert server.status(container).state == api.CONTAINER_EXITED
     volume.answer()
     server.remove_pod(pod)
