@@ -222,10 +222,6 @@ class ShimClient:
         """
         return await self._ask(messages.Stop(container, int(signal), timeout_s), Exit)
 
-    async def signal(self, container: str, signal: int) -> None:
-        """Send `signal` to the container's first process."""
-        await self._ask(messages.Signal(container, int(signal)), messages.Done)
-
     async def attach(
         self, container: str, *, stdin: bool = False, stdout: bool = True, stderr: bool = False
     ) -> Streams:

@@ -22,6 +22,7 @@ from cri_server.store.encoded import CachedEncoding
 from cri_server.store.facts import ProcessIdentity
 from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord
+from pyrunc.records import Record
 from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
@@ -102,19 +103,9 @@ class Sandbox:
 
     def to_record(self) -> SandboxRecord:
         return SandboxRecord(
-            id=self.id,
+            **_shared(self, SandboxRecord, "config holder selinux"),
             config=pack(self.config),
-            runtime_handler=self.runtime_handler,
-            created_at_ns=self.created_at_ns,
-            boot_id=self.boot_id,
-            cgroup_parent=self.cgroup_parent,
-            cgroups_path=self.cgroups_path,
-            phase=self.phase,
-            ips=self.ips,
-            network=self.network,
-            netns_path=self.netns_path,
             holder=self.pause,
-            shim=self.shim,
             selinux=[self.selinux.process, self.selinux.mount],
         )
 
@@ -128,19 +119,9 @@ class Sandbox:
                 f"sandbox record: selinux is {record.selinux!r}, not two labels"
             ) from None
         return cls(
-            id=record.id,
+            **_shared(record, SandboxRecord, "config holder selinux"),
             config=unpack(api.PodSandboxConfig, record.config),
-            runtime_handler=record.runtime_handler,
-            created_at_ns=record.created_at_ns,
-            boot_id=record.boot_id,
-            cgroup_parent=record.cgroup_parent,
-            cgroups_path=record.cgroups_path,
-            phase=record.phase,
-            ips=list(record.ips),
-            network=record.network,
-            netns_path=record.netns_path,
             pause=record.holder,
-            shim=record.shim,
             selinux=labels,
         )
 
@@ -216,20 +197,10 @@ class Container:
 
     def to_record(self) -> ContainerRecord:
         return ContainerRecord(
-            id=self.id,
-            sandbox_id=self.sandbox_id,
+            **_shared(self, ContainerRecord, "config user resources"),
             config=pack(self.config),
-            created_at_ns=self.created_at_ns,
-            boot_id=self.boot_id,
-            image_id=self.image_id,
-            image_ref=self.image_ref,
-            image_name=self.image_name,
             user=[self.user.uid, self.user.gid, list(self.user.groups), self.user.home],
-            stop_signal=self.stop_signal,
-            log_path=self.log_path,
-            cgroups_path=self.cgroups_path,
             resources=pack(self.resources),
-            mounted_images=self.mounted_images,
         )
 
     @classmethod
@@ -243,21 +214,18 @@ class Container:
                 f"container record: user is {record.user!r}, not uid, gid, groups, home"
             ) from None
         return cls(
-            id=record.id,
-            sandbox_id=record.sandbox_id,
+            **_shared(record, ContainerRecord, "config user resources"),
             config=unpack(api.ContainerConfig, record.config),
-            created_at_ns=record.created_at_ns,
-            boot_id=record.boot_id,
-            image_id=record.image_id,
-            image_ref=record.image_ref,
-            image_name=record.image_name,
             user=user,
-            stop_signal=record.stop_signal,
-            log_path=record.log_path,
-            cgroups_path=record.cgroups_path,
             resources=unpack(api.LinuxContainerResources, record.resources),
-            mounted_images=record.mounted_images,
         )
+
+
+def _shared(source: object, kind: type[Record], converted: str) -> dict[str, Any]:
+    """Return the fields of `source` that a `kind` of record and its object share; the others, whose
+    names are in `converted`, have two forms."""
+    others = converted.split()
+    return {name: getattr(source, name) for name in kind.__annotations__ if name not in others}
 
 
 def sandbox_name(metadata: api.PodSandboxMetadata) -> SandboxName:

@@ -9,12 +9,13 @@ nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cri_server.zygote.peer import Peer, answered_without_fds, fail
@@ -194,11 +195,8 @@ class Zygote:
                 # reaped once, also when the caller that noticed its death is cancelled meanwhile
                 if old:
                     await asyncio.shield(old.close())
-                self._process = await self._start()
+                self._process = await _Process.start(self._preload, self.keeper)
             return self._process
-
-    async def _start(self) -> _Process:
-        return await _Process.start(self._preload, self.keeper)
 
     async def renew(self) -> None:
         """Replace a living zygote by a new one, which the keeper that lives now starts; the old one
@@ -207,7 +205,7 @@ class Zygote:
             old = self._process
             if self._closed or old is None or old.gone:
                 return
-            self._process = await self._start()
+            self._process = await _Process.start(self._preload, self.keeper)
         try:
             async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                 while old.peer.busy:
@@ -253,7 +251,7 @@ class _Spawned:
 
 
 class _Process:
-    """One living zygote."""
+    """A zygote's process and the connection to it."""
 
     def __init__(self, spawned: _Spawned, sock: socket.socket) -> None:
         self._spawned, self.pid = spawned, spawned.pid
@@ -316,21 +314,20 @@ class _JobPipes:
         self._result, self._their_result = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._result.setblocking(False)
 
-    def open_ends(self, stdin: bytes) -> _Ends:
-        """Open the child's descriptors: stdin, stdout, stderr, result socket. The end of the with
-        block closes them here."""
-        ends = _Ends([self._their_result.detach()])
+    @contextlib.contextmanager
+    def open_ends(self, stdin: bytes) -> Iterator[list[int]]:
+        """Open the child's descriptors for the block: stdin, stdout, stderr, result socket."""
+        ends = [self._their_result.detach()]
         try:
             for place in (0, 1):
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 self._outputs.append(_Output(self._loop, ours, self._limit_bytes))
-                ends.fds.insert(place, theirs)
+                ends.insert(place, theirs)
             # Not a pipe, into which the loop would have to write at the job's pace.
-            ends.fds.insert(0, ipc.open_memory("stdin", stdin))
-        except BaseException:
-            ipc.close_all(ends.fds)
-            raise
-        return ends
+            ends.insert(0, ipc.open_memory("stdin", stdin))
+            yield ends
+        finally:
+            ipc.close_all(ends)
 
     def result(self, exit_code: int) -> JobResult:
         """Return the job's output and descriptors. Raises the error that it reported."""
@@ -362,17 +359,6 @@ class _JobPipes:
             output.close()
         self._result.close()
         self._their_result.close()
-
-
-class _Ends:
-    def __init__(self, fds: list[int]) -> None:
-        self.fds = fds
-
-    def __enter__(self) -> list[int]:
-        return self.fds
-
-    def __exit__(self, *exception: object) -> None:
-        ipc.close_all(self.fds)
 
 
 class _Output:

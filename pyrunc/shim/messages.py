@@ -326,14 +326,6 @@ class Stop(Request):
     timeout_s: float
 
 
-class Signal(Request):
-    """Send a signal to the container's first process."""
-
-    call = "signal"
-    container: Id
-    signal: int
-
-
 class Attach(Request):
     """Attach to the container's streams. The answer has descriptors as `ExecStarted` has."""
 

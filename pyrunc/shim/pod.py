@@ -109,7 +109,6 @@ class Pod:
             handler(messages.StartExec, self._exec),
             handler(messages.KillExec, self._kill_exec),
             handler(messages.Stop, self._stop),
-            handler(messages.Signal, self._signal),
             handler(messages.Attach, self._attach),
             handler(messages.Resize, self._resize),
             handler(messages.ReopenLog, self._reopen_log),
@@ -446,10 +445,6 @@ class Pod:
 
     def _stop(self, call: Call, request: messages.Stop) -> None:
         self._container(request.container).stop(call, _checked(request.signal), request.timeout_s)
-
-    def _signal(self, call: Call, request: messages.Signal) -> None:
-        self._running(request.container).send_signal(_checked(request.signal))
-        call.answer()
 
     def _attach(self, call: Call, request: messages.Attach) -> None:
         names = [name for name in messages.STREAMS if getattr(request, name)]
