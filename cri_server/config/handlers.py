@@ -47,6 +47,4 @@ def settings(config: Config, name: str) -> Containers:
     if handler is None:
         return config.containers
     overrides = {key: value for key in OVERRIDES if (value := getattr(handler, key)) is not None}
-    return (
-        msgspec.structs.replace(config.containers, **overrides) if overrides else config.containers
-    )
+    return msgspec.structs.replace(config.containers, **overrides)

@@ -110,21 +110,12 @@ def problems(source: Source) -> Iterator[tuple[Key, InvalidSpec]]:
         return
     except msgspec.ValidationError:
         pass  # it names the first wrong key only, so each key is checked alone below
-    for key, value in _values(_without(source.values, unknown)):
+    for key, value in sources.leaves(_without(source.values, unknown)):
         try:
             msgspec.convert(_nested(key, value), Config)
         except msgspec.ValidationError as error:
             name, text = _parsed(error)
             yield key, InvalidSpec(f"{source.place(key)}: {name}", text)
-
-
-def _values(values: dict[str, Any], before: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield each key with its value; an empty table is a value."""
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _values(value, (*before, name))
-        else:
-            yield (*before, name), value
 
 
 def _nested(key: Key, value: Any) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def lines(text: str) -> dict[Key, int]:
             table = _deepest(values)
             result.setdefault(table, first)
         else:
-            for key in _leaves(values):
+            for key, _ in leaves(values):
                 result.setdefault(table + key, first)
         statement = ""
     return result
@@ -116,12 +116,13 @@ def _deepest(values: Any) -> Key:
     return key
 
 
-def _leaves(values: dict[str, Any], before: Key = ()) -> Iterator[Key]:
+def leaves(values: dict[str, Any], before: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Yield each key with its value; an empty table is a value."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*before, name))
+            yield from leaves(value, (*before, name))
         else:
-            yield (*before, name)
+            yield (*before, name), value
 
 
 def merge(
