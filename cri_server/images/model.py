@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
-
-import msgspec
 
 HIGHEST_ID = 2**31 - 1
 
@@ -36,20 +33,6 @@ class Auth:
 
 
 AUTH_FIELDS = tuple(field.name for field in fields(Auth))
-
-
-class ImageConfig(msgspec.Struct, frozen=True, rename="pascal"):
-    """The part of an image's configuration that containers use. Hostile input: types are checked,
-    values are not. `volumes`: the paths are its keys."""
-
-    user: str = ""
-    env: list[str] = []
-    entrypoint: list[str] = []
-    cmd: list[str] = []
-    working_dir: str = ""
-    labels: dict[str, str] = {}
-    stop_signal: str = ""
-    volumes: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cri_server.images.archives import export as exports
 from cri_server.images.archives import load as archives
 from cri_server.images.formats.digests import digest_of, hex_of
-from cri_server.images.formats.manifest import LIMIT_BYTES
+from cri_server.images.formats.manifest import LIMIT_BYTES, ImageConfig
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
 from cri_server.images.layers.inflate import Limits
-from cri_server.images.model import Auth, Image, ImageConfig, Progress, StoreUsage
+from cri_server.images.model import Auth, Image, Progress, StoreUsage
 from cri_server.images.store.catalog import Content, Name, id_matches
 from cri_server.images.store.image_paths import ImagePaths
 from cri_server.images.store.layer_blobs import PlainLayers

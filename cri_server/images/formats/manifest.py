@@ -19,7 +19,6 @@ from cri_server.images.formats.digests import is_digest
 from cri_server.images.formats.platforms import Platform as Platform
 from cri_server.images.formats.platforms import host_platform as host_platform
 from cri_server.images.formats.platforms import host_processors, processor, rank
-from cri_server.images.model import ImageConfig
 from pyrunc.errors import NotFound, PeerError, Unsupported
 
 # The size that registries should accept at least (distribution specification, "Pushing Manifests").
@@ -106,6 +105,20 @@ class Index(msgspec.Struct, frozen=True):
     """An image index: manifests for several platforms."""
 
     manifests: list[Descriptor]
+
+
+class ImageConfig(msgspec.Struct, frozen=True, rename="pascal"):
+    """The part of an image's configuration that containers use. Hostile input: types are checked,
+    values are not. `volumes`: the paths are its keys."""
+
+    user: str = ""
+    env: list[str] = []
+    entrypoint: list[str] = []
+    cmd: list[str] = []
+    working_dir: str = ""
+    labels: dict[str, str] = {}
+    stop_signal: str = ""
+    volumes: dict[str, Any] = {}
 
 
 class Config(msgspec.Struct, frozen=True):
