@@ -1,4 +1,4 @@
-"""A pod's door: what the verbs have its shim do, one method for each.
+"""Pod: the operations of a pod's shim that the server's verbs use, one method for each.
 
 The shim may be killed, be silent or be replaced at any time (`cri_server.pod.shims`). A method that
 needs it raises Unavailable then; one that ends something does without it.

@@ -379,7 +379,8 @@ class Shims:
                 )
 
     def _learn(self, sandbox: Sandbox, state: messages.PodState) -> None:
-        """Take over the shim's state of the pod, also for containers whose folders were deleted."""
+        """Copy the shim's state of the pod into the index, also for containers whose folders were
+        deleted."""
         sandbox.pause_alive = state.pause_running
         if state.pause is not None:
             sandbox.pause = ProcessIdentity(state.pause.pid, state.pause.start_time)

@@ -27,19 +27,20 @@ class Table(Generic[Object]):
         return len(self._by_id)
 
     def add(self, thing: Object) -> None:
-        """Make the object visible."""
+        """Add an object; later calls find it by its id and its name."""
         self._by_id[thing.id] = thing
         self._by_name[thing.name] = thing.id
 
     def remove(self, thing: Object) -> None:
-        """Make the object invisible and free its name; idempotent."""
+        """Remove an object and free its name; does nothing for an unknown object."""
         self._by_id.pop(thing.id, None)
         # A second call must not free the name of a later object.
         if self._by_name.get(thing.name) == thing.id:
             del self._by_name[thing.name]
 
     def find(self, reference: str) -> Object | None:
-        """Find by id or unique id prefix; None if unknown, ambiguous or empty."""
+        """Return the object with this id or unique prefix of an id; None if there is none or
+        several, or if the text is empty."""
         exact = self._by_id.get(reference)
         # Ids have 64 characters: a longer text cannot be a prefix, so the search through all is
         # spared.
@@ -49,14 +50,14 @@ class Table(Generic[Object]):
         return matches[0] if len(matches) == 1 else None
 
     def get(self, reference: str) -> Object:
-        """Find by id or unique id prefix. Raises NotFound."""
+        """Return the object with this id or unique prefix of an id. Raises NotFound."""
         thing = self.find(reference)
         if thing is None:
             raise NotFound(f"no such {self._kind}: {reference[:80]!r}")
         return thing
 
     def named(self, name: tuple[object, ...]) -> Object | None:
-        """The object with this name."""
+        """Return the object with this name; None if there is none."""
         key = self._by_name.get(name)
         return self._by_id.get(key) if key else None
 
@@ -69,14 +70,14 @@ class Index:
         self.containers: Table[Container] = Table("container")
 
     def containers_of(self, sandbox: Sandbox) -> list[Container]:
-        """The sandbox's containers, newest last."""
+        """Return the sandbox's containers, newest last."""
         return sorted(
             (c for c in self.containers if c.sandbox_id == sandbox.id),
             key=lambda c: c.created_at_ns,
         )
 
     def users_of(self, image_id: str) -> list[str]:
-        """Ids of the containers that were created from the image or mount it."""
+        """Return the ids of the containers that were created from the image or mount it."""
         return [
             c.id for c in self.containers if image_id in (c.image_id, *c.mounted_images.values())
         ]
@@ -88,7 +89,7 @@ class Index:
         state: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> list[Sandbox]:
-        """The sandboxes that match all given filters."""
+        """Return the sandboxes that match all filters."""
         return [
             s
             for s in _candidates(self.sandboxes, reference)
@@ -104,7 +105,7 @@ class Index:
         sandbox: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> list[Container]:
-        """The containers that match all given filters."""
+        """Return the containers that match all filters."""
         owner = self.sandboxes.find(sandbox) if sandbox else None
         if sandbox and owner is None:
             return []

@@ -26,7 +26,8 @@ TOGETHER_S = 0.1  # folders that come within this time are deleted by one thread
 
 
 class Trash:
-    """One folder on the same file system as the folders thrown away. Use from one event loop."""
+    """Moves folders into one folder of their file system, and deletes them there in the background.
+    Use from one event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

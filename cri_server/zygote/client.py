@@ -187,6 +187,7 @@ class Zygote:
             self._process = None
 
     async def _live(self) -> _Process:
+        """Return the living zygote; start one if there is none. Raises Unavailable when closed."""
         async with self._starting:
             if self._closed:
                 raise Unavailable("the zygote is closed")
@@ -217,7 +218,8 @@ class Zygote:
 
 
 class _Spawned:
-    """A process that was started: ours to reap if `is_child`, else the keeper's. Owns the pidfd."""
+    """A started process. The server reaps it if `is_child`, else the keeper does. Owns the
+    pidfd."""
 
     def __init__(self, pid: int, pidfd: int, is_child: bool) -> None:
         self.pid, self.pidfd, self.is_child = pid, pidfd, is_child
@@ -230,8 +232,7 @@ class _Spawned:
             pass
 
     async def ended(self) -> None:
-        """Wait for the exit without blocking the loop; kill a process that does not end. Closes the
-        pidfd."""
+        """Wait until the process has ended, and kill it after 5 s. Closes the pidfd."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         try:
@@ -407,8 +408,8 @@ def _fields(arguments: Record | None) -> ipc.Message:
 
 
 async def _spawn_below(keeper: str | None, fd: int, preload: Sequence[str]) -> _Spawned:
-    """Start a zygote with `fd` as its descriptor 3: below the keeper, or by ourselves where that is
-    refused."""
+    """Start a zygote with `fd` as its descriptor 3: as a child of the keeper, or of the server
+    if the keeper refuses."""
     if keeper is not None:
         starting = asyncio.ensure_future(
             asyncio.to_thread(_start_below, keeper, os.dup(fd), preload)

@@ -2,9 +2,9 @@
 asyncio, without threads.
 
 A request is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}.
-What has no id is no answer and goes to `on_other`. Nothing blocks: what the socket does not take is
-queued. A socket that closes, or receives something else than a message, breaks every waiting
-request; `on_lost` is then called once."""
+A message without an id is no answer; `on_other` is called with it. Sending never blocks: messages
+that the socket does not take are queued. When the socket closes, or receives something else than a
+message, every waiting request fails, and `on_lost` is called once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Answer = tuple[dict[str, Any], list[int]]
 
 
 class Peer:
-    """The other side. Use from one event loop; requests may overlap."""
+    """Sends requests to the other end and matches its answers. Use from one event loop; requests
+    may overlap."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Peer:
         """Queue a request; returns its id and the future answer, for `answered`.
 
         The caller keeps its descriptors and may close them at once. Raises Unavailable when the
-        other side is gone.
+        other end is gone.
         """
         if self.lost:
             raise Unavailable(f"{self._name} is gone")
@@ -66,7 +67,7 @@ class Peer:
         return self._next_id, future
 
     def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Queue a message that has no answer; nothing happens when the other side is gone."""
+        """Queue a message that has no answer; does nothing when the other end is gone."""
         if self.lost:
             return
         text = ipc.encode(dict(message))
@@ -83,7 +84,8 @@ class Peer:
         self._unsent.append((text, [os.dup(fd) for fd in fds]))
 
     def close(self, why: str) -> None:
-        """Hang up; what waits gets Unavailable(`why`). `on_lost` is not called."""
+        """Close the connection; waiting requests raise Unavailable(`why`). `on_lost` is not
+        called."""
         if self.lost:
             return
         self.lost = True
@@ -123,7 +125,7 @@ class Peer:
                 received = ipc.receive(self._socket)
             except BlockingIOError:
                 return
-            except Exception:  # it is gone, or does not speak our language: the same to us
+            except Exception:  # it is gone, or has sent something else than a message
                 received = None
             if received is None:
                 self._ended()
@@ -150,24 +152,20 @@ class Peer:
 
 
 async def answered(answer: asyncio.Future[Answer]) -> Answer:
-    """Wait for the answer to a request. Raises the error that was answered.
-
-    A caller can be cancelled after its answer has come and before it runs again: the descriptors
-    have no owner then, and are closed.
-    """
+    """Return the answer to a request, when it has come. Raises the error that was answered."""
     try:
         return await answer
     except asyncio.CancelledError:
+        # Cancelled after the answer has come and before this task runs again: its descriptors have
+        # no owner.
         if answer.done() and not answer.cancelled() and answer.exception() is None:
             ipc.close_all(answer.result()[1])
         raise
 
 
 async def answered_without_fds(answer: asyncio.Future[Answer]) -> dict[str, Any]:
-    """The fields of an answer that has no descriptors; those that came all the same are closed.
-
-    Raises the error that was answered.
-    """
+    """Return the fields of an answer without descriptors; unexpected descriptors are closed. Raises
+    the error that was answered."""
     fields, fds = await answered(answer)
     ipc.close_all(fds)
     return fields
