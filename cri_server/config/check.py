@@ -25,7 +25,7 @@ def check(config: Config) -> None:
 
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
-    """Yield all errors."""
+    """Yield an error for each wrong value."""
     if not config.server.listen.startswith("unix:///"):
         yield InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
     elif len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:

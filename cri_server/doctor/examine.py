@@ -71,7 +71,7 @@ def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterato
 
 
 def log_problems(host: Host) -> None:
-    """Log the problems that the checks which only read find, when a server starts."""
+    """Make the PASSIVE checks and log their problems, for a server that starts."""
     for result in examine(host, PASSIVE):
         if result.level >= Level.WARNING:
             level = logging.WARNING if result.level == Level.WRONG else logging.INFO

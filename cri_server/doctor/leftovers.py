@@ -55,8 +55,8 @@ def _unanswered(path: Path) -> str:
 
 
 def pods(host: Host) -> Iterator[CheckResult]:
-    """Look for shims of this state directory whose sandbox has no record; a server ends them at its
-    start."""
+    """Look for pods of shims that have no record in this state directory; a starting server ends
+    them."""
     recorded = set(records_in(_paths(host).sandbox_records))
     stray = {name: pid for name, pid in _shims(host).items() if name not in recorded}
     if stray:
@@ -93,8 +93,8 @@ def mounts(host: Host) -> Iterator[CheckResult]:
 
 
 def names(host: Host) -> Iterator[CheckResult]:
-    """Look for names of network namespaces in the form of sandbox ids, without a record or an
-    attachment."""
+    """Look for names of network namespaces that are ids of sandboxes, but of sandboxes without a
+    record and without a network."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
     recorded = {
         *records_in(paths.sandbox_records),

@@ -75,7 +75,7 @@ def script(shell: str, name: str, program: click.Command) -> str:
 
 
 def variable(name: str) -> str:
-    """Return the environment variable with which a script calls the program."""
+    """Return the environment variable that makes the program print completions."""
     # click looks for this name (its documentation, "Shell Completion").
     return f"_{name.upper().replace('-', '_')}_COMPLETE"
 

@@ -182,7 +182,7 @@ class _Connection:
         return self.intact
 
     def begin(self, path: str, request: bytes, timeout_s: float | None) -> None:
-        """Send the request."""
+        """Send the request of a new call, with the timeout for the server."""
         self._stream_id += 2
         self.ended = False
         self._stream = self._sender.open(self._stream_id)

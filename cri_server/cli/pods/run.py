@@ -141,8 +141,8 @@ def refuse_twin(client: Client, pod: pod_model.Pod) -> None:
 
 
 def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.PodSandboxConfig:
-    """Start the sandbox. A lock orders several starts of a pod of the same name. Raises
-    AlreadyExists."""
+    """Start the sandbox and return its configuration. A lock lets only one `run` at a time start a
+    pod. Raises AlreadyExists if there is a pod of this name."""
     config = translate.sandbox(pod, running.folder)
     # The server refuses only an equal uid and attempt, and each `run` chooses a uid: two at once
     # would both find no twin.
