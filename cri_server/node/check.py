@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cri_server.config.model import Config, Runtime, Streaming
+from cri_server.config.model import Config, Streaming
 from cri_server.node import host
 from cri_server.spec import block_io, hooks, rdt, security
 from pyrunc.errors import Error, InvalidSpec
@@ -24,43 +24,35 @@ def problems(config: Config) -> Iterator[InvalidSpec]:
     if os.geteuid() != 0:
         return
     containers = config.containers
-    yield from _problem("containers.rlimits", lambda: host.limits(containers.rlimits))
-    if containers.seccomp_profile:
-        profile = security.ProfileChoice(security.LOCALHOST, containers.seccomp_profile)
-        yield from _problem(
-            "containers.seccomp_profile", lambda: security.seccomp_object(profile, [])
-        )
-    if containers.hooks_dirs:
-        yield from _problem("containers.hooks_dirs", lambda: hooks.read(containers.hooks_dirs))
-    if containers.block_io_classes:
-        yield from _problem(
-            "containers.block_io_classes", lambda: block_io.check(containers.block_io_classes)
-        )
-    if containers.rdt_classes:
-        yield from _problem("containers.rdt_classes", lambda: rdt.read(containers.rdt_classes))
+    checks: dict[str, tuple[Any, Callable[[Any], object]]] = {
+        "containers.rlimits": (containers.rlimits, host.limits),
+        "containers.seccomp_profile": (containers.seccomp_profile, _read_seccomp_profile),
+        "containers.hooks_dirs": (containers.hooks_dirs, hooks.read),
+        "containers.block_io_classes": (containers.block_io_classes, block_io.check),
+        "containers.rdt_classes": (containers.rdt_classes, rdt.read),
+    }
+    # Not a missing binary, which `doctor` reports: a package may install it later, and other
+    # handlers work without it.
     for name, runtime in config.runtimes.items():
-        yield from _runtime_problems(f"runtimes.{name}", runtime)
-    if config.registry.signature_policy:
-        from cri_server.images.signatures.cosign import check_policy
-
-        yield from _problem(
-            "registry.signature_policy", lambda: check_policy(config.registry.signature_policy)
-        )
+        table = f"runtimes.{name}"
+        checks[f"{table}.seccomp_profile"] = runtime.seccomp_profile, _read_seccomp_profile
+        checks[f"{table}.hooks_dirs"] = runtime.hooks_dirs, hooks.read
+    checks["registry.signature_policy"] = config.registry.signature_policy, _check_signature_policy
+    for key, (value, check_value) in checks.items():
+        if value:
+            yield from _problem(key, check_value, value)
     if config.streaming.tls_certificate:
         yield from _tls_problems(config.streaming)
 
 
-def _runtime_problems(table: str, runtime: Runtime) -> Iterator[InvalidSpec]:
-    """Problems of a runtime handler, except a missing binary, which `doctor` reports: a package may
-    install it later, and other handlers work without it."""
-    if runtime.seccomp_profile:
-        profile = security.ProfileChoice(security.LOCALHOST, runtime.seccomp_profile)
-        yield from _problem(
-            f"{table}.seccomp_profile", lambda: security.seccomp_object(profile, [])
-        )
-    if runtime.hooks_dirs:
-        folders = runtime.hooks_dirs
-        yield from _problem(f"{table}.hooks_dirs", lambda: hooks.read(folders))
+def _read_seccomp_profile(path: str) -> None:
+    security.seccomp_object(security.ProfileChoice(security.LOCALHOST, path), [])
+
+
+def _check_signature_policy(path: str) -> None:
+    from cri_server.images.signatures.cosign import check_policy
+
+    check_policy(path)
 
 
 def _tls_problems(streaming: Streaming) -> Iterator[InvalidSpec]:
@@ -72,9 +64,12 @@ def _tls_problems(streaming: Streaming) -> Iterator[InvalidSpec]:
         yield InvalidSpec("streaming.tls_certificate", f"cannot be used: {error}")
 
 
-def _problem(key: str, action: Callable[[], Any]) -> Iterator[InvalidSpec]:
+def _problem(
+    key: str, check_value: Callable[[Any], object], value: object
+) -> Iterator[InvalidSpec]:
+    """Yield the error of `check_value` for the key's value, if it raises one."""
     try:
-        action()
+        check_value(value)
     except InvalidSpec as error:
         yield error if error.path.startswith(key) else InvalidSpec(key, error.message)
     except Error as error:

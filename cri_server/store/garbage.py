@@ -51,6 +51,7 @@ KNOWN_NAMES = {
     "keeper.lock",
     "keeper.sock",
     "shims",
+    "earlier-shims",
     "pods",
 }
 RUN_FOLDERS, RUN_OWNER = "pods", "pod"
@@ -169,21 +170,16 @@ class _Collector:
                 self._unknown(entry)
                 continue
             if self._dry_run:
-                gone: bool | None = None
+                self._report(entry, "remove", _WHY[entry.kind])
+            elif await self._services.images.discard(entry):
+                self._report(entry, "removed", _WHY[entry.kind])
             else:
-                gone = await self._services.images.discard(entry)
-            if gone is False:
-                self._keep(
-                    entry.kind,
-                    entry.path.name,
-                    "a running pull needs it",
-                    entry.size_bytes,
-                )
-                continue
-            action: Literal["remove", "removed"] = "removed" if gone else "remove"
-            self.items.append(
-                Item(entry.kind, entry.path.name, action, _WHY[entry.kind], entry.size_bytes)
-            )
+                self._report(entry, "keep", "a running pull needs it")
+
+    def _report(
+        self, entry: UnusedEntry, action: Literal["keep", "remove", "removed"], why: str
+    ) -> None:
+        self.items.append(Item(entry.kind, entry.path.name, action, why, entry.size_bytes))
 
     def _unknown(self, entry: UnusedEntry) -> None:
         why = "a damaged file that was set aside: inspect it, then remove it by hand"
