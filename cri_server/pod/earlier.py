@@ -234,8 +234,11 @@ def _is_unreaped(process: ProcessIdentity) -> bool:
 
 def _has_children(process: ProcessIdentity) -> bool:
     """Whether the process has a child that is no zombie."""
-    with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
-        children = map(stat, map(int, file.read().split()))
+    try:
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+            children = [stat(int(pid)) for pid in file.read().split()]
+    except FileNotFoundError:  # it has ended, or the kernel lacks CONFIG_PROC_CHILDREN
+        return process.alive()
     return any(child is not None and child.alive for child in children)
 
 

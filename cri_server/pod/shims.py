@@ -525,10 +525,12 @@ class Shims:
 
     async def drop_unknown(self) -> None:
         """Drop the keeper's entries that belong to no pod: left by a shim that was killed between
-        the end of a process and its drop."""
+        the end of a process and its drop. End earlier shims whose children ended without a
+        server."""
         ids = {sandbox.id for sandbox in self._index.sandboxes}
         ids |= {container.id for container in self._index.containers if container.exit is None}
         await self.stored.drop(*(await self.stored.ids(tries=1) - ids))
+        self._earlier.end_stopped()
 
     async def _end_once(self, sandbox: Sandbox) -> None:
         """Run `end_orphans`, or wait for the run that is under way."""

@@ -3,7 +3,9 @@ today's shims take them over while they run, and the earlier shims end."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,31 @@ def test_exits_around_the_move_are_known(server: Server, module: str) -> None:
         assert server.log_lines(container) == ["bye"]
     server.remove_all()
     nothing_left(server)
+
+
+def test_a_stopped_earlier_shim_ends_when_its_pod_has_ended_without_a_server(
+    server: Server,
+) -> None:
+    pod = server.run_pod()
+    container = server.launch(pod, server.container_config(ENDS))
+    server.wait_logged(container, "ready")
+    earlier = shim_pid(server, pod)
+    upgrade(server, BEFORE_6_15)
+    wait_until_moved(server, [pod])
+    server.kill()
+    assert not is_gone(earlier)
+    for process in children(earlier):
+        os.kill(process, signal.SIGTERM)
+    assert wait_until(lambda: all(map(is_gone, children(earlier))), 30)
+    server.start()
+    assert server.status(container).exit_code == 7
+    assert wait_until(lambda: is_gone(earlier), 30)
+    assert not (server.state / "earlier-shims").exists()
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, also zombies."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_pods_stay_with_their_shim_while_no_keeper_can_be_started(server: Server) -> None:
