@@ -68,6 +68,7 @@ MAY_HOLD_OBJECTS = {
         "cri_server/images/registry/client.py"
     ),
     "Python: the body of a class": "pyrunc/spec/value.py",
+    "fields that an object passes to its record, and back": "cri_server/store/model.py",
     # Our containers of any content.
     "options of a command line by the names in its table": """
         pyrunc/accelerate/exec_cache.py pyrunc/cli/fd_passing.py pyrunc/cli/log.py
