@@ -1,8 +1,8 @@
-"""The server's start and end: opens its parts in order, and its socket after pods and images are
+"""Starts and stops the server: opens its parts in order, and listens after pods and images are
 loaded.
 
-The event loop never forks, blocks on foreign storage or enters a namespace: two zygotes fork (one
-shims, one jobs) and threads wait for disks. Pods run on when the server ends, also after SIGKILL.
+The event loop never forks, blocks on foreign storage or enters a namespace: one zygote forks shims,
+another one jobs, and threads wait for disks. Pods run on when the server ends, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ JOB_MODULES = [
 
 
 def serve(config: Config, read: Read) -> None:
-    """Run the server until SIGTERM or SIGINT. `read` loads the configuration again on SIGHUP.
-    Raises Error when the server cannot start."""
+    """Run the server until SIGTERM or SIGINT. On SIGHUP `read` is called, which loads the
+    configuration again. Raises Error when the server cannot start."""
     configure_log(config)
     received = receive(os.environ)
     prepare_process()
@@ -107,13 +107,14 @@ async def _serve(config: Config, read: Read, received: Mapping[str, int]) -> Non
     loop.add_signal_handler(signal.SIGHUP, changed.set)
     async with contextlib.AsyncExitStack() as stack:
         services = open_services(config, stack, received)
-        await _unless(stopping, _start(services, read, changed, stack))
+        await _run_until(stopping, _start(services, read, changed, stack))
         await stopping.wait()
         log.info("stopping; pods stay")
 
 
-async def _unless(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
-    """Run `starting`, cancelled when `stopping` is set. Raises the errors of `starting`."""
+async def _run_until(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
+    """Run `starting` to its end, or cancel it when `stopping` is set. Raises the errors of
+    `starting`."""
     # A start may take minutes, for imports or images, and systemd kills a unit that does not stop
     # within TimeoutStopSec=.
     start, stop = asyncio.create_task(starting), asyncio.create_task(stopping.wait())
@@ -150,12 +151,13 @@ async def _start(
     # kubelet's, start then.
     await stack.enter_async_context(notify.supervised())
     log.info("serving at %s", config.server.listen)
-    await stack.enter_async_context(_late_work(config))
+    await stack.enter_async_context(_prepare_sessions(config))
 
 
 def _begin_imports(services: Services) -> None:
     """Start zygotes, keeper and shims, which import for some 0.2 s of processor time."""
-    # Earlier, kubelet's first lists would wait for the processor; later, its first pods would.
+    # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
+    # its first pods.
     for zygote in services.zygotes.values():
         zygote.begin()
     if services.keeper is not None:
@@ -245,8 +247,8 @@ def _open_network(
 
 
 async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
-    """Store the mounts of images in a keeper. Below one that has `replaced` another, start new
-    shims; the next pods get these."""
+    """Store the mounts of images in a new keeper. If it has `replaced` a dead one, also start a
+    zygote and shims below it for the next pods."""
     await services.images.store_mounts()
     if replaced:
         await zygote.renew()
@@ -254,7 +256,7 @@ async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> Non
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:
-    """Update records that contain the shim's pid, after another shim has taken the pod over."""
+    """Update the records that contain the shim's pid after another shim has taken over the pod."""
     await services.network.update_path(sandbox.id, sandbox.netns_path)
     if services.paths.sandbox_record(sandbox.id).exists():
         await disk.save_sandbox(services.paths, sandbox)
@@ -350,8 +352,8 @@ async def open_metrics(
 
 
 async def _finish_operations(services: Services) -> None:
-    """Wait for running operations, at most `server.shutdown_timeout_s`: recovery at the next start
-    then has less to do."""
+    """Wait at most `server.shutdown_timeout_s` for running operations, so that the next start has
+    less to recover."""
     unfinished = await services.running.drain(services.config.server.shutdown_timeout_s)
     for name in unfinished:
         log.warning("still running at the end: %s", name)
@@ -359,17 +361,17 @@ async def _finish_operations(services: Services) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _late_work(config: Config) -> AsyncIterator[None]:
-    """Import the code of sessions and run the doctor, in a thread beside the first calls, which
-    need neither."""
-    working = asyncio.create_task(asyncio.to_thread(_work_late, config))
+async def _prepare_sessions(config: Config) -> AsyncIterator[None]:
+    """During the block, import the code of sessions and run the doctor, in a thread. Both are only
+    needed after the first calls."""
+    working = asyncio.create_task(asyncio.to_thread(_import_and_examine, config))
     try:
         yield
     finally:
         await asyncio.wait([working])  # a thread cannot be cancelled
 
 
-def _work_late(config: Config) -> None:
+def _import_and_examine(config: Config) -> None:
     from cri_server.doctor.examine import log_problems
     from cri_server.doctor.model import Host
     from cri_server.streaming import connection  # noqa: F401
@@ -386,6 +388,7 @@ async def _reconcile(services: Services) -> None:
         except Error as error:
             log.warning("network: %s", error)
         except Exception:
-            # The loop goes on: without it addresses of lost pods would stay taken until a restart.
+            # The loop goes on: if it ended, addresses of lost pods would stay taken until a
+            # restart.
             log.exception("network: unexpected error in reconciliation")
         await asyncio.sleep(RECONCILE_INTERVAL_S)

@@ -54,8 +54,8 @@ def load(services: Services) -> list[str]:
 
 
 async def recover(services: Services, without_sandbox: list[str]) -> None:
-    """Query the shims about what `load` has read, and complete or drop what is unfinished. Nothing
-    that is wrong with one object concerns another."""
+    """Query the shims of the sandboxes that `load` has read, and complete or drop unfinished
+    sandboxes and containers. An error of one object is logged and does not affect the others."""
     await asyncio.gather(
         *(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes)
     )
@@ -77,15 +77,14 @@ async def recover(services: Services, without_sandbox: list[str]) -> None:
 
 
 def live_networks(services: Services) -> list[str]:
-    """Return the ids of sandboxes that have a network attachment, and of those that are being
-    made."""
+    """Return the ids of sandboxes that have a network attachment or are being created."""
     attached = [s.id for s in services.index.sandboxes if s.network == "attached"]
     return attached + list(services.pending)
 
 
 def _read(folder: Path, read: Callable[[Path], Thing]) -> dict[Path, Thing | Exception]:
-    """Read the records in `folder`: each file's object, or the error. Raises WrongState for a
-    record of a newer version."""
+    """Read the records in `folder`; return each file's object, or the error of reading it. Raises
+    WrongState for a record of a newer version."""
     things: dict[Path, Thing | Exception] = {}
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
@@ -102,7 +101,7 @@ def _read(folder: Path, read: Callable[[Path], Thing]) -> dict[Path, Thing | Exc
 
 
 def _readable(things: dict[Path, Thing | Exception]) -> list[Thing]:
-    """Return the objects, after the records that cannot be read were put aside."""
+    """Return the objects. Renames the files of records that could not be read."""
     for path, thing in things.items():
         if isinstance(thing, Exception):
             _put_aside(path, thing)
@@ -134,7 +133,7 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
     # Pids, mounts and sockets in records of an earlier boot mean nothing, and a pid may be another
     # process now.
     if sandbox.boot_id != services.node.boot_id:
-        _ended_with_the_boot(services, containers)
+        _record_exits_at_boot(services, containers)
         return
     for container in containers:
         orphans.read_records(services.paths, container)
@@ -144,7 +143,8 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
 
 
 def _end_checkpoint(services: Services, container: Container) -> None:
-    """Drop a checkpoint that was being made, and thaw the container, which is frozen for it."""
+    """Drop a checkpoint that the server's death interrupted, and thaw the container, which is
+    frozen during a checkpoint."""
     work = services.paths.checkpoint_work(container.id)
     try:
         target = (work / UNFINISHED).read_bytes()
@@ -158,7 +158,7 @@ def _end_checkpoint(services: Services, container: Container) -> None:
     log.info("container %s: its unfinished checkpoint was dropped", container.id)
 
 
-def _ended_with_the_boot(services: Services, containers: list[Container]) -> None:
+def _record_exits_at_boot(services: Services, containers: list[Container]) -> None:
     for container in containers:
         orphans.read_records(services.paths, container)
         if container.exit is None:
@@ -180,7 +180,8 @@ def unfinished_containers(services: Services) -> list[str]:
 
 
 def _ids_with_folders(states: Path, records: Path) -> set[str]:
-    """Return the names of the folders on both sides; files beside the records have a suffix."""
+    """Return the names of the folders in `states` and `records`. A file beside them has a suffix in
+    its name."""
     return {*entries(states), *(name for name in entries(records) if "." not in name)}
 
 
@@ -207,8 +208,9 @@ async def _detach(services: Services, identifier: str, netns_path: str | None) -
 
 
 async def drop_container(services: Services, identifier: str) -> None:
-    """Drop a container without a record or a sandbox: its creation or removal was interrupted."""
+    """Drop a container that has no record or no sandbox, because its creation or removal was
+    interrupted."""
     await unfinished.end_container(services.paths, identifier)
     await disk.remove_record(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)
-    log.info("dropped the rest of container %s", identifier)
+    log.info("removed what was left of container %s", identifier)

@@ -30,8 +30,8 @@ Read = Callable[[], Config]
 
 
 async def reload_on_request(services: Services, read: Read, requested: asyncio.Event) -> None:
-    """`read` and apply the configuration each time `requested` is set, until cancelled. Signals
-    that arrive together cause one reload."""
+    """Call `read` and apply its configuration each time `requested` is set, until cancelled.
+    Signals that arrive together cause one reload."""
     while True:
         await requested.wait()
         # The event is cleared before the read, so that a signal that arrives during it causes
@@ -39,7 +39,7 @@ async def reload_on_request(services: Services, read: Read, requested: asyncio.E
         requested.clear()
         notify.send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            report(take(services, await asyncio.to_thread(read)))
+            report(apply(services, await asyncio.to_thread(read)))
         except Error as error:
             log.error("the configuration is not reloaded, nothing has changed: %s", error)
         except Exception:
@@ -47,9 +47,9 @@ async def reload_on_request(services: Services, read: Read, requested: asyncio.E
         notify.send("READY=1")
 
 
-def take(services: Services, changed: Config) -> list[Change]:
+def apply(services: Services, changed: Config) -> list[Change]:
     """Apply the settings of `changed` that a running server can change; return all differences.
-    Raises InvalidSpec, WrongState, before anything has changed."""
+    Raises InvalidSpec or WrongState before it changes anything."""
     before = services.config
     differences = changes(before, changed)
     config = after_reload(before, changed)

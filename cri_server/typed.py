@@ -1,4 +1,5 @@
-"""Thread-safe `convert` and `decode` of msgspec, from JSON and the like to typed values.
+"""Converts builtin values and JSON to typed values: msgspec's `convert` and `decode`, made
+thread-safe.
 
 msgspec 0.22 collects a type's fields at its first use, and stores the incomplete result on the type
 before it evaluates the annotations. Another thread that uses the type meanwhile crashes with

@@ -1,3 +1,2 @@
-"""How operations run: named steps with undo, joined calls, locks by name, tasks that end
-together.
-"""
+"""Runs operations: named steps with undo, calls that join a running operation, locks by key, groups
+of tasks."""

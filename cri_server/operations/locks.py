@@ -1,4 +1,5 @@
-"""Locks of operations: calls that join one running operation, locks by key, a gate.
+"""Coordinates operations: `SingleFlight` joins equal calls, `KeyedLock` locks by key, `Gate` waits
+until all have left.
 
 kubelet repeats a call whose deadline has passed. The first call runs in a separate task, which
 continues when its caller hangs up; the repeated call gets its result.
@@ -68,14 +69,15 @@ class SingleFlight:
                 self._left_at[key] = time.monotonic()
 
     def seconds_without_caller(self, key: Hashable) -> float:
-        """Seconds since the last caller of the running operation `key` hung up; 0 while one waits.
-        Thread-safe."""
+        """Return the seconds since the last caller of the running operation `key` hung up; 0 while
+        one waits. Thread-safe."""
         if self._callers.get(key, 0) or key not in self._left_at:
             return 0.0
         return time.monotonic() - self._left_at[key]
 
     async def drain(self, timeout_s: float) -> list[str]:
-        """Wait until no operation runs, at most `timeout_s`; return the names of those that do."""
+        """Wait until no operation runs, at most `timeout_s`; return the names of those that still
+        run."""
         if self._running:
             await asyncio.wait(set(self._running.values()), timeout=timeout_s)
         return [str(key) for key in self._running]
@@ -104,7 +106,8 @@ class KeyedLock:
     async def hold(
         self, key: str, waiting: AbstractContextManager[None] = nullcontext()
     ) -> AsyncIterator[None]:
-        """Hold the lock of `key`; the context `waiting` is entered while another task holds it."""
+        """Hold the lock of `key` during the block. The context `waiting` is active while this waits
+        for the lock."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, users + 1)
         try:

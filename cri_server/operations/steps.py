@@ -50,8 +50,7 @@ class Failpoints:
     `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
 
     The action follows the step's effect, so that there is something to undo: `kill` sends SIGKILL
-    to the server, `error` fails the step, `delay(MS)` waits; `N*` limits how often. Raises
-    ValueError for other text.
+    to the server, `error` fails the step, `delay(MS)` waits. `N*` limits it to the first N times.
     """
 
     points: dict[str, _Failpoint] = field(default_factory=dict)
@@ -93,7 +92,7 @@ failpoints = Failpoints.parse(os.environ.get(FAILPOINT, ""))
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[Context]):
-    """An effect of a verb and its undo; None if there is nothing to undo."""
+    """One effect of a verb. `undo` reverts it; None if there is nothing to revert."""
 
     name: str
     do: Effect[Context]
@@ -105,8 +104,8 @@ class Parallel(Generic[Context]):
     """Steps that run at the same time; when one fails, the others are cancelled and all are undone,
     last first.
 
-    `order(context)` returns the names of steps that must run one after the other for this request,
-    or nothing.
+    `order(context)` returns the names of all steps in the order in which this request must run them
+    one after the other, or an empty tuple to run them at the same time.
     """
 
     steps: tuple[Step[Context], ...]
@@ -132,7 +131,7 @@ class Steps(Generic[Context]):
         *,
         stuck: Effect[Context] | None = None,
     ) -> None:
-        """`stuck` runs after an undo has failed, to leave an object that the caller can remove
+        """`stuck` runs after an undo has failed. It must leave an object that the client can remove
         later."""
         self._stages = [step if isinstance(step, Parallel) else Parallel((step,)) for step in steps]
         self.steps = tuple(step for stage in self._stages for step in stage.steps)
@@ -157,11 +156,11 @@ class Steps(Generic[Context]):
         try:
             for stage in self._stages:
                 for group in stage.groups(context):
-                    # A step counts before it runs, because one that fails may have done a part of
-                    # its effect.
+                    # Noted before it runs, because a step that fails may have done a part of its
+                    # effect.
                     begun += group
                     await self._do(group, context, times)
-        # A cancellation counts, too: it must not leave an object half-made.
+        # CancelledError, too, must not leave a half-made object.
         except BaseException as error:
             failed = await self._undo(begun, context)
             for line in failed:
@@ -211,8 +210,7 @@ class Steps(Generic[Context]):
             try:
                 await step.undo(context)
             except Exception as error:
-                # The other undos run all the same: what stays is one kind of object instead of all
-                # later ones.
+                # The other undos run all the same, so that only the effect of this step stays.
                 log.warning("%s: undo of %s failed: %s", self.verb, step.name, error)
                 failed.append(f"undo of {step.name} failed: {error}")
         return failed

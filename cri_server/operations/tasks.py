@@ -1,4 +1,4 @@
-"""asyncio tasks that end together, and tasks that a cancelled caller still waits for."""
+"""Runs asyncio tasks as a group, in the background, or shielded from the caller's cancellation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Outcome = TypeVar("Outcome")
 async def gather(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     """Run the coroutines at the same time and return their results in the order of `work`.
 
-    When one fails, or the caller is cancelled, the others are cancelled. After all have ended, the
-    first failure is raised, with a note for each further one (asyncio.gather leaves them running).
+    When one fails, or the caller is cancelled, the others are cancelled (asyncio.gather leaves them
+    running). After all have ended, the first failure is raised, with a note for each further one.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -43,7 +43,7 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
 
 async def shield_until_done(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Wait for `work` even when cancelled, so that later steps or an undo cannot run before its
-    end. For threads and forks, which cannot be stopped."""
+    end. Used for threads and forks, which cannot be stopped."""
     running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
@@ -53,8 +53,8 @@ async def shield_until_done(work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 
 async def wait_through_cancellation(future: asyncio.Future[Any]) -> None:
-    """Wait until the future is done, whatever cancels the caller meanwhile. The future's result
-    and exception are ignored; the caller raises its CancelledError afterwards."""
+    """Wait until the future is done, even when the caller is cancelled meanwhile. Ignores the
+    future's result and exception; the caller must raise its CancelledError afterwards."""
     while not future.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([future])

@@ -1,5 +1,5 @@
-"""Daemon threads for work that may hang in the kernel. As many run as there is work, so a hung one
-takes no place from others, and none delays the exit. A few idle ones stay and are used again."""
+"""Daemon threads for work that may hang in the kernel. Their number has no limit, so a hung thread
+does not block other work, and none delays the process's exit. A few idle threads stay for reuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-MOST_IDLE = 4
+IDLE_LIMIT = 4
 
 Work = Callable[[], None]
 
@@ -24,8 +24,8 @@ class _Worker:
         while True:
             self.thread.name, work = self.work.get()
             work()
-            del work  # an idle thread would keep what it refers to
-            if len(_idle) >= MOST_IDLE:
+            del work  # else an idle thread would keep its objects alive
+            if len(_idle) >= IDLE_LIMIT:
                 return
             _idle.append(self)
 
@@ -35,7 +35,8 @@ _idle: list[_Worker] = []
 
 def start(name: str, work: Work) -> None:
     """Run `work`, which must not raise, in a daemon thread, which gets the name `name`."""
-    # An idle thread takes 11 µs of processor time, a new one 94, and its starter waits for it.
+    # Use of an idle thread costs 11 µs of processor time, a new one 94 µs, for which the caller
+    # waits.
     try:
         worker = _idle.pop()
     except IndexError:

@@ -1,1 +1,1 @@
-"""The node's shims and the keeper, as the server has them. The door is `pod.Pod`."""
+"""The server's clients of the shims and of the keeper. Verbs use `pod.Pod`."""

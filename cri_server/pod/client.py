@@ -1,8 +1,8 @@
 """The client of a shim: starts shims, connects to them again after a restart, calls them and
 receives their events. For asyncio, without threads.
 
-A shim whose socket closes is dead or drops the pod: every waiting call then raises Unavailable, and
-`on_close` is called once.
+When a shim's socket closes, the shim is dead or has dropped the pod: every waiting call raises
+Unavailable, and `on_close` is called once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MOST_FDS = ipc.MOST_FDS - 1
 
 @dataclass
 class Streams:
-    """Descriptors of a session, the caller's to close. An exec with tty: `stdout_fd` is the pty's
-    master, `stdin_fd` a copy."""
+    """The descriptors of a session's streams, which the caller closes. With a tty, `stdout_fd` is
+    the pty's master and `stdin_fd` a copy of it."""
 
     stdin_fd: int | None = None
     stdout_fd: int | None = None
@@ -60,8 +60,8 @@ class Streams:
 
 @dataclass
 class ExecSession(Streams):
-    """A process started by `exec`. `exited` gets its exit code (Unavailable when the shim is
-    lost)."""
+    """A process started by `exec`. The future `exited` gets its exit code, or the exception
+    Unavailable when the shim is lost."""
 
     exec_id: str = ""
     container: str = ""
@@ -85,7 +85,8 @@ class ShimClient:
         self.on_event = on_event
         self.on_close = on_close
         self.timed = False
-        """Whether `parts` tell the time of each operation of a launch, which makes it slower."""
+        """Whether the shim measures each operation of a launch and reports the times as `parts`. A
+        launch is slower then."""
         self._execs: dict[str, ExecSession] = {}
         self.lost_sessions: list[ExecSession] = []
         """Sessions that ran when the shim was lost."""
@@ -105,11 +106,11 @@ class ShimClient:
         on_close: Callable[[], None] | None = None,
         timeout_s: float = _CONNECT_TIMEOUT_S,
     ) -> ShimClient:
-        """Connect to the shim of the sandbox folder `directory`. Raises NotFound (none lives
-        there), DeadlineExceeded.
+        """Connect to the shim of the sandbox folder `directory`. Raises NotFound without a living
+        shim, Unavailable when the shim accepts no connection.
 
-        `on_event(event)` gets every event object, `on_close()` is called once when the connection
-        has ended by itself.
+        `on_event(event)` is called for every event. `on_close()` is called once when the connection
+        ends without `close` or `shutdown`.
         """
         sock = _open_socket()
         try:
@@ -124,16 +125,16 @@ class ShimClient:
         return cls(sock, on_event, on_close)
 
     async def start_pause(self) -> messages.PauseStarted:
-        """Start the pod's pause process, which pause.json describes. The path of the network
-        namespace is valid as long as the shim lives."""
+        """Start the pod's pause process, which pause.json describes; return its pid and the path of
+        the pod's network namespace, which is valid as long as the shim lives."""
         return await self._ask(messages.StartPause(self.timed), messages.PauseStarted)
 
     async def create_container(
         self, request: messages.CreateContainer, fds: Sequence[int] = ()
     ) -> messages.ContainerCreated:
-        """Compile the container, whose files are in its folder; its cgroup exists from here on.
-        `fds`: of the request's images and opened sources; they stay the caller's. Raises Error,
-        ResourceExhausted for more descriptors than fit a message."""
+        """Compile the container from the files in its folder, and create its cgroup. `fds`: the
+        descriptors of the request's images and opened mount sources, which the caller keeps. Raises
+        Error, and ResourceExhausted for more descriptors than a message can carry."""
         if len(fds) > MOST_FDS:
             raise ResourceExhausted(
                 f"the container's mounts need {len(fds)} images and sources, more than {MOST_FDS}"
@@ -152,9 +153,9 @@ class ShimClient:
         return await self._ask(messages.StartContainer(container), messages.ContainerStarted)
 
     async def take_over_pause(self) -> str | None:
-        """Go on with the pause process of a shim that was lost, which the keeper has; the path of
-        the network namespace that this shim pins from now on. Raises NotFound, Unavailable (no
-        keeper), as `take_over_container`."""
+        """Have this shim take over the pause process of a dead shim from the keeper. Return the
+        path of the network namespace, which this shim pins from now on. Raises NotFound without an
+        entry in the keeper, Unavailable without a keeper."""
         return (await self._ask(messages.TakeOverPause(), messages.NetworkNamespace)).netns_path
 
     async def take_over_container(
@@ -165,9 +166,10 @@ class ShimClient:
         *,
         stdin_once: bool = False,
     ) -> None:
-        """Go on with a container of a shim that was lost, which the keeper has; `sessions`, whose
-        shim is gone, are ended. `stdin`: the writing end of its stdin, if there is one; it stays
-        the caller's, and ends with its first client if `stdin_once`."""
+        """Have this shim take over a container of a dead shim from the keeper, and end the dead
+        shim's exec `sessions` in it. `stdin`: the writing end of the container's stdin, or nothing;
+        the caller keeps its copy. `stdin_once`: stdin ends when its first client leaves. Raises
+        NotFound, Unavailable."""
         ended = [[session.pid, session.start_time] for session in sessions]
         request = messages.TakeOverContainer(container, ended, stdin_once)
         await self._ask(request, messages.Done, stdin)
@@ -183,8 +185,8 @@ class ShimClient:
         stderr: bool = True,
         tty: bool = False,
     ) -> ExecSession:
-        """Run an OCI process object in the container. The session is killed when this connection
-        ends."""
+        """Start an OCI process object in the container and return its session. The shim kills it
+        when this connection ends."""
         session = ExecSession(exec_id=exec_id, container=container)
         self._execs[exec_id] = session
         try:
@@ -208,25 +210,25 @@ class ShimClient:
         return session
 
     async def kill_exec(self, exec_id: str) -> None:
-        """Kill the session's process and all its descendants; also when the process itself has
-        exited already."""
+        """Kill the session's process and all its descendants, even if the process itself has exited
+        already."""
         await self._ask(messages.KillExec(exec_id), messages.Done)
 
     async def stop(self, container: str, signal: int, timeout_s: float) -> Exit:
-        """Send `signal`, SIGKILL after `timeout_s` (at once if it is not above 0), return when the
-        container has exited.
+        """Send `signal`, and SIGKILL after `timeout_s` (at once if it is not above 0). Return the
+        exit of the container when it has ended.
 
-        The escalation goes on in the shim when this call is cancelled or the server dies. Of
-        several stops the first one's signal is sent and the earliest deadline holds. Raises
-        DeadlineExceeded if SIGKILL does not end it.
+        The shim continues when this call is cancelled or the server dies. If the container is
+        already being stopped, no second signal is sent, and the earliest deadline applies. Raises
+        DeadlineExceeded if SIGKILL does not end the container.
         """
         return await self._ask(messages.Stop(container, int(signal), timeout_s), Exit)
 
     async def attach(
         self, container: str, *, stdin: bool = False, stdout: bool = True, stderr: bool = False
     ) -> Streams:
-        """Follow the container's new output and feed its stdin, through pipes of the shim; EOF when
-        it has ended."""
+        """Return pipes that carry the container's new output and its stdin. The output pipes reach
+        end of file when the container has ended."""
         request = messages.Attach(container, stdin, stdout, stderr)
         _, fds = await self.call(request, messages.Done)
         streams = Streams()
@@ -241,11 +243,12 @@ class ShimClient:
         await self._ask(messages.Resize(width, height, target, exec_id), messages.Done)
 
     async def reopen_log(self, container: str) -> None:
-        """Write to a new file at the log's path from now on; it exists when this returns."""
+        """Have the shim write the container's log to a new file at the log's path, which exists
+        when this returns."""
         await self._ask(messages.ReopenLog(container), messages.Done)
 
     async def state(self) -> messages.PodState:
-        """Ask for the pod's state as the shim has it."""
+        """Return the state of the pod that the shim has."""
         return await self._ask(messages.GetState(), messages.PodState)
 
     async def take_pod(
@@ -255,16 +258,17 @@ class ShimClient:
         *,
         network: bool = False,
     ) -> str | None:
-        """Have the shim, to whose own folder this is a connection, serve a pod: `connect` to the
-        pod's folder works then. The path of a new network namespace, which the shim holds, if
-        `network` is true."""
+        """Have the shim serve a pod, so that clients can `connect` to the pod's folder. With
+        `network`, return the path of a new network namespace, which the shim keeps open. For a
+        connection to the shim's own folder."""
         with _listener(sandbox_dir) as listener:
             request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
             answer = await self._ask(request, messages.NetworkNamespace, [listener.fileno()])
         return answer.netns_path
 
     async def shim(self) -> messages.ShimInfo:
-        """Describe the shim. For a connection to the shim's own folder."""
+        """Return the shim's pid, version and protocol. For a connection to the shim's own
+        folder."""
         return await self._ask(messages.GetShim(), messages.ShimInfo)
 
     async def stop_pause(self) -> None:
@@ -283,7 +287,8 @@ class ShimClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the shim kills its exec sessions, nothing else changes."""
+        """Close the connection. The shim kills the exec sessions of this connection; its pods
+        continue."""
         why = "the connection to the shim was closed"
         self.on_close = None
         self._peer.close(why)
@@ -337,12 +342,11 @@ class ShimClient:
 async def start_shim(
     zygote: Zygote, folder: str | os.PathLike[str], version: str = "", *, starter: str | None = None
 ) -> tuple[int, ShimClient]:
-    """Fork a shim whose socket, record and log are in `folder`: its pid, and a connection, with
-    whose end a shim without pods ends.
+    """Fork a shim with socket, record and log in `folder`. Return its pid and a connection to it;
+    when this connection ends, the shim ends as soon as it has no pods.
 
-    The zygote must have been started with `pyrunc.shim.main` preloaded. The socket is bound here,
-    so that there is no moment in which the shim lives but cannot be reached. `starter`
-    (`module:class`) replaces the runtime library.
+    The zygote must have `pyrunc.shim.main` preloaded. The socket is bound before the fork, so that
+    a living shim can always be reached. `starter` (`module:class`) replaces the runtime library.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
@@ -382,7 +386,8 @@ def _open_socket() -> socket.socket:
 
 
 async def _connect(sock: socket.socket, address: str, timeout_s: float) -> None:
-    """connect(2) on a unix socket is immediate, or EAGAIN while the backlog is full."""
+    """Connect to the unix socket `address`. Raises Unavailable when its backlog stays full for
+    `timeout_s`."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:

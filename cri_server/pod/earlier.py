@@ -2,14 +2,16 @@
 keeper (shim protocol 2). This file, its uses and tests/cri/test_earlier_shims.py can be deleted
 once no node upgrades from that version any more.
 
-The earlier shim answers `keep` with a copy of what another shim needs: a record, which has the
-fields of the keeper's entry, and descriptors. The server stores these in the keeper and ends the
-earlier shim; then a shim of this version takes the pod over as from a shim that was killed.
+The earlier shim answers the call `keep` with all that another shim needs for one process: a record,
+which has the fields of the keeper's entry, and descriptors. The server stores these in the keeper
+and ends the earlier shim; then a shim of this version takes the pod over as from a shim that was
+killed.
 
-How a container ends whose shim is dead is known from Linux 6.15 on (PIDFD_INFO_EXIT). Before, the
-earlier shim is not killed but stopped by SIGSTOP: a parent that is stopped reaps nothing, so the
-exit codes of its children stay in /proc. It is killed when all of them have ended. Until then it
-also has the writing end of their stdin, so that no container reads the end of its input.
+From Linux 6.15 on, the exit code of a container whose shim is dead can be read by pidfd
+(PIDFD_INFO_EXIT). On older kernels the earlier shim is stopped by SIGSTOP instead of killed: a
+stopped parent reaps nothing, so the exit codes of its children stay in /proc. It is killed when all
+of them have ended. Until then it also has the writing end of their stdin, so that no container
+reads the end of its input.
 """
 
 from __future__ import annotations
@@ -44,16 +46,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROTOCOL = 2
-LOOK_S = 0.0005  # between two looks at the state of a shim
-LOOKS = 1000  # until a stopped shim counts as stopped
+POLL_S = 0.0005  # between two reads of a shim's state
+POLLS_LIMIT = 1000  # reads until a shim counts as stopped
 STOPPED = "stopped"
-"""The content of the file of a shim that is to stay stopped."""
-STOPS = 500  # until a shim is stopped that is never idle
+"""The content of the file of a shim that stays stopped."""
+STOPS_LIMIT = 500  # attempts to stop a shim while it is idle
 
 
 class Keep(Request):
-    """Ask for copies of what another shim needs of a container, or, without one, of the pause
-    process."""
+    """Asks an earlier shim for the record and descriptors that another shim needs for `container`;
+    for the pause process if it is None."""
 
     call = "keep"
     container: Id | None = None
@@ -72,7 +74,7 @@ class KeptPause(Record):
 
 
 class EarlierShims:
-    """Ends shims of the earlier version after their pods are in the keeper. Use from one event
+    """Stores the pods of earlier shims in the keeper and ends these shims. Use from one event
     loop."""
 
     def __init__(self, paths: Paths) -> None:
@@ -83,8 +85,8 @@ class EarlierShims:
             self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
-        """Store the pods of the sandbox's earlier shim in the keeper and end the shim. It may serve
-        several of `sandboxes`. Raises Error; then the shim goes on."""
+        """Store all pods of the sandbox's earlier shim, which are among `sandboxes`, in the keeper,
+        and end the shim. Raises Error; then the shim continues."""
         # One shim after the other, so that each pod is without a shim for a few milliseconds only.
         async with self._lock:
             shim = sandbox.shim
@@ -139,9 +141,9 @@ class EarlierShims:
             keeper.close()
 
     async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
-        """Kill the shim, or stop it for the rest of its children's lives. Raises Unavailable when
-        it has reaped one of the processes that were `running`: then it is about to write an exit
-        record."""
+        """Kill the shim, or stop it until its children have ended. Raises Unavailable when it has
+        already reaped one of the processes in `running`, because it is about to write an exit
+        record then."""
         self._paths.earlier_shims.mkdir(mode=0o700, exist_ok=True)
         file = self._paths.earlier_shims / f"{shim.pid}-{shim.start_time}"
         file.touch()
@@ -154,13 +156,13 @@ class EarlierShims:
                 return
             orphans.kill_process(shim)
             while shim.alive():
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         finally:
             self._resume_unless_stopped(file)
 
     def _resume_unless_stopped(self, file: Path) -> None:
-        """Have the shim of this file go on, unless it is to stay stopped. A server that was killed
-        while it ended the shim has left the file."""
+        """Send SIGCONT to the shim that `file` names, unless it must stay stopped. The file exists
+        while a server ends the shim, and after the death of that server."""
         shim = _process_of(file)
         if file.read_text() == STOPPED:
             self._remove_traces(shim)
@@ -169,10 +171,11 @@ class EarlierShims:
             self._remove(file)
 
     def _remove_traces(self, shim: ProcessIdentity) -> None:
-        """Remove the files by which a stopped shim would be taken for the shim of its pods."""
+        """Remove the sockets, logs and records of a stopped shim in the folders of its pods, so
+        that it no longer counts as their shim."""
         for name in entries(self._paths.sandbox_states):
             folder = self._paths.sandbox_state(name)
-            with contextlib.suppress(Error):  # it has no shim
+            with contextlib.suppress(Error):  # the pod has no shim
                 record = atomic_file.read_json(str(folder / messages.SHIM_RECORD))
                 if ProcessIdentity.of(record) == shim:
                     for trace in (messages.SOCKET, messages.LOG, messages.SHIM_RECORD):
@@ -189,7 +192,7 @@ class EarlierShims:
 
     def _remove(self, file: Path) -> None:
         file.unlink()
-        with contextlib.suppress(OSError):  # others are in it
+        with contextlib.suppress(OSError):  # the folder is not empty
             self._paths.earlier_shims.rmdir()
 
 
@@ -198,25 +201,26 @@ def _process_of(file: Path) -> ProcessIdentity:
 
 
 async def _stop_idle(shim: ProcessIdentity) -> None:
-    """Send SIGSTOP to the shim while it waits for events, so that it has no output that it has read
-    but not logged. A shim that is never idle is stopped all the same."""
-    for _ in range(STOPS):
+    """Send SIGSTOP to the shim while it waits for events, because it then has logged all output
+    that it has read. A shim that is never idle is stopped all the same."""
+    for _ in range(STOPS_LIMIT):
         orphans.send_signal(shim, signal.SIGSTOP)
-        for _ in range(LOOKS):
+        for _ in range(POLLS_LIMIT):
             status = stat(shim.pid)
             if status is None or status.state == "T" or not status.alive:
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         if _waits_for_events(shim.pid):
             return
         orphans.send_signal(shim, signal.SIGCONT)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     orphans.send_signal(shim, signal.SIGSTOP)
-    await asyncio.sleep(LOOK_S)
+    await asyncio.sleep(POLL_S)
 
 
 def _waits_for_events(pid: int) -> bool:
-    """Whether the stopped process is in epoll_wait(2) or its like; True when it has ended."""
+    """Whether the stopped process waits in epoll_wait(2) or a variant of it; True when it has
+    ended."""
     numbers = arch().syscalls
     waits = {str(numbers.get(name)) for name in ("epoll_wait", "epoll_pwait", "epoll_pwait2")}
     try:
@@ -243,8 +247,8 @@ def _has_children(process: ProcessIdentity) -> bool:
 
 
 def kernel_reports_exits() -> bool:
-    """Whether the kernel tells by a pidfd how a process has ended that was reaped. Starts a program
-    that ends at once; blocking."""
+    """Whether a pidfd shows the exit code of a process that was reaped already. Starts a program
+    that ends at once, to test it; blocking."""
     pid = os.posix_spawn(PROGRAM, [PROGRAM], {})
     pidfd = os.pidfd_open(pid)
     with closing_fd(pidfd):

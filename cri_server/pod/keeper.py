@@ -1,9 +1,9 @@
-"""The server's side of the keeper (`pyrunc.keeper.client`): the entries of pods, and a watch that
-starts the keeper, and another one when it has died.
+"""Reads the entries of pods in the keeper (`pyrunc.keeper.client`), starts the keeper and replaces
+a dead one.
 
-The shims fill a new one again; zygote and shims are replaced, so that the next pods' shims are
-below it. The orphans of shims from before have another ancestor: how they end is known from Linux
-6.15 on.
+The shims send their entries to a new keeper again. Zygote and shims are replaced, so that the
+keeper is the ancestor of the next pods. The containers of earlier shims have another ancestor: the
+exit codes that they have after the death of their shim can be read from Linux 6.15 on.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from pyrunc.shim.messages import StoredContainer, StoredPause
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 5.0  # between attempts to start a keeper
+RETRY_S = 5.0  # between attempts to start a keeper
 KINDS = ("pod", "container")  # of entries; the others are mounts of images
-TRIES, TRY_AGAIN_S = 5, 0.2  # while the keeper is stopped or being replaced
+ATTEMPTS, ATTEMPT_INTERVAL_S = 5, 0.2  # while the keeper is stopped or being replaced
 
 
 class StoredPods:
-    """The entries that shims have put into the keeper of `folder`, by the ids of sandboxes (their
-    pause processes) and of containers."""
+    """The entries of shims in the keeper of `folder`: by sandbox id for pause processes, by
+    container id for containers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def ids(self, tries: int = TRIES) -> set[str]:
-        """Return the ids of all entries; none when there is no keeper after so many tries."""
+    async def ids(self, tries: int = ATTEMPTS) -> set[str]:
+        """Return the ids of all entries; an empty set if no keeper answers in `tries` attempts."""
         return await asyncio.to_thread(self._ids, tries)
 
     async def drop(self, *ids: str) -> None:
-        """Drop the entries of these ids. Does nothing without entries or without a keeper."""
+        """Drop the entries of these sandboxes and containers, as far as they exist. Does nothing
+        without a keeper."""
         if ids:
             await asyncio.to_thread(self._drop, ids)
 
     async def open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
-        """Return the record of a pod's pause process and its descriptors, the caller's to close.
+        """Return the record of a pod's pause process and its descriptors, which the caller closes.
         Raises Unavailable, Error."""
         return await asyncio.to_thread(self._open_pause, sandbox_id)
 
@@ -58,7 +59,7 @@ class StoredPods:
 
     def _ids(self, tries: int) -> set[str]:
         for number in range(tries):
-            time.sleep(TRY_AGAIN_S if number else 0)
+            time.sleep(ATTEMPT_INTERVAL_S if number else 0)
             keeper = Keeper(self._folder)
             try:
                 entries = [name.partition("/") for name in keeper.names()]
@@ -85,8 +86,8 @@ class StoredPods:
 
 
 class KeeperWatch:
-    """Holds a connection to the keeper of `folder`. `on_keeper` is called with each keeper: True
-    when it has taken the place of another one."""
+    """Starts the keeper of `folder`, and another one when it dies. `on_keeper(replaced)` is called
+    after each start; `replaced` is true if another keeper has died before."""
 
     def __init__(self, folder: Path, on_keeper: Callable[[bool], Awaitable[None]]) -> None:
         self._folder, self._on_keeper = folder, on_keeper
@@ -100,7 +101,7 @@ class KeeperWatch:
         return self._pid if self._keeper else 0
 
     def begin(self) -> None:
-        """Start the keeper if it does not live, and watch it, in the background."""
+        """Start the keeper if it does not run, and watch it, in the background."""
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
     async def close(self) -> None:
@@ -117,8 +118,8 @@ class KeeperWatch:
             self._keeper = None
 
     def _lost(self) -> None:
-        """Handle the end of the connection: the keeper has died, or another client has replaced
-        this one."""
+        """Connect again after the end of the connection: the keeper has died, or has closed it for
+        another client."""
         self._disconnect()
         self.begin()
 
@@ -130,7 +131,7 @@ class KeeperWatch:
                 break
             except Error as error:
                 log.warning("no keeper: %s", error)
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
         before, self._pid, self._keeper = self._pid, pid, keeper
         asyncio.get_running_loop().add_reader(keeper.fileno(), self._lost)
         # With the same pid the keeper has only closed this connection, to make room for others.

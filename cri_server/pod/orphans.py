@@ -1,5 +1,5 @@
-"""Ends what a dead shim leaves: its forks, containers without a parent, cgroups; reads its
-records."""
+"""Cleans up after a dead shim: waits for its forks, reads its records, kills its containers and
+removes their cgroups."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Whether the container's start had begun, even without a record: its cgroup exists since its
-    creation."""
+    """Whether the container's start had begun, even if no record says so: then its cgroup, which
+    exists since its creation, contains processes."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
 
@@ -118,13 +118,14 @@ def _locked(descriptor: int) -> bool:
 
 
 def kill_process(process: ProcessIdentity) -> None:
-    """Send SIGKILL to this very process (`send_signal`)."""
+    """Send SIGKILL to the process, as `send_signal` does."""
     send_signal(process, signal.SIGKILL)
 
 
 def send_signal(process: ProcessIdentity, number: int) -> None:
-    """Send a signal to this very process: through a pidfd that is checked against the start time,
-    never by number alone. Does nothing when it has ended."""
+    """Send a signal to the process through a pidfd, after a check of its start time, so that
+    another process with the same pid never gets the signal. Does nothing when the process has
+    ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
 """Pod: the operations of a pod's shim that the server's verbs use, one method for each.
 
-The shim may be killed, be silent or be replaced at any time (`cri_server.pod.shims`). A method that
-needs it raises Unavailable then; one that ends something does without it.
+The shim may be killed, be silent or be replaced at any time (`cri_server.pod.shims`). Methods that
+start or change something raise Unavailable then; methods that end something work without the shim.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 60.0
 SHIM_TIMEOUT_S = 20.0
-"""How long a shim may take to confirm an end, beyond the grace period. It reports by itself
-that SIGKILL had no effect (`UNKILLABLE_AFTER_S` in pyrunc/shim/stop.py)."""
+"""How long a shim may take to confirm an end, beyond the grace period. Longer than
+`UNKILLABLE_AFTER_S` (pyrunc/shim/stop.py), after which the shim reports that SIGKILL had no
+effect."""
 SHIMS_LIMIT = 5  # that are lost while one container is stopped
 
 
@@ -66,7 +67,7 @@ class Pod:
         return await self._shims.reach(self._sandbox)
 
     async def wait_taken_over(self) -> None:
-        """Wait until the replacement of a lost shim, if one is under way, has ended."""
+        """Wait until a take-over by another shim, if one is under way, has ended."""
         await self._shims.drain(self._sandbox)
 
     async def leave(self) -> None:
@@ -86,7 +87,7 @@ class Pod:
             await self._give_up()
 
     async def _give_up(self) -> None:
-        """Kill a shim that does not answer, with all that it has of the pod."""
+        """Kill the shim, which does not answer, and all processes of the pod."""
         await self._shims.give_up(self._sandbox)
 
     async def _abandon(self, what: str, waited_s: float) -> None:
@@ -97,7 +98,7 @@ class Pod:
     # -- the pause process
 
     async def start_pause(self) -> str | None:
-        """Start the pause process that pause.json describes; the path of the pod's network
+        """Start the pause process that pause.json describes; return the path of the pod's network
         namespace. Raises Error."""
         started = await self._shims.get(self._sandbox).start_pause()
         add_remote_spans(started.parts)
@@ -106,7 +107,8 @@ class Pod:
         return started.netns_path
 
     async def stop_pause(self, boot_id: str) -> None:
-        """End the pause process, also without a shim: by its pid, if it is of this boot."""
+        """End the pause process. Without a shim it is killed by its pid if it was started in this
+        boot."""
         sandbox, client = self._sandbox, self._shims.find(self._sandbox)
         try:
             if client is not None:
@@ -123,7 +125,7 @@ class Pod:
         sandbox.pause_alive = False
 
     async def undo_start_pause(self) -> None:
-        """End the pause process of a pod that is not finished, and remove its cgroup."""
+        """End the pause process of a pod whose creation has failed, and remove its cgroup."""
         client = self._shims.find(self._sandbox)
         if client is not None:
             await client.stop_pause()
@@ -135,9 +137,9 @@ class Pod:
     async def create(
         self, container: Container, request: messages.CreateContainer, fds: Sequence[int]
     ) -> None:
-        """Have the shim compile the container, and make its cgroup. `fds`: of the request's images
-        and opened sources; they stay the caller's. A shim that does not answer in time is killed;
-        another one takes over its pods. Raises Error."""
+        """Have the shim compile the container and create its cgroup. `fds`: the descriptors of the
+        request's images and opened mount sources, which the caller keeps. A shim that does not
+        answer in time is killed, and another one takes over its pods. Raises Error."""
         shim, client = self._sandbox.shim, self._shims.get(self._sandbox)
         with span("compile"):
             try:
@@ -170,14 +172,14 @@ class Pod:
         container.created_in = None
         client = self._shims.find(self._sandbox)
         if client is not None:
-            # The shim was killed meanwhile, or does not answer.
+            # Errors: the shim was killed meanwhile, or does not answer.
             with contextlib.suppress(Error, TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
                     await client.drop_container(container.id)
         await orphans.kill_group(container.cgroups_path, container.id)
 
     async def start(self, container: Container) -> None:
-        """Start a container that was created. Raises Error; then its exit is on record."""
+        """Start a created container. Raises Error after its exit record was written."""
         container.created_in = None
         started = await self._shims.get(self._sandbox).start_container(container.id)
         add_remote_spans(started.parts)
@@ -185,16 +187,17 @@ class Pod:
         container.started_at_ns = started.started_at_ns
 
     async def stop(self, container: Container, signal: int, timeout_s: float) -> None:
-        """Send `signal`, SIGKILL after `timeout_s`; returns when the container has ended. Another
-        shim goes on when the pod's is lost; without one the container is killed. Raises
-        DeadlineExceeded when SIGKILL does not end it."""
+        """Send `signal`, and SIGKILL after `timeout_s`; return when the container has ended. If the
+        shim is lost, the shim that takes over continues; without one the container is killed.
+        Raises DeadlineExceeded when SIGKILL does not end it."""
         for _ in range(SHIMS_LIMIT):
             if not await self.reach():
                 await self._give_up()
                 return
-            if container.exit is not None:  # the shim has just reported it
+            if container.exit is not None:  # reported by the shim meanwhile
                 return
-            # the shim was killed meanwhile: another one has its containers, or they have ended
+            # The shim was killed meanwhile: another one has taken over its containers, or they have
+            # ended.
             with contextlib.suppress(PeerError):
                 await self._stop(container, signal, timeout_s)
                 return
@@ -216,7 +219,7 @@ class Pod:
                 raise
 
     async def kill(self, container: Container, signal: int) -> None:
-        """Have the shim end the container at once, also one whose start is under way. Raises
+        """Have the shim kill the container at once, even while it is being started. Raises
         Error."""
         client = self._shims.find(self._sandbox)
         if client is not None:
@@ -272,7 +275,7 @@ class Pod:
         return session
 
     async def kill_exec(self, exec_id: str) -> None:
-        """Kill a session with its descendants; does nothing if it or its shim is gone."""
+        """Kill a session with its descendants. Does nothing if the session or the shim is gone."""
         client = self._shims.find(self._sandbox)
         try:
             if client is not None:

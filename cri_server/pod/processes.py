@@ -1,9 +1,9 @@
-"""The node's shim processes: started with the server, warm, `[shims] count` of them, each for many
-pods.
+"""Starts and replaces the node's shims: `[shims] count` processes, forked with the server before
+they are needed, each of which serves many pods.
 
 A shim outlives the server as long as it has pods, and is used again by a server of the same
 version. A shim of another version gets no more pods. A shim that dies is replaced;
-`cri_server.pod.shims` cares for its pods.
+`cri_server.pod.shims` moves its pods to another one.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pyrunc.shim.messages import PROTOCOL
 
 log = logging.getLogger(__name__)
 
-MOST = 8
+DEFAULT_LIMIT = 8
 ANSWER_S = 2.0
-RENEW_S = 0.02  # between two looks whether a pod on its way to a shim has arrived
+RENEW_POLL_S = 0.02  # between two checks whether a shim has taken its last pod
 RESTART_S = 1.0  # between two attempts to replace a shim
 
 
 def default_count() -> int:
-    """Return the number of processors, at most `MOST`: a shim is one thread."""
-    return min(os.cpu_count() or 1, MOST)
+    """Return the number of processors, at most `DEFAULT_LIMIT`: a shim is one thread."""
+    return min(os.cpu_count() or 1, DEFAULT_LIMIT)
 
 
 class ShimProcess:
     """A living shim, with the connection to its own folder. `silent`: it does not answer at the
-    moment; `taking`: how many pods are on their way to it."""
+    moment. `taking`: how many `take_pod` calls to it are under way."""
 
     def __init__(self, folder: Path, client: ShimClient, process: ProcessIdentity) -> None:
         self.folder, self.client, self.process = folder, client, process
@@ -66,8 +66,8 @@ class ShimProcesses:
         self._closed = False
 
     def begin(self) -> None:
-        """Find the shims of an earlier server and fork the missing ones, in the background. Further
-        calls do nothing."""
+        """Connect to the shims of an earlier server and fork the missing ones, in the background.
+        Further calls do nothing."""
         if self._started is None:
             self._started = self._in_background(self._start())
 
@@ -82,20 +82,20 @@ class ShimProcesses:
         return {shim.process for shim in self._shims}
 
     async def remove_outdated(self, process: ProcessIdentity) -> None:
-        """Remove the folder of a shim of another version, which has ended."""
+        """Remove the folder of a shim of another version after its end."""
         folder = self._outdated.pop(process, None)
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def renew(self) -> None:
-        """Replace all shims by new ones, whose ancestor is the keeper that lives now; the old ones
-        keep the pods that they have, and end with the last of them. Raises Error."""
+        """Fork new shims below the living keeper for the next pods. The old shims keep their pods,
+        and end with the last of them. Raises Error."""
         old = list(self._shims)
         for _ in old:
             await self._fork()
         for shim in old:
             while shim.taking:
-                await asyncio.sleep(RENEW_S)
+                await asyncio.sleep(RENEW_POLL_S)
             if shim in self._shims:
                 self._shims.remove(shim)
                 shim.client.close()
@@ -117,9 +117,9 @@ class ShimProcesses:
         *,
         network: bool,
     ) -> tuple[ProcessIdentity, str | None]:
-        """Have the shim with the fewest `pods` serve another: the shim, and the path of the pod's
-        network namespace if `network` is true. Raises Unavailable when it does not answer, and what
-        prevents the fork of a new one when none lives."""
+        """Have the shim with the fewest `pods` serve another pod; fork a shim if none lives. Return
+        the shim and, with `network`, the path of the pod's new network namespace. Raises
+        Unavailable when the shim does not answer, and the errors of the fork."""
         await self.ready()
         while True:
             shim = self._emptiest(pods) or await self._fork()
@@ -141,7 +141,7 @@ class ShimProcesses:
     def _emptiest(self, pods: Mapping[ProcessIdentity, int]) -> ShimProcess | None:
         living = [shim for shim in self._shims if not shim.client.closed]
         answering = [shim for shim in living if not shim.silent] or living
-        # With those on their way: calls at the same time would otherwise all choose one shim.
+        # `taking` counts too, because simultaneous calls would otherwise all choose the same shim.
         return min(
             answering, key=lambda shim: pods.get(shim.process, 0) + shim.taking, default=None
         )

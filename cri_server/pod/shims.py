@@ -1,10 +1,11 @@
-"""The server's connections to shims, one per living sandbox; exits that they report go into the
-index. When a shim dies, another one takes over the pod's processes that the keeper has (`keeper`);
-the others are killed. A container is never reported as running when its exit could not be observed.
+"""Connects each living sandbox to its shim, and enters the exits that shims report into the index.
+When a shim dies, another one takes over those of the pod's processes that the keeper has
+(`keeper`); the others are killed, because a container whose exit cannot be observed must not be
+reported as running.
 
-The server waits for a shim that does not answer (stopped, starved, waiting for a disk) as long as
-it lives. Meanwhile the pod's state is derived from its processes: a container runs while its first
-process does, and is unknown afterwards.
+While a shim lives but does not answer (stopped, starved, waiting for a disk), the server waits for
+it and derives the pod's state from its processes: a container runs while its first process does,
+and its state is unknown afterwards.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two looks at the pod of a silent shim
-MOVED_S = 0.01  # between two looks at a shim that was killed
-LOST_S = 0.1  # before the server connects again after a loss
+SILENT_POLL_S = 1.0  # between two reads of the state of a silent shim's pod
+KILLED_POLL_S = 0.01  # between two checks whether a killed shim has ended
+RECONNECT_S = 0.1  # before the server connects again after a loss
 TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
 # how long a caller waits while another shim takes over; giving up ends the whole pod
 TAKE_OVER_S = 30.0
@@ -45,9 +46,9 @@ OnMoved = Callable[[Sandbox], Awaitable[None]]
 
 
 class Shims:
-    """Connects pods to shims. `on_exit(sandbox, container)` is called after an exit was noted;
-    `container` is None for the pause process. `on_moved(sandbox)` is called after another shim has
-    taken over."""
+    """The connections of all pods to their shims. `on_exit(sandbox, container)` is called after an
+    exit was entered into the index; `container` is None for the pause process. `on_moved(sandbox)`
+    is called after another shim has taken over."""
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
         self.processes, self._paths, self._index = processes, paths, index
@@ -81,8 +82,8 @@ class Shims:
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """Return the connection; None when there is no shim, or it does not answer, or has not
-        taken over the whole pod yet."""
+        """Return the connection to the sandbox's shim; None without a shim, and when the shim does
+        not answer or has not taken over the whole pod yet."""
         return None if sandbox.id in self._taking_over else self._connection(sandbox)
 
     def _connection(self, sandbox: Sandbox) -> ShimClient | None:
@@ -98,8 +99,8 @@ class Shims:
         return {"connected": len(self._clients), "silent": len(self._answers)}
 
     async def start(self, sandbox: Sandbox, *, network: bool = False) -> str | None:
-        """Have a shim serve the sandbox, and connect to it; the path of the pod's network namespace
-        if `network` is true. Raises Unavailable."""
+        """Have a shim serve the sandbox, and connect to it. With `network`, return the path of the
+        pod's new network namespace. Raises Unavailable."""
         folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
         pods = Counter(one.shim for one in self._pods.values() if one.shim is not None)
         self._pods[sandbox.id] = sandbox
@@ -110,14 +111,14 @@ class Shims:
         return path
 
     def _serves_others_only(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim has dropped this pod and serves others only: when it drops a
-        pod, it removes its record there."""
+        """Whether the sandbox's shim has dropped this pod: it removes its record from the pod's
+        folder then."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
-        """Connect to the shim that lives already. Raises NotFound, Unavailable."""
+        """Connect to the living shim of the sandbox. Raises NotFound, Unavailable."""
         client = await self._open(sandbox)
-        self._take(sandbox, client)
+        self._use(sandbox, client)
         return client
 
     async def _open(self, sandbox: Sandbox) -> ShimClient:
@@ -126,18 +127,19 @@ class Shims:
             on_event=lambda event: self._event(sandbox, event),
         )
 
-    def _take(self, sandbox: Sandbox, client: ShimClient) -> None:
-        """Assign the connection to the sandbox."""
+    def _use(self, sandbox: Sandbox, client: ShimClient) -> None:
+        """Use `client` as the connection of the sandbox."""
         client.on_close = lambda: self._closed(sandbox, client)
         client.timed = self._timed
         self._clients[sandbox.id], self._pods[sandbox.id] = client, sandbox
         sandbox.reachable = True
 
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
-        """Connect to a shim that may still run, and read its state. Return whether it has answered.
+        """Connect to the sandbox's shim, if it still runs, and read its state. Return whether a
+        shim has answered in time.
 
-        If the shim is dead, another one takes over, or its processes are ended. If it is silent
-        (`is_silent`), the server goes on to wait for it in the background.
+        If the shim is dead, another one takes over, or the pod's processes are ended. If it is
+        silent (`is_silent`), the server continues to wait for it in the background.
         """
         if self.find(sandbox) is not None:
             return True
@@ -163,8 +165,8 @@ class Shims:
             log.error("sandbox %s: %s", sandbox.id, task.exception(), exc_info=task.exception())
 
     async def _await_answer(self, sandbox: Sandbox) -> None:
-        """Ask for the shim's state, again after each refused or lost connection, until the answer
-        is there or the shim is gone."""
+        """Ask for the shim's state until it answers or is dead; connect again after each refused or
+        lost connection."""
         while True:
             try:
                 client = await self._open(sandbox)
@@ -175,14 +177,14 @@ class Shims:
                 return
             except Error:  # it accepts no connection at the moment
                 self._derive_states(sandbox)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(SILENT_POLL_S)
                 continue
             try:
                 state = await self._ask_state(sandbox, client)
             except Error as error:
                 log.info("sandbox %s: %s", sandbox.id, error)
                 client.close()
-                await asyncio.sleep(LOST_S)
+                await asyncio.sleep(RECONNECT_S)
                 continue
             except BaseException:
                 client.close()
@@ -192,42 +194,42 @@ class Shims:
                 await self._end_earlier(sandbox, state)
                 continue
             state = await self._take_over_rest(sandbox, client, state)
-            # Before `_take`: a caller that finds the connection must find the shim's states, too.
-            self._learn(sandbox, state)
-            self._take(sandbox, client)
+            # Before `_use`: a caller that finds the connection must find the shim's states, too.
+            self._apply_state(sandbox, state)
+            self._use(sandbox, client)
             self._lost_sessions.pop(sandbox.id, None)  # it has ended them
             await self._finish_take_over(sandbox, state)
             return
 
     async def _end_earlier(self, sandbox: Sandbox, state: messages.PodState) -> None:
-        """End the pod's shim of the version before, so that the caller has another one take over.
-        If that fails, the shim stays, and the caller tries again."""
-        self._learn(sandbox, state)
+        """End the pod's shim of the earlier version, so that the caller can have another one take
+        over. If that fails, the shim stays, and the caller tries again."""
+        self._apply_state(sandbox, state)
         self._taking_over.add(sandbox.id)
         try:
             with sandbox.gate:
                 await self.processes.ready()
-                self._take_stdins(sandbox.shim)
+                self._save_stdins(sandbox.shim)
                 await self._earlier.end(sandbox, self._index.sandboxes)
         except (Error, OSError) as error:
             log.warning("sandbox %s: its earlier shim stays for now: %s", sandbox.id, error)
             self._taking_over.discard(sandbox.id)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SILENT_POLL_S)
         finally:
             self._taking_over.discard(sandbox.id)
         for container in self._index.containers_of(sandbox):
             orphans.read_records(self._paths, container)
 
-    def _take_stdins(self, shim: ProcessIdentity | None) -> None:
-        """Save the stdin of the containers of all pods of a shim that is going to be ended."""
+    def _save_stdins(self, shim: ProcessIdentity | None) -> None:
+        """Copy the stdin pipes of all containers of a shim that is about to be ended."""
         if shim is not None:
             for sandbox in self._index.sandboxes:
                 if sandbox.shim == shim:
                     self._stdins.take(shim, self._index.containers_of(sandbox))
 
     async def _take_over(self, sandbox: Sandbox) -> bool:
-        """Have another shim take over the pod of a dead one, if the keeper has entries of it;
-        whether one has."""
+        """Have another shim take over the pod of a dead one, if the keeper has entries of the pod.
+        Return whether one has taken over."""
         if sandbox.phase != "ready":
             return False
         stored = await self.stored.ids()
@@ -284,7 +286,7 @@ class Shims:
                     )
                 finally:
                     ipc.close_all(stdin)
-        self._learn(sandbox, await client.state())
+        self._apply_state(sandbox, await client.state())
         await self._write_move(sandbox)
         self._still_connected(sandbox)
 
@@ -296,7 +298,7 @@ class Shims:
         self, sandbox: Sandbox, client: ShimClient, state: messages.PodState
     ) -> messages.PodState:
         """Complete a take-over during which the server was killed: have the shim take over the
-        rest. Returns its new state."""
+        remaining processes. Return its new state."""
         ids = {entry.id for entry in state.containers}
         containers = self._index.containers_of(sandbox)
         rest = [
@@ -318,16 +320,16 @@ class Shims:
             return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:
-        """Return the connection of a shim that takes over, which may be killed meanwhile as well.
-        Raises Unavailable."""
+        """Return the connection to the shim that takes over. Raises Unavailable when this shim,
+        too, has died."""
         client = self._connection(sandbox)
         if client is None:
             raise Unavailable(f"the next shim of sandbox {sandbox.id} is gone, too")
         return client
 
     async def _write_move(self, sandbox: Sandbox) -> None:
-        """Save the pod's new shim. A full disk ends no pod: a server that finds the old record asks
-        the shim (`_finish_take_over`)."""
+        """Save which shim serves the pod now. A failure is only logged: a server that reads the old
+        record asks the shim (`_finish_take_over`)."""
         try:
             await self.on_moved(sandbox)
         except (Error, OSError) as error:
@@ -351,11 +353,11 @@ class Shims:
         await self._write_move(sandbox)
 
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> messages.PodState:
-        """Ask for the shim's state without a deadline; meanwhile derive the pod's from its
-        processes."""
+        """Return the shim's state of the pod, without a deadline. Until the answer comes, derive
+        the state from the pod's processes."""
         answer = asyncio.ensure_future(client.state())
         try:
-            while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
+            while not (await asyncio.wait([answer], timeout=SILENT_POLL_S))[0]:
                 self._derive_states(sandbox)
             return answer.result()
         finally:
@@ -378,7 +380,7 @@ class Shims:
                     or orphans.was_started(container)
                 )
 
-    def _learn(self, sandbox: Sandbox, state: messages.PodState) -> None:
+    def _apply_state(self, sandbox: Sandbox, state: messages.PodState) -> None:
         """Copy the shim's state of the pod into the index, also for containers whose folders were
         deleted."""
         sandbox.pause_alive = state.pause_running
@@ -387,8 +389,8 @@ class Shims:
         known = {entry.id: entry for entry in state.containers}
         for container in self._index.containers_of(sandbox):
             container.lost = False
-            # The shim's word first: by the disk alone a running container whose folder was deleted
-            # would be EXITED, and kubelet would start another one beside it.
+            # The shim's state takes precedence: by the disk alone a running container whose folder
+            # was deleted would be EXITED, and kubelet would start another one beside it.
             entry = known.get(container.id)
             if entry is None:
                 self._end_without_folder(container)
@@ -421,8 +423,9 @@ class Shims:
         log.warning("container %s runs, but its folder %s was deleted", container.id, folder)
 
     async def replace_outdated(self) -> None:
-        """End shims of another version, one after the other; a shim of this version takes over
-        their pods. A shim stays until its pods end if the keeper lacks an entry of any of them."""
+        """End the shims of another version, one after the other, and have shims of this version
+        take over their pods. A shim stays until its pods end if the keeper lacks an entry of any of
+        them."""
         current = self.processes.of_this_version()
         pods: dict[ProcessIdentity, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
@@ -436,9 +439,9 @@ class Shims:
             running = [c.id for s in sandboxes for c in self._index.containers_of(s) if c.running]
             if {*running, *(s.id for s in sandboxes if s.pause_alive)} <= await self.stored.ids():
                 log.info("shim %d is of another version: its pods move", process.pid)
-                # Not asked to leave: so the pods take the way that kill -9 has. Three pods with
-                # four containers moved within 20 ms (measured).
-                self._take_stdins(process)
+                # Killed, so that the pods move as after any death of a shim. Three pods with four
+                # containers moved within 20 ms (measured).
+                self._save_stdins(process)
                 orphans.kill_process(process)
                 await asyncio.gather(
                     *(self._wait_until_moved(sandbox, process) for sandbox in sandboxes)
@@ -448,12 +451,12 @@ class Shims:
     async def _wait_until_moved(self, sandbox: Sandbox, process: ProcessIdentity) -> None:
         client = self._clients.get(sandbox.id)
         while client is not None and not client.closed and process.alive():
-            await asyncio.sleep(MOVED_S)
+            await asyncio.sleep(KILLED_POLL_S)
         await self.reach(sandbox)
         await self.drain(sandbox)
 
     async def give_up(self, sandbox: Sandbox) -> None:
-        """Kill a shim that does not answer, with all that it held."""
+        """Kill the shim, which does not answer, and end all processes of the pod."""
         awaited = self._answers.pop(sandbox.id, None)
         if awaited is not None:
             awaited.cancel()
@@ -461,7 +464,7 @@ class Shims:
         await self._end_once(sandbox)
 
     async def shutdown(self, sandbox: Sandbox) -> None:
-        """Have the shim drop the pod; does nothing when it is gone. Raises WrongState while
+        """Have the shim drop the pod. Does nothing when the shim is gone. Raises WrongState while
         something runs in the pod."""
         client = self.find(sandbox)
         if client is not None:
@@ -494,7 +497,8 @@ class Shims:
         self.processes.close()
 
     async def drain(self, sandbox: Sandbox | None = None) -> None:
-        """Wait until the loss of shims is dealt with, of this sandbox's or of all."""
+        """Wait until running reconnections and clean-ups after the loss of a shim have ended, for
+        this sandbox or for all."""
         all_tasks = [*self._ending.items(), *self._reconnecting.items()]
         tasks = [task for name, task in all_tasks if sandbox is None or name == sandbox.id]
         if tasks:
@@ -518,15 +522,15 @@ class Shims:
         self._lost_sessions[sandbox.id] = client.lost_sessions
         sandbox.reachable = False
         log.warning("sandbox %s: the connection to its shim is lost", sandbox.id)
-        # It is dead, or has hung up on a server that did not read its events.
+        # The shim is dead, or has closed the connection because the server did not read its events.
         task = asyncio.get_running_loop().create_task(self.reach(sandbox))
         self._reconnecting[sandbox.id] = task
         task.add_done_callback(lambda task: self._reconnecting.pop(sandbox.id, None))
 
     async def drop_unknown(self) -> None:
-        """Drop the keeper's entries that belong to no pod: left by a shim that was killed between
-        the end of a process and its drop. End earlier shims whose children ended without a
-        server."""
+        """Drop the keeper's entries that belong to no pod. A shim leaves an entry when it is killed
+        between the end of a process and the drop of its entry. End earlier shims whose children
+        ended without a server."""
         ids = {sandbox.id for sandbox in self._index.sandboxes}
         ids |= {container.id for container in self._index.containers if container.exit is None}
         await self.stored.drop(*(await self.stored.ids(tries=1) - ids))
@@ -542,13 +546,14 @@ class Shims:
         await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
-        """Read what the sandbox's dead shim left on disk, and end the pause process and the
-        containers that still run.
+        """Read the records of the sandbox's dead shim, and end the pause process and the containers
+        that still run.
 
         Their output is not read any more and their exit codes are lost, so they end with reason
         Unknown.
         """
-        # A container that has ended shows a pod that is not ready.
+        # First of all: a client that sees an ended container must also see that the pod is not
+        # ready.
         sandbox.pause_alive = False
         self._lost_sessions.pop(sandbox.id, None)
         await self._end_rest_of_shim(sandbox)
@@ -571,7 +576,7 @@ class Shims:
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
         self._stdins.close(container.id)
         await self.stored.drop(container.id)
-        # its cgroup may exist: of a failed start, or not removed yet
+        # Its cgroup may still exist, after a failed start or an unfinished removal.
         if container.exit is not None:
             await orphans.kill_group(container.cgroups_path, container.id)
             return

@@ -1,5 +1,5 @@
-"""Takes the stdin of containers from a shim that is about to be replaced. The keeper stores no
-writing end of a pipe, because its reader would wait for an end that does not come."""
+"""Copies the stdin pipes of containers from a shim that is about to be replaced. The keeper cannot
+store them: as long as it has a writing end, the pipe's reader never reads the end of file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from pyrunc.kernel.process import open_from_process, open_pidfd
 
 
 class StdinPipes:
-    """The writing ends of containers' stdin on their way from one shim to the next, by container.
-    A server that is killed meanwhile loses them: then the containers read the end of their
-    input."""
+    """The writing ends of containers' stdin between one shim and the next, by container id. If the
+    server is killed meanwhile, they are lost, and the containers read the end of their input."""
 
     def __init__(self) -> None:
         self._pipes: dict[str, int] = {}
 
     def take(self, shim: ProcessIdentity, containers: Iterable[Container]) -> None:
-        """Copy the writing ends that the shim has for these containers, as far as their first
-        processes read from a pipe."""
+        """Copy the shim's writing ends of the stdin of these containers. Containers whose stdin is
+        no pipe are skipped."""
         for container in containers:
             self.close(container.id)
             if container.config.stdin and not container.config.tty and container.process:
@@ -32,7 +31,8 @@ class StdinPipes:
                     self._pipes[container.id] = pipe
 
     def pop(self, container: Container) -> list[int]:
-        """Return the container's writing end, if there is one, the caller's to close."""
+        """Return a list with the container's writing end, which the caller closes; empty if there
+        is none."""
         pipe = self._pipes.pop(container.id, None)
         return [] if pipe is None else [pipe]
 

@@ -1,4 +1,5 @@
-"""Ends what a server that was killed had begun: pods and containers of which no client knows."""
+"""Ends pods and containers whose creation a server's death interrupted; no client knows their
+ids."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ from pyrunc.shim import messages
 log = logging.getLogger(__name__)
 
 Detach = Callable[[str | None], Awaitable[None]]
-"""Detaches the pod from its network, whose namespace has this path, if it is still known."""
+"""Detaches a pod from its network. The argument is the path of the network namespace, None if
+unknown."""
 
 
 async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
-    """End the pod's processes, by its shim if that answers, and remove its cgroup."""
+    """End the pod's processes, through its shim if the shim answers, and remove its cgroup."""
     folder = paths.sandbox_state(identifier)
     try:
         await _end_by_shim(folder, detach)
@@ -59,7 +61,8 @@ async def _end_by_shim(folder: Path, detach: Detach) -> None:
 
 
 def _kill_shim(folder: Path) -> None:
-    """Kill a shim that does not answer; the processes that it had are in the sandbox's cgroup."""
+    """Kill the shim that the record in `folder` names. The pod's processes are in the sandbox's
+    cgroup."""
     try:
         shim = ProcessIdentity.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
     except (Error, OSError):
@@ -75,8 +78,8 @@ def _pause_cgroup(folder: Path) -> str:
 
 
 def _container_cgroup(folder: Path) -> str:
-    """Return the cgroup's path in config.json; empty without the file, because nothing was compiled
-    then."""
+    """Return the cgroup's path in config.json; empty without the file, which means that the
+    container was not compiled."""
     try:
         with open(folder / "config.json", encoding="utf-8", errors="surrogateescape") as file:
             return str(json.load(file)["linux"]["cgroupsPath"])

@@ -22,9 +22,9 @@ from pyrunc.records import Request
 from pyrunc.zygote.messages import FromWorker
 
 LONG_S = 1.0
-MOST_LONG = 4
+LONG_LIMIT = 4
 REQUESTS_LIMIT = 1000  # of one worker: whatever it has heaped up goes with it
-KILLED_S = 2.0  # a process that waits for a disk may take for ever
+KILL_WAIT_S = 2.0  # a killed process that waits for a disk may not end
 
 
 class Workers:
@@ -67,7 +67,7 @@ class Workers:
 
         def move() -> None:
             nonlocal long
-            if self._long < MOST_LONG:
+            if self._long < LONG_LIMIT:
                 self._long += 1
                 long = True
                 self._places.release()
@@ -141,7 +141,7 @@ class _Worker:
         self._name, self._gone = name, asyncio.Event()
         self._peer = Peer(ours, name, lambda message: None, self._gone.set)
         self.ending = asyncio.get_running_loop().create_task(_run(zygote, function, theirs))
-        self.ending.add_done_callback(_seen)
+        self.ending.add_done_callback(_ignore_error)
 
     @property
     def alive(self) -> bool:
@@ -156,7 +156,7 @@ class _Worker:
             if self.alive:
                 raise  # that is the answer
             raise Unavailable(
-                f"{self._name} ended before it answered{await self._last_words()}"
+                f"{self._name} ended before it answered{await self._describe_end()}"
             ) from None
 
     async def kill(self) -> None:
@@ -164,7 +164,7 @@ class _Worker:
         cannot be killed."""
         self.ending.cancel()
         try:
-            async with asyncio.timeout(KILLED_S):
+            async with asyncio.timeout(KILL_WAIT_S):
                 await self._gone.wait()
         except TimeoutError:
             pass
@@ -173,7 +173,7 @@ class _Worker:
     def hang_up(self) -> None:
         self._peer.close(f"{self._name} was hung up on")
 
-    async def _last_words(self) -> str:
+    async def _describe_end(self) -> str:
         try:
             outcome = await self.ending
         except Error as error:
@@ -182,7 +182,7 @@ class _Worker:
         return f" ({outcome.exit_code})" + (f": {words[-500:]}" if words else "")
 
 
-def _seen(task: asyncio.Task[JobResult]) -> None:
+def _ignore_error(task: asyncio.Task[JobResult]) -> None:
     """Ignore the error of a worker that died while idle, with its zygote."""
     if not task.cancelled():
         task.exception()

@@ -38,7 +38,7 @@ def test_an_idle_thread_is_used_again_under_the_new_name() -> None:
 
 def test_work_that_hangs_delays_no_other() -> None:
     never = threading.Event()
-    for _ in range(threads.MOST_IDLE + 3):
+    for _ in range(threads.IDLE_LIMIT + 3):
         threads.start("hung", never.wait)  # type: ignore[arg-type]
     assert run("other")[0] == "other"
     never.set()
@@ -60,7 +60,7 @@ def test_few_threads_stay() -> None:
     for _ in range(20):
         ended.get(timeout=30)
     for _ in range(3000):
-        if threading.active_count() <= before + threads.MOST_IDLE + 1:
+        if threading.active_count() <= before + threads.IDLE_LIMIT + 1:
             return
         threading.Event().wait(0.01)
     raise AssertionError("the threads stay")
