@@ -1,1 +1,1 @@
-"""Facts of the host: cgroups, security modules, limits, features of other OCI runtimes."""
+"""Reads facts of the host: cgroups, security modules, limits, features of other OCI runtimes."""

@@ -19,7 +19,8 @@ def check(config: Config) -> None:
 
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
-    """Yield all problems, as InvalidSpec whose path is the key; none for users other than root."""
+    """Yield each problem as an InvalidSpec whose path is the configuration key. Yields nothing for
+    users other than root."""
     # Other users cannot read the limits of process 1 or root's files, and cannot run the server.
     if os.geteuid() != 0:
         return

@@ -88,8 +88,8 @@ def probe(config: Config) -> Node:
 
 
 def limits(requested: Sequence[str]) -> Limits:
-    """Return the limits of containers: the defaults, lowered to the permitted values, replaced by
-    `requested` ones (the configuration).
+    """Return the limits of containers: the `requested` ones of the configuration, for all others
+    the defaults, lowered to the permitted values.
 
     Raises InvalidSpec for a requested limit that is not permitted: without CAP_SYS_RESOURCE a hard
     limit cannot exceed this process's.
@@ -112,7 +112,7 @@ def limits(requested: Sequence[str]) -> Limits:
 
 
 def _highest(name: str, may_raise: bool) -> int:
-    """The highest hard limit that this process may set (setrlimit(2), EPERM)."""
+    """Return the highest hard limit that this process may set (setrlimit(2), EPERM)."""
     if not may_raise:
         return resource.getrlimit(RLIMITS[name])[1]
     # The kernel answers EPERM above fs.nr_open, also with CAP_SYS_RESOURCE (do_prlimit in
@@ -123,8 +123,8 @@ def _highest(name: str, may_raise: bool) -> int:
 
 
 def _default_limits() -> Limits:
-    """DEFAULT_LIMITS, and RLIMIT_SIGPENDING of process 1, which the kernel derives from the
-    memory."""
+    """Return DEFAULT_LIMITS and the RLIMIT_SIGPENDING of process 1, which the kernel derives from
+    the size of the memory."""
     return {**DEFAULT_LIMITS, "RLIMIT_SIGPENDING": resource.prlimit(1, resource.RLIMIT_SIGPENDING)}
 
 
@@ -158,7 +158,7 @@ def _size(limit: int) -> float:
 
 
 def cgroup_root() -> Path:
-    """The mount point of cgroup v2. Raises InvalidSpec without one."""
+    """Return the mount point of cgroup v2. Raises InvalidSpec if it is not mounted."""
     # On a hybrid host systemd mounts the v2 tree at `unified`, below the tmpfs with the v1
     # hierarchies.
     for path in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
@@ -178,7 +178,7 @@ def effective_capabilities() -> int:
 
 
 def loaded_apparmor_profiles() -> set[str]:
-    """The names of the AppArmor profiles that the kernel has loaded."""
+    """Return the names of the AppArmor profiles that the kernel has loaded."""
     listing = _text(Path("/sys/kernel/security/apparmor/profiles"))
     return {line.rpartition(" (")[0] for line in listing.splitlines()}
 
@@ -192,10 +192,11 @@ def _driver(configured: str, systemd: bool) -> str:
 
 
 def oom_score_adj_floor(mode: str) -> int | None:
-    """The lowest oom_score_adj that this process may set, None without a limit; `mode`: auto,
-    always, never.
+    """Return the lowest oom_score_adj that this process may set, None without a limit; `mode`:
+    auto, always, never.
 
-    Setting it below the own value needs CAP_SYS_RESOURCE in the initial user namespace (proc(5)).
+    A process needs CAP_SYS_RESOURCE in the initial user namespace to set a score below its own
+    (proc(5)).
     """
     if mode == "never":
         return None

@@ -1,4 +1,4 @@
-"""The features of other OCI runtimes that handlers use, from `RUNTIME features` (runtime-spec,
+"""Reads the features of other OCI runtimes that handlers use, by `RUNTIME features` (runtime-spec,
 features.md)."""
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class OciFeatures:
         self._cache: dict[str, tuple[Identity, dict[str, Any]]] = {}
 
     async def of_handlers(self, config: Config) -> dict[str, api.RuntimeHandlerFeatures]:
-        """The features of each handler. Only this project's runtime supports user namespaces."""
+        """Return the features of each handler. Only this project's runtime supports user
+        namespaces."""
         features = {}
         for name in handlers.names(config):
             runtime = handlers.find(config, name)
@@ -48,7 +49,8 @@ class OciFeatures:
         return "rro" in (features.get("mountOptions") or ())
 
     async def _ask(self, binary: str, arguments: list[str]) -> dict[str, Any]:
-        """The cached features of a runtime; empty if it is missing, fails, or lacks `features`."""
+        """Return the cached features of a runtime; empty if it is missing, fails, or lacks
+        `features`."""
         try:
             status = await asyncio.to_thread(os.stat, binary)
         except OSError:

@@ -1,1 +1,2 @@
-"""CRI messages about sandboxes and containers, encoded, from the index alone."""
+"""Builds and encodes the CRI messages about sandboxes and containers from the index, without disk
+access."""

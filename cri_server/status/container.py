@@ -51,7 +51,7 @@ def of(container: Container) -> api.ContainerStatus:
 
 
 def _mount(requested: api.Mount, container: Container) -> api.Mount:
-    """The mount as requested; an image volume also names its image."""
+    """Return the mount as requested; an image volume also names its image."""
     mount = api.Mount()
     mount.CopyFrom(requested)
     image = container.mounted_images.get(requested.container_path)
@@ -83,13 +83,13 @@ def listed(container: Container) -> api.Container:
 
 
 def encode(container: Container) -> bytes:
-    """The encoded status message."""
+    """Return the encoded status message."""
     facts = (container.state, container.started_at_ns, container.exit, container.resources)
     return container.cached_status.get(facts, lambda: of(container).SerializeToString())
 
 
 def encode_item(container: Container) -> bytes:
-    """The list entry, encoded as a field of the list."""
+    """Return the list entry, encoded as a field of the list."""
     facts = (container.state,)
     # A list of 500 takes 4.2 ms to build and encode, 0.03 ms to join from these (measured).
     return container.cached_entry.get(
@@ -98,12 +98,12 @@ def encode_item(container: Container) -> bytes:
 
 
 def answer(services: Services, reference: str) -> bytes:
-    """The encoded ContainerStatusResponse, not verbose. Raises NotFound."""
+    """Return the encoded ContainerStatusResponse, not verbose. Raises NotFound."""
     return entry(STATUS, encode(services.index.containers.get(reference)))
 
 
 def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
-    """The verbose ContainerStatusResponse. Raises NotFound."""
+    """Return the verbose ContainerStatusResponse. Raises NotFound."""
     container = services.index.containers.get(reference)
     response = api.ContainerStatusResponse(status=of(container))
     response.info["info"] = json.dumps(_info(services, container))
@@ -111,7 +111,7 @@ def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
 
 
 def _info(services: Services, container: Container) -> dict[str, Any]:
-    """The verbose details, without the environment, which may hold secrets."""
+    """Return the verbose details. The environment is left out, because it may contain secrets."""
     try:
         spec = atomic_file.read_json(
             str(services.paths.container_state(container.id) / "config.json")

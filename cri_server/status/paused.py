@@ -1,4 +1,4 @@
-"""Whether a container is paused: read from its cgroup's freezer, because CRI has no such state."""
+"""Reads from its cgroup's freezer whether a container is paused; CRI has no such state."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
 
 
 def encode(sandbox: Sandbox) -> bytes:
-    """The encoded status message."""
+    """Return the encoded status message."""
     facts = (sandbox.state, sandbox.config, tuple(sandbox.ips))
     return sandbox.cached_status.get(facts, lambda: of(sandbox).SerializeToString())
 
 
 def encode_item(sandbox: Sandbox) -> bytes:
-    """The list entry, encoded as a field of the list."""
+    """Return the list entry, encoded as a field of the list."""
     facts = (sandbox.state, sandbox.config)
     return sandbox.cached_entry.get(
         facts, lambda: entry(LISTED, listed(sandbox).SerializeToString())
@@ -70,8 +70,8 @@ def encode_item(sandbox: Sandbox) -> bytes:
 
 
 def answer(services: Services, reference: str) -> bytes:
-    """The encoded PodSandboxStatusResponse, not verbose, with the statuses of the containers.
-    Raises NotFound."""
+    """Return the encoded PodSandboxStatusResponse, not verbose, with the statuses of the
+    containers. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     statuses = [
         entry(CONTAINER_STATUS, container_status.encode(c))
@@ -82,7 +82,7 @@ def answer(services: Services, reference: str) -> bytes:
 
 
 async def describe(services: Services, reference: str) -> api.PodSandboxStatusResponse:
-    """The verbose PodSandboxStatusResponse. Raises NotFound."""
+    """Return the verbose PodSandboxStatusResponse. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     response = api.PodSandboxStatusResponse.FromString(answer(services, reference))
     response.info["info"] = json.dumps(await _info(services, sandbox))
@@ -105,8 +105,8 @@ async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
 
 
 def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
-    """The resources of RunPodSandbox or the last UpdatePodSandboxResources, under containerd's
-    keys; CRI's status lacks them."""
+    """Return the resources of RunPodSandbox or the last UpdatePodSandboxResources, under
+    containerd's keys, because CRI's status has no fields for them."""
     return {
         name: {"linux": _figures(getattr(linux, name))}
         for name in ("overhead", "resources")
@@ -132,7 +132,7 @@ def _figures(resources: api.LinuxContainerResources) -> dict[str, object]:
 def event(
     services: Services, sandbox: Sandbox, about: str, kind: int
 ) -> api.ContainerEventResponse | None:
-    """Build the event of kind `kind` about a container, or the sandbox itself; None without
+    """Build the event `kind` about the container or sandbox with the id `about`; None without
     subscribers."""
     if not services.events.subscribers:
         return None
@@ -147,8 +147,8 @@ def event(
 
 
 def publish_stopped(services: Services, sandbox: Sandbox) -> None:
-    """Publish the sandbox's stop, once: both the exit of the pause process and StopPodSandbox call
-    this."""
+    """Publish the sandbox's stop, only at the first call: both the exit of the pause process and
+    StopPodSandbox call this."""
     if not sandbox.stop_published:
         sandbox.stop_published = True
         publish(services, sandbox, sandbox.id, events.STOPPED)

@@ -1,2 +1,2 @@
-"""The server's sandboxes and containers: in memory, their records on disk, and how both are
-restored."""
+"""The server's sandboxes and containers: the index in memory, the records on disk, and the claim,
+check and clean-up of the two directories."""

@@ -40,14 +40,15 @@ EARLIER_STATE = Path("/run/pyrunc")
 until the next boot."""
 LOCK = "server.lock"
 FORMAT = 3
-"""Of the pods: of their records, of the files in their folders, and the protocol of their shims.
-Formats 1 and 2, of the versions before, are not in their records."""
+"""The format of the pods: of their records, the files in their folders and the protocol of their
+shims. Earlier versions, with the formats 1 and 2, do not record it."""
 _REFUSED_BY_EARLIER = f"a later version of pyrunc-cri (pod format {FORMAT})"
 
 
 class ServerFile(RecordFile):
-    """The other directory of the pair, for this boot. `format`: of the pods; `written_by`: the
-    version of the server. `root`: the root directory, as the versions before wrote it."""
+    """`server.json` in one of the two directories: the path of the other directory for this boot.
+    `format`: of the pods; `written_by`: the version of the server. `root`: the key in which earlier
+    versions wrote the root directory."""
 
     name = "server.json"
     boot_id: str
@@ -60,8 +61,8 @@ class ServerFile(RecordFile):
 
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
-    """Create and lock the directories for the block. `Paths.state` is where the pods of this boot
-    are.
+    """Create and lock the two directories for the block; yield their paths. `Paths.state` is the
+    directory that has the pods of this boot, which may differ from `state`.
 
     Raises WrongState (another server runs in one of them, or pods of this boot belong to another
     pair, or pods are of a newer format), KernelError and ResourceExhausted with the folder's name.
@@ -81,8 +82,8 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
 
 
 def _choose_state(root: Path, configured: Path) -> Path:
-    """The state directory: the configured one, or an earlier version's that still has pods. Raises
-    WrongState for pods elsewhere."""
+    """Return the configured state directory, or that of an earlier version if pods are still there.
+    Raises WrongState for pods in any other directory."""
     record = _load(root)
     remembered = Path(record.state) if record and record.state else _earlier_state(root)
     if remembered is None or _same(remembered, configured) or not entries(remembered / "sandboxes"):
@@ -101,8 +102,8 @@ def _choose_state(root: Path, configured: Path) -> Path:
 
 
 def _earlier_state(root: Path) -> Path | None:
-    """The earlier default, if sandboxes of this root are there: versions that used it wrote no
-    server.json."""
+    """Return the earlier default state directory if sandboxes of this root are in it, else None.
+    The versions that used it wrote no server.json."""
     sandboxes = set(entries(EARLIER_STATE / "sandboxes"))
     return EARLIER_STATE if sandboxes.intersection(disk.records_in(root / "sandboxes")) else None
 
@@ -119,7 +120,7 @@ def _check_owner(paths: Paths) -> None:
 
 
 def _check_format(paths: Paths) -> None:
-    """Raise WrongState when there are pods that a newer version has written."""
+    """Raise WrongState when a newer version has written the pods."""
     for folder, pods in (
         (paths.state, entries(paths.sandbox_states)),
         (paths.root, disk.records_in(paths.sandbox_records)),
@@ -134,14 +135,14 @@ def _check_format(paths: Paths) -> None:
 
 
 def _load(folder: Path) -> ServerFile | None:
-    """Read the record in `folder`; None without one of this boot."""
+    """Read the record in `folder`; None if it is missing or of another boot."""
     record = _read(folder)
     return record if record is not None and record.boot_id == boot_id() else None
 
 
 def _read(folder: Path) -> ServerFile | None:
-    """Read the record in `folder`; None without a readable one. Raises WrongState for one of a
-    newer version."""
+    """Read the record in `folder`; None if it is missing or unreadable. Raises WrongState for a
+    record of a newer version."""
     try:
         return ServerFile.read(folder)
     except NotFound:
@@ -154,8 +155,8 @@ def _read(folder: Path) -> ServerFile | None:
 
 
 def _store(paths: Paths) -> None:
-    """Write both records. A full disk must not keep the server from starting: kubelet frees it
-    through the server."""
+    """Write both records. A full disk does not prevent the server's start, because kubelet frees
+    the disk through the server."""
     root, state, boot = os.path.realpath(paths.root), os.path.realpath(paths.state), boot_id()
     written = ServerFile(boot, format=FORMAT, written_by=pyrunc.__version__)
     for folder, record in (

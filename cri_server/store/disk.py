@@ -35,8 +35,8 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
     """Write the sandbox's record. Raises NotFound (removed meanwhile), ResourceExhausted,
     KernelError.
 
-    A stopped sandbox's file name is not synced: after a power cut all are stopped anyway, and only
-    the record must be whole.
+    For a stopped sandbox the folder is not synced: after a power cut all sandboxes are stopped, and
+    either the old or the new record may be read.
     """
     named = sandbox.phase != "stopped"
     await _save(paths.sandbox_record(sandbox.id), sandbox, SANDBOX_VERSION, named=named)
@@ -45,9 +45,9 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
     """Record that the sandbox was stopped and its network released. Raises as `save_sandbox`.
 
-    For a sandbox of this boot that is an empty file on the state directory's tmpfs, which waits for
-    no disk: a power cut removes the file, and stops all pods. Otherwise, or when the tmpfs is full,
-    the record is written.
+    Makes an empty file on the state directory's tmpfs, without waiting for a disk. A power cut,
+    which stops all pods anyway, removes this file. Writes the record if the file cannot be made:
+    the sandbox is of an earlier boot, or the tmpfs is full.
     """
     try:
         paths.sandbox_stopped(sandbox.id).touch(mode=0o600)
@@ -62,8 +62,8 @@ async def save_container(paths: Paths, container: Container) -> None:
 
 
 def read_sandbox(path: Path, paths: Paths) -> Sandbox:
-    """Read a sandbox's record; `stopped` if `save_stopped` was called since. Raises NotFound,
-    DamagedRecord, OSError."""
+    """Read a sandbox's record. Its phase is `stopped` if `save_stopped` was called after the record
+    was written. Raises NotFound, DamagedRecord, OSError."""
     sandbox = Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
     if paths.sandbox_stopped(sandbox.id).exists():
         sandbox.phase = "stopped"
@@ -86,8 +86,8 @@ async def _save(
         # meanwhile.
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
-        # Under the lock: the threads of two saves may run in any order, and the later state must
-        # stay.
+        # Encoded under the lock: the threads of two saves may run in any order, and the later state
+        # must stay.
         content = thing.to_record().to_fields()
 
         def write() -> None:
@@ -102,8 +102,8 @@ async def _save(
 
 
 async def remove_sandbox(paths: Paths, trash: Trash, sandbox: Sandbox) -> None:
-    """Unlink the record, move the folder on the disk to the trash and delete the other one, in one
-    thread. A save under way does not bring the record back. Raises KernelError."""
+    """Unlink the record, move the sandbox's folder on the disk to the trash and delete its state
+    folder, in one thread. A concurrent save cannot write the record again. Raises KernelError."""
     record = paths.sandbox_record(sandbox.id)
     await _remove(sandbox, record, lambda: _delete_sandbox(paths, trash, sandbox.id))
     trash.empty_soon()
@@ -111,7 +111,7 @@ async def remove_sandbox(paths: Paths, trash: Trash, sandbox: Sandbox) -> None:
 
 async def remove_container(paths: Paths, trash: Trash, container: Container) -> None:
     """Unlink the record, move the writable layer to the trash and delete the other folders, in one
-    thread. A save under way does not bring the record back. Raises KernelError."""
+    thread. A concurrent save cannot write the record again. Raises KernelError."""
     record = paths.container_record(container.id)
     await _remove(container, record, lambda: _delete_container(paths, trash, container.id))
     trash.empty_soon()
@@ -120,7 +120,7 @@ async def remove_container(paths: Paths, trash: Trash, container: Container) -> 
 async def _remove(
     thing: Sandbox | Container, record: Path, delete_folders: Callable[[], None]
 ) -> None:
-    # Before the lock is taken, so that saves that wait for it see it.
+    # Set before the lock is taken, so that saves which wait for the lock fail.
     thing.removed = True
 
     def remove() -> None:
@@ -166,8 +166,8 @@ def _delete_container(paths: Paths, trash: Trash, identifier: str) -> None:
 
 
 def _delete(trash: Trash, root: Path, state: Path) -> None:
-    """Move the folder `root` to the trash, then delete the folder `state`, as far as they are
-    there."""
+    """Move the folder `root` to the trash, then delete the folder `state`. Missing folders are
+    ignored."""
     with disk_errors("rmdir", str(root)):
         trash.take(root)
     with disk_errors("rmdir", str(state)):
@@ -175,5 +175,5 @@ def _delete(trash: Trash, root: Path, state: Path) -> None:
 
 
 def records_in(folder: Path) -> list[str]:
-    """The ids with a record in `folder`."""
+    """Return the ids with a record in `folder`."""
     return [name.removesuffix(".json") for name in entries(folder) if name.endswith(".json")]

@@ -16,7 +16,8 @@ VARINT, LENGTH_DELIMITED = 0, 2
 
 
 class CachedEncoding:
-    """An encoded message of an object, encoded again when a fact that it depends on has changed."""
+    """Caches an encoded message, and encodes it again when the values that it depends on have
+    changed."""
 
     __slots__ = ("_facts", "_wire")
 
@@ -36,7 +37,7 @@ class CachedEncoding:
 
 
 def tag(message: type[Any], field: str, kind: int = LENGTH_DELIMITED) -> bytes:
-    """The encoded tag of a field of `message`."""
+    """Return the encoded tag of a field of `message`."""
     # From the descriptor, so that a number follows the .proto file of the API's version.
     return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | kind)
 

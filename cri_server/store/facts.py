@@ -18,24 +18,24 @@ class ProcessIdentity(Record):
     start_time: int
 
     def alive(self) -> bool:
-        """Whether it runs (a zombie does not)."""
+        """Whether the process runs; a zombie does not."""
         return alive_since(self.pid) == self.start_time
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot."""
+    """Return the kernel's id of this boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def boot_time_ns() -> int:
-    """When this boot began, in nanoseconds since the epoch."""
+    """Return when this boot began, in nanoseconds since the epoch."""
     # CLOCK_MONOTONIC stands still while the machine is suspended (clock_gettime(2)).
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def entries(folder: str | os.PathLike[str]) -> list[str]:
-    """The names in `folder`; empty when it does not exist."""
+    """Return the names in `folder`; empty when it does not exist."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:

@@ -1,11 +1,12 @@
-"""Tests at the server's start whether the two directories can hold pods, by doing there what the
-first pod would do.
+"""Checks at the server's start that the two directories can hold pods: binds a socket and mounts an
+overlay there, as the first pod would.
 
 The root must hold an overlay's upper layer, with whiteouts and opaque folders; an overlay cannot,
 nor a file system without xattrs. Without the type of a folder's entries (d_type) overlayfs can be
 mounted, but shows deleted files (overlayfs.rst, "upper fs needs to support d_type"). The state
-directory must hold a socket. nodev, nosuid and noexec do no harm: overlayfs works on a mount of its
-own, with its own flags. Only CNI plugins that others execute are on the root itself.
+directory must hold a socket. nodev, nosuid and noexec do no harm: each overlay is a separate mount
+with its own flags. Only CNI plugins, which other programs execute, lie directly in the root
+directory.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _check_hidden(mount: int) -> None:
 
 
 def file_system_type(path: Path) -> str:
-    """The type of the file system of `path`, as in mountinfo."""
+    """Return the type of the file system of `path`, as in mountinfo."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:

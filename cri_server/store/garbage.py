@@ -65,8 +65,8 @@ NAMES_SHOWN = 3
 class Item:
     """A file, folder or other object on disk, and the action on it.
 
-    `action`: `keep`; `remove` and `convert` in a dry run; `removed`, `converted`, `failed`. `why`:
-    the reason.
+    `action`: in a dry run `keep`, `remove` or `convert`; else `keep`, `removed`, `converted` or
+    `failed`. `why`: the reason.
     """
 
     kind: str
@@ -206,8 +206,7 @@ class _Collector:
                 ": kubelet keeps it for its log and exit code" if container.exit else ""
             )
             self._keep("container", f"{container.config.metadata.name} {container.id[:12]}", why)
-        # Listed before the idle moment: a name that is made later belongs to an operation of its
-        # own.
+        # Listed before the idle moment: a name that appears later belongs to a later operation.
         sandboxes, containers, files = self._list()
         idle = await self._idle()
         await self._unfinished("pod", sandboxes, idle, unfinished_sandboxes, drop_sandbox)
@@ -288,8 +287,8 @@ class _Collector:
             self._unknown(UnusedEntry("unknown", path, size))
 
     async def _run_folder(self, path: Path) -> None:
-        """Keep a folder of `pyrunc-cri run`: the pod may be of another server, and the files of its
-        containers belong to the user."""
+        """Report a folder of `pyrunc-cri run`, which is always kept: its pod may be of another
+        server, and the files in it belong to the user."""
         try:
             owner = (path / RUN_OWNER).read_text()
         except (OSError, UnicodeDecodeError):
@@ -324,7 +323,7 @@ class _Collector:
     async def network(self, force: bool) -> None:
         """Detach the networks of pods that are gone, as the reconciliation every ten seconds does.
 
-        force: an attachment is given up although plugins fail; their errors are logged.
+        `force`: release an attachment even if its plugins fail; their errors are logged.
         """
         services = self._services
         attached = await services.network.attached()

@@ -53,8 +53,8 @@ def unpack(kind: Any, text: str) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Sandbox:
-    """A pod's sandbox. `phase`: `ready`, or `stopped` once StopPodSandbox can no longer be
-    undone."""
+    """A pod's sandbox. `phase`: `ready`; `stopping` from the begin of StopPodSandbox, `stopped`
+    after its end."""
 
     id: str
     config: api.PodSandboxConfig
@@ -83,12 +83,12 @@ class Sandbox:
 
     @property
     def name(self) -> SandboxName:
-        """The unique key: name, namespace, uid and attempt."""
+        """Return the unique key: name, namespace, uid and attempt."""
         return sandbox_name(self.config.metadata)
 
     @property
     def options(self) -> api.NamespaceOption:
-        """The namespace options of the request."""
+        """Return the namespace options of the request."""
         return self.config.linux.security_context.namespace_options
 
     @property
@@ -97,7 +97,8 @@ class Sandbox:
 
     @property
     def state(self) -> int:
-        """READY only while it is not stopped and its pause process lives."""
+        """Return SANDBOX_READY while the phase is `ready` and the pause process lives, else
+        SANDBOX_NOTREADY."""
         ready = self.phase == "ready" and self.pause_alive
         return api.SANDBOX_READY if ready else api.SANDBOX_NOTREADY
 
@@ -138,8 +139,7 @@ class User:
 
 @dataclass(eq=False, slots=True)
 class Container:
-    """A container of a sandbox. Its state follows from `started_at_ns`, `exit`, and whether its
-    shim can be reached."""
+    """A container of a sandbox. Its state is derived from `started_at_ns`, `exit` and `lost`."""
 
     id: str
     sandbox_id: str
@@ -173,7 +173,7 @@ class Container:
 
     @property
     def name(self) -> ContainerName:
-        """The unique key: sandbox, name and attempt."""
+        """Return the unique key: sandbox, name and attempt."""
         return (self.sandbox_id, self.config.metadata.name, self.config.metadata.attempt)
 
     @property
@@ -189,7 +189,7 @@ class Container:
         return self.state == api.CONTAINER_RUNNING
 
     def ended(self, how: Exit) -> None:
-        """Record the exit; the first one counts."""
+        """Set the exit, unless it is set already, and wake all that wait for it."""
         if self.exit is None:
             self.exit = how
             self.lost = False

@@ -1,7 +1,7 @@
-"""Paths in the state directory (a tmpfs, gone with the boot) and the root directory (on a disk,
-durable).
+"""The paths in the state directory (a tmpfs, empty after each boot) and in the root directory (on a
+disk, durable).
 
-A folder of a pod or container without a record in `root` was being created or removed when the
+A pod or container that has a folder but no record in `root` was being created or removed when the
 server died.
 """
 

@@ -1,1 +1,1 @@
-"""The zygotes, as the server has them."""
+"""The server's clients of its zygotes and of their workers."""

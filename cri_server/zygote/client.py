@@ -2,8 +2,8 @@
 asyncio, without threads.
 
 The server is never forked: the zygote is spawned (posix_spawn, which does not copy the server's
-memory), and everything else is forked from the zygote, which has the needed modules imported and
-nothing else.
+memory), and everything else is forked from the zygote, which has imported only the modules that its
+children need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 64 * 1024
-# On a machine whose processors are taken, imports take minutes; another start takes them again.
+# On an overloaded machine imports take minutes, and would take as long again after a second start.
 _START_TIMEOUT_S = 300.0
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2].split(':');"
@@ -38,13 +38,13 @@ _BOOT = (
 )
 _ZYGOTE_FD = 3
 _DRAIN_TIMEOUT_S, _DRAIN_INTERVAL_S = 10.0, 0.02
-# an editable install is a hook
+# With -S an editable install, which is an import hook of site-packages, would not be found.
 _OUR_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended. `exit_code` is 128 + n for signal n; `fds` are the caller's to close.
+    """How a job ended. `exit_code` is 128 + n for signal n. The caller closes `fds`.
 
     `stdout` and `stderr` hold at most the limit's bytes; `truncated` says that more was written.
     """
@@ -91,8 +91,9 @@ class Zygote:
         self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
-        """Wait until the zygote that was begun has imported all. One that was killed meanwhile is
-        replaced once. Raises PeerError with the error of its imports, Unavailable."""
+        """Wait until the zygote that `begin` has spawned has imported its modules. A zygote that is
+        killed meanwhile is replaced once. Raises PeerError with the error of its imports,
+        Unavailable."""
         assert self._first is not None
         try:
             await asyncio.shield(self._first)
@@ -101,7 +102,7 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """The living zygote's pid."""
+        """Return the living zygote's pid."""
         return self._process.pid if self._process and not self._process.gone else None
 
     @property
@@ -112,12 +113,12 @@ class Zygote:
     async def fork(
         self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()
     ) -> int:
-        """Start a detached child that calls `module:function(arguments, fds)`, where the arguments
-        are the record's fields; its pid.
+        """Start a detached child that calls `module:function(arguments, fds)`, where `arguments`
+        are the record's fields. Return its pid.
 
-        The child has its own session, /dev/null as stdio and only `fds` (renumbered from 3).
-        It is not killed with the server or the zygote. The caller keeps its `fds`. Raises
-        Unavailable when the zygote dies meanwhile.
+        The child has its own session, /dev/null as stdio and only `fds` (renumbered from 3). It is
+        not killed with the server or the zygote. The caller keeps its `fds`. Raises Unavailable
+        when the zygote dies meanwhile.
         """
         process = await self._live()
         request = Fork(function, _fields(arguments))
@@ -137,10 +138,10 @@ class Zygote:
         """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are
         the record's fields.
 
-        The function returns None (exit code 0) or an exit code; descriptors that the process sends
-        are closed, and PeerError is raised. It may exec another program. `env` is added to the
-        zygote's environment. An `Error` that it raises is raised here; other exceptions become a
-        traceback on stderr and exit code 1. After `timeout_s` the job and its descendants are
+        The function returns None (exit code 0) or an exit code, or executes another program. `env`
+        is added to the zygote's environment. An `Error` that the function raises is raised here;
+        other exceptions become a traceback on stderr and exit code 1. If the job sends descriptors,
+        they are closed and PeerError is raised. After `timeout_s` the job and its descendants are
         killed and DeadlineExceeded is raised; cancelling kills them too. Descendants that a
         finished job leaves behind are killed.
         """
@@ -200,8 +201,8 @@ class Zygote:
             return self._process
 
     async def renew(self) -> None:
-        """Replace a living zygote by a new one, which the keeper that lives now starts; the old one
-        ends when it has answered its requests. Raises PeerError."""
+        """Replace a living zygote by a new one below the living keeper. The old one ends when it
+        has answered its requests. Raises PeerError."""
         async with self._starting:
             old = self._process
             if self._closed or old is None or old.gone:
@@ -244,7 +245,8 @@ class _Spawned:
                 self.send_signal(signal.SIGKILL)
                 await ended
             if self.is_child:
-                # Does not block: the pidfd is readable, so the process is a zombie (pidfd_open(2)).
+                # waitpid does not block: the pidfd is readable, so the process is a zombie
+                # (pidfd_open(2)).
                 os.waitpid(self.pid, 0)
         finally:
             loop.remove_reader(self.pidfd)
@@ -291,7 +293,7 @@ class _Process:
 
     async def close(self, *, kill: bool = False) -> None:
         """Close the connection and wait until the process is reaped. `kill`: send SIGTERM as well,
-        as a zygote that imports would notice the close only afterwards."""
+        for a zygote that still imports and notices the close only afterwards."""
         self.peer.close("the zygote was closed")
         if kill:
             self._spawned.send_signal(signal.SIGTERM)
@@ -336,8 +338,8 @@ class _JobPipes:
             output.drain()
         fds: list[int] = []
         try:
-            # Hostile bytes may have taken over the job. Without room the kernel closes its
-            # descriptors, also the memfd of a message of up to 64 MiB, which the loop would have to
+            # A hostile image may have taken over the job. The kernel closes descriptors beyond the
+            # limit, also the memfd of a message of up to 64 MiB, which the loop would have to
             # parse.
             received = ipc.receive(self._result, self._fds_limit)
         except BlockingIOError:
@@ -375,8 +377,8 @@ class _Output:
         loop.add_reader(fd, self._read)
 
     def drain(self) -> None:
-        """Read the available output, without waiting for its end: a descendant may hold the
-        pipe."""
+        """Read the available output. Does not wait for the end of file, because a descendant may
+        keep the pipe open."""
         for _ in range(1 + self._limit_bytes // _READ_BYTES):
             if not self._read():
                 return
@@ -433,8 +435,8 @@ def _abandon(starting: asyncio.Future[_Spawned]) -> None:
 
 
 def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
-    """Start a zygote as a child of the keeper, and the keeper if it does not run. Runs in a thread;
-    closes `fd`. Raises Error."""
+    """Start a zygote as a child of the keeper; start the keeper if it does not run. Runs in a
+    thread; closes `fd`. Raises Error."""
     with closing_fd(fd):
         keeper = ensure(folder)
         try:
@@ -453,7 +455,8 @@ def _command(preload: Sequence[str]) -> list[str]:
 
 
 def _spawn(fd: int, preload: Sequence[str]) -> int:
-    """Start the zygote as our child, with `fd` as its descriptor 3 and default signals."""
+    """Start the zygote as a child of the server, with `fd` as its descriptor 3 and default signal
+    handlers. Return its pid."""
     catchable = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
     source = os.dup(fd)  # never the number 3 itself: a dup2 onto itself would keep close-on-exec
     try:

@@ -56,8 +56,8 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
     pid, port = request.pid, request.port
     if pid:
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        # After the open: from then on the descriptor stays that namespace, whatever happens to the
-        # pid.
+        # Checked after the open: the descriptor now refers to this namespace even if the pid is
+        # reused.
         if alive_since(pid) != request.start_time:
             raise PeerError(f"port {port}: the pod has ended")  # its pid may be reused
         setns(namespace, CLONE_NEWNET)

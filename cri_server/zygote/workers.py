@@ -1,11 +1,11 @@
-"""Jobs that stay: forks of the zygote that answer one request at a time; a few of them stay idle.
-For asyncio, without threads.
+"""Keeps worker processes: forks of the zygote, each of which answers one request at a time. A few
+idle ones stay for the next requests. For asyncio, without threads.
 
-A worker that misses its deadline, dies or whose caller gives up is killed; the next request uses
-another idle one or has one forked. Few are at work at a time, the other requests wait: more would
-push each other off the processors, and from the kernel's locks. A few that take long, since they
-wait for something else (a source on storage that does not answer, another host's plugin), do not
-count."""
+A worker is killed when it misses its deadline or its caller is cancelled; the next request gets
+another idle worker or a new one. Only a few workers are busy at a time, and further requests wait,
+because more would compete for processors and the kernel's locks. Up to `LONG_LIMIT` requests that
+take longer than `LONG_S`, because they wait for slow storage or another host, do not count.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Workers:
 
     def __init__(self, zygote: Zygote, function: str, name: str, at_work: int, idle: int) -> None:
         """`function(arguments, [socket])` answers requests until the socket closes. `name`: for
-        error messages. `at_work`: the largest number of busy workers; `idle`: of idle ones that
-        stay."""
+        error messages. `at_work`: the largest number of busy workers. `idle`: the largest number of
+        idle workers that stay."""
         self._zygote = zygote
         self._function = function
         self._name = name
@@ -49,9 +49,10 @@ class Workers:
             self._retire(self._idle.pop())
 
     async def ask(self, request: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
-        """Return the answer to `request`, which is sent with `fds`; they stay the caller's, open
-        until there is one. Raises DeadlineExceeded, Unavailable when the worker dies before it
-        answers, and the error that was answered. `timeout_s` includes the wait for a turn."""
+        """Send `request` with `fds` to a worker and return its answer. The caller closes `fds`
+        after the answer. `timeout_s` includes the wait for a free place. Raises DeadlineExceeded,
+        Unavailable when the worker dies before it answers, and the error that the worker
+        answers."""
         try:
             async with asyncio.timeout(timeout_s), self._turn():
                 return await self._ask(request, fds)
@@ -60,8 +61,8 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Be one of those at work; after `LONG_S` one of those that take long, if there are not too
-        many: then the next one gets the place."""
+        """Occupy one of the places of busy workers during the block. After `LONG_S` the place is
+        given to the next request, unless `LONG_LIMIT` requests have done so already."""
         await self._places.acquire()
         long = False
 
@@ -154,14 +155,14 @@ class _Worker:
             return await answered(answer)
         except Unavailable:
             if self.alive:
-                raise  # that is the answer
+                raise  # the worker has answered Unavailable
             raise Unavailable(
                 f"{self._name} ended before it answered{await self._describe_end()}"
             ) from None
 
     async def kill(self) -> None:
-        """End it in the middle of its work. When this returns it makes nothing any more, unless it
-        cannot be killed."""
+        """Kill the worker in the middle of a request. Returns after its end, or after `KILL_WAIT_S`
+        if it cannot be killed."""
         self.ending.cancel()
         try:
             async with asyncio.timeout(KILL_WAIT_S):
@@ -183,13 +184,13 @@ class _Worker:
 
 
 def _ignore_error(task: asyncio.Task[JobResult]) -> None:
-    """Ignore the error of a worker that died while idle, with its zygote."""
+    """Ignore the error of an idle worker that died with its zygote."""
     if not task.cancelled():
         task.exception()
 
 
 async def _run(zygote: Zygote, function: str, theirs: socket.socket) -> JobResult:
-    """The job's whole life. Our copy of its socket is closed with it, which is the end of file
-    for the other side."""
+    """Run the worker's job until it ends. Then closes the server's copy of the worker's socket, so
+    that the connection reads the end of file."""
     with theirs:
         return await zygote.run(function, None, (theirs.fileno(),))
