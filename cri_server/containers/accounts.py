@@ -19,15 +19,15 @@ from pyrunc.kernel.fd import closing_fd
 
 # CRI-O read such a file of any size into memory (CVE-2025-4437).
 SIZE_LIMIT_BYTES = 1 << 20
-# parsed, a file of short lines takes ten times its size: larger ones are not cached
+# A parsed file of short lines takes ten times its size, so larger files are not cached.
 CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16
 
 _cache: dict[str, Accounts] = {}
 
 
 async def read_accounts(image_id: str, layers: Sequence[str | os.PathLike[str]]) -> Accounts:
-    """Return the accounts of an image whose unpacked layers are `layers`, top first; a missing file
-    has none."""
+    """Return the users and groups of an image with these unpacked layers, top first. A missing file
+    counts as empty."""
     if image_id in _cache:
         return _cache[image_id]
     accounts, size = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])
@@ -45,8 +45,8 @@ def _read(layers: list[str]) -> tuple[Accounts, int]:
 
 
 def _read_limited(root: int, name: str) -> bytes:
-    """Read a file up to the limit, cut after its last whole line; empty if there is no regular
-    file."""
+    """Return the content of a file, at most `SIZE_LIMIT_BYTES` and whole lines only; empty if it is
+    not a regular file."""
     try:
         descriptor = paths.open_regular_in_root(root, name)
     except KernelError:

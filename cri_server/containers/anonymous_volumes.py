@@ -1,5 +1,5 @@
-"""The VOLUMEs of an image: each is a folder of the container's, with a copy of the image's content,
-bound at the declared path.
+"""Makes the VOLUMEs of an image: each is a folder of the container with a copy of the image's
+content, bind-mounted at the declared path.
 
 The folders lie beside the writable layer and are removed with it; they are writable also in a
 container with a read-only root, as under containerd. A mount of the request at the same path
@@ -65,12 +65,13 @@ def declared(
 def fill(
     volumes: Sequence[MountRequest], layers: Sequence[Path], is_abandoned: Callable[[], bool]
 ) -> None:
-    """Make the volumes' folders and copy the image's content into them. Blocks; ends early with
-    Abandoned once `is_abandoned` returns true.
+    """Make the volumes' folders and copy the image's content into them. Blocks; raises Abandoned
+    once `is_abandoned` returns true.
 
-    The image decides how much is copied, so holes are skipped and the node's reserve of disk space
-    stays free. Raises InvalidArgument for a volume that is not a folder in the image,
-    ResourceExhausted, Abandoned, OSError, KernelError."""
+    Holes of sparse files are skipped, and the node's reserve of disk space stays free, because the
+    image's author determines the amount of data. Raises InvalidArgument for a volume that is not a
+    folder in the image, ResourceExhausted, OSError, KernelError.
+    """
     if not volumes:
         return
     folder = posixpath.dirname(volumes[0].source)
@@ -96,8 +97,8 @@ def _open_folder(folder: str) -> Iterator[int]:
 
 
 def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:
-    """Copy one volume. Its name and the links in it are the image's: they are resolved inside the
-    image (CVE-2022-23648)."""
+    """Copy the image's content of one volume. Its path and links come from the image, so they are
+    resolved inside the image (CVE-2022-23648)."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
     except KernelError as error:

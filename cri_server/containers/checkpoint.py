@@ -1,10 +1,10 @@
-"""CheckpointContainer: CRIU dumps a running container, which then runs on; the archive appears at
-`location` whole or not at all.
+"""CheckpointContainer: CRIU dumps a running container, which then continues. The complete archive
+is renamed to `location`, so that a partial one is never there.
 
-The container is frozen while its processes and its writable layer are captured, so that they fit
-together, and runs while the archive is packed. CRIU is never killed once it has begun: it executes
-code inside the container's processes. A timeout is reported to the caller at once; the archive is
-removed when CRIU is done.
+The container is frozen while its processes and its writable layer are captured, so that both have
+the same state, and runs while the archive is packed. A running CRIU is never killed, because it
+executes code inside the container's processes. After a timeout the caller gets an error at once,
+and the archive is removed when CRIU has ended.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def require(services: Services, sandbox: Sandbox, container: Container) -> None:
 
 
 def require_criu() -> None:
-    """Raises WrongState where CRIU is not installed."""
+    """Raise WrongState if CRIU is not installed."""
     try:
         criu.find()
     except NotFound as error:
@@ -162,8 +162,8 @@ def _publish(context: CheckpointContext, target: str, location: str) -> None:
 
 
 def make_work(work: Path, target: str) -> None:
-    """Make the folder of a checkpoint's parts; first remove the one of a killed server. Raises
-    ResourceExhausted, KernelError."""
+    """Make the folder of a checkpoint's parts, which contains the path `target` of the archive.
+    Removes the folder that a killed server has left. Raises ResourceExhausted, KernelError."""
     with disk_errors("mkdir", str(work)):
         remove_path(work)
         work.mkdir(mode=0o700)
@@ -171,17 +171,18 @@ def make_work(work: Path, target: str) -> None:
 
 
 def require_running(container: Container) -> None:
-    """Raise WrongState unless the container runs, unpaused; called with its lock held."""
+    """Raise WrongState if the container has exited or is paused. The caller has its lock."""
     if not container.running:
         raise WrongState(f"container {container.id} has exited")
     refuse_paused(container)
 
 
 async def freeze(container: Container) -> None:
-    """Freeze the container; returns when every process is frozen. Waits for the result even when
-    cancelled: a caller must then thaw it.
+    """Freeze the container; return when every process is frozen. Waits even when cancelled, so that
+    the caller can thaw the container afterwards.
 
-    Raises WrongState, DeadlineExceeded, KernelError."""
+    Raises WrongState, DeadlineExceeded, KernelError.
+    """
     try:
         await shield_until_done(
             asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
@@ -202,8 +203,8 @@ def thaw(container: Container) -> None:
 
 
 async def capture(context: CheckpointContext) -> None:
-    """Write CRIU's images, the writable layer and the container's description into the work folder;
-    the container is frozen. Raises Error."""
+    """Write CRIU's images, the writable layer and the container's description into the work folder.
+    The container must be frozen. Raises Error."""
     services = context.services
     container = context.container
     work = context.work
@@ -241,8 +242,8 @@ async def pack(context: CheckpointContext, target: str) -> None:
 
 
 async def run(services: Services, job: str, arguments: Record, fds: Sequence[int] = ()) -> None:
-    """Run a checkpoint job to its end. Raises the job's error, or PeerError for one that exits with
-    a code."""
+    """Run a checkpoint job to its end. Raises the job's error, or PeerError if its exit code is not
+    0."""
     result = await services.jobs.run(job, arguments, fds, timeout_s=CRIU_TIMEOUT_S)
     if result.exit_code:
         last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]

@@ -1,5 +1,5 @@
-"""CreateContainer: checks the request, makes the writable layer and the spec, and has the shim
-compile the launch; no process of the user's runs yet."""
+"""CreateContainer: checks the request, makes the writable layer and the OCI spec, and has the shim
+compile the launch. StartContainer starts the process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ CALLER_GRACE_S = 45.0  # kubelet repeats a call that timed out within 30 s
 
 @dataclass(slots=True)
 class CreateContext:
-    """A container that is being created. `settings`: those of the sandbox's runtime handler."""
+    """A container that is being created. `settings`: the configuration of the sandbox's runtime
+    handler."""
 
     services: Services
     sandbox: Sandbox
@@ -110,11 +111,13 @@ async def create(
     *,
     archive: str = "",
 ) -> str:
-    """Create a container and return its id. A repeated request joins the running one or returns its
-    container. `archive`: a checkpoint to restore, whichever image the configuration names.
+    """Create a container and return its id. A repeated request waits for the first one, or returns
+    its container. `archive`: the path of a checkpoint to restore instead of the configuration's
+    image.
 
     Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument,
-    AlreadyExists, Unsupported."""
+    AlreadyExists, Unsupported.
+    """
     sandbox = services.index.sandboxes.get(reference)
     build.check(config, sandbox.config)
     key = _key(sandbox, config)
@@ -158,7 +161,8 @@ async def _create(
 
 
 def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> CreateContext:
-    """Raises WrongState when the sandbox's handler is no longer configured."""
+    """Return a new context. Raises WrongState when the sandbox's handler is no longer
+    configured."""
     runtime = handlers.find(services.config, sandbox.runtime_handler)
     if runtime is None:
         raise WrongState(f"runtime handler {sandbox.runtime_handler!r} is no longer configured")
@@ -167,7 +171,8 @@ def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) 
 
 
 async def find_checkpoint(context: CreateContext) -> None:
-    """Load the checkpoint if the image is one, or an archive is to be restored."""
+    """Load the checkpoint if the request names an archive, or an image that contains a
+    checkpoint."""
     reference = context.archive or context.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")
@@ -191,8 +196,8 @@ async def drop_checkpoint(context: CreateContext) -> None:
 
 
 async def find_image(context: CreateContext) -> None:
-    """Find the image. It is not pulled here, except for a checkpoint's, which kubelet cannot pull:
-    no pod names it."""
+    """Find the image, its unpacked layers and its users. Only the image of a checkpoint's container
+    is pulled if it is missing, because no pod names it and so kubelet does not pull it."""
     reference = context.config.image.image
     if context.checkpoint is not None:
         context.image = await restore.find_image(context.services, context.checkpoint)
@@ -205,8 +210,9 @@ async def find_image(context: CreateContext) -> None:
 
 
 async def _check_recursive_read_only(context: CreateContext) -> None:
-    """Raise Unsupported if an external runtime may not know the option: it would leave the mounts
-    below writable. kubelet matches the first word of the message."""
+    """Raise Unsupported if a mount is recursively read-only and an external runtime does not list
+    this feature, because the runtime might leave submounts writable. kubelet matches the first word
+    of the message."""
     for index, mount in enumerate(context.requested_mounts):
         if mount.request.recursive_read_only and not await context.services.oci_features.mounts_rro(
             context.runtime
@@ -275,11 +281,12 @@ def _volumes(context: CreateContext) -> list[mounts.MountRequest]:
 
 
 async def label_volumes(context: CreateContext) -> None:
-    """SELinux: set the container's labels, and relabel the volumes that ask for it. The labels of
-    the files stay after the container, as with other runtimes.
+    """Choose the container's SELinux labels, and relabel the volumes whose mounts request it. The
+    files keep these labels after the container's end, as with other runtimes.
 
     Raises InvalidArgument, KernelError, DeadlineExceeded, PeerError (the relabelling process was
-    killed)."""
+    killed).
+    """
     policy = context.services.node.selinux
     if policy is None:
         return
@@ -348,8 +355,8 @@ async def build_spec(context: CreateContext) -> None:
         )
     )
     if context.checkpoint is not None:
-        # The mounts are the request's, which admission has checked. CRI-O took those of the archive
-        # (CVE-2024-8676).
+        # Only the mounts of the request are used, because admission has checked them. CRI-O used
+        # those of the archive (CVE-2024-8676).
         restore.check(
             context.checkpoint, context.built.spec, [*context.requested_mounts, *context.volumes]
         )
@@ -370,8 +377,8 @@ async def notify_plugins_of_removal(context: CreateContext) -> None:
 
 
 async def _default_apparmor(context: CreateContext) -> str:
-    """Load pyrunc's own profile if this container uses it, and return its name; else an empty
-    string."""
+    """Load pyrunc's default AppArmor profile if this container uses it, and return its name; else
+    return an empty string."""
     profile = apparmor_profile(context.config.linux.security_context)
     services = context.services
     return (
@@ -404,8 +411,8 @@ def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOptio
 def _container(context: CreateContext, image_signal: str) -> Container:
     assert context.image is not None and context.built is not None
     image, image_spec = context.image, context.config.image
-    # The names that this pod uses: the image's first name may be that of another repository, which
-    # users report as a fault of kubelet's (kubernetes issues 51017, 74081, 95385).
+    # The names that this pod uses. The image's first name may be in another repository, which users
+    # report as a kubelet bug (kubernetes issues 51017, 74081, 95385).
     name, name_by_digest = context.services.images.names(
         image, [image_spec.user_specified_image, image_spec.image]
     )
@@ -470,8 +477,8 @@ def _label(volumes: list[mounts.MountRequest], label: str) -> None:
 
 
 async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[Path]) -> None:
-    """Make the writable layer and the volumes. Raises WrongState when copying was stopped because
-    its result is no longer needed."""
+    """Make the writable layer and the volumes. Raises WrongState when the sandbox is being stopped
+    or the caller no longer waits."""
     await asyncio.to_thread(make_layer, root, lower_dirs[0])
     if not context.volumes:
         return
@@ -492,7 +499,8 @@ async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[
 
 
 def _is_abandoned(context: CreateContext) -> bool:
-    """Tell whether the container is no longer needed. Thread-safe."""
+    """Whether the sandbox is being stopped, or no caller has waited for the container for
+    `CALLER_GRACE_S`. Thread-safe."""
     key = _key(context.sandbox, context.config)
     return (
         context.sandbox.phase != "ready"
@@ -501,8 +509,8 @@ def _is_abandoned(context: CreateContext) -> bool:
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
-    """Make the writable layer. The root of the merged tree takes owner and mode from `upper`, so
-    `upper` gets those of the image's top layer."""
+    """Make the writable layer. `upper` gets owner and mode of the image's top layer, because
+    overlayfs shows those of `upper` for the merged root."""
     # 0700: users of the node must not reach set-uid programs of an image (CVE-2021-41103).
     os.makedirs(root, 0o700, exist_ok=True)  # it exists if it holds a checkpoint
     os.mkdir(f"{root}/work", 0o700)
@@ -605,7 +613,8 @@ STEPS: Steps[CreateContext] = Steps(
         Step("nri", ask_plugins, notify_plugins_of_removal),
         Step("folders", make_folders, remove_folders),
         Step("bundle", write_bundle),
-        # Independent of each other. A cgroup without a record is removed by way of its bundle.
+        # Parallel, because these are independent. If the server dies before the record is written,
+        # recovery reads the cgroup's path from config.json.
         Parallel(
             (Step("record", save, remove_record), Step("launch", prepare_launch, drop_launch))
         ),

@@ -1,5 +1,5 @@
-"""ExecSync: runs a command in a running container to its end; and the parts that Exec shares with
-it."""
+"""ExecSync: runs a command in a running container to its end. Also contains the start of a command
+for Exec."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ from pyrunc.errors import (
 
 log = logging.getLogger(__name__)
 
-# Of both streams together: a gRPC client accepts 16 MiB per message, and the rest of it needs room.
-# Without a limit a command could fill the node's memory (CVE-2022-1708, CVE-2022-31030).
+# Of both streams together. A gRPC client accepts 16 MiB per message, of which 64 KiB are reserved
+# for the other fields. Without a limit a command could fill the node's memory (CVE-2022-1708,
+# CVE-2022-31030).
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
-# of each stream; more goes to a file, so that many large outputs fit into memory
+# Of each stream. Further output goes to a file, so that many large outputs do not fill the memory.
 MEMORY_BYTES = 1 << 15
 
 
 class ExecOutput:
-    """Reads a pipe as data arrives, stores as much as `budget` allows and drops the rest, so that
-    the writer never blocks.
+    """The output of a command: reads a pipe as data arrives, stores as much as `budget` allows and
+    drops the rest, so that the writer never blocks.
 
-    Output beyond `MEMORY_BYTES` goes to an unnamed file in `folder`."""
+    Output beyond `MEMORY_BYTES` goes to an unnamed file in `folder`.
+    """
 
     def __init__(self, descriptor: int, budget: OutputBudget, folder: Path) -> None:
         self.size = 0  # bytes stored
@@ -69,8 +71,8 @@ class ExecOutput:
         return bytes(self._content)
 
     async def drain(self) -> None:
-        """Read what the pipe holds now. Does not wait for its end: a background child may hold the
-        other end forever. Raises KernelError."""
+        """Read the data that is in the pipe now. Does not wait for the end of file, because a
+        background child may keep the other end open forever. Raises KernelError."""
         for _ in range(64):
             if self._writing is not None:
                 await asyncio.wait((self._writing,))
@@ -84,7 +86,7 @@ class ExecOutput:
             ) from self._error
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the stored output in pieces; called after `close`."""
+        """Yield the stored output in pieces. To be called after `close`."""
         if self._content:
             yield bytes(self._content)
         at = len(self._content)
@@ -106,7 +108,8 @@ class ExecOutput:
             self.ended.set()
 
     def discard(self) -> None:
-        """Close, and free the stored output; a write in progress frees it when it ends."""
+        """Close the descriptor and free the stored output; if a write is in progress, the output is
+        freed after it."""
         self.close()
         self._discarded = True
         if self._writing is None and self._file is not None:
@@ -161,8 +164,8 @@ class ExecOutput:
 
 @dataclass(frozen=True, slots=True)
 class ExecOutcome:
-    """The end of a command: its exit code, 128 + n after signal n, and its output, which the caller
-    discards."""
+    """The result of a command: its exit code, 128 + n after signal n, and its output. The caller
+    must call `discard`."""
 
     stdout: ExecOutput
     stderr: ExecOutput
@@ -206,9 +209,10 @@ def oci_process(
     *,
     tty: bool,
 ) -> dict[str, Any]:
-    """Return the OCI process to execute, without the members that the shim takes from the
-    container's. Raises InvalidArgument."""
-    # The way of probes: the shim has the configuration in memory, so config.json is not read here.
+    """Return the OCI process object for a command. The shim adds the members that are missing from
+    the container's process. Raises InvalidArgument."""
+    # The common case, such as probes. The shim has the configuration in memory, so config.json is
+    # not read.
     if not tty and changes is None:
         return process.with_arguments({}, command, tty=False)
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
@@ -219,10 +223,11 @@ def oci_process(
 async def sync(
     services: Services, reference: str, command: Sequence[str], timeout_s: int
 ) -> ExecOutcome:
-    """Run a command to its end. `timeout_s` 0: no limit.
+    """Run a command in a container to its end and return the result. `timeout_s` 0: no limit.
 
     Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants have been
-    killed), KernelError."""
+    killed), KernelError.
+    """
     container, pod = running(services, reference)
     session = await begin(services, container, command, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
@@ -252,10 +257,11 @@ async def begin(
     changes: Mapping[str, Any] | None = None,
     **streams: bool,
 ) -> ExecSession:
-    """Start a command; `changes`: see `ExecOptions`. A missing program is InvalidArgument, because
-    NotFound means a missing container to kubelet.
+    """Start a command in a container and return the session. `changes`: see `ExecOptions`. A
+    missing program raises InvalidArgument, because kubelet takes NotFound for a missing container.
 
-    Raises InvalidArgument, WrongState, KernelError, PeerError."""
+    Raises InvalidArgument, WrongState, KernelError, PeerError.
+    """
     pause.refuse_paused(container)
     try:
         oci = oci_process(services, container, command, changes, tty=tty)
@@ -283,7 +289,8 @@ async def _exit_code(pod: Pod, session: ExecSession, container: Container, timeo
         ) from None
     except asyncio.CancelledError:
         task = asyncio.get_running_loop().create_task(pod.kill_exec(session.exec_id))
-        # A cancelled call cannot wait for it, and the event loop has weak references to tasks only.
+        # A cancelled call cannot wait for the kill, and the event loop has only weak references to
+        # tasks.
         _ending.add(task)
         task.add_done_callback(_ending.discard)
         raise

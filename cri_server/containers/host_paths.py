@@ -1,8 +1,8 @@
 """Opens the host paths of a container's binds before its launch is compiled.
 
-CreateContainer opens those of the request when it looks them up. Those of CDI and NRI plugins are
-added later. After a restart of the server, or when a launch was lost, all are opened again, as
-listed in the container's files.
+CreateContainer opens the request's host paths when it looks them up, and later those that CDI and
+NRI plugins add. After a restart of the server, or when a launch was lost, all paths are opened
+again, as listed in the container's files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cri_server.spec.sources import run_with_deadline
 async def open_all(
     services: Services, folder: Path, open_sources: OpenSources, binds: Sequence[HostBind] | None
 ) -> Sequence[HostBind]:
-    """Open the sources that are not open yet, in a thread with a deadline. `binds` None: read them
-    from the files in the container's folder. Raises DeadlineExceeded naming the path, KernelError,
-    DamagedRecord, InvalidSpec."""
+    """Open the sources of `binds` that are not open yet, in a thread with a deadline, and return
+    the binds. `binds` None: read them from the files in the container's folder. Raises
+    DeadlineExceeded naming the path, KernelError, DamagedRecord, InvalidSpec."""
     timeout_s = services.config.containers.foreign_path_timeout_s
     if binds is None:
         own_prefixes = own_folders(services)
@@ -36,8 +36,8 @@ async def open_all(
 
 
 def descriptors(binds: Sequence[HostBind], open_sources: OpenSources) -> dict[str, int]:
-    """Return the descriptors that the shim needs, by path. A path that the container's process can
-    open itself has none."""
+    """Return the descriptors that the shim needs, by path. Paths that the container's process can
+    open itself are left out."""
     return {
         bind.source: open_sources.fds[bind.source]
         for bind in binds
@@ -46,7 +46,8 @@ def descriptors(binds: Sequence[HostBind], open_sources: OpenSources) -> dict[st
 
 
 def own_folders(services: Services) -> tuple[str, str]:
-    """Return the server's own folders, whose files are no foreign host paths."""
+    """Return the server's root and state directories, whose files do not count as foreign host
+    paths."""
     return str(services.paths.root), str(services.paths.state)
 
 

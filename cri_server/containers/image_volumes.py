@@ -1,5 +1,5 @@
-"""Image volumes: mounts whose source is a local image, or a folder in it. Images are not pulled
-here."""
+"""Resolves image volumes: mounts whose source is a local image, or a folder in it. Missing images
+are not pulled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PREFIX = "ImageVolumeMountFailed"  # kubelet matches this word
 
 
 async def resolve(services: Services, mounts: list[MountRequest]) -> dict[str, Rootfs]:
-    """Fill in the source of each image volume. Returns the images by container path; the caller
-    holds them until a container is recorded to use them. Raises InvalidArgument, NotFound, with
-    messages that begin with ImageVolumeMountFailed."""
+    """Set the source of each image volume in `mounts`; return the images by container path. The
+    caller must keep the returned objects until the container's record names the images. Raises
+    InvalidArgument, NotFound, with messages that begin with ImageVolumeMountFailed."""
     images = {}
     for mount in mounts:
         if mount.request.HasField("image") and mount.request.image.image:
@@ -50,15 +50,15 @@ async def _resolve(services: Services, mount: MountRequest) -> Rootfs:
     # A bind of the layer could be remounted writable; an overlay without `upperdir` cannot.
     if len(layers) == 1:
         layers.append(services.images.lowest_layer)
-    # A list up to the kernel (`lowerdir+`), never joined: the colon in a sub path `a:/etc` would
-    # make a folder of the host a layer of the volume.
+    # The layers reach the kernel as a list (`lowerdir+`). If they were joined with colons, a sub
+    # path `a:/etc` would make a folder of the host a layer of the volume.
     mount.layers = layers
     return rootfs
 
 
 def _folder(root: int, sub_path: str) -> str:
-    """Resolve links in `sub_path` inside the image; empty for the image's root. Raises
-    InvalidArgument."""
+    """Return `sub_path` with its links resolved inside the image; empty for the image's root.
+    Raises InvalidArgument."""
     try:
         parts = paths.components(paths.resolve(root, sub_path)) if sub_path else []
         folder = "/".join(parts)

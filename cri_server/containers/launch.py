@@ -1,4 +1,5 @@
-"""A container's launch: its shim compiles it at CreateContainer, and executes it at StartContainer.
+"""Prepares a container's launch: the shim compiles it at CreateContainer and executes it at
+StartContainer.
 
 Errors of the configuration are thus reported by CreateContainer, and little work is left for the
 start. A launch is derived from files on disk: the start compiles it again if its shim or its cgroup
@@ -43,9 +44,9 @@ async def prepare(
     open_sources: OpenSources,
     binds: Sequence[HostBind] | None = None,
 ) -> None:
-    """Have the shim compile the launch and make the container's cgroup. `open_sources`: the host
-    paths that are open; missing ones of `binds` are opened and added to it. A shim that does not
-    answer in time is killed; another one takes over its pods. Raises Error."""
+    """Have the shim compile the launch and make the container's cgroup. `open_sources`: the open
+    host paths; the other paths of `binds` are opened and added to it. A shim that does not answer
+    in time is killed, and another one takes over its pods. Raises Error."""
     folder = services.paths.container_state(container.id)
     mounted = await services.images.mounts([container.image_id, *container.mounted_images.values()])
     binds = await host_paths.open_all(services, folder, open_sources, binds)
@@ -63,15 +64,15 @@ async def prepare(
 
 
 async def ensure(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Compile the launch again if the shim that had it, or its cgroup, is gone. Raises Error."""
+    """Compile the launch again if the shim that compiled it, or the container's cgroup, is gone.
+    Raises Error."""
     if not services.pod(sandbox).is_created(container):
         with OpenSources() as open_sources:
             await prepare(services, sandbox, container, open_sources)
 
 
 async def drop(services: Services, container: Container) -> None:
-    """Drop the launch of a container that will not be started with it, and its cgroup. Does nothing
-    after the start."""
+    """Drop the compiled launch of a container and its cgroup. Does nothing after the start."""
     pod = services.pod_of(container)
     if pod is not None:
         await pod.drop(container)

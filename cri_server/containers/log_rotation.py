@@ -1,8 +1,7 @@
-"""Rotates log files, which is the server's task without a kubelet: limits, names of rotated files,
-renames.
+"""Renames and deletes log files for rotation, which is the server's task without a kubelet.
 
-A rotated file has kubelet's form of a name, `LOG.YYYYMMDD-HHMMSS` in UTC; unlike kubelet's it is
-not compressed, so that `pyrunc-cri logs` can read it.
+Rotated files are named as kubelet names them, `LOG.YYYYMMDD-HHMMSS` in UTC, but are not compressed,
+so that `pyrunc-cri logs` can read them.
 """
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ def rotated(path: str) -> list[str]:
 def move(path: str, max_bytes: int) -> str | None:
     """Rename the log at `path` if it is longer than `max_bytes`.
 
-    Returns the new name; an empty one if only a rotated file exists, which a server leaves that is
-    killed in the middle; None if there is nothing to do. Raises OSError."""
+    Return the new name; None if there is nothing to do; an empty string if the log is missing but a
+    rotated file exists, because a server was killed during the rotation. Raises OSError.
+    """
     try:
         log_stat = os.lstat(path)
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def move(path: str, max_bytes: int) -> str | None:
     if not stat.S_ISREG(log_stat.st_mode) or log_stat.st_size <= max_bytes:
         return None
     target = path + time.strftime(".%Y%m%d-%H%M%S", time.gmtime())
-    if os.path.lexists(target):  # rotated within this second: the next interval rotates
+    if os.path.lexists(target):  # rotated in this second already: left to the next interval
         return None
     # The shim writes to the renamed file until it reopens the log, so no line is lost.
     os.rename(path, target)
@@ -73,7 +73,7 @@ def move(path: str, max_bytes: int) -> str | None:
 
 
 def move_back(path: str, target: str) -> None:
-    """Undo `move`, unless there is a file at `path` again. Raises OSError."""
+    """Rename `target` back to `path`, unless a new file is there. Raises OSError."""
     if target and not os.path.lexists(path):
         os.rename(target, path)
 

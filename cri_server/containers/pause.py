@@ -1,5 +1,4 @@
-"""Pauses and resumes a container by its cgroup's freezer. CRI has no such call: these are calls of
-our own.
+"""Pauses and resumes a container by its cgroup's freezer, for calls of this project that CRI lacks.
 
 CRI shows a paused container as RUNNING. Nothing is recorded: the state is read from the freezer,
 also after a restart of the server.
@@ -18,14 +17,15 @@ from pyrunc.kernel import cgroup
 
 
 def refuse_paused(container: Container) -> None:
-    """Raise WrongState for a paused container: a process that joins a frozen cgroup would hang."""
+    """Raise WrongState for a paused container, because a process that joins a frozen cgroup
+    hangs."""
     if is_paused(container):
         raise WrongState(f"container {container.id} is paused")
 
 
 async def pause(services: Services, reference: str) -> None:
-    """Freeze a container; returns when every process is frozen. Raises NotFound, WrongState,
-    DeadlineExceeded (its processes run on), KernelError."""
+    """Freeze a container; return when every process is frozen. Raises NotFound, WrongState,
+    DeadlineExceeded (its processes continue), KernelError."""
     container = services.index.containers.get(reference)
     async with container.lock:
         _require_running(container)

@@ -1,5 +1,6 @@
-"""Placeholder mounts: empty files or folders where other engines mount something into every
-container; CRIU restores their checkpoints only if something is mounted there.
+"""Makes placeholder mounts: empty files and folders at the paths where other engines mount
+something into every container. CRIU restores the checkpoints of these engines only if something is
+mounted there.
 
 CRI-O and podman mount an empty file at /run/.containerenv, and a folder at /run/secrets if the
 node's mounts.conf says so. Placeholders are empty, lie beside the writable layer and are removed
@@ -35,7 +36,7 @@ def declared(
 
 
 def make(mounts: Sequence[MountRequest]) -> None:
-    """Make the sources. Blocks. Raises OSError."""
+    """Make the empty files and folders that the mounts bind. Blocks. Raises OSError."""
     if not mounts:
         return
     os.mkdir(os.path.dirname(mounts[0].source), 0o700)

@@ -1,5 +1,5 @@
-"""RemoveContainer: kills the container's processes, then removes its record, folders and cgroup,
-but never its log."""
+"""RemoveContainer: kills the container's processes, then removes its cgroup, record and folders.
+Does not delete its log."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class RemoveContainerContext:
 
 
 async def remove(services: Services, reference: str) -> None:
-    """Remove a container; returns when neither lists nor status show it. Unknown ids succeed."""
+    """Remove a container; return when neither lists nor status show it. Does nothing for an unknown
+    id."""
     container = services.index.containers.find(reference)
     if container is not None:
         await remove_container(services, container)
 
 
 async def remove_container(services: Services, container: Container) -> None:
-    """Remove `container` like `remove`; concurrent calls join."""
+    """Remove `container` as `remove` does. Concurrent calls wait for the same operation."""
     await services.running.join(
         ("remove", container.id), lambda: STEPS.run(RemoveContainerContext(services, container))
     )
@@ -61,7 +62,8 @@ async def remove_cgroup(context: RemoveContainerContext) -> None:
 
 
 async def remove_files(context: RemoveContainerContext) -> None:
-    """Remove the record, then the folders; a restarted server completes the removal."""
+    """Remove the record, then the folders. If the server dies in between, its next start completes
+    the removal."""
     services = context.services
     await disk.remove_container(services.paths, services.trash, context.container)
 

@@ -1,4 +1,5 @@
-"""ReopenContainerLog: kubelet has renamed the log file; the shim continues in a new one."""
+"""ReopenContainerLog: has the shim write to a new log file after kubelet has renamed the old
+one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from cri_server.services import Services
 
 
 async def reopen(services: Services, reference: str) -> None:
-    """Open the new file; returns when it exists. Raises NotFound, WrongState (not running: no file
-    is made)."""
+    """Have the shim open a new log file; return when the file exists. Raises NotFound, WrongState
+    if the container does not run."""
     container, pod = running(services, reference)
     await pod.reopen_log(container)

@@ -1,9 +1,9 @@
-"""CreateContainer from a checkpoint: from an archive, or from an image that holds one, as kubelet
-and the tools of other runtimes make them.
+"""Restores containers in CreateContainer: from a checkpoint archive, or an image that contains a
+checkpoint, made by this or another runtime.
 
-The archive decides only which image the container had, and what CRIU needs. User, mounts, limits
-and namespaces are the request's. Contradictions between the two are refused, because CRIU would
-bind nothing at a path, or leave out a volume silently.
+Only the container's image and CRIU's data come from the archive; user, mounts, limits and
+namespaces come from the request. A contradiction between the two is an error, because CRIU would
+silently leave out a mount.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")
-"""The namespaces that must be alike: CRIU restores a process that was in the host's namespace into
-the host's, even for a pod, and cannot move one of a pod's into the host's."""
+"""The kinds of namespaces for which checkpoint and request must agree whether they are the host's:
+CRIU restores a process from the host's namespace into the host's, and cannot move a process from a
+pod's namespace into the host's."""
 
 
 async def take(
@@ -48,11 +49,13 @@ async def take(
     """Load the checkpoint that an image reference names into the container's folder; None for an
     ordinary image.
 
-    kubelet's reference is an image id and `user_specified_image` the reference in the pod: the
-    manifest of either says whether the image is a checkpoint.
+    kubelet passes an image id as `reference`, and the pod's reference as `user_specified_image`.
+    The annotations of the manifest that these references name decide whether the image is a
+    checkpoint; without such a manifest all manifests of the image must agree.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
-    ResourceExhausted, KernelError; the caller removes the folder."""
+    ResourceExhausted, KernelError; the caller removes the folder.
+    """
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):
         timeout_s = services.config.containers.foreign_path_timeout_s
@@ -145,8 +148,8 @@ async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
 
 
 def _is_whole_id(reference: str) -> bool:
-    """Whether the reference is a complete image id, which no registry resolves; CRI-O's lacks
-    `sha256:`."""
+    """Whether the reference is a complete image id, which no registry resolves. CRI-O writes it
+    without `sha256:`."""
     return is_id(reference) and len(hex_of(reference)) in HEX_LENGTHS
 
 
@@ -216,8 +219,8 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]
 
 
 def _set_root_mode(upper: Path, images: Path) -> None:
-    """Give the root its mode at the checkpoint. CRIU refuses another, and engines differ in the
-    mode of a root that the image does not contain. Blocks."""
+    """Give the container's root folder the mode that it had at the checkpoint, because CRIU
+    requires it, and engines use different modes if the image does not define one. Blocks."""
     with disk_errors("chmod", str(upper)):
         mode = file_images.root_mode(str(images))
         if mode is not None:
@@ -225,7 +228,7 @@ def _set_root_mode(upper: Path, images: Path) -> None:
 
 
 def bundle(services: Services, identifier: str) -> RestoreFolders:
-    """Describe the restore for launch.json."""
+    """Return the folders of the restore for launch.json."""
     folder = services.paths.restore_folder(identifier)
     return RestoreFolders(str(folder / names.IMAGES), str(folder), OPTIONS)
 

@@ -1,4 +1,4 @@
-"""Rotates the logs of containers whose annotations limit them: those of `pyrunc-cri run`.
+"""Rotates the logs of containers with the annotation of `pyrunc-cri run` that limits their size.
 
 The file is renamed and the shim opens a new one, as kubelet does with ReopenContainerLog.
 """
@@ -18,12 +18,12 @@ from pyrunc.errors import Error, NotFound, WrongState
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
-"""A log exceeds its limit by what is written during one interval. kubelet's interval is 10 s."""
+"""A log can exceed its limit by the output of one interval. kubelet's interval is 10 s."""
 
 
 async def rotate_logs(services: Services) -> None:
     """Rotate logs until cancelled."""
-    reported: set[str] = set()  # containers with a warning in the log already
+    reported: set[str] = set()  # containers whose failure was logged already
     while True:
         for container in list(services.index.containers):
             limits = log_rotation.limits(container.config.annotations)

@@ -1,5 +1,5 @@
-"""Exec, Attach and PortForward: the requests are checked at once, the session begins when its
-client connects."""
+"""Exec, Attach and PortForward: checks the requests, and begins a session when its client
+connects."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ DIAL_TIMEOUT_S = 10.0
 def check_exec(
     services: Services, request: api.ExecRequest, changes: Mapping[str, Any] | None = None
 ) -> ExecOptions:
-    """Check a request; `changes`: see `ExecOptions`.
+    """Check the request and return the session's options. `changes`: see `ExecOptions`.
 
-    Raises InvalidArgument, NotFound, WrongState."""
+    Raises InvalidArgument, NotFound, WrongState.
+    """
     _check_streams(request)
     container, _ = execution.running(services, request.container_id)
     if not request.cmd:
@@ -87,7 +88,7 @@ def _check_ready(sandbox: Sandbox) -> None:
 
 
 class ExecStreamSession(Session):
-    """A client's command; it is killed when the client disconnects."""
+    """The session of Exec: a command that is killed when its client disconnects."""
 
     def __init__(self, pod: Pod, session: ExecSession) -> None:
         super().__init__(session.stdin_fd, session.stdout_fd, session.stderr_fd)
@@ -106,7 +107,8 @@ class ExecStreamSession(Session):
 
 
 class AttachStreamSession(Session):
-    """A client attached to a container's stdio; disconnecting does not affect the container."""
+    """The session of Attach: a client at the container's stdio. Its disconnect does not affect the
+    container."""
 
     def __init__(self, pod: Pod, container: Container, streams: Streams) -> None:
         super().__init__(streams.stdin_fd, streams.stdout_fd, streams.stderr_fd)
@@ -151,8 +153,8 @@ class Sessions:
         return AttachStreamSession(pod, container, streams)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """Connect to a port of the pod: a job enters its network namespace and returns the
-        connected socket, so that the server never enters a namespace."""
+        """Connect to a port of the pod and return the socket. A job enters the pod's network
+        namespace, because the server itself must not."""
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)

@@ -1,5 +1,5 @@
-"""StartContainer: the shim executes the launch; returns when the process has been executed, or
-raises the reason why it was not."""
+"""StartContainer: has the shim execute the launch, and returns when the container's process was
+executed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ async def start(services: Services, reference: str) -> None:
     """Start a container. It is RUNNING afterwards; if its start fails it is EXITED with code 128
     and reason StartError, and the error is raised.
 
-    A repeated call fails, even if the first one succeeded and its caller missed the answer; kubelet
-    then creates a new container. Raises NotFound, WrongState."""
+    A repeated call fails, even if the first call succeeded and only its answer was lost; kubelet
+    then creates a new container. Raises NotFound, WrongState.
+    """
     container = services.index.containers.get(reference)
     await services.running.join(("start", container.id), lambda: _start(services, container))
 
@@ -80,7 +81,7 @@ async def notify_plugins(context: StartContext) -> None:
 
 
 async def make_log_folder(context: StartContext) -> None:
-    """Make the pod's log folder. The shim makes folders below it, where it follows no link."""
+    """Make the pod's log folder. The shim makes the folders below it, without following links."""
     if context.container.log_path:
         timeout_s = context.services.config.containers.foreign_path_timeout_s
         folder = context.sandbox.config.log_directory
@@ -93,11 +94,11 @@ async def execute(context: StartContext) -> None:
         await launch.ensure(context.services, context.sandbox, container)
         await pod.start(container)
     except Error as error:
-        # A shim that was lost during the start may be the cause; the next one may know the exit.
+        # The error may come from the loss of the shim; the shim that takes over may know the exit.
         await pod.wait_taken_over()
         if container.exit is None:
             container.ended(Exit.of_failed_start(error.message))
-        # NotFound means a missing program here; to kubelet it would mean a missing container.
+        # NotFound means a missing program here, but kubelet would take it for a missing container.
         if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_path(error):
             raise InvalidArgument(error.message) from None
         raise
@@ -106,9 +107,8 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Tell whether a start failed because the image has a file, or a loop of links, at a folder of
-    the working directory's, a mount's or a device's path: the caller's request cannot be
-    fulfilled."""
+    """Whether a start failed because the image has a file or a loop of links where the path of the
+    working directory, a mount or a device needs a folder."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",

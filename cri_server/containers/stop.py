@@ -1,7 +1,7 @@
 """StopContainer: sends the stop signal, and SIGKILL after the timeout.
 
-The shim combines concurrent stops (one signal, the earliest deadline wins) and completes a stop
-even if the server ends.
+The shim combines concurrent stops: it sends one signal and applies the earliest deadline. It
+completes a stop even if the server ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ log = logging.getLogger(__name__)
 
 
 async def stop(services: Services, reference: str, timeout_s: int) -> None:
-    """Stop a container; returns when it has exited. Unknown, created and exited ones succeed.
+    """Stop a container; return when it has exited. Does nothing for unknown, created and exited
+    containers.
 
-    Raises DeadlineExceeded when not even SIGKILL ends it."""
+    Raises DeadlineExceeded when SIGKILL does not end it.
+    """
     container = services.index.containers.find(reference)
     if container is not None:
         await end(services, container, signals.number(container.stop_signal), float(timeout_s))
@@ -34,7 +36,7 @@ async def kill(services: Services, container: Container) -> None:
 
 
 async def end(services: Services, container: Container, signal: int, timeout_s: float) -> None:
-    """Stop `container` like `stop`, with signal and timeout."""
+    """Stop `container` as `stop` does, with this signal and timeout."""
     async with container.lock:
         pass  # a start in progress decides first whether there is a process to stop
     if container.state not in (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN):

@@ -1,5 +1,5 @@
-"""UpdateContainerResources: changes the cgroup of a running container, the spec of a created one,
-and the record of both."""
+"""UpdateContainerResources: changes a running container's cgroup, and the container's spec and
+record."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class UpdateContext:
 
 
 async def update(services: Services, reference: str, changes: api.LinuxContainerResources) -> None:
-    """Change a container's limits; fields that are zero stay as they are. Raises NotFound,
-    WrongState (exited), InvalidArgument, KernelError."""
+    """Change a container's limits. Fields of `changes` that are zero leave their limits unchanged.
+    Raises NotFound, WrongState (exited), InvalidArgument, KernelError."""
     container = services.index.containers.get(reference)
     resources.check(changes)
     _require_not_exited(container)
@@ -50,7 +50,7 @@ def _require_not_exited(container: Container) -> None:
 async def apply(
     services: Services, container: Container, changes: api.LinuxContainerResources
 ) -> None:
-    """Change the limits of `container` like `update`, without calling NRI plugins."""
+    """Change the limits of `container` as `update` does, without calling NRI plugins."""
     async with container.lock:
         _require_not_exited(container)
         merged = resources.merge(container.resources, changes)
@@ -60,7 +60,7 @@ async def apply(
 
 async def write_cgroup(context: UpdateContext) -> None:
     if context.container.running:
-        # Not cancelled half-way: the undo must run after the write.
+        # Shielded, because the undo must not run before the write has ended.
         await shield_until_done(asyncio.to_thread(_write, context, context.merged, context.changes))
 
 
@@ -72,7 +72,8 @@ async def restore_cgroup(context: UpdateContext) -> None:
 def _write(
     context: UpdateContext, whole: api.LinuxContainerResources, changed: api.LinuxContainerResources
 ) -> None:
-    """Write the cgroup files of what changed; memory and swap are always written together."""
+    """Write the cgroup files of the `changed` limits. Memory and swap are always written together,
+    from `whole`."""
     settings = context.services.config.cgroup
     group = groups.place(context.container.cgroups_path, context.container.id)
     limits = resources.to_oci(changed)

@@ -1,1 +1,1 @@
-"""Pod sandboxes: one verb a file."""
+"""The CRI verbs of pod sandboxes, one per file."""

@@ -1,12 +1,10 @@
-"""CheckpointPod: freezes a pod's containers together, captures them one by one and lets them run
-on; each becomes an archive in a folder.
+"""CheckpointPod: freezes all containers of a pod, captures them one after the other, thaws them,
+and writes an archive of each into a folder.
 
-| file | content |
-|---|---|
-| ID.tar | a container, as CheckpointContainer writes it |
-| pod.options | the archive of each container (checkpointctl's CheckpointedPodOptions) |
-| pod.dump | the pod's configuration, CRI's message as JSON |
-| devshm-checkpoint.tar | the content of the /dev/shm that the containers share |
+| file | content | |---|---| | ID.tar | a container, as CheckpointContainer writes it | |
+pod.options | the archive of each container (checkpointctl's CheckpointedPodOptions) | | pod.dump |
+the pod's configuration, CRI's message as JSON | | devshm-checkpoint.tar | the content of the
+/dev/shm that the containers share |
 
 pod.options is written last: a folder without it is not a checkpoint.
 """
@@ -37,8 +35,8 @@ from pyrunc.kernel.tree import remove_path
 
 @dataclass(slots=True)
 class PodCheckpointContext:
-    """A pod's checkpoint in progress. `abandoned`: its caller no longer waits. `files`: what is
-    removed on failure."""
+    """A pod's checkpoint in progress. `abandoned`: its caller no longer waits. `files`: paths of
+    the files to remove on failure."""
 
     services: Services
     sandbox: Sandbox
@@ -48,7 +46,7 @@ class PodCheckpointContext:
     files: list[str] = field(default_factory=list)
 
     def new_path(self, name: str) -> str:
-        """Return the path of a new file in the folder, and note it for the removal on failure."""
+        """Return the path of a new file in the folder, and add it to `files`."""
         path = f"{self.folder}/{name}"
         self.files.append(path)
         return path
@@ -62,11 +60,12 @@ class PodCheckpointContext:
 
 
 async def checkpoint(services: Services, request: api.CheckpointPodRequest) -> None:
-    """Fill the caller's empty folder with a checkpoint, or leave it empty. The containers run when
-    this returns.
+    """Write a checkpoint into the caller's empty folder; on failure the folder is empty again. The
+    containers run when this returns.
 
     Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
-    Unsupported, PeerError with CRIU's log, ResourceExhausted, KernelError."""
+    Unsupported, PeerError with CRIU's log, ResourceExhausted, KernelError.
+    """
     if request.options:
         raise InvalidArgument(f"options: unknown option {sorted(request.options)[0][:80]!r}")
     sandbox = services.index.sandboxes.get(request.pod_sandbox_id)
@@ -108,7 +107,7 @@ def _select_containers(
 
 
 def _check_folder(path: str) -> None:
-    """Raise InvalidArgument unless `path` is an empty directory, which the caller has made."""
+    """Raise InvalidArgument unless `path` is an existing empty directory."""
     if not path.startswith("/") or "\0" in path:
         raise InvalidArgument(f"output_path {path!r} is not an absolute path")
     try:
@@ -141,7 +140,8 @@ async def _checkpoint(context: PodCheckpointContext) -> None:
 
 
 async def _capture(context: PodCheckpointContext) -> None:
-    """Freeze all containers before the first is captured; let them run on in any case."""
+    """Freeze all containers, then capture them one after the other, then thaw them, also after a
+    failure."""
     for each in context.containers:
         target = f"{context.folder}/{pods.archive(each.container.id)}"
         await asyncio.to_thread(container_checkpoint.make_work, each.work, target)

@@ -1,5 +1,5 @@
-"""RemovePodSandbox: stops the pod, removes its containers, then the sandbox and its state. Keeps
-its logs and the host's files."""
+"""RemovePodSandbox: stops the pod, removes its containers, then the sandbox and its state. Does not
+delete logs or files of host volumes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RemoveSandboxContext:
 
 
 async def remove(services: Services, reference: str) -> None:
-    """Remove a sandbox; returns when neither lists nor status show it. Unknown ids succeed; callers
-    repeat the call after an error."""
+    """Remove a sandbox; return when neither lists nor status show it. Does nothing for an unknown
+    id. After an error the caller may repeat the call."""
     sandbox = services.index.sandboxes.find(reference)
     if sandbox is not None:
         await services.running.join(
@@ -51,7 +51,8 @@ async def notify_plugins(context: RemoveSandboxContext) -> None:
 
 
 async def release_network(context: RemoveSandboxContext) -> None:
-    """Detach the network if a stop could not reach it, or if its record was never written."""
+    """Detach the network once more, without its namespace, in case StopPodSandbox could not detach
+    it or its record was never written."""
     if not context.sandbox.host_network:
         await context.services.network.detach(context.sandbox.id, None)
 

@@ -1,8 +1,8 @@
-"""RestorePod: creates a sandbox, and in it a container from each archive of a pod's checkpoint;
-starts none.
+"""RestorePod: creates a sandbox, and in it a container from each archive of a pod's checkpoint. The
+caller starts the containers.
 
-The pod gets its own address; its containers get the mounts of the request. The checkpoint is only
-read.
+The pod gets a new address, and its containers the mounts of the request. The checkpoint is not
+changed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ log = logging.getLogger(__name__)
 
 
 async def restore(services: Services, request: api.RestorePodRequest) -> api.RestorePodResponse:
-    """Restore a pod; returns the ids of the sandbox and its containers. A failure removes all of
-    them.
+    """Restore a pod; return the ids of the sandbox and its containers. On failure all of them are
+    removed.
 
     Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and the errors of
-    RunPodSandbox and CreateContainer."""
+    RunPodSandbox and CreateContainer.
+    """
     if request.options:
         raise InvalidArgument(f"options: unknown option {sorted(request.options)[0][:80]!r}")
     run.check(request.config)
@@ -64,8 +65,8 @@ def _read(folder: str) -> pods.Options:
 
 
 def _open_regular(path: str) -> int | None:
-    """Open a file of the checkpoint; None when it does not exist. Raises InvalidArgument for a
-    link, pipe, device or folder: reading one of those may never end."""
+    """Open a file of the checkpoint; return None if it does not exist. Raises InvalidArgument for a
+    link, pipe, device or folder, whose reading might never end."""
     try:
         number = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -1,5 +1,5 @@
-"""RunPodSandbox: starts a pod's shim, its pause process and, at the same time, its network; a
-failure undoes all of it."""
+"""RunPodSandbox: assigns a pod to a shim, then starts its pause process and attaches its network at
+the same time. A failure undoes all steps."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
-# As containerd and CRI-O (kubelet's PodInfraOOMAdj): the kernel kills every container (-997 and
-# above) before the pause process, and that before kubelet (-999).
+# The value of containerd and CRI-O (kubelet's PodInfraOOMAdj): the kernel kills every container
+# (-997 and above) before the pause process, and the pause process before kubelet (-999).
 PAUSE_OOM_SCORE_ADJ = -998
 SANDBOX_ID = re.compile(r"\b[0-9a-f]{64}\b")
 MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
@@ -52,11 +52,12 @@ class RunContext:
 
 
 async def run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
-    """Run a sandbox and return its id when it is READY. A repeated request joins the running one or
-    returns its sandbox.
+    """Run a sandbox and return its id when it is READY. A repeated request waits for the first one,
+    or returns its sandbox.
 
     Raises InvalidArgument, AlreadyExists (another configuration has the name), and the errors of
-    its steps."""
+    its steps.
+    """
     check(config)
     check_hostname(config, services.node.hostname)
     check_handler(services, config, handler)
@@ -83,8 +84,8 @@ def _existing_id(existing: Sandbox, config: api.PodSandboxConfig) -> str:
 
 
 def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
-    """Raise InvalidArgument for a hostname that a pod with host networking cannot have: it is in
-    the host's UTS namespace."""
+    """Raise InvalidArgument if a pod with host networking requests another hostname than the
+    host's, whose UTS namespace it uses."""
     on_host = config.linux.security_context.namespace_options.network == api.NODE
     if on_host and config.hostname not in ("", host):
         raise InvalidArgument(
@@ -103,7 +104,8 @@ def check_handler(services: Services, config: api.PodSandboxConfig, handler: str
 
 
 def check(config: api.PodSandboxConfig) -> None:
-    """Check all that depends on neither node nor handler. Raises InvalidArgument."""
+    """Check the parts of the request that depend on neither the node nor the runtime handler.
+    Raises InvalidArgument."""
     metadata = config.metadata
     if not config.HasField("metadata") or not (
         metadata.name and metadata.namespace and metadata.uid
@@ -134,7 +136,7 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
         cgroups_path=groups.path(parent, identifier, driver),
     )
     name = pod_files.hostname(config, identifier, services.node.hostname)
-    # A reconciliation of the network would otherwise detach a pod that is not listed yet.
+    # Else a reconciliation of the network would detach this pod, which is not in the index yet.
     services.pending.add(identifier)
     try:
         with labelled(services, sandbox):
@@ -149,8 +151,8 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
-    """Give the sandbox its SELinux labels for the block, with a level that no other sandbox has,
-    including those that are not listed yet. Raises InvalidArgument."""
+    """Give the sandbox SELinux labels with a unique level. The level is reserved during the block;
+    afterwards the sandbox must be in the index. Raises InvalidArgument."""
     policy = services.node.selinux
     if policy is None:
         yield
@@ -163,17 +165,17 @@ def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
 
 
 async def make_state(context: RunContext) -> None:
-    """Make the state folder. It is the intent: one without a record beside it belongs to a sandbox
-    that was never finished."""
+    """Make the state folder. After a crash, a state folder without a record shows recovery an
+    unfinished sandbox."""
     folder = context.services.paths.sandbox_state(context.sandbox.id)
     with disk_errors("mkdir", str(folder)):
-        # On a tmpfs, like the socket that is bound in it next: mkdir cannot block the loop.
+        # The folder is on a tmpfs, so mkdir cannot block the loop.
         folder.mkdir(mode=0o700)
 
 
 async def write_files(context: RunContext) -> None:
-    """Write the files that the pod's containers mount, and the one that the pause process is
-    compiled from."""
+    """Write the files that the pod's containers mount (resolv.conf, hostname, hosts), and
+    pause.json, from which the shim compiles the pause process."""
     record = pause_request(context)
     folder = context.services.paths.sandbox_state(context.sandbox.id)
     await disk.write_in_thread(lambda: _write_files(context, record), folder)
@@ -184,8 +186,8 @@ def _write_files(context: RunContext, request: PauseRequest) -> None:
     folder, root = paths.sandbox_state(context.sandbox.id), paths.sandbox_root(context.sandbox.id)
     with disk_errors("write", str(folder)):
         root.mkdir(mode=0o700)
-        # On the disk, not beside pause.json on the tmpfs: containers may write to these files, and
-        # could fill the host's memory (kin of CVE-2020-8557).
+        # On the disk, not on the tmpfs with pause.json: containers may write to these files, and
+        # could fill the host's memory (similar to CVE-2020-8557).
         pod_files.write(
             root,
             context.config,
@@ -211,17 +213,19 @@ def pause_request(context: RunContext) -> PauseRequest:
     settings = handlers.settings(config, context.sandbox.runtime_handler)
     profile = security.seccomp_profile(_sandbox_seccomp(security_context))
     users = namespaces.id_maps(options)
-    # The label of the program has no categories: every pod's pause process may execute it.
+    # The label of the program has no categories, so every pod's pause process may execute it.
     policy = context.services.node.selinux
     labels = context.sandbox.selinux
     return PauseRequest(
-        # sethostname(2) would rename the node: such a pod is in the host's UTS namespace.
+        # A pod with host networking is in the host's UTS namespace, where sethostname(2) would
+        # rename the node.
         hostname="" if options.network == api.NODE else context.hostname,
         namespaces={
             "network": messages.PINNED if has_pinned_network(options) else MODES[options.network],
             "ipc": MODES[options.ipc],
             "uts": MODES[options.network],
-            # Also for CONTAINER: a container without a mode means POD, and joins it.
+            # New also for CONTAINER: a container that requests no mode uses POD, and joins this
+            # namespace.
             "pid": "none" if options.pid == api.NODE else "new",
             **({"user": "new"} if users else {}),
         },
@@ -243,13 +247,15 @@ def pause_request(context: RunContext) -> PauseRequest:
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
-    """Whether the shim makes the pod's network namespace, before the pause process starts. With a
-    user namespace the clone of the pause process makes it: only then does the pod's root own it."""
+    """Whether the shim makes the pod's network namespace, before the pause process starts. In a pod
+    with a user namespace the clone of the pause process makes it, so that the pod's root owns
+    it."""
     return options.network != api.NODE and not namespaces.id_maps(options)
 
 
 def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
-    """Clear `privileged`: the pause process needs no privilege, even if the pod's containers do."""
+    """Return the context without `privileged`, because the pause process needs no privilege even if
+    the pod's containers do."""
     plain = copy(context)
     plain.privileged = False
     return plain
@@ -285,7 +291,7 @@ async def attach_network(context: RunContext) -> None:
         sandbox.network = "host"
         return
     try:
-        # Not durable: `save` syncs this record together with the sandbox's.
+        # Not durable, because `save` syncs this record together with the sandbox's.
         result = await context.services.network.attach(
             pod_network(sandbox, context.namespace), durable=False
         )
@@ -298,8 +304,8 @@ async def attach_network(context: RunContext) -> None:
 
 
 def add_pod_names(services: Services, error: Error) -> None:
-    """Add the names of the pods whose ids a network error mentions, such as the owner of a host
-    port."""
+    """Add to a network error the names of the pods whose ids its message contains, such as the
+    owner of a host port."""
     ids = dict.fromkeys(SANDBOX_ID.findall(error.message))
     pods = [
         pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None
@@ -310,8 +316,8 @@ def add_pod_names(services: Services, error: Error) -> None:
 
 
 def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
-    """Describe the pod for the network; its network namespace is at the path `namespace`. The
-    cgroup is the pod's, which kubelet made, not that of the pause process below it."""
+    """Describe the pod for the network. `namespace`: the path of its network namespace.
+    `cgroup_path` is kubelet's cgroup of the pod, not that of the pause process below it."""
     config = sandbox.config
     dns = config.dns_config
     return PodNetwork(
@@ -379,8 +385,8 @@ async def notify_plugins_of_removal(context: RunContext) -> None:
 
 
 async def save(context: RunContext) -> None:
-    """Save the sandbox's record and the network's. In parallel: two concurrent fsyncs share one
-    wait for the disk."""
+    """Save the sandbox's record and the network's, in parallel, because two concurrent fsyncs share
+    one wait for the disk."""
     sandbox, services = context.sandbox, context.services
     await gather(
         disk.save_sandbox(services.paths, sandbox), services.network.wait_written(sandbox.id)
@@ -392,7 +398,7 @@ async def remove_record(context: RunContext) -> None:
 
 
 async def leave_for_removal(context: RunContext) -> None:
-    """After a failed undo: list the sandbox as not ready, so that the caller can stop and remove
+    """List the sandbox as not ready after a failed undo, so that the client can stop and remove
     it."""
     sandbox = context.sandbox
     sandbox.phase = "stopped"
@@ -423,7 +429,7 @@ STEPS: Steps[RunContext] = Steps(
     [
         Step("state", make_state, remove_state),
         Parallel((Step("files", write_files), Step("shim", start_shim, end_shim))),
-        # At the same time where nothing forbids it: RunPodSandbox took 62 ms in turn, 40 so
+        # RunPodSandbox took 62 ms with these steps one after the other, 40 ms in parallel
         # (measured, p50 of 25 pods on two busy processors).
         Parallel(
             (

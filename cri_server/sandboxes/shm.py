@@ -1,5 +1,5 @@
-"""The /dev/shm that a pod's containers share: a detached mount, held by the pod's shim and the
-keeper and attached nowhere on the host."""
+"""Opens the /dev/shm that a pod's containers share: a detached mount, whose descriptors the pod's
+shim and the keeper have. It is attached nowhere on the host."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pyrunc import ipc
 
 @contextlib.asynccontextmanager
 async def open_mounts(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int]]:
-    """Yield a descriptor of the mount for the block; none if the pod uses the host's. Raises
-    Unavailable."""
+    """Yield a list with a descriptor of the mount, open during the block; an empty list if the pod
+    uses the host's /dev/shm. Raises Unavailable."""
     if sandbox.options.ipc == api.NODE:
         yield []
         return

@@ -1,8 +1,7 @@
-"""StopPodSandbox: ends the containers, then the pause process, then the network; the sandbox stays
-listed as not ready.
+"""StopPodSandbox: ends the containers and the pause process, and detaches the network. The sandbox
+stays listed as not ready.
 
-Every step accepts that its work is done already: kubelet calls this many times, also after a
-reboot.
+Every step is idempotent, because kubelet repeats this call, also after a reboot.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ START_TIMEOUT_S = 5.0
 
 
 async def release_network(services: Services, reference: str) -> list[str]:
-    """Release the network of a pod that StopPodSandbox could not detach; returns a line for each
-    plugin that refused.
+    """Release the network of a stopped pod although its plugins fail; return a line for each plugin
+    that failed.
 
-    Raises NotFound, WrongState while the pod runs."""
+    Raises NotFound, WrongState while the pod runs.
+    """
     sandbox = services.index.sandboxes.get(reference)
     if sandbox.pause_alive:
         raise WrongState(f"sandbox {sandbox.id} runs: stop it first")
@@ -53,17 +53,18 @@ class StopContext:
 
 
 async def stop(services: Services, reference: str) -> None:
-    """Stop a sandbox; returns when none of its processes run and its address is free. Unknown ids
-    succeed.
+    """Stop a sandbox; return when none of its processes run and its address is free. Does nothing
+    for an unknown id.
 
-    Raises the errors of the network's teardown; callers repeat the call then."""
+    Raises the errors of the network plugins; the caller may then repeat the call.
+    """
     sandbox = services.index.sandboxes.find(reference)
     if sandbox is not None:
         await stop_sandbox(services, sandbox)
 
 
 async def stop_sandbox(services: Services, sandbox: Sandbox) -> None:
-    """Stop `sandbox` like `stop`; concurrent calls join."""
+    """Stop `sandbox` as `stop` does. Concurrent calls wait for the same operation."""
     if _is_stopped(services, sandbox):
         return
     context = StopContext(services, sandbox, sandbox.phase == "ready" and sandbox.pause_alive)
@@ -81,8 +82,8 @@ def _is_stopped(services: Services, sandbox: Sandbox) -> bool:
 
 
 async def close_gate(context: StopContext) -> None:
-    """Refuse to create or start further containers; wait for those in progress, and end starts that
-    take long, because a volume may never answer."""
+    """Refuse new creations and starts of containers, and wait for those in progress. Kills starts
+    that take longer than `START_TIMEOUT_S`, because the storage of a volume may never answer."""
     context.sandbox.phase = "stopping"
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -110,8 +111,8 @@ async def _end_starts(context: StopContext) -> None:
 
 async def end_containers(context: StopContext) -> None:
     living = [c for c in context.services.index.containers_of(context.sandbox) if c.exit is None]
-    # Without a grace period: kubelet has given it by StopContainer, and CRI asks StopPodSandbox to
-    # terminate by force whatever still runs.
+    # Without a grace period: kubelet has granted it by StopContainer, and CRI requires
+    # StopPodSandbox to kill all remaining processes.
     await asyncio.gather(*(container_stop.kill(context.services, c) for c in living))
     await asyncio.gather(*(launch.drop(context.services, c) for c in living))
     for container in living:
@@ -119,7 +120,7 @@ async def end_containers(context: StopContext) -> None:
 
 
 async def notify_plugins(context: StopContext) -> None:
-    """Tell NRI plugins of the stop while the network still exists."""
+    """Notify NRI plugins of the stop while the network still exists."""
     await context.services.observer.stop_pod(context.sandbox)
 
 
@@ -131,8 +132,9 @@ async def detach_network(context: StopContext) -> None:
     sandbox = context.sandbox
     if sandbox.network == "attached":
         alive = context.services.pod(sandbox).has_shim
-        # A pod of an earlier version has a path in its shim's /proc/PID/fd, which may name another
-        # file without the shim. CNI_NETNS is optional for DEL (CNI specification, "DEL").
+        # The path of an earlier version's pod is in its shim's /proc/PID/fd. After the shim's death
+        # it may name another file, so it is left out: CNI_NETNS is optional for DEL (CNI
+        # specification, "DEL").
         await context.services.network.detach(sandbox.id, sandbox.netns_path if alive else None)
         sandbox.network = "released"
 
@@ -142,14 +144,14 @@ async def end_shim(context: StopContext) -> None:
 
 
 async def save(context: StopContext) -> None:
-    """Save the record as stopped. A full disk does not fail the stop: a restarted server derives
-    the state from the kernel."""
+    """Record that the sandbox is stopped. A full disk does not fail the stop, because a restarted
+    server derives the state from the kernel."""
     was_stopped = context.sandbox.phase == "stopped"
     context.sandbox.phase = "stopped"
     if not was_stopped and context.services.paths.sandbox_record(context.sandbox.id).exists():
         try:
-            # An empty file on the tmpfs for a pod of this boot, without an fsync: a power cut stops
-            # it, too.
+            # For a pod of this boot only a file on the tmpfs, without fsync: a power cut also stops
+            # the pod.
             await disk.save_stopped(context.services.paths, context.sandbox)
         except Error as error:
             log.warning("sandbox %s: %s", context.sandbox.id, error)

@@ -1,5 +1,5 @@
-"""A pod's sysctls: accepts only those that a namespace of the pod owns; any other would change the
-host."""
+"""Checks a pod's sysctls: accepts only those of the pod's namespaces, because any other would
+change the host."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
         name = dotted(key)
         if any(part in ("", ".", "..") for part in key.replace("/", ".").split(".")) or "\0" in key:
             raise InvalidArgument(f"sysctl {key!r} is not a valid name")
-        # One value stays one value: CRI-O gave `1+kernel.core_pattern=…` to a helper that split it
-        # at the plus sign (CVE-2022-0811).
+        # A value must not be read as several sysctls: CRI-O gave `1+kernel.core_pattern=…` to a
+        # helper that split it at the plus sign (CVE-2022-0811).
         if "\n" in value or "\0" in value:
             raise InvalidArgument(
                 f"sysctl {key!r}: the value must be a single line without NUL bytes"
@@ -51,12 +51,12 @@ def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
 def with_defaults(
     requested: Mapping[str, str], options: api.NamespaceOption, pods: Pods
 ) -> dict[str, str]:
-    """Combine the requested sysctls with the configured defaults for a pod that has its own
+    """Return the requested sysctls, and the configured defaults if the pod does not use the host's
     network."""
     defaults: dict[str, str] = {}
     if options.network != api.NODE:
         if pods.unprivileged_ports:
-            # Both as containerd does by default since 2.0 (enable_unprivileged_ports, _icmp).
+            # containerd sets both by default since 2.0 (enable_unprivileged_ports, _icmp).
             defaults["net.ipv4.ip_unprivileged_port_start"] = "0"
         if pods.unprivileged_ping and not namespaces.has_user_namespace(options):
             # Kernels from before June 2023 take no higher group (GID_T_MAX, include/net/ping.h),
@@ -69,8 +69,8 @@ def with_defaults(
 
 
 def concern_network(requested: Mapping[str, str]) -> bool:
-    """Whether a sysctl belongs to the pod's network. Such a key may name an interface, which CNI
-    plugins make."""
+    """Whether a sysctl of the pod's network is among these. Such a key may name an interface, which
+    CNI plugins make."""
     return any(dotted(key).startswith(NET_PREFIX) for key in requested)
 
 
@@ -80,8 +80,8 @@ def is_refused(error: KernelError) -> bool:
 
 
 def dotted(key: str) -> str:
-    """Normalise a key to dots between its parts; the first separator decides which form it has
-    (sysctl(8))."""
+    """Return the key with dots between its parts. Its first separator, dot or slash, separates the
+    parts (sysctl(8))."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key.translate({ord("."): "/", ord("/"): "."})

@@ -15,8 +15,8 @@ async def update(
     overhead: api.LinuxContainerResources,
     requested: api.LinuxContainerResources,
 ) -> None:
-    """Save both in the sandbox's configuration. Raises NotFound, InvalidArgument,
-    ResourceExhausted."""
+    """Save `overhead` and the `requested` resources in the sandbox's configuration, and notify NRI
+    plugins. Raises NotFound, InvalidArgument, ResourceExhausted."""
     sandbox = services.index.sandboxes.get(reference)
     resources.check(overhead)
     resources.check(requested)

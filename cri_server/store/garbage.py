@@ -118,7 +118,7 @@ class _Collector:
     async def images(self, unused: bool) -> None:
         for image in await self._services.images.list():
             name = ", ".join(image.repo_tags or image.repo_digests or [image.id])
-            why = self._image_is_kept(image)
+            why = self._reason_to_keep(image)
             if (why or not unused) and self._services.images.to_convert(image.id):
                 await self._convert(image, name)
             elif why or not unused:
@@ -151,12 +151,12 @@ class _Collector:
             action: Literal["convert", "converted"] = "convert" if self._dry_run else "converted"
             self.items.append(Item("image", name, action, why, image.size_bytes))
         else:
-            reason = self._image_is_kept(image) or "a container of it is being created"
+            reason = self._reason_to_keep(image) or "a container of it is being created"
             self._keep(
                 "image", name, f"{reason}; to be {why} when it is not used", image.size_bytes
             )
 
-    def _image_is_kept(self, image: Image) -> str:
+    def _reason_to_keep(self, image: Image) -> str:
         users = self._services.index.users_of(image.id)
         if users:
             more = f" and {len(users) - NAMES_SHOWN} more" if len(users) > NAMES_SHOWN else ""
