@@ -11,57 +11,27 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cri_server.checkpoints import layer, names
+from cri_server.checkpoints.dump_requests import Pack, TakeDump, WriteTree
 from cri_server.checkpoints.options import OPTIONS
 from pyrunc import atomic_file
 from pyrunc.checkpoint.checkpoint import CriuOptions, DumpOptions, checkpoint
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.image_mount import open_image
-from pyrunc.compile.sources import Overlay, open_overlay
+from pyrunc.compile.requests import Overlay
+from pyrunc.compile.sources import open_overlay
 from pyrunc.container import state as states
 from pyrunc.errors import Unsupported
 from pyrunc.kernel.full import disk_errors
-from pyrunc.records import Record
 from pyrunc.shim.files import LaunchFile
 from pyrunc.spec.model import Linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.ipc import Message
-    from pyrunc.records import AbsolutePath
-
-DUMP = "cri_server.checkpoints.dump:dump"
-WRITE_TREE = "cri_server.checkpoints.dump:write_tree"
-PACK = "cri_server.checkpoints.dump:pack"
-
-
-class TakeDump(Record):
-    """The arguments of `dump`. `directory`: the folder with the container's state; `upper`: its
-    writable layer; `work`: an existing folder for the result; `volumes`: the container's own
-    volumes, as {path in the container: folder}; `images`: paths of the indexes of mounted
-    images."""
-
-    directory: AbsolutePath
-    upper: AbsolutePath
-    work: AbsolutePath
-    volumes: dict[str, str]
-    images: Sequence[str]
-
-
-class Pack(Record):
-    """The arguments of `pack`. `target`: a new file."""
-
-    work: AbsolutePath
-    target: AbsolutePath
-
-
-class WriteTree(Record):
-    """The arguments of `write_tree`. `target`: a new file."""
-
-    target: AbsolutePath
 
 
 def dump(arguments: Message, fds: list[int]) -> int:

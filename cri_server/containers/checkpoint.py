@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cri_server.checkpoints import describe
-from cri_server.checkpoints.dump import DUMP, PACK, Pack, TakeDump
+from cri_server.checkpoints.dump_requests import DUMP, PACK, Pack, TakeDump
 from cri_server.checkpoints.names import UNFINISHED
 from cri_server.config import handlers
 from cri_server.containers import anonymous_volumes

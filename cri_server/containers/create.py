@@ -55,8 +55,7 @@ from cri_server.status import sandbox as status
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox, copy
 from pyrunc import atomic_file
-from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.compile.sources import Overlay
+from pyrunc.compile.requests import CgroupChoice, Overlay
 from pyrunc.errors import (
     AlreadyExists,
     InvalidArgument,

@@ -15,7 +15,7 @@ from cri_server.pod.processes import ANSWER_S
 from cri_server.store.facts import ProcessIdentity
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file
-from pyrunc.compile.pause import PauseRequest
+from pyrunc.compile.requests import PauseRequest
 from pyrunc.errors import Error
 from pyrunc.shim import messages
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
-from cri_server.checkpoints.dump import WRITE_TREE, WriteTree
+from cri_server.checkpoints.dump_requests import WRITE_TREE, WriteTree
 from cri_server.containers import checkpoint as container_checkpoint
 from cri_server.operations.tasks import gather
 from cri_server.sandboxes import shm

@@ -25,8 +25,7 @@ from cri_server.spec import groups, mounts, namespaces, pod_files, resources, se
 from cri_server.status import sandbox as status
 from cri_server.store import disk
 from cri_server.store.model import Sandbox, copy, sandbox_name
-from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.compile.pause import PauseRequest
+from pyrunc.compile.requests import CgroupChoice, PauseRequest
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.kernel.full import disk_errors
 from pyrunc.shim import messages

@@ -19,7 +19,7 @@ from pathlib import Path
 from struct import Struct
 
 from cri_server.store.paths import Paths
-from pyrunc.compile.sources import open_layers
+from pyrunc.compile.image_mount import open_layers
 from pyrunc.errors import KernelError, ResourceExhausted, Unsupported, WrongState
 from pyrunc.kernel.call import buffer, syscall
 from pyrunc.kernel.fd import closing_fd, short_path

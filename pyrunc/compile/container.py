@@ -14,7 +14,6 @@ import os
 from pyrunc import debug
 from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.descriptors import (
-    CgroupChoice,
     NamedDescriptors,
     compiled_filter,
     filter_devices,
@@ -24,6 +23,7 @@ from pyrunc.compile.descriptors import (
     refuse_settings_of_the_host,
 )
 from pyrunc.compile.idmaps import maps_of_namespace
+from pyrunc.compile.requests import CgroupChoice
 from pyrunc.compile.sources import open_devices, open_root, open_sources, pinned_trees
 from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.compile.image_mount import Image
-    from pyrunc.compile.sources import Directory, Overlay
+    from pyrunc.compile.requests import Overlay
+    from pyrunc.compile.sources import Directory
     from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.bind_source import BindSource
     from pyrunc.plan.model import LoadFilter, Plan, RootfsFacts

@@ -15,7 +15,6 @@ from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel.fd import short_path
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.plan.model import LoadFilter
-from pyrunc.records import Record
 from pyrunc.spec.check import settings_by_namespace
 from pyrunc.spec.model import KERNEL_NAMES
 
@@ -25,18 +24,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
+    from pyrunc.compile.requests import CgroupChoice
     from pyrunc.spec.model import Linux, Spec
     from pyrunc.undo import Undo
 
 START_SOCKET = "start.sock"
 PINNED = "pinned:"  # replaces a namespace's path; the launching process adds the descriptor
-
-
-class CgroupChoice(Record):
-    """How the cgroup is made: `driver` cgroupfs or systemd; `missing_controllers` error or warn."""
-
-    driver: str = "cgroupfs"
-    missing_controllers: str = "error"
 
 
 class NamedDescriptors:

@@ -7,8 +7,11 @@ kernels each container gets its own mount.
 
 from __future__ import annotations
 
+from errno import E2BIG, EINVAL, ENAMETOOLONG
+
 from pyrunc.abi.mount import MS_PRIVATE
 from pyrunc.compile import host
+from pyrunc.errors import KernelError
 from pyrunc.kernel import erofs
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.records import Record
@@ -66,3 +69,19 @@ def open_overlay_of(
     from pyrunc.kernel import detached
 
     return detached.open_overlay(places, upper, work, options, mapped=mounts)
+
+
+def open_layers(
+    lower: Sequence[str], upper: str = "", work: str = "", options: kernel_mount.Options = ()
+) -> int:
+    """Mount an overlay of unmapped layers detached, top first, on every supported kernel. Raises
+    KernelError."""
+    try:
+        return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
+    except KernelError as error:
+        # Older kernels answer these for long or many layers, which mount(2) takes.
+        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or host.host().clones_detached:
+            raise
+    from pyrunc.kernel import detached  # brings contextlib, 3 ms
+
+    return detached.open_overlay(lower, upper, work, options)

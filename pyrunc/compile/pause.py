@@ -9,7 +9,6 @@ from pyrunc.compile import host
 from pyrunc.compile.container import CompiledLaunch
 from pyrunc.compile.descriptors import (
     PINNED,
-    CgroupChoice,
     NamedDescriptors,
     compiled_filter,
     open_cgroup,
@@ -22,7 +21,6 @@ from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.program.launch import LAUNCHER, open_program
-from pyrunc.records import RecordFile
 from pyrunc.spec.check import check_namespaces, settings_by_namespace
 from pyrunc.spec.model import KERNEL_NAMES, IdMap, Linux, Namespace, Spec
 from pyrunc.timings import Timings
@@ -32,37 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.ipc import Message
+    from pyrunc.compile.requests import PauseRequest
     from pyrunc.undo import Undo
-
-
-class PauseRequest(RecordFile):
-    """The request for a pod's pause process, as the server writes it to the sandbox's folder.
-
-    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join,
-    `pinned` for one that the launching process adds (`Launch.pinned`), or `host` or `none` for the
-    caller's. The mount namespace is always its own. A new user namespace needs the mappings, OCI's
-    `{containerID, hostID, size}` objects, and owns the others. `shm_size_bytes` and `shm_owner`,
-    uid and gid, are of the /dev/shm that belongs to a new ipc namespace, `mount_label` is its
-    SELinux label. `selinux_label`: the process's; `program_label`: of the program's file, a memfd
-    without a label by which a policy would let a process enter its domain.
-    """
-
-    name, earlier_name = "pause.json", "holder.json"
-    namespaces: dict[str, str]
-    cgroup: CgroupChoice = CgroupChoice()
-    hostname: str = ""
-    uid_mappings: Sequence[dict[str, int]] = ()
-    gid_mappings: Sequence[dict[str, int]] = ()
-    sysctls: dict[str, str] | None = None
-    cgroups_path: str = ""
-    oom_score_adj: int | None = None
-    seccomp: Message | None = None
-    shm_size_bytes: int = 0
-    shm_owner: Sequence[int] = (0, 0)
-    selinux_label: str = ""
-    mount_label: str = ""
-    program_label: str = ""
 
 
 def compile_pause(

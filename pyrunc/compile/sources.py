@@ -8,7 +8,7 @@ mounted on the host.
 from __future__ import annotations
 
 import os
-from errno import E2BIG, EINVAL, ENAMETOOLONG
+from errno import EINVAL
 from stat import S_IFBLK, S_IFCHR
 
 from pyrunc.abi.file import AT_EMPTY_PATH, AT_FDCWD, AT_RECURSIVE
@@ -22,19 +22,19 @@ from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.bind_source import bind_failed, open_source
 from pyrunc.compile.copyup import open_copy
 from pyrunc.compile.idmaps import open_user_namespace
-from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
+from pyrunc.compile.image_mount import Image, open_image, open_layers, open_overlay_of
+from pyrunc.compile.requests import Overlay
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.launch import pinned
 from pyrunc.plan import devices
 from pyrunc.plan.mounts import MountOptions, copies_up, is_bind, is_tree
-from pyrunc.records import Record
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.descriptors import NamedDescriptors
@@ -47,17 +47,6 @@ class Directory(Value):
     """A directory of the host as the container's root, with the mounts in it."""
 
     path: str
-
-
-class Overlay(Record):
-    """An overlay as the container's root; `lower` top first, or `image` in place of it. Without
-    `upper` it is read-only."""
-
-    lower: Sequence[str] = ()
-    upper: str = ""
-    work: str = ""
-    volatile: bool = False
-    image: Image | None = None
 
 
 def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
@@ -146,22 +135,6 @@ def open_image_volume(
             return os.dup(tree)
         options = _overlay_options(Overlay(), linux)
         return kernel_mount.open_overlay([tree, image.place], options=options)
-
-
-def open_layers(
-    lower: Sequence[str], upper: str = "", work: str = "", options: kernel_mount.Options = ()
-) -> int:
-    """Mount an overlay of unmapped layers detached, top first, on every supported kernel. Raises
-    KernelError."""
-    try:
-        return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
-    except KernelError as error:
-        # Older kernels answer these for long or many layers, which mount(2) takes.
-        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or host.host().clones_detached:
-            raise
-    from pyrunc.kernel import detached  # brings contextlib, 3 ms
-
-    return detached.open_overlay(lower, upper, work, options)
 
 
 def _open_mapped_overlay(

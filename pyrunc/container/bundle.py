@@ -196,7 +196,7 @@ def _write_config(state: State, bundle: Bundle) -> None:
 def create_request(state: State, bundle: Bundle, create_options: CreateOptions) -> CreateRequest:
     """Build `create`'s request for the bundle."""
     from pyrunc.compile.container import CreateRequest
-    from pyrunc.compile.descriptors import CgroupChoice
+    from pyrunc.compile.requests import CgroupChoice
     from pyrunc.compile.rootfs_probe import keeps_groups
     from pyrunc.compile.sources import Directory
 

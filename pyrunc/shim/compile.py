@@ -17,8 +17,9 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import ExecPrograms, ExecRequest, compile_exec, merged
-from pyrunc.compile.pause import PauseRequest, compile_pause
-from pyrunc.compile.sources import Overlay, clone_bind, open_image_volume, open_overlay, open_root
+from pyrunc.compile.pause import compile_pause
+from pyrunc.compile.requests import Overlay, PauseRequest
+from pyrunc.compile.sources import clone_bind, open_image_volume, open_overlay, open_root
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.mount import open_mount

@@ -3,9 +3,8 @@ container's config.json, `pause.json` in a sandbox's folder. A later version rea
 
 from __future__ import annotations
 
-from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
-from pyrunc.compile.sources import Overlay
+from pyrunc.compile.requests import CgroupChoice, Overlay
 from pyrunc.records import Record, RecordFile
 
 TYPE_CHECKING = False

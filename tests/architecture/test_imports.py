@@ -302,6 +302,14 @@ def test_the_server_does_without_grpcs_library() -> None:
     assert not tops & {"grpc", "hpack", "h2", "click"} and "google" in tops
 
 
+def test_the_server_loads_no_planner() -> None:
+    """Only shims compile launches. The planner and its programs take 1 MiB."""
+    modules = loaded_by("cri_server.app")
+    rooms = ("pyrunc.program", "pyrunc.plan.build", "pyrunc.plan.lower", "pyrunc.compile.sources")
+    assert not [name for name in modules if begins(name, rooms)]
+    assert "pyrunc.compile.requests" in modules
+
+
 def test_the_server_loads_no_module_of_nri_while_nri_is_disabled() -> None:
     modules = loaded_by("cri_server.app")
     assert not [

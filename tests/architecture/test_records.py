@@ -19,7 +19,7 @@ MAY_HOLD_OBJECTS = {
         pyrunc/cgroups/device_filter.py pyrunc/cgroups/group.py pyrunc/cgroups/limits.py
         pyrunc/cgroups/scope.py pyrunc/cgroups/scope_properties.py pyrunc/cli/execute.py
         pyrunc/cli/inspect.py pyrunc/cli/rootless.py pyrunc/cli/update.py
-        pyrunc/compile/descriptors.py pyrunc/compile/exec.py pyrunc/compile/pause.py
+        pyrunc/compile/descriptors.py pyrunc/compile/exec.py pyrunc/compile/requests.py
         pyrunc/container/bundle.py pyrunc/container/delete.py pyrunc/container/state.py
         pyrunc/launch/rdt.py pyrunc/plan/model.py pyrunc/seccomp/ pyrunc/spec/check.py
         pyrunc/spec/default.py pyrunc/spec/model.py pyrunc/spec/parse.py

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cri_server.pod.earlier import PROTOCOL, Keep, KeptContainer, KeptPause
 from cri_server.pod.processes import ShimProcess, ShimProcesses
 from cri_server.store.facts import ProcessIdentity
-from pyrunc.compile.pause import PauseRequest
+from pyrunc.compile.requests import PauseRequest
 from pyrunc.errors import WrongState
 from pyrunc.shim import messages
 from pyrunc.shim.keeper_link import KeeperLink

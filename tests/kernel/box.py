@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pyrunc.compile.container import CreateRequest
-from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.exec import ExecRequest, merged
-from pyrunc.compile.pause import PauseRequest
-from pyrunc.compile.sources import Directory, Overlay
+from pyrunc.compile.requests import CgroupChoice, Overlay, PauseRequest
+from pyrunc.compile.sources import Directory
 from pyrunc.container.create import create
 from pyrunc.container.exec import execute
 from pyrunc.container.process import ContainerProcess

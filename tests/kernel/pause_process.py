@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.compile.pause import PauseRequest
+    from pyrunc.compile.requests import PauseRequest
 
 
 class PauseProcess(Value):

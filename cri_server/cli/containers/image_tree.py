@@ -17,6 +17,6 @@ def open_image_tree(client: Client, image: str) -> int:
         return open_image(places.image)
     if places.lower is None or places.place is None:
         raise Unsupported("the server does not report where an image's files are")
-    from pyrunc.compile.sources import open_layers
+    from pyrunc.compile.image_mount import open_layers
 
     return open_layers([*places.lower, places.place])  # `place` is empty: overlayfs needs two

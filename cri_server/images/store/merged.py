@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pyrunc.compile.sources import open_layers
+from pyrunc.compile.image_mount import open_layers
 from pyrunc.kernel.fd import closing_fd
 
 

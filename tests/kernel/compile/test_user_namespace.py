@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pyrunc.compile import host as facts
-from pyrunc.compile.descriptors import CgroupChoice, NamedDescriptors
-from pyrunc.compile.pause import PauseRequest
-from pyrunc.compile.sources import Overlay, open_overlay
+from pyrunc.compile.descriptors import NamedDescriptors
+from pyrunc.compile.requests import CgroupChoice, Overlay, PauseRequest
+from pyrunc.compile.sources import open_overlay
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.spec.model import IdMap, Linux, Namespace

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.requests import CgroupChoice
 from pyrunc.container.create import create
 from pyrunc.container.start import release
 from pyrunc.errors import InvalidArgument, NotFound

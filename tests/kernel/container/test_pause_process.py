@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from pyrunc.abi.clone import CLONE_NEWNET
-from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.compile.pause import PauseRequest
+from pyrunc.compile.requests import CgroupChoice, PauseRequest
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel import namespace
 from tests.kernel.box import Box

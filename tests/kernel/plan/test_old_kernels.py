@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyrunc.compile import host as facts
-from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.compile.pause import PauseRequest
+from pyrunc.compile.requests import CgroupChoice, PauseRequest
 from pyrunc.kernel import detached
 from pyrunc.kernel import mount as km
 from tests.kernel.box import Box, release

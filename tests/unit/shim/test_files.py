@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from pyrunc.atomic_file import DamagedRecord
-from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
-from pyrunc.compile.pause import PauseRequest
-from pyrunc.compile.sources import Overlay
+from pyrunc.compile.requests import CgroupChoice, Overlay, PauseRequest
 from pyrunc.shim.files import LaunchFile, OtherRuntime, Place, RestoreFolders
 
 IMAGE = Image("/i/index", ["/i/tar"], "/i/empty")

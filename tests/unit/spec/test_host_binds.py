@@ -9,8 +9,7 @@ import pytest
 
 from cri_server.spec import host_binds
 from cri_server.spec.host_binds import HostBind
-from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.compile.sources import Overlay
+from pyrunc.compile.requests import CgroupChoice, Overlay
 from pyrunc.shim.files import LaunchFile, OtherRuntime, Place
 
 OWN = ("/root", "/state")

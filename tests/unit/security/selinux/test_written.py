@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyrunc.compile import host, pause, sources
-from pyrunc.compile.sources import Overlay
+from pyrunc.compile.requests import Overlay
 from pyrunc.kernel import detached
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.plan import build as plans

@@ -1,0 +1,42 @@
+"""The names of the jobs in `dump`, and their arguments. The server imports them without the jobs'
+own modules."""
+
+from __future__ import annotations
+
+from pyrunc.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyrunc.records import AbsolutePath
+
+DUMP = "cri_server.checkpoints.dump:dump"
+WRITE_TREE = "cri_server.checkpoints.dump:write_tree"
+PACK = "cri_server.checkpoints.dump:pack"
+
+
+class TakeDump(Record):
+    """The arguments of `dump`. `directory`: the folder with the container's state; `upper`: its
+    writable layer; `work`: an existing folder for the result; `volumes`: the container's own
+    volumes, as {path in the container: folder}; `images`: paths of the indexes of mounted
+    images."""
+
+    directory: AbsolutePath
+    upper: AbsolutePath
+    work: AbsolutePath
+    volumes: dict[str, str]
+    images: Sequence[str]
+
+
+class Pack(Record):
+    """The arguments of `pack`. `target`: a new file."""
+
+    work: AbsolutePath
+    target: AbsolutePath
+
+
+class WriteTree(Record):
+    """The arguments of `write_tree`. `target`: a new file."""
+
+    target: AbsolutePath
