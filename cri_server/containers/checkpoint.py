@@ -23,8 +23,7 @@ from cri_server.checkpoints.dump_requests import DUMP, PACK, Pack, TakeDump
 from cri_server.checkpoints.names import UNFINISHED
 from cri_server.config import handlers
 from cri_server.containers import anonymous_volumes
-from cri_server.containers.pause import refuse_paused
-from cri_server.operations.tasks import shield_until_done
+from cri_server.containers.pause import freeze, refuse_paused
 from cri_server.services import Services
 from cri_server.spec import groups, namespaces
 from cri_server.store.model import Container, Sandbox
@@ -175,22 +174,6 @@ def require_running(container: Container) -> None:
     if not container.running:
         raise WrongState(f"container {container.id} has exited")
     refuse_paused(container)
-
-
-async def freeze(container: Container) -> None:
-    """Freeze the container; return when every process is frozen. Waits even when cancelled, so that
-    the caller can thaw the container afterwards.
-
-    Raises WrongState, DeadlineExceeded, KernelError.
-    """
-    try:
-        await shield_until_done(
-            asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
-        )
-    except KernelError as error:
-        if error.errno in cgroup.GONE:
-            raise WrongState(f"container {container.id} has exited") from None
-        raise
 
 
 def thaw(container: Container) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from cri_server.operations.tasks import shield_until_done
 from cri_server.services import Services
 from cri_server.spec import groups
 from cri_server.status.paused import is_paused
@@ -30,12 +31,21 @@ async def pause(services: Services, reference: str) -> None:
     async with container.lock:
         _require_running(container)
         refuse_paused(container)
-        try:
-            await asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
-        except KernelError as error:
-            if error.errno in cgroup.GONE:
-                raise WrongState(f"container {container.id} has exited") from None
-            raise
+        await freeze(container)
+
+
+async def freeze(container: Container) -> None:
+    """Freeze the container; return when every process is frozen. Waits even when cancelled, so that
+    the caller can thaw the container afterwards. Raises WrongState, DeadlineExceeded, KernelError.
+    """
+    try:
+        await shield_until_done(
+            asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
+        )
+    except KernelError as error:
+        if error.errno in cgroup.GONE:
+            raise WrongState(f"container {container.id} has exited") from None
+        raise
 
 
 async def unpause(services: Services, reference: str) -> None:

@@ -134,11 +134,8 @@ class EarlierShims:
             ipc.close_all(fds)
 
     def _put(self, name: str, data: bytes, fds: Sequence[int]) -> None:
-        keeper = ensure(self._paths.state)
-        try:
+        with contextlib.closing(ensure(self._paths.state)) as keeper:
             keeper.put(name, data, fds)
-        finally:
-            keeper.close()
 
     async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
         """Kill the shim, or stop it until its children have ended. Raises Unavailable when it has

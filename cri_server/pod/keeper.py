@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 from pyrunc.errors import Error, Unavailable
@@ -48,11 +49,8 @@ class StoredPods:
         return await asyncio.to_thread(self._open_pause, sandbox_id)
 
     def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
-        keeper = Keeper(self._folder)
-        try:
+        with closing(Keeper(self._folder)) as keeper:
             entry = keeper.get(StoredPause.name_of(sandbox_id))
-        finally:
-            keeper.close()
         if entry is None:
             raise Unavailable(f"the keeper has nothing of sandbox {sandbox_id}")
         return entry.read(StoredPause)
@@ -60,29 +58,25 @@ class StoredPods:
     def _ids(self, tries: int) -> set[str]:
         for number in range(tries):
             time.sleep(ATTEMPT_INTERVAL_S if number else 0)
-            keeper = Keeper(self._folder)
             try:
-                entries = [name.partition("/") for name in keeper.names()]
+                with closing(Keeper(self._folder)) as keeper:
+                    entries = [name.partition("/") for name in keeper.names()]
                 return {entry[2] for entry in entries if entry[0] in KINDS}
             except Unavailable as error:
                 log.info("%s", error)
             except Error as error:
                 log.error("%s", error)
                 break
-            finally:
-                keeper.close()
         return set()
 
     def _drop(self, ids: tuple[str, ...]) -> None:
-        keeper = Keeper(self._folder)
         try:
-            for identifier in ids:
-                keeper.drop(StoredPause.name_of(identifier))
-                keeper.drop(StoredContainer.name_of(identifier))
+            with closing(Keeper(self._folder)) as keeper:
+                for identifier in ids:
+                    keeper.drop(StoredPause.name_of(identifier))
+                    keeper.drop(StoredContainer.name_of(identifier))
         except Error as error:
             log.info("%s", error)
-        finally:
-            keeper.close()
 
 
 class KeeperWatch:

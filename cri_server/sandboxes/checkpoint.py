@@ -23,6 +23,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
 from cri_server.checkpoints.dump_requests import WRITE_TREE, WriteTree
 from cri_server.containers import checkpoint as container_checkpoint
+from cri_server.containers.pause import freeze
 from cri_server.operations.tasks import gather
 from cri_server.sandboxes import shm
 from cri_server.services import Services
@@ -154,9 +155,7 @@ async def _capture(context: PodCheckpointContext) -> None:
         try:
             # Not asyncio's gather: when one freeze fails, the threads of the others must end before
             # the thaw, or their containers would stay frozen.
-            await gather(
-                *(container_checkpoint.freeze(each.container) for each in context.containers)
-            )
+            await gather(*(freeze(each.container) for each in context.containers))
             for each in context.containers:
                 context.raise_if_abandoned()
                 await container_checkpoint.capture(each)

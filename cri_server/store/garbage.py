@@ -279,7 +279,7 @@ class _Collector:
         if path.name.endswith(ENDING):
             if idle:
                 await self._remove(
-                    "file", str(path), "its writer was killed", size, partial(_unlink, path)
+                    "file", str(path), "its writer was killed", size, partial(_remove_tree, path)
                 )
             else:
                 self._keep("file", str(path), BUSY, size)
@@ -345,10 +345,6 @@ _WHY = {
     "download": "its pull has ended",
     "trash": "it is in the trash",
 }
-
-
-async def _unlink(path: Path) -> None:
-    await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
 async def _remove_tree(path: Path) -> None:
