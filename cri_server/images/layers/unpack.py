@@ -14,9 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from cri_server import typed
 from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.extract import extract
 from cri_server.images.layers.inflate import Limits, Stream
@@ -54,6 +51,11 @@ class Layer:
     def read(cls, folder: str) -> Layer:
         """Read and check the record in the folder, whose writer has read hostile bytes. Raises
         NotFound, DamagedRecord."""
+        # Not at the top, because msgspec takes 1.3 MiB of the zygote, whose jobs read no record.
+        import msgspec
+
+        from cri_server import typed
+
         values = atomic_file.read_json(os.path.join(folder, RECORD))
         try:
             return typed.convert(values, cls)
