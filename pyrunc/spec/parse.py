@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 UINT32 = 0xFFFFFFFF
 UINT64 = 0xFFFFFFFFFFFFFFFF
 INT64 = 0x7FFFFFFFFFFFFFFF
+# The kernel has 12 bits for a major and 20 for a minor number (linux/kdev_t.h), and mknod(2) drops
+# higher bits: another device would be created.
+MAJOR = 0xFFF
+MINOR = 0xFFFFF
 
 
 def parse(document: object) -> Spec:
@@ -259,8 +263,8 @@ def _device(o: Object, path: str) -> Device:
     return Device(
         _text(o, "path", path, required=True),
         _text(o, "type", path, required=True),
-        _number(o, "major", path, 0, UINT32, 0),
-        _number(o, "minor", path, 0, UINT32, 0),
+        _number(o, "major", path, 0, MAJOR, 0),
+        _number(o, "minor", path, 0, MINOR, 0),
         _number(o, "fileMode", path, 0, UINT32, None),
         _number(o, "uid", path, 0, UINT32 - 1, 0),
         _number(o, "gid", path, 0, UINT32 - 1, 0),

@@ -181,6 +181,16 @@ def test_a_document_that_is_no_object_is_refused(document: object) -> None:
         ("linux.devices", [{"path": "/d", "type": "x"}], "linux.devices[0].type"),
         ("linux.devices", [{"path": "d", "type": "c"}], "linux.devices[0].path"),
         ("linux.devices", [{"path": "/./..", "type": "c"}], "linux.devices[0].path"),
+        (
+            "linux.devices",
+            [{"path": "/d", "type": "c", "major": 1 << 12}],
+            "linux.devices[0].major",
+        ),
+        (
+            "linux.devices",
+            [{"path": "/d", "type": "c", "minor": 1 << 20}],
+            "linux.devices[0].minor",
+        ),
         ("linux.timeOffsets", {"boottime": {"secs": 1}}, "linux.timeOffsets"),
         ("linux.netDevices", {"eth/0": {}}, "linux.netDevices.eth/0"),
         ("linux.netDevices", {"eth0": {"name": "a" * 16}}, "linux.netDevices.eth0"),
