@@ -175,7 +175,7 @@ async def find_checkpoint(context: CreateContext) -> None:
     reference = context.archive or context.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")
-    context.checkpoint = await restore.take(
+    context.checkpoint = await restore.load_checkpoint(
         context.services, context.id, reference, context.config.image.user_specified_image
     )
     if context.checkpoint is not None and context.runtime.binary:

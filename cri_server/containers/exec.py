@@ -190,7 +190,7 @@ class OutputBudget:
         return granted
 
 
-def running(services: Services, reference: str) -> tuple[Container, Pod]:
+def require_running(services: Services, reference: str) -> tuple[Container, Pod]:
     """Return a running container and its pod. Raises NotFound, WrongState, Unavailable (without a
     shim)."""
     container = services.index.containers.get(reference)
@@ -228,7 +228,7 @@ async def sync(
     Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants have been
     killed), KernelError.
     """
-    container, pod = running(services, reference)
+    container, pod = require_running(services, reference)
     session = await begin(services, container, command, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
     budget = OutputBudget(OUTPUT_LIMIT_BYTES)
@@ -265,7 +265,7 @@ async def begin(
     pause.refuse_paused(container)
     try:
         oci = oci_process(services, container, command, changes, tty=tty)
-        _, pod = running(services, container.id)
+        _, pod = require_running(services, container.id)
         return await pod.exec(container, new_exec_id(), oci, tty=tty, **streams)
     except NotFound as error:
         if container.running:

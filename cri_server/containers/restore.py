@@ -43,7 +43,7 @@ CRIU restores a process from the host's namespace into the host's, and cannot mo
 pod's namespace into the host's."""
 
 
-async def take(
+async def load_checkpoint(
     services: Services, identifier: str, reference: str, user_specified_image: str = ""
 ) -> Checkpoint | None:
     """Load the checkpoint that an image reference names into the container's folder; None for an

@@ -35,7 +35,7 @@ def check_exec(
     Raises InvalidArgument, NotFound, WrongState.
     """
     _check_streams(request)
-    container, _ = execution.running(services, request.container_id)
+    container, _ = execution.require_running(services, request.container_id)
     if not request.cmd:
         raise InvalidArgument("the command is empty")
     pause.refuse_paused(container)
@@ -53,7 +53,7 @@ def check_exec(
 def check_attach(services: Services, request: api.AttachRequest) -> AttachOptions:
     """Check a request. Raises InvalidArgument, NotFound, WrongState."""
     _check_streams(request)
-    container, _ = execution.running(services, request.container_id)
+    container, _ = execution.require_running(services, request.container_id)
     tty = bool(container.config.tty)
     return AttachOptions(
         container.id, request.stdin, request.stdout, request.stderr and not tty, tty
@@ -132,7 +132,7 @@ class Sessions:
         self._services = services
 
     async def exec(self, options: ExecOptions) -> Session:
-        container, pod = execution.running(self._services, options.container_id)
+        container, pod = execution.require_running(self._services, options.container_id)
         session = await execution.begin(
             self._services,
             container,
@@ -146,7 +146,7 @@ class Sessions:
         return ExecStreamSession(pod, session)
 
     async def attach(self, options: AttachOptions) -> Session:
-        container, pod = execution.running(self._services, options.container_id)
+        container, pod = execution.require_running(self._services, options.container_id)
         streams = await pod.attach(
             container, stdin=options.stdin, stdout=options.stdout, stderr=options.stderr
         )

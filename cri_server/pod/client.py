@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cri_server.zygote.client import Zygote
-from cri_server.zygote.peer import Peer, answered, answered_without_fds, fail
+from cri_server.zygote.peer import Peer, fail, wait_answer, wait_fields
 from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, PeerError, ResourceExhausted, Unavailable
 from pyrunc.kernel.fd import short_path
@@ -31,7 +31,7 @@ from pyrunc.shim.messages import (
 )
 
 EventHandler = Callable[[Event], None]
-Answered = TypeVar("Answered", bound=Record)
+Reply = TypeVar("Reply", bound=Record)
 log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 2.0
 SHIM = "pyrunc.shim.main:main"
@@ -198,7 +198,7 @@ class ShimClient:
             self._execs.pop(exec_id, None)
             if isinstance(error, asyncio.CancelledError):
                 # The shim may have started it already, and its answer would find no session.
-                self._peer.tell({"id": 0, **messages.KillExec(exec_id).to_message()})
+                self._peer.send({"id": 0, **messages.KillExec(exec_id).to_message()})
             raise
         session.pid, session.start_time, session.parts = answer.pid, answer.start_time, answer.parts
         if tty:
@@ -294,18 +294,16 @@ class ShimClient:
         self._peer.close(why)
         self._break_sessions(why)
 
-    async def _ask(
-        self, request: Request, kind: type[Answered], fds: Sequence[int] = ()
-    ) -> Answered:
+    async def _ask(self, request: Request, kind: type[Reply], fds: Sequence[int] = ()) -> Reply:
         """Send a request and return its answer, which has no descriptors. `fds` are sent with the
         request and stay the caller's. Raises Error, PeerError for a malformed answer."""
         _, answering = self._peer.ask(request.to_message(), fds)
-        return kind.of(await answered_without_fds(answering), PeerError)
+        return kind.of(await wait_fields(answering), PeerError)
 
-    async def call(self, request: Request, kind: type[Answered]) -> tuple[Answered, list[int]]:
+    async def call(self, request: Request, kind: type[Reply]) -> tuple[Reply, list[int]]:
         """Send a request; return the answer and its descriptors, the caller's to close."""
         _, answering = self._peer.ask(request.to_message())
-        fields, fds = await answered(answering)
+        fields, fds = await wait_answer(answering)
         try:
             return kind.of(fields, PeerError), fds
         except PeerError:

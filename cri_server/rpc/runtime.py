@@ -123,7 +123,7 @@ class RuntimeService:
     def PodSandboxStatus(
         self, request: api.PodSandboxStatusRequest
     ) -> bytes | Coroutine[Any, Any, api.PodSandboxStatusResponse]:
-        make = sandbox_status.describe if request.verbose else sandbox_status.answer
+        make = sandbox_status.describe if request.verbose else sandbox_status.encode_response
         return make(self._services, request.pod_sandbox_id)
 
     def ListPodSandbox(self, request: api.ListPodSandboxRequest) -> bytes:
@@ -170,7 +170,7 @@ class RuntimeService:
     def ContainerStatus(
         self, request: api.ContainerStatusRequest
     ) -> bytes | api.ContainerStatusResponse:
-        make = container_status.describe if request.verbose else container_status.answer
+        make = container_status.describe if request.verbose else container_status.encode_response
         return make(self._services, request.container_id)
 
     def ListContainers(self, request: api.ListContainersRequest) -> bytes:

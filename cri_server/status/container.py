@@ -18,7 +18,7 @@ LISTED = tag(api.ListContainersResponse, "containers")  # and of StreamContainer
 STATUS = tag(api.ContainerStatusResponse, "status")
 
 
-def of(container: Container) -> api.ContainerStatus:
+def build_status(container: Container) -> api.ContainerStatus:
     """Build the status message."""
     config = container.config
     status = api.ContainerStatus(
@@ -60,7 +60,7 @@ def _mount(requested: api.Mount, container: Container) -> api.Mount:
     return mount
 
 
-def listed(container: Container) -> api.Container:
+def build_item(container: Container) -> api.Container:
     """Build the list entry. Its image has no runtime handler, as in ListImages (see
     `rpc.image`)."""
     config = container.config
@@ -85,7 +85,7 @@ def listed(container: Container) -> api.Container:
 def encode(container: Container) -> bytes:
     """Return the encoded status message."""
     facts = (container.state, container.started_at_ns, container.exit, container.resources)
-    return container.cached_status.get(facts, lambda: of(container).SerializeToString())
+    return container.cached_status.get(facts, lambda: build_status(container).SerializeToString())
 
 
 def encode_item(container: Container) -> bytes:
@@ -93,11 +93,11 @@ def encode_item(container: Container) -> bytes:
     facts = (container.state,)
     # A list of 500 takes 4.2 ms to build and encode, 0.03 ms to join from these (measured).
     return container.cached_entry.get(
-        facts, lambda: entry(LISTED, listed(container).SerializeToString())
+        facts, lambda: entry(LISTED, build_item(container).SerializeToString())
     )
 
 
-def answer(services: Services, reference: str) -> bytes:
+def encode_response(services: Services, reference: str) -> bytes:
     """Return the encoded ContainerStatusResponse, not verbose. Raises NotFound."""
     return entry(STATUS, encode(services.index.containers.get(reference)))
 
@@ -105,7 +105,7 @@ def answer(services: Services, reference: str) -> bytes:
 def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
     """Return the verbose ContainerStatusResponse. Raises NotFound."""
     container = services.index.containers.get(reference)
-    response = api.ContainerStatusResponse(status=of(container))
+    response = api.ContainerStatusResponse(status=build_status(container))
     response.info["info"] = json.dumps(_info(services, container))
     return response
 

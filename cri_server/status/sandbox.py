@@ -23,7 +23,7 @@ Message = TypeVar("Message", api.PodSandboxStatus, api.PodSandbox)
 TIMESTAMP = tag(api.PodSandboxStatusResponse, "timestamp", VARINT)
 
 
-def of(sandbox: Sandbox) -> api.PodSandboxStatus:
+def build_status(sandbox: Sandbox) -> api.PodSandboxStatus:
     """Build the status message, with the requested namespace options, which kubelet compares."""
     result = _with_common_fields(api.PodSandboxStatus, sandbox)
     result.linux.namespaces.options.CopyFrom(sandbox.options)
@@ -36,7 +36,7 @@ def of(sandbox: Sandbox) -> api.PodSandboxStatus:
     return result
 
 
-def listed(sandbox: Sandbox) -> api.PodSandbox:
+def build_item(sandbox: Sandbox) -> api.PodSandbox:
     """Build the list entry."""
     return _with_common_fields(api.PodSandbox, sandbox)
 
@@ -58,18 +58,18 @@ def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
 def encode(sandbox: Sandbox) -> bytes:
     """Return the encoded status message."""
     facts = (sandbox.state, sandbox.config, tuple(sandbox.ips))
-    return sandbox.cached_status.get(facts, lambda: of(sandbox).SerializeToString())
+    return sandbox.cached_status.get(facts, lambda: build_status(sandbox).SerializeToString())
 
 
 def encode_item(sandbox: Sandbox) -> bytes:
     """Return the list entry, encoded as a field of the list."""
     facts = (sandbox.state, sandbox.config)
     return sandbox.cached_entry.get(
-        facts, lambda: entry(LISTED, listed(sandbox).SerializeToString())
+        facts, lambda: entry(LISTED, build_item(sandbox).SerializeToString())
     )
 
 
-def answer(services: Services, reference: str) -> bytes:
+def encode_response(services: Services, reference: str) -> bytes:
     """Return the encoded PodSandboxStatusResponse, not verbose, with the statuses of the
     containers. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
@@ -84,7 +84,7 @@ def answer(services: Services, reference: str) -> bytes:
 async def describe(services: Services, reference: str) -> api.PodSandboxStatusResponse:
     """Return the verbose PodSandboxStatusResponse. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
-    response = api.PodSandboxStatusResponse.FromString(answer(services, reference))
+    response = api.PodSandboxStatusResponse.FromString(encode_response(services, reference))
     response.info["info"] = json.dumps(await _info(services, sandbox))
     return response
 
@@ -140,8 +140,8 @@ def event(
     return api.ContainerEventResponse(
         container_id=about,
         container_event_type=kind,  # type: ignore[arg-type]
-        pod_sandbox_status=of(sandbox),
-        containers_statuses=[container_status.of(c) for c in containers],
+        pod_sandbox_status=build_status(sandbox),
+        containers_statuses=[container_status.build_status(c) for c in containers],
         created_at=services.events.now_ns(),
     )
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cri_server.zygote.peer import Peer, answered_without_fds, fail
+from cri_server.zygote.peer import Peer, fail, wait_fields
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, error_of
 from pyrunc.keeper.client import ensure
@@ -123,7 +123,7 @@ class Zygote:
         process = await self._live()
         request = Fork(function, _fields(arguments))
         _, answering = process.peer.ask(request.to_message(), fds)
-        return Forked.of(await answered_without_fds(answering), PeerError).pid
+        return Forked.of(await wait_fields(answering), PeerError).pid
 
     async def run(
         self,
@@ -164,9 +164,9 @@ class Zygote:
             with job.open_ends(stdin) as ends:
                 number, answering = process.peer.ask(request.to_message(), [*ends, *fds])
             try:
-                answer = await answered_without_fds(answering)
+                answer = await wait_fields(answering)
             except asyncio.CancelledError:
-                process.peer.tell({"id": UNANSWERED, **Cancel(number).to_message()})
+                process.peer.send({"id": UNANSWERED, **Cancel(number).to_message()})
                 raise
             ended = JobEnded.of(answer, PeerError)
             if ended.timed_out:

@@ -53,7 +53,7 @@ class Peer:
     def ask(
         self, request: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[int, asyncio.Future[Answer]]:
-        """Queue a request; returns its id and the future answer, for `answered`.
+        """Queue a request; returns its id and the future answer, for `wait_answer`.
 
         The caller keeps its descriptors and may close them at once. Raises Unavailable when the
         other end is gone.
@@ -63,10 +63,10 @@ class Peer:
         self._next_id += 1
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[self._next_id] = future
-        self.tell({"id": self._next_id, **request}, fds)
+        self.send({"id": self._next_id, **request}, fds)
         return self._next_id, future
 
-    def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Queue a message that has no answer; does nothing when the other end is gone."""
         if self.lost:
             return
@@ -151,7 +151,7 @@ class Peer:
             future.set_exception(PeerError(f"{self._name} sent neither a result nor an error"))
 
 
-async def answered(answer: asyncio.Future[Answer]) -> Answer:
+async def wait_answer(answer: asyncio.Future[Answer]) -> Answer:
     """Return the answer to a request, when it has come. Raises the error that was answered."""
     try:
         return await answer
@@ -163,10 +163,10 @@ async def answered(answer: asyncio.Future[Answer]) -> Answer:
         raise
 
 
-async def answered_without_fds(answer: asyncio.Future[Answer]) -> dict[str, Any]:
+async def wait_fields(answer: asyncio.Future[Answer]) -> dict[str, Any]:
     """Return the fields of an answer without descriptors; unexpected descriptors are closed. Raises
     the error that was answered."""
-    fields, fds = await answered(answer)
+    fields, fds = await wait_answer(answer)
     ipc.close_all(fds)
     return fields
 

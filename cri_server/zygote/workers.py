@@ -16,7 +16,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from cri_server.zygote.client import JobResult, Zygote
-from cri_server.zygote.peer import Answer, Peer, answered
+from cri_server.zygote.peer import Answer, Peer, wait_answer
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
 from pyrunc.records import Request
@@ -173,7 +173,7 @@ class _Worker:
         self.requests += 1
         _, answer = self._peer.ask(request.to_message(), fds)
         try:
-            return await answered(answer)
+            return await wait_answer(answer)
         except Unavailable:
             if self.alive:
                 raise  # the worker has answered Unavailable

@@ -8,7 +8,7 @@ from socket import AF_UNIX, SOCK_SEQPACKET, socketpair
 
 import pytest
 
-from cri_server.zygote.peer import Peer, answered
+from cri_server.zygote.peer import Peer, wait_answer
 from pyrunc import ipc
 from pyrunc.errors import Error
 
@@ -38,7 +38,7 @@ async def _cancel_with_the_answer() -> None:
 
 
 async def _asking(answer: asyncio.Future[tuple[dict[str, object], list[int]]]) -> None:
-    await answered(answer)
+    await wait_answer(answer)
 
 
 def test_invalid_replies_end_the_request_and_leave_no_descriptors() -> None:
@@ -58,7 +58,7 @@ async def _answer_with_nonsense() -> None:
             ipc.send(theirs, {"id": number, **nonsense}, [write_end])
             os.close(write_end)
             with pytest.raises(Error):
-                await asyncio.wait_for(answered(answer), 10)
+                await asyncio.wait_for(wait_answer(answer), 10)
         peer.close("the end")
         assert os.read(read_end, 1) == b"", nonsense
         os.close(read_end)

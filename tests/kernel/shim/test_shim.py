@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cri_server.pod.client import ShimClient
-from cri_server.zygote.peer import answered
+from cri_server.zygote.peer import wait_answer
 from pyrunc.errors import (
     AlreadyExists,
     Error,
@@ -318,7 +318,7 @@ async def test_a_killed_shim_is_noticed_and_refuses_connections(pod: TestPod) ->
 async def ask(pod: TestPod, call: object, **parameters: Any) -> list[int]:
     """Sends a request that no client of ours sends; returns the descriptors of the reply."""
     _, answer = pod.client._peer.ask({"call": call, **parameters})
-    return (await answered(answer))[1]
+    return (await wait_answer(answer))[1]
 
 
 async def test_an_unknown_call_is_an_error_and_the_connection_stays_open(pod: TestPod) -> None:
@@ -400,7 +400,7 @@ async def test_a_client_that_never_reads_does_not_block_other_clients(pod: TestP
     deaf = await ShimClient.connect(pod.sandbox)
     asyncio.get_running_loop().remove_reader(deaf._peer._socket)
     for _ in range(3000):
-        deaf._peer.tell({"id": 1, "call": "state"})
+        deaf._peer.send({"id": 1, "call": "state"})
     await pod.run("a", "exit 0")
     await pod.exited("a")
     deaf.close()

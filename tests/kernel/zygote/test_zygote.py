@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from cri_server.zygote.client import Zygote
-from cri_server.zygote.peer import answered
+from cri_server.zygote.peer import wait_answer
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError, Unavailable
 from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone
@@ -125,7 +125,7 @@ async def test_an_error_names_the_missing_field_of_a_request(
 ) -> None:
     process = await zygote._live()
     with pytest.raises(InvalidArgument, match=problem):
-        await answered(process.peer.ask(question)[1])
+        await wait_answer(process.peer.ask(question)[1])
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
 
 
