@@ -5,7 +5,6 @@ A worker is killed when it misses its deadline or its caller is cancelled; the n
 another idle worker or a new one. Only a few workers are busy at a time, and further requests wait,
 because more would compete for processors and the kernel's locks. Up to `LONG_LIMIT` requests that
 take longer than `LONG_S`, because they wait for slow storage or another host, do not count.
-A worker that has been idle for `IDLE_S` ends, because half of its memory is private.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from cri_server.zygote.client import JobResult, Zygote
 from cri_server.zygote.peer import Answer, Peer, wait_answer
@@ -25,9 +24,6 @@ from pyrunc.zygote.messages import FromWorker
 LONG_S = 1.0
 LONG_LIMIT = 4
 REQUESTS_LIMIT = 1000  # of one worker: whatever it has heaped up goes with it
-# Longer than the 10 s between two reconciliations of networks, which ask a worker while pods run.
-# On a node without pods the last worker ends, too, and 5 MiB become free.
-IDLE_S = 30.0
 KILL_WAIT_S = 2.0  # a killed process that waits for a disk may not end
 
 
@@ -42,7 +38,7 @@ class Workers:
         self._function = function
         self._name = name
         self._most_idle = idle
-        self._idle: list[_Worker] = []  # the longest idle one first
+        self._idle: list[_Worker] = []
         self._places = asyncio.Semaphore(at_work)
         self._long = 0
         self._ending: set[asyncio.Task[JobResult]] = set()
@@ -111,7 +107,6 @@ class Workers:
         while self._idle:
             worker = self._idle.pop()
             if worker.alive:
-                worker.stop_idle_timer()
                 return worker
             self._retire(worker)
         return self._start()
@@ -124,13 +119,8 @@ class Workers:
             and len(self._idle) < self._most_idle
         ):
             self._idle.append(worker)
-            worker.start_idle_timer(self._end_idle)
         else:
             self._retire(worker)
-
-    def _end_idle(self, worker: _Worker) -> None:
-        self._idle.remove(worker)
-        self._retire(worker)
 
     def _start(self) -> _Worker:
         return _Worker(self._zygote, self._function, self._name)
@@ -153,17 +143,6 @@ class _Worker:
         self._peer = Peer(ours, name, lambda message: None, self._gone.set)
         self.ending = asyncio.get_running_loop().create_task(_run(zygote, function, theirs))
         self.ending.add_done_callback(_ignore_error)
-        self._idle_timer: asyncio.TimerHandle | None = None
-
-    def start_idle_timer(self, on_timeout: Callable[[_Worker], None]) -> None:
-        """Call `on_timeout` with this worker after `IDLE_S`, unless `stop_idle_timer` is called."""
-        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_S, on_timeout, self)
-
-    def stop_idle_timer(self) -> None:
-        """Cancel the timer of `start_idle_timer`, if it runs."""
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
 
     @property
     def alive(self) -> bool:
@@ -193,7 +172,6 @@ class _Worker:
         self.hang_up()
 
     def hang_up(self) -> None:
-        self.stop_idle_timer()
         self._peer.close(f"{self._name} was hung up on")
 
     async def _describe_end(self) -> str:

@@ -81,19 +81,3 @@ async def test_a_worker_that_has_grown_is_replaced(node: Node) -> None:
     await node.network.detach(pod.id, pod.path)
     pod.close()
     await until(lambda: clean(node))
-
-
-async def test_workers_end_when_they_have_been_idle(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next request has a new one forked."""
-    monkeypatch.setattr(workers, "IDLE_S", 0.3)
-    assert node.zygote.pid is not None
-    first, second = node.host.pod(), node.host.pod()
-    await asyncio.gather(node.attach(first), node.attach(second))
-    assert below(node.zygote.pid)
-    await until(lambda: not below(node.zygote.pid or 0))
-    for pod in (first, second):
-        await node.network.detach(pod.id, pod.path)
-        pod.close()
-    await until(lambda: clean(node))
