@@ -56,7 +56,7 @@ class Pod:
         """Check that the pod's shim answers. Raises Unavailable when it does not, or is gone."""
         self._shims.get(self._sandbox)
 
-    async def run(self, *, network: bool) -> str | None:
+    async def assign_shim(self, *, network: bool) -> str | None:
         """Have a shim serve the pod. With `network`, return the path of the pod's new network
         namespace. Raises Unavailable."""
         return await shield_until_done(self._shims.start(self._sandbox, network=network))
@@ -70,7 +70,7 @@ class Pod:
         """Wait until a take-over by another shim, if one is under way, has ended."""
         await self._shims.drain(self._sandbox)
 
-    async def leave(self) -> None:
+    async def release_shim(self) -> None:
         """Have the shim drop the pod. Raises WrongState while something runs in it."""
         await self._shims.shutdown(self._sandbox)
 
@@ -78,22 +78,22 @@ class Pod:
         """Have the shim drop the pod; a shim that does not answer is killed."""
         try:
             async with asyncio.timeout(SHIM_TIMEOUT_S):
-                await self.leave()
+                await self.release_shim()
         except PeerError as error:
             log.warning("sandbox %s: %s", self._sandbox.id, error)
         except TimeoutError:
-            await self._give_up()
+            await self._kill_pod()
         if self.is_silent:
-            await self._give_up()
+            await self._kill_pod()
 
-    async def _give_up(self) -> None:
+    async def _kill_pod(self) -> None:
         """Kill the shim, which does not answer, and all processes of the pod."""
-        await self._shims.give_up(self._sandbox)
+        await self._shims.kill_pod(self._sandbox)
 
     async def _abandon(self, what: str, waited_s: float) -> None:
         """Log that the shim did not answer a call about `what`, and kill the shim."""
         log.error("%s: its shim did not answer for %g s and is abandoned", what, waited_s)
-        await self._give_up()
+        await self._kill_pod()
 
     # -- the pause process
 
@@ -192,7 +192,7 @@ class Pod:
         Raises DeadlineExceeded when SIGKILL does not end it."""
         for _ in range(SHIMS_LIMIT):
             if not await self.reach():
-                await self._give_up()
+                await self._kill_pod()
                 return
             if container.exit is not None:  # reported by the shim meanwhile
                 return

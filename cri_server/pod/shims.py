@@ -455,7 +455,7 @@ class Shims:
         await self.reach(sandbox)
         await self.drain(sandbox)
 
-    async def give_up(self, sandbox: Sandbox) -> None:
+    async def kill_pod(self, sandbox: Sandbox) -> None:
         """Kill the shim, which does not answer, and end all processes of the pod."""
         awaited = self._answers.pop(sandbox.id, None)
         if awaited is not None:

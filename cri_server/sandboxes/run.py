@@ -264,11 +264,11 @@ async def start_shim(context: RunContext) -> None:
     """Assign the pod to a shim, which makes the pod's network namespace."""
     sandbox = context.sandbox
     network = has_pinned_network(sandbox.options)
-    context.namespace = await context.services.pod(sandbox).run(network=network) or ""
+    context.namespace = await context.services.pod(sandbox).assign_shim(network=network) or ""
 
 
 async def end_shim(context: RunContext) -> None:
-    await context.services.pod(context.sandbox).leave()
+    await context.services.pod(context.sandbox).release_shim()
 
 
 async def start_pause(context: RunContext) -> None:

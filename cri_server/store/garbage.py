@@ -137,14 +137,14 @@ class _Collector:
     async def _convert(self, image: Image, name: str) -> None:
         """Convert an image to the configured store, unless a container uses it."""
         images, index = self._services.images, self._services.index
-        why = f"{images.to_convert(image.id)} as [images] store says"
+        why = f"[images] store requires it {images.to_convert(image.id)}"
         try:
             done = not index.users_of(image.id) and (
                 self._dry_run or await images.convert(image.id)
             )
         except (Error, OSError) as error:
             self.items.append(
-                Item("image", name, "failed", f"to be {why}, but {error}", image.size_bytes)
+                Item("image", name, "failed", f"{why}, but {error}", image.size_bytes)
             )
             return
         if done:
@@ -153,7 +153,7 @@ class _Collector:
         else:
             reason = self._reason_to_keep(image) or "a container of it is being created"
             self._keep(
-                "image", name, f"{reason}; to be {why} when it is not used", image.size_bytes
+                "image", name, f"{reason}; converted when unused, because {why}", image.size_bytes
             )
 
     def _reason_to_keep(self, image: Image) -> str:

@@ -189,16 +189,16 @@ def test_gc_converts_unused_images() -> None:
         assert "www" in server.output(container, "cat", "/etc/passwd")
         [item] = [item for item in collect_garbage(server) if item["kind"] == "image"]
         assert item["action"] == "keep", item
-        assert (
-            item["why"]
-            == f"used by {container[:12]}; to be mounted as [images] store says when it is not used"
+        assert item["why"] == (
+            f"used by {container[:12]}; converted when unused,"
+            " because [images] store requires it mounted"
         )
         assert "www" in server.output(container, "cat", "/etc/passwd")
         server.remove_all()
         [item] = [item for item in collect_garbage(server, dry_run=True) if item["kind"] == "image"]
         assert item["action"] == "convert" and files(server, "tars") == []
         [item] = [item for item in collect_garbage(server) if item["kind"] == "image"]
-        assert (item["action"], item["why"]) == ("converted", "mounted as [images] store says")
+        assert (item["action"], item["why"]) == ("converted", "[images] store requires it mounted")
         assert files(server, "layers") == [] and files(server, "tars") != []
         [item] = [item for item in collect_garbage(server) if item["kind"] == "image"]
         assert item["action"] == "keep"
