@@ -31,7 +31,7 @@ from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
 
-Thing = TypeVar("Thing", Sandbox, Container)
+Object = TypeVar("Object", Sandbox, Container)
 
 
 def load(services: Services) -> list[str]:
@@ -82,30 +82,30 @@ def live_networks(services: Services) -> list[str]:
     return attached + list(services.pending)
 
 
-def _read(folder: Path, read: Callable[[Path], Thing]) -> dict[Path, Thing | Exception]:
+def _read(folder: Path, read: Callable[[Path], Object]) -> dict[Path, Object | Exception]:
     """Read the records in `folder`; return each file's object, or the error of reading it. Raises
     WrongState for a record of a newer version."""
-    things: dict[Path, Thing | Exception] = {}
+    objects: dict[Path, Object | Exception] = {}
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
         try:
-            thing = read(path)
-            if thing.id != identifier:
+            item = read(path)
+            if item.id != identifier:
                 raise atomic_file.DamagedRecord(f"{path}: not the record of {identifier}")
-            things[path] = thing
+            objects[path] = item
         except atomic_file.NewerRecord as error:
             raise WrongState(f"a newer version of pyrunc-cri has written {error}") from None
         except (Error, OSError) as error:
-            things[path] = error
-    return things
+            objects[path] = error
+    return objects
 
 
-def _readable(things: dict[Path, Thing | Exception]) -> list[Thing]:
+def _readable(objects: dict[Path, Object | Exception]) -> list[Object]:
     """Return the objects. Renames the files of records that could not be read."""
-    for path, thing in things.items():
-        if isinstance(thing, Exception):
-            _put_aside(path, thing)
-    return [thing for thing in things.values() if not isinstance(thing, Exception)]
+    for path, item in objects.items():
+        if isinstance(item, Exception):
+            _put_aside(path, item)
+    return [item for item in objects.values() if not isinstance(item, Exception)]
 
 
 def _put_aside(path: Path, reason: Exception) -> None:
@@ -162,7 +162,7 @@ def _record_exits_at_boot(services: Services, containers: list[Container]) -> No
     for container in containers:
         orphans.read_records(services.paths, container)
         if container.exit is None:
-            container.ended(Exit.unknown(boot_time_ns()))
+            container.set_exit(Exit.unknown(boot_time_ns()))
 
 
 def unfinished_sandboxes(services: Services) -> list[str]:

@@ -120,7 +120,7 @@ async def create(
     sandbox = services.index.sandboxes.get(reference)
     build.check(config, sandbox.config)
     key = _key(sandbox, config)
-    existing = services.index.containers.named(key[1])
+    existing = services.index.containers.find_by_name(key[1])
     if existing is not None:
         return _existing_id(existing, config)
     if sandbox.state != api.SANDBOX_READY:

@@ -97,7 +97,7 @@ async def execute(context: StartContext) -> None:
         # The error may come from the loss of the shim; the shim that takes over may know the exit.
         await pod.wait_taken_over()
         if container.exit is None:
-            container.ended(Exit.of_failed_start(error.message))
+            container.set_exit(Exit.of_failed_start(error.message))
         # NotFound means a missing program here, but kubelet would take it for a missing container.
         if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_path(error):
             raise InvalidArgument(error.message) from None

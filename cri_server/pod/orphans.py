@@ -57,13 +57,13 @@ def read_records(paths: Paths, container: Container) -> None:
     folder = paths.container_state(container.id)
     try:
         record = atomic_file.read_json(str(folder / messages.EXIT_RECORD))
-        container.ended(Exit.of(record, DamagedRecord))
+        container.set_exit(Exit.of(record, DamagedRecord))
     except NotFound:
         pass
     except Error as error:
         log.error("container %s: %s", container.id, error)
         # The exit was written, so the container has ended, even if the record cannot be read.
-        container.ended(Exit.unknown(time.time_ns(), error.message))
+        container.set_exit(Exit.unknown(time.time_ns(), error.message))
     try:
         state = State.read(folder)
     except Error:
@@ -83,7 +83,7 @@ async def end_container(paths: Paths, container: Container) -> None:
         atomic_file.write_json(str(path), ended.to_fields())
     except OSError as error:
         log.error("container %s: cannot write %s: %s", container.id, path, error)
-    container.ended(ended)
+    container.set_exit(ended)
 
 
 def was_started(container: Container) -> bool:

@@ -211,7 +211,7 @@ class Pod:
         patience_s = max(timeout_s, 0.0) + SHIM_TIMEOUT_S
         try:
             async with asyncio.timeout(patience_s):
-                container.ended(await client.stop(container.id, signal, max(timeout_s, 0.0)))
+                container.set_exit(await client.stop(container.id, signal, max(timeout_s, 0.0)))
         except TimeoutError:
             await self._abandon(f"container {container.id}", patience_s)
         except NotFound:

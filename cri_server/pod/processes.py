@@ -122,7 +122,7 @@ class ShimProcesses:
         Unavailable when the shim does not answer, and the errors of the fork."""
         await self.ready()
         while True:
-            shim = self._emptiest(pods) or await self._fork()
+            shim = self._least_loaded(pods) or await self._fork()
             shim.taking += 1
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -138,7 +138,7 @@ class ShimProcesses:
             finally:
                 shim.taking -= 1
 
-    def _emptiest(self, pods: Mapping[ProcessIdentity, int]) -> ShimProcess | None:
+    def _least_loaded(self, pods: Mapping[ProcessIdentity, int]) -> ShimProcess | None:
         living = [shim for shim in self._shims if not shim.client.closed]
         answering = [shim for shim in living if not shim.silent] or living
         # `taking` counts too, because simultaneous calls would otherwise all choose the same shim.

@@ -110,7 +110,7 @@ class Shims:
         await self.connect(sandbox)
         return path
 
-    def _serves_others_only(self, sandbox: Sandbox) -> bool:
+    def _has_dropped_pod(self, sandbox: Sandbox) -> bool:
         """Whether the sandbox's shim has dropped this pod: it removes its record from the pod's
         folder then."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
@@ -400,14 +400,14 @@ class Shims:
                 container.process = ProcessIdentity(entry.pid, entry.start_time)
             container.started_at_ns = container.started_at_ns or entry.started_at_ns
             if entry.exit is not None and container.exit is None:
-                container.ended(entry.exit)
+                container.set_exit(entry.exit)
                 self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
         """Record an unknown exit for a container whose folder, and with it its exit record, was
         deleted."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
-            container.ended(Exit.unknown(container.created_at_ns))
+            container.set_exit(Exit.unknown(container.created_at_ns))
 
     def _restore_folder(self, container: Container) -> None:
         """Make the container's folder again if it was deleted: the shim writes the exit record
@@ -513,7 +513,7 @@ class Shims:
             container = self._index.containers.find(event.container or "")
             # The exit may be known already, read from exit.json while the shim was silent.
             if container is not None and container.exit is None:
-                container.ended(event)
+                container.set_exit(event)
                 self._earlier.end_stopped()
                 self.on_exit(sandbox, container)
 
@@ -566,7 +566,7 @@ class Shims:
         self.on_exit(sandbox, None)
 
     def _kill_shim(self, sandbox: Sandbox) -> None:
-        if sandbox.shim is not None and not self._serves_others_only(sandbox):
+        if sandbox.shim is not None and not self._has_dropped_pod(sandbox):
             orphans.kill_process(sandbox.shim)
 
     async def _end_rest_of_shim(self, sandbox: Sandbox) -> None:

@@ -198,7 +198,7 @@ def of_container(services: Services, container: Container) -> Fields:
 
 def _run_pod(services: Services, request: Any) -> Description:
     metadata = request.config.metadata
-    sandbox = services.index.sandboxes.named(sandbox_name(metadata))
+    sandbox = services.index.sandboxes.find_by_name(sandbox_name(metadata))
     return {
         "pod": f"{metadata.namespace}/{metadata.name}",
         "attempt": metadata.attempt or None,

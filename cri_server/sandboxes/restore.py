@@ -45,7 +45,7 @@ async def restore(services: Services, request: api.RestorePodRequest) -> api.Res
     _compare(options, request.container_configs)
     container_checkpoint.require_criu()
     name = sandbox_name(request.config.metadata)
-    if services.index.sandboxes.named(name) is not None or ("run", name) in services.running:
+    if services.index.sandboxes.find_by_name(name) is not None or ("run", name) in services.running:
         raise AlreadyExists(f"sandbox {'_'.join(map(str, name))} exists already")
     return await services.running.join(
         ("restore", name), lambda: _restore(services, request, options), request=request

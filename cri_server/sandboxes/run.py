@@ -61,7 +61,7 @@ async def run(services: Services, config: api.PodSandboxConfig, handler: str) ->
     check_hostname(config, services.node.hostname)
     check_handler(services, config, handler)
     name = sandbox_name(config.metadata)
-    existing = services.index.sandboxes.named(name)
+    existing = services.index.sandboxes.find_by_name(name)
     if existing is not None:
         return _existing_id(existing, config)
     # kubelet repeats a call that timed out with the same metadata. containerd refuses the second

@@ -79,16 +79,16 @@ def read_container(path: Path) -> Container:
 
 
 async def _save(
-    path: Path, thing: Sandbox | Container, version: int, *, named: bool = True
+    path: Path, subject: Sandbox | Container, version: int, *, named: bool = True
 ) -> None:
-    async with thing.on_disk:
+    async with subject.on_disk:
         # A save that waited here would bring back the record of an object that was removed
         # meanwhile.
-        if thing.removed:
-            raise NotFound(f"{thing.id} was removed meanwhile")
+        if subject.removed:
+            raise NotFound(f"{subject.id} was removed meanwhile")
         # Encoded under the lock: the threads of two saves may run in any order, and the later state
         # must stay.
-        content = thing.to_record().to_fields()
+        content = subject.to_record().to_fields()
 
         def write() -> None:
             # A new record's call is not answered yet: recovery may drop it if it is not whole.
@@ -118,17 +118,17 @@ async def remove_container(paths: Paths, trash: Trash, container: Container) -> 
 
 
 async def _remove(
-    thing: Sandbox | Container, record: Path, delete_folders: Callable[[], None]
+    subject: Sandbox | Container, record: Path, delete_folders: Callable[[], None]
 ) -> None:
     # Set before the lock is taken, so that saves which wait for the lock fail.
-    thing.removed = True
+    subject.removed = True
 
     def remove() -> None:
         with disk_errors("write", str(record)):
             record.unlink(missing_ok=True)
         delete_folders()
 
-    async with thing.on_disk:
+    async with subject.on_disk:
         await shield_until_done(asyncio.to_thread(remove))
 
 

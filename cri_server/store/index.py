@@ -26,17 +26,17 @@ class Table(Generic[Object]):
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def add(self, thing: Object) -> None:
+    def add(self, item: Object) -> None:
         """Add an object; later calls find it by its id and its name."""
-        self._by_id[thing.id] = thing
-        self._by_name[thing.name] = thing.id
+        self._by_id[item.id] = item
+        self._by_name[item.name] = item.id
 
-    def remove(self, thing: Object) -> None:
+    def remove(self, item: Object) -> None:
         """Remove an object and free its name; does nothing for an unknown object."""
-        self._by_id.pop(thing.id, None)
+        self._by_id.pop(item.id, None)
         # A second call must not free the name of a later object.
-        if self._by_name.get(thing.name) == thing.id:
-            del self._by_name[thing.name]
+        if self._by_name.get(item.name) == item.id:
+            del self._by_name[item.name]
 
     def find(self, reference: str) -> Object | None:
         """Return the object with this id or unique prefix of an id; None if there is none or
@@ -46,17 +46,17 @@ class Table(Generic[Object]):
         # spared.
         if exact is not None or not reference or len(reference) >= 64:
             return exact
-        matches = [thing for key, thing in self._by_id.items() if key.startswith(reference)]
+        matches = [item for key, item in self._by_id.items() if key.startswith(reference)]
         return matches[0] if len(matches) == 1 else None
 
     def get(self, reference: str) -> Object:
         """Return the object with this id or unique prefix of an id. Raises NotFound."""
-        thing = self.find(reference)
-        if thing is None:
+        item = self.find(reference)
+        if item is None:
             raise NotFound(f"no such {self._kind}: {reference[:80]!r}")
-        return thing
+        return item
 
-    def named(self, name: tuple[object, ...]) -> Object | None:
+    def find_by_name(self, name: tuple[object, ...]) -> Object | None:
         """Return the object with this name; None if there is none."""
         key = self._by_name.get(name)
         return self._by_id.get(key) if key else None
@@ -121,8 +121,8 @@ class Index:
 def _candidates(table: Table[Object], reference: str) -> Iterable[Object]:
     if not reference:
         return table
-    thing = table.find(reference)
-    return [thing] if thing is not None else []
+    item = table.find(reference)
+    return [item] if item is not None else []
 
 
 def has_labels(labels: Mapping[str, str], required: Mapping[str, str]) -> bool:

@@ -188,10 +188,10 @@ class Container:
     def running(self) -> bool:
         return self.state == api.CONTAINER_RUNNING
 
-    def ended(self, how: Exit) -> None:
+    def set_exit(self, exit: Exit) -> None:
         """Set the exit, unless it is set already, and wake all that wait for it."""
         if self.exit is None:
-            self.exit = how
+            self.exit = exit
             self.lost = False
         self.exited.set()
 

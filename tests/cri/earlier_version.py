@@ -60,7 +60,7 @@ messages.LOCK = messages.LOG
 PauseRequest.name = PauseRequest.earlier_name
 Pod._calls = calls_of_protocol_2  # type: ignore[method-assign]
 KeeperLink.__init__ = without_keeper  # type: ignore[method-assign]
-ShimProcesses._emptiest = shim_without_pods  # type: ignore[method-assign]
+ShimProcesses._least_loaded = shim_without_pods  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     from cri_server import app

@@ -110,8 +110,8 @@ def test_states_follow_from_facts() -> None:
     assert one.running
     one.lost = True
     assert one.state == api.CONTAINER_UNKNOWN
-    one.ended(Exit(1, None, 10))
-    one.ended(Exit(2, None, 11))
+    one.set_exit(Exit(1, None, 10))
+    one.set_exit(Exit(2, None, 11))
     assert one.state == api.CONTAINER_EXITED and one.exit == Exit(1, None, 10)
 
 
@@ -144,7 +144,7 @@ def test_objects_are_found_by_prefix_and_filter() -> None:
     assert index.select_sandboxes(labels={"app": "y"}) == [second]
     assert index.users_of("sha256:i") == [one.id]
     index.sandboxes.remove(first), index.sandboxes.remove(first)
-    assert index.sandboxes.find("ab") is None and index.sandboxes.named(first.name) is None
+    assert index.sandboxes.find("ab") is None and index.sandboxes.find_by_name(first.name) is None
 
 
 def test_a_process_is_known_by_its_start() -> None:
