@@ -109,7 +109,7 @@ async def _serve(config: Config, read: Read, received: Mapping[str, int]) -> Non
         services = open_services(config, stack, received)
         await _run_until(stopping, _start(services, read, changed, stack))
         await stopping.wait()
-        log.info("stopping; pods stay")
+        log.info("the server stops, its pods continue")
 
 
 async def _run_until(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
@@ -356,7 +356,7 @@ async def _finish_operations(services: Services) -> None:
     less to recover."""
     unfinished = await services.running.drain(services.config.server.shutdown_timeout_s)
     for name in unfinished:
-        log.warning("still running at the end: %s", name)
+        log.warning("the server ends while this operation runs: %s", name)
     await services.shims.drain()
 
 

@@ -314,7 +314,7 @@ class ShimClient:
         try:
             event = event_of(message)
         except Error as error:
-            log.error("an event of a shim: %s", error)
+            log.error("cannot read an event of a shim: %s", error)
             return
         if event is None:
             return

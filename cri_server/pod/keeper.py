@@ -124,7 +124,7 @@ class KeeperWatch:
                 pid = await asyncio.to_thread(keeper.hello)
                 break
             except Error as error:
-                log.warning("no keeper: %s", error)
+                log.warning("cannot start the keeper: %s", error)
                 await asyncio.sleep(RETRY_S)
         before, self._pid, self._keeper = self._pid, pid, keeper
         asyncio.get_running_loop().add_reader(keeper.fileno(), self._lost)
@@ -136,4 +136,4 @@ class KeeperWatch:
         try:
             await self._on_keeper(bool(before))
         except Error as error:
-            log.error("no shims below the new keeper: %s", error)
+            log.error("cannot start shims below the new keeper: %s", error)

@@ -153,7 +153,7 @@ class ShimProcesses:
             try:
                 await self._fork()
             except Unavailable as error:  # the zygote was killed; the next fork starts another one
-                log.warning("a shim could not be started: %s", error)
+                log.warning("cannot start a shim: %s", error)
                 await self._fork()
 
     async def _use_again(self, folder: Path) -> None:
@@ -210,7 +210,7 @@ class ShimProcesses:
             try:
                 await self._fork()
             except (Error, OSError) as error:
-                log.error("no other shim can be started: %s", error)
+                log.error("cannot start another shim: %s", error)
                 await asyncio.sleep(RESTART_S)
 
     def _in_background(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

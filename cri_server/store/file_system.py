@@ -47,7 +47,9 @@ def check(paths: Paths) -> None:
     except ResourceExhausted as error:
         log.warning("%s", error)
     if os.statvfs(paths.root).f_flag & os.ST_NOEXEC:
-        log.warning("%s is mounted noexec: CNI plugins cannot execute ours from there", paths.root)
+        log.warning(
+            "%s is mounted noexec: this project's CNI plugins cannot be executed there", paths.root
+        )
 
 
 def _check_owner(folder: Path) -> None:

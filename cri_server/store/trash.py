@@ -85,5 +85,5 @@ class Trash:
         try:
             remove_path(path)
         except OSError as error:
-            log.warning("could not delete %s: %s", path, error)
+            log.warning("cannot delete %s: %s", path, error)
             self._stuck.add(path.name)

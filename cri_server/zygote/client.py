@@ -423,7 +423,8 @@ async def _spawn_below(keeper: str | None, fd: int, preload: Sequence[str]) -> _
             raise
         except Error as error:
             log.warning(
-                "no keeper, so that killing a shim may cost the exit codes of its pods: %s", error
+                "cannot start the keeper, so that exit codes are lost when a shim is killed: %s",
+                error,
             )
     pid = _spawn(fd, preload)
     return _Spawned(pid, os.pidfd_open(pid), True)

@@ -67,7 +67,7 @@ def test_stopping_a_starting_server_does_not_wait(server: Server, plugins: Path)
     assert time.monotonic() - began < SOON_S
     starting.join()
     log = server.log.read_text()[before:]
-    assert "stopping; pods stay" in log and "Traceback" not in log
+    assert "the server stops, its pods continue" in log and "Traceback" not in log
     program.unlink()
     server.start()
     assert server.status(container).state == api.CONTAINER_RUNNING
