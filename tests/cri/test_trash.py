@@ -53,7 +53,7 @@ def test_a_layer_that_cannot_be_deleted_blocks_no_other(server: Server) -> None:
         (stuck / "file").touch()
         server.start()
         assert wait_until(lambda: trash(server) == ["a"], 30)
-        assert wait_until(lambda: b"could not delete" in server.log.read_bytes(), 30)
+        assert wait_until(lambda: b"cannot delete" in server.log.read_bytes(), 30)
         container = server.launch(server.run_pod(), server.container_config())
         server.remove_container(container)
         assert wait_until(lambda: trash(server) == ["a"], 30) and (stuck / "file").exists()
@@ -72,7 +72,7 @@ def test_gc_deletes_files_that_were_stuck(server: Server) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "none", stuck], check=True)
     server.remove_container(container)
     [left] = trash(server)
-    assert wait_until(lambda: b"could not delete" in server.log.read_bytes(), 30)
+    assert wait_until(lambda: b"cannot delete" in server.log.read_bytes(), 30)
     subprocess.run(["umount", server.root / "trash" / left / "upper/mounted"], check=True)
     assert f"{server.root}/trash/{left}" in gc(server)
     assert trash(server) == []
