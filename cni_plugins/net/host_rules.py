@@ -22,6 +22,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import select
+import signal
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -39,7 +41,9 @@ from cni_plugins.net.nfnetlink import (
 from cni_plugins.protocol.addresses import Address, Network
 from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
+from pyrunc import ipc
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, PeerError, Unsupported
+from pyrunc.kernel.fd import closing_fd
 
 TABLE = "pyrunc_cni"
 PORT_SETS = ("ports4", "ports6", "ports4_on", "ports6_on", "near4", "near6", "near4_on", "near6_on")
@@ -283,28 +287,45 @@ def nft_program() -> str:
     return next((p for folder in _NFT_FOLDERS if os.access(p := f"{folder}/nft", os.X_OK)), "")
 
 
-def run_nft(script: str) -> str:
+def run_nft(script: str) -> None:
     """Run `nft -f -`. Raises Unsupported without nft, PeerError with its message when it fails,
     DeadlineExceeded when it takes longer than NFT_TIMEOUT_S."""
-    import subprocess
-
     program = nft_program()
     if not program:
         raise Unsupported("host ports and masquerade need the program nft (package nftables)")
-    try:
-        process = subprocess.run(
-            [program, "-f", "-"],
-            input=script,
-            capture_output=True,
-            text=True,
-            timeout=NFT_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise DeadlineExceeded(f"{program} did not end in {NFT_TIMEOUT_S:g} s") from None
-    if process.returncode != 0:
-        raise PeerError(f"nft: {' '.join(process.stderr.split())[:400]}")
-    return process.stdout
+    with (
+        closing_fd(ipc.open_memory("stdin", script.encode())) as stdin,
+        closing_fd(ipc.open_memory("stderr", b"")) as stderr,
+    ):
+        code = _exit_code_of_nft(program, stdin, stderr)
+        message = ipc.read_memory(stderr).decode("utf-8", "replace")
+    if code != 0:
+        raise PeerError(f"nft: {' '.join(message.split())[:400]}")
+
+
+def _exit_code_of_nft(program: str, stdin: int, stderr: int) -> int:
+    # Not by the module subprocess: a worker of the server would keep 1 MiB for it.
+    pid = os.posix_spawn(
+        program,
+        [program, "-f", "-"],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, stdin, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, stderr, 2),
+        ],
+        setsigdef=[signal.SIGPIPE],
+    )
+    with closing_fd(os.pidfd_open(pid)) as pidfd:
+        exit_notice = select.poll()
+        exit_notice.register(pidfd, select.POLLIN)
+        in_time = bool(exit_notice.poll(NFT_TIMEOUT_S * 1000))
+        if not in_time:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    if not in_time:
+        raise DeadlineExceeded(f"{program} did not end in {NFT_TIMEOUT_S:g} s")
+    return os.waitstatus_to_exitcode(status)
 
 
 def _subnet_chains(subnet: Network) -> str:

@@ -310,6 +310,18 @@ def test_the_zygote_of_jobs_does_without_msgspec() -> None:
         assert "msgspec" not in loaded_by(module), module
 
 
+def test_built_in_plugins_import_no_subprocess() -> None:
+    """A network worker would keep the 1 MiB that the module takes. Foreign address plugins need
+    it."""
+    importers = {
+        module
+        for module, path in modules("cni_plugins")
+        for name, _ in imports(path)
+        if begins(name, ("subprocess",))
+    }
+    assert importers == {"cni_plugins.ipam"}
+
+
 def test_the_server_loads_no_planner() -> None:
     """Only shims compile launches. The planner and its programs take 1 MiB."""
     modules = loaded_by("cri_server.app")
