@@ -44,7 +44,7 @@ from cri_server.reload import (
 )
 from cri_server.rpc import methods, verbs
 from cri_server.rpc.admin import Admin
-from cri_server.rpc.image import ImageService
+from cri_server.rpc.image import ImageHandlers
 from cri_server.rpc.image_admin import ImageAdmin
 from cri_server.rpc.runtime import RuntimeService
 from cri_server.rpc.server import Server
@@ -52,7 +52,7 @@ from cri_server.services import Services
 from cri_server.status import sandbox as status
 from cri_server.store import disk, file_system
 from cri_server.store.claim import claimed
-from cri_server.store.index import Index
+from cri_server.store.index import StoreIndex
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.streaming.server import StreamingServer
@@ -176,7 +176,7 @@ def open_services(
     file_system.check(paths)
     node = host.probe(config)
     zygote, jobs = _open_zygotes(paths, stack)
-    index = Index()
+    index = StoreIndex()
     shims = Shims(ShimProcesses(zygote, paths.shims, config.shims.count), paths, index)
     shims.time_operations(config.timeline.operations)
     stack.callback(shims.disconnect)
@@ -210,7 +210,7 @@ def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygot
 def _open_images(
     config: Config,
     paths: Paths,
-    index: Index,
+    index: StoreIndex,
     jobs: Zygote,
     mounts: MountStore,
     stack: contextlib.AsyncExitStack,
@@ -284,9 +284,9 @@ def _on_exit(services: Services, sandbox: Sandbox, container: Container | None) 
 async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None:
     """Start NRI plugins and listen for others, with `[nri] enabled`."""
     if services.config.nri.enabled:
-        from cri_server.nri.service import Nri
+        from cri_server.nri.service import NriObserver
 
-        nri = Nri(services)
+        nri = NriObserver(services)
         services.observer = nri
         stack.push_async_callback(nri.close)
         await nri.start()
@@ -315,7 +315,7 @@ async def open_grpc(
 ) -> Server:
     """Start the gRPC server on its unix socket."""
     calls = methods.table(
-        RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
+        RuntimeService=RuntimeService(services, streaming), ImageService=ImageHandlers(services)
     )
     table = verbs.observed(
         services, {**calls, **Admin(services, streaming).table(), **ImageAdmin(services).table()}
@@ -343,9 +343,9 @@ async def open_metrics(
     if not config.metrics.address:
         return
     from cri_server.observability.telemetry import routes
-    from cri_server.observability.telemetry.snapshot import Source
+    from cri_server.observability.telemetry.snapshot import MetricsSource
 
-    endpoint = routes.endpoint(config.metrics.address, Source(services, server, streaming))
+    endpoint = routes.endpoint(config.metrics.address, MetricsSource(services, server, streaming))
     await endpoint.start()
     stack.push_async_callback(endpoint.close)
     log.info("metrics at %s", config.metrics.address)
@@ -373,10 +373,10 @@ async def _prepare_sessions(config: Config) -> AsyncIterator[None]:
 
 def _import_and_examine(config: Config) -> None:
     from cri_server.doctor.examine import log_problems
-    from cri_server.doctor.model import Host
+    from cri_server.doctor.model import Machine
     from cri_server.streaming import connection  # noqa: F401
 
-    log_problems(Host(config))
+    log_problems(Machine(config))
 
 
 async def _reconcile(services: Services) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.config import Config
-from cri_server.config.changes import Change, after_reload, changes
+from cri_server.config.changes import ConfigChange, after_reload, changes
 from cri_server.network.configuration import builtin_network
 from cri_server.node import host
 from cri_server.observability.logs.setup import configure
@@ -47,7 +47,7 @@ async def reload_on_request(services: Services, read: Read, requested: asyncio.E
         notify.send("READY=1")
 
 
-def apply(services: Services, changed: Config) -> list[Change]:
+def apply(services: Services, changed: Config) -> list[ConfigChange]:
     """Apply the settings of `changed` that a running server can change; return all differences.
     Raises InvalidSpec or WrongState before it changes anything."""
     before = services.config
@@ -71,7 +71,7 @@ def apply(services: Services, changed: Config) -> list[Change]:
     return differences
 
 
-def report(differences: list[Change]) -> None:
+def report(differences: list[ConfigChange]) -> None:
     """Log which settings have changed, and which need a restart."""
     for change in differences:
         before, after = json.dumps(change.before), json.dumps(change.after)

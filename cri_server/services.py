@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cri_server.config import Config
 from cri_server.images.service import ImageService
 from cri_server.network.service import NetworkService
-from cri_server.node.host import Node
+from cri_server.node.host import NodeFacts
 from cri_server.node.oci_features import OciFeatures
 from cri_server.observability.events import Events
 from cri_server.observability.lifecycle import LifecycleObserver
@@ -20,7 +20,7 @@ from cri_server.pod.pod import Pod
 from cri_server.pod.shims import Shims
 from cri_server.security.apparmor import DefaultProfile
 from cri_server.security.selinux.levels import SelinuxLevels
-from cri_server.store.index import Index
+from cri_server.store.index import StoreIndex
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.store.trash import Trash
@@ -32,9 +32,9 @@ class Services:
     """The server's parts. `running`: running operations, which repeated calls join."""
 
     config: Config
-    node: Node
+    node: NodeFacts
     paths: Paths
-    index: Index
+    index: StoreIndex
     images: ImageService
     network: NetworkService
     shims: Shims

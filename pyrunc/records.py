@@ -134,7 +134,7 @@ class _WrongField(Exception):
         return _WrongField(f"{name}{dot}{self.path}", self.problem)
 
 
-class _Shape:
+class _RecordFields:
     """How the fields of a class of records are read and written."""
 
     __slots__ = ("fields", "written")
@@ -152,15 +152,15 @@ class _Shape:
 
 
 _MISSING = object()
-_shapes: dict[type[Record], _Shape] = {}
+_shapes: dict[type[Record], _RecordFields] = {}
 
 
-def _shape_of(kind: type[Record]) -> _Shape:
+def _shape_of(kind: type[Record]) -> _RecordFields:
     """Return the shape of a class, made at first use, when the records that its fields name
     exist."""
     shape = _shapes.get(kind)
     if shape is None:
-        shape = _shapes[kind] = _Shape(kind)
+        shape = _shapes[kind] = _RecordFields(kind)
     return shape
 
 

@@ -1,6 +1,6 @@
 """A plugin's request: a command in the environment, a configuration on stdin.
 
-`Call.from_environment` is for the plugin, `environment` for the runtime. A table says which
+`CniCall.from_environment` is for the plugin, `environment` for the runtime. A table says which
 variables a command needs.
 """
 

@@ -57,7 +57,7 @@ def write(
             os.chmod(target, 0o600)
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 left_out = {os.fsencode(path).strip(b"/") for path in without}
-                writer = _Writer(folders, tar, left_out)
+                writer = _TarWriter(folders, tar, left_out)
                 writer.run()
                 for place, source in volumes.items():
                     _write_volume(source, os.fsencode(place).strip(b"/"), tar)
@@ -72,10 +72,10 @@ def _write_volume(source: str, place: bytes, tar: tarfile.TarFile) -> None:
         closing_fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
         DirectoryWalker(root) as folders,
     ):
-        _Writer(folders, tar, set(), place + b"/").run()
+        _TarWriter(folders, tar, set(), place + b"/").run()
 
 
-class _Writer:
+class _TarWriter:
     """Writes a tree into the tar, below `prefix`."""
 
     def __init__(

@@ -19,7 +19,7 @@ import msgspec
 from cri_server import typed
 from cri_server.checkpoints import names
 from cri_server.images.layers import jail
-from cri_server.images.layers.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.inflate import BadLayer, TarStream, UnpackLimits
 from cri_server.images.layers.trees import open_folder
 from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.store.unpacked_layers import make_devices, refuse_links
@@ -50,7 +50,7 @@ NAMES = (
 )
 
 
-class _Config(msgspec.Struct, rename="camel"):
+class _ConfigDump(msgspec.Struct, rename="camel"):
     """The fields of config.dump that a restore uses."""
 
     name: str = ""
@@ -73,7 +73,7 @@ class _Linux(msgspec.Struct):
     namespaces: list[_Namespace] | None = None
 
 
-class _Process(msgspec.Struct):
+class _SpecProcess(msgspec.Struct):
     terminal: bool = False
 
 
@@ -81,7 +81,7 @@ class _Spec(msgspec.Struct):
     """The fields of spec.dump that a restore uses."""
 
     mounts: list[_Mount] | None = None
-    process: _Process | None = None
+    process: _SpecProcess | None = None
     linux: _Linux | None = None
 
 
@@ -99,7 +99,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 def read(folder: str) -> Checkpoint:
     """Read the documents that `take` has copied to `folder`. Raises InvalidArgument."""
-    config = _document(folder, names.CONFIG, _Config)
+    config = _document(folder, names.CONFIG, _ConfigDump)
     spec = _document(folder, names.SPEC, _Spec)
     # The reference with a digest comes first: a tag may mean another image by now.
     references = (config.rootfs_image_ref, config.rootfs_image_name, config.rootfs_image)
@@ -141,7 +141,7 @@ class Unpack(Record):
     """The arguments of `unpack_archive`. `folder`: an empty folder."""
 
     folder: AbsolutePath
-    limits: Limits
+    limits: UnpackLimits
 
 
 class Take(Record):
@@ -163,7 +163,7 @@ def unpack_archive(arguments: Message, fds: list[int]) -> int:
     folder = request.folder
     with disk_errors("unpack a checkpoint", folder):
         try:
-            unpack(Stream(fds[0], request.limits), jail.enter(folder), None, request.limits)
+            unpack(TarStream(fds[0], request.limits), jail.enter(folder), None, request.limits)
         except BadLayer as error:
             raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
     return 0

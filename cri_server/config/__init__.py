@@ -7,15 +7,15 @@ anything starts.
 
 from cri_server.config.check import SOCKET_PATH_LIMIT
 from cri_server.config.loader import DEFAULT_PATH, load, load_with_origins
-from cri_server.config.model import Config, Metrics, Network, Server
+from cri_server.config.model import Config, MetricsConfig, NetworkConfig, ServerConfig
 
 __all__ = [
     "DEFAULT_PATH",
     "SOCKET_PATH_LIMIT",
     "Config",
-    "Metrics",
-    "Network",
-    "Server",
+    "MetricsConfig",
+    "NetworkConfig",
+    "ServerConfig",
     "load",
     "load_with_origins",
 ]

@@ -12,7 +12,7 @@ from cri_server.config.model import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """A key with a new value. `reloads`: a running server applies it."""
 
     key: str
@@ -21,10 +21,10 @@ class Change:
     reloads: bool
 
 
-def changes(before: Config, after: Config) -> list[Change]:
+def changes(before: Config, after: Config) -> list[ConfigChange]:
     """Return the changes in the order of the tables."""
     result = [
-        Change(f"{table}.{key}", old, new, reloads)
+        ConfigChange(f"{table}.{key}", old, new, reloads)
         for table, key, reloads in keys()
         if (old := getattr(getattr(before, table), key))
         != (new := getattr(getattr(after, table), key))
@@ -32,7 +32,7 @@ def changes(before: Config, after: Config) -> list[Change]:
     for name in sorted({*before.runtimes, *after.runtimes}):
         old, new = (msgspec.to_builtins(each.runtimes.get(name)) for each in (before, after))
         if old != new:
-            result.append(Change(f"runtimes.{name}", old, new, reloads=True))
+            result.append(ConfigChange(f"runtimes.{name}", old, new, reloads=True))
     return result
 
 

@@ -10,13 +10,13 @@ import re
 
 import msgspec
 
-from cri_server.config.model import Config, Containers, Runtime
+from cri_server.config.model import Config, ContainersConfig, RuntimeConfig
 from pyrunc.errors import InvalidArgument
 
 OURS = ("", "pyrunc")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RuntimeClass.handler is a DNS label
 OVERRIDES = tuple(
-    name for name in Runtime.__struct_fields__ if name in Containers.__struct_fields__
+    name for name in RuntimeConfig.__struct_fields__ if name in ContainersConfig.__struct_fields__
 )
 
 
@@ -25,14 +25,14 @@ def names(config: Config) -> list[str]:
     return list(dict.fromkeys((*OURS, *config.runtimes)))
 
 
-def find(config: Config, name: str) -> Runtime | None:
+def find(config: Config, name: str) -> RuntimeConfig | None:
     """Return the handler with this name, or None."""
     if name in OURS:
-        return config.runtimes.get(name) or Runtime()
+        return config.runtimes.get(name) or RuntimeConfig()
     return config.runtimes.get(name)
 
 
-def require(config: Config, name: str) -> Runtime:
+def require(config: Config, name: str) -> RuntimeConfig:
     """Return the handler with this name. Raises InvalidArgument if there is none."""
     handler = find(config, name)
     if handler is None:
@@ -41,7 +41,7 @@ def require(config: Config, name: str) -> Runtime:
     return handler
 
 
-def settings(config: Config, name: str) -> Containers:
+def settings(config: Config, name: str) -> ContainersConfig:
     """Return the settings for containers of the handler."""
     handler = find(config, name)
     if handler is None:

@@ -15,7 +15,7 @@ from cri_server.config import sources
 from cri_server.config.check import check
 from cri_server.config.check import problems as check_values
 from cri_server.config.model import Config
-from cri_server.config.sources import Key, Source
+from cri_server.config.sources import ConfigSource, Key
 from pyrunc.errors import InvalidSpec
 
 DEFAULT_PATH = Path("/etc/pyrunc/config.toml")
@@ -23,13 +23,13 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A configuration and the files it was read from, in order. `origins`: the source of each value
     that is no default; None is the command line."""
 
     config: Config
     files: tuple[Path, ...]
-    origins: dict[Key, Source | None]
+    origins: dict[Key, ConfigSource | None]
 
     def origin(self, key: Key) -> str:
         """Return `FILE:LINE`, `command line` or `default`."""
@@ -50,12 +50,12 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 
 def load_with_origins(
     path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
-) -> Loaded:
+) -> LoadedConfig:
     """Load a configuration as `load` does, with the origin of each value. `also` checks the result
     once more, such as for limits of this machine; its errors get file and line, too."""
     files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
-    origins: dict[Key, Source | None] = {}
+    origins: dict[Key, ConfigSource | None] = {}
     for source in files:
         # Each file is checked before the merge, whose errors could not name file and line.
         for _, problem in problems(source):
@@ -71,7 +71,7 @@ def load_with_origins(
         raise InvalidSpec(f"{COMMAND_LINE}: {key}", text) from None
     except InvalidSpec as error:
         raise _with_place(error, origins) from None
-    return Loaded(config, tuple(source.path for source in files), origins)
+    return LoadedConfig(config, tuple(source.path for source in files), origins)
 
 
 Problems = Callable[[Config], Iterable[InvalidSpec]]
@@ -83,7 +83,7 @@ def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[
     file."""
     errors_by_place: dict[str, InvalidSpec] = {}
     values: dict[str, Any] = {}
-    origins: dict[Key, Source | None] = {}
+    origins: dict[Key, ConfigSource | None] = {}
     for source in sources.read(path or DEFAULT_PATH, required=path is not None):
         wrong = dict(problems(source))
         errors_by_place |= {
@@ -97,7 +97,7 @@ def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[
     return list(errors_by_place.values())
 
 
-def problems(source: Source) -> Iterator[tuple[Key, InvalidSpec]]:
+def problems(source: ConfigSource) -> Iterator[tuple[Key, InvalidSpec]]:
     """Yield each unknown key of a file, and each key whose value has a wrong type, with its
     error."""
     from cri_server.config.unknown import unknown_keys
@@ -178,13 +178,13 @@ def _inner(kind: Any) -> Any:
     return kind.item_type
 
 
-def _with_place(error: InvalidSpec, origins: Mapping[Key, Source | None]) -> InvalidSpec:
+def _with_place(error: InvalidSpec, origins: Mapping[Key, ConfigSource | None]) -> InvalidSpec:
     """Add the place of the key to the error of a check, unless the value is a default."""
     place = _place(tuple(re.sub(r"\[.*", "", error.path).split(".")), origins)
     return error if place == DEFAULT else InvalidSpec(f"{place}: {error.path}", error.detail)
 
 
-def _place(key: Key, origins: Mapping[Key, Source | None]) -> str:
+def _place(key: Key, origins: Mapping[Key, ConfigSource | None]) -> str:
     """Return `FILE:LINE`, `command line` or `default` for a key; for a table that of its first
     key."""
     sources_of_key = [source for each, source in origins.items() if each[: len(key)] == key]

@@ -32,12 +32,12 @@ def at_restart(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text, extra={"reloads": False})
 
 
-class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ConfigTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A TOML table; unknown keys are errors. The first line of the docstring is the table's heading
     in the installed file."""
 
 
-class Server(Table):
+class ServerConfig(ConfigTable):
     """Where the server listens and stores its files."""
 
     listen: Annotated[
@@ -87,7 +87,7 @@ class Server(Table):
     ] = 5.0
 
 
-class Network(Table):
+class NetworkConfig(ConfigTable):
     """Where CNI configuration and plugins are."""
 
     conf_dir: Annotated[
@@ -124,7 +124,7 @@ class Network(Table):
     builtin_bridge: Annotated[str, explained("The bridge of the built-in network.")] = "pyrunc0"
 
 
-class Cgroup(Table):
+class CgroupConfig(ConfigTable):
     """How containers are grouped."""
 
     driver: Annotated[
@@ -150,7 +150,7 @@ class Cgroup(Table):
     ] = ""
 
 
-class Registry(Table):
+class RegistryConfig(ConfigTable):
     """Where images are pulled from."""
 
     config_path: Annotated[
@@ -177,7 +177,7 @@ class Registry(Table):
     ] = 300.0
 
 
-class Images(Table):
+class ImagesConfig(ConfigTable):
     """How images are stored."""
 
     store: Annotated[
@@ -203,7 +203,7 @@ class Images(Table):
     ] = []
 
 
-class Streaming(Table):
+class StreamingConfig(ConfigTable):
     """Where exec, attach and port-forward sessions connect. Only kubelet needs to reach it."""
 
     host: Annotated[str, at_restart("The address to listen on.")] = "127.0.0.1"
@@ -228,7 +228,7 @@ class Streaming(Table):
     ] = ""
 
 
-class Pods(Table):
+class PodsConfig(ConfigTable):
     """Settings of every pod."""
 
     unprivileged_ports: Annotated[
@@ -247,7 +247,7 @@ class Pods(Table):
     ] = False
 
 
-class Shims(Table):
+class ShimsConfig(ConfigTable):
     """The processes that start and supervise containers and read their output."""
 
     count: Annotated[
@@ -259,7 +259,7 @@ class Shims(Table):
     ] = 0
 
 
-class Shim(Table):
+class ShimConfig(ConfigTable):
     """A table of earlier versions, which [shims] replaces."""
 
     pods_per_shim: Annotated[
@@ -269,7 +269,7 @@ class Shim(Table):
     ] = 1
 
 
-class Containers(Table):
+class ContainersConfig(ConfigTable):
     """Settings of every container."""
 
     restrict_oom_score_adj: Annotated[
@@ -384,7 +384,7 @@ class Containers(Table):
     ] = 30.0
 
 
-class Metrics(Table):
+class MetricsConfig(ConfigTable):
     """Metrics of the server and of pods for Prometheus, and the server's health (`/healthz`)."""
 
     address: Annotated[
@@ -396,7 +396,7 @@ class Metrics(Table):
     ] = ""
 
 
-class Timeline(Table):
+class TimelineConfig(ConfigTable):
     """The record of each call, which `pyrunc-cri timeline` shows."""
 
     operations: Annotated[
@@ -408,7 +408,7 @@ class Timeline(Table):
     ] = False
 
 
-class Tracing(Table):
+class TracingConfig(ConfigTable):
     """Calls and their parts as OpenTelemetry spans."""
 
     endpoint: Annotated[
@@ -429,7 +429,7 @@ class Tracing(Table):
     ] = 1.0
 
 
-class Nri(Table):
+class NriConfig(ConfigTable):
     """Plugins of the Node Resource Interface, which adjust containers before they run."""
 
     enabled: Annotated[bool, at_restart("Start plugins, and let plugins connect.")] = False
@@ -473,7 +473,7 @@ class Nri(Table):
     ] = []
 
 
-class Selinux(Table):
+class SelinuxConfig(ConfigTable):
     """Labels of pods on a node whose kernel runs SELinux."""
 
     enabled: Annotated[
@@ -490,7 +490,7 @@ class Selinux(Table):
     ] = 1024
 
 
-class Runtime(Table):
+class RuntimeConfig(ConfigTable):
     """A runtime handler, which a RuntimeClass names. Its keys override those of [containers]."""
 
     binary: Annotated[
@@ -512,25 +512,25 @@ class Runtime(Table):
     container_annotations: Annotated[list[str] | None, explained("As in [containers].")] = None
 
 
-class Config(Table):
+class Config(ConfigTable):
     """The whole file."""
 
-    server: Server = msgspec.field(default_factory=Server)
-    network: Network = msgspec.field(default_factory=Network)
-    cgroup: Cgroup = msgspec.field(default_factory=Cgroup)
-    registry: Registry = msgspec.field(default_factory=Registry)
-    images: Images = msgspec.field(default_factory=Images)
-    streaming: Streaming = msgspec.field(default_factory=Streaming)
-    pods: Pods = msgspec.field(default_factory=Pods)
-    shims: Shims = msgspec.field(default_factory=Shims)
-    shim: Shim = msgspec.field(default_factory=Shim)
-    containers: Containers = msgspec.field(default_factory=Containers)
-    runtimes: dict[str, Runtime] = msgspec.field(default_factory=dict)
-    metrics: Metrics = msgspec.field(default_factory=Metrics)
-    timeline: Timeline = msgspec.field(default_factory=Timeline)
-    tracing: Tracing = msgspec.field(default_factory=Tracing)
-    nri: Nri = msgspec.field(default_factory=Nri)
-    selinux: Selinux = msgspec.field(default_factory=Selinux)
+    server: ServerConfig = msgspec.field(default_factory=ServerConfig)
+    network: NetworkConfig = msgspec.field(default_factory=NetworkConfig)
+    cgroup: CgroupConfig = msgspec.field(default_factory=CgroupConfig)
+    registry: RegistryConfig = msgspec.field(default_factory=RegistryConfig)
+    images: ImagesConfig = msgspec.field(default_factory=ImagesConfig)
+    streaming: StreamingConfig = msgspec.field(default_factory=StreamingConfig)
+    pods: PodsConfig = msgspec.field(default_factory=PodsConfig)
+    shims: ShimsConfig = msgspec.field(default_factory=ShimsConfig)
+    shim: ShimConfig = msgspec.field(default_factory=ShimConfig)
+    containers: ContainersConfig = msgspec.field(default_factory=ContainersConfig)
+    runtimes: dict[str, RuntimeConfig] = msgspec.field(default_factory=dict)
+    metrics: MetricsConfig = msgspec.field(default_factory=MetricsConfig)
+    timeline: TimelineConfig = msgspec.field(default_factory=TimelineConfig)
+    tracing: TracingConfig = msgspec.field(default_factory=TracingConfig)
+    nri: NriConfig = msgspec.field(default_factory=NriConfig)
+    selinux: SelinuxConfig = msgspec.field(default_factory=SelinuxConfig)
 
     @property
     def socket_path(self) -> Path:

@@ -20,7 +20,7 @@ Key = tuple[str, ...]  # table, key; longer in a table of tables
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigSource:
     """A parsed configuration file. `text`: its content, in which `place` looks up line numbers."""
 
     path: Path
@@ -37,7 +37,7 @@ class Source:
         return str(self.path)
 
 
-def read(path: Path, *, required: bool) -> list[Source]:
+def read(path: Path, *, required: bool) -> list[ConfigSource]:
     """Read the file, which may be missing unless `required`, and its drop-ins. Raises InvalidSpec
     whose path is the file."""
     files = [path] if required or path.exists() else []
@@ -59,10 +59,10 @@ def drop_ins(path: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path) -> ConfigSource:
     try:
         text = path.read_text(encoding="utf-8")
-        return Source(path, text, tomllib.loads(text))
+        return ConfigSource(path, text, tomllib.loads(text))
     except FileNotFoundError:
         raise InvalidSpec(str(path), "no such file") from None
     except OSError as error:
@@ -128,8 +128,8 @@ def leaves(values: dict[str, Any], before: Key = ()) -> Iterator[tuple[Key, Any]
 def merge(
     into: dict[str, Any],
     values: dict[str, Any],
-    source: Source | None,
-    origins: dict[Key, Source | None],
+    source: ConfigSource | None,
+    origins: dict[Key, ConfigSource | None],
     before: Key = (),
 ) -> None:
     """Write `values` into the tables of `into`, key by key, and the source of each key into

@@ -14,7 +14,7 @@ from pathlib import Path
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints.read import Checkpoint
 from cri_server.config import handlers
-from cri_server.config.model import Containers, Runtime
+from cri_server.config.model import ContainersConfig, RuntimeConfig
 from cri_server.containers import (
     anonymous_volumes,
     host_paths,
@@ -66,7 +66,7 @@ from pyrunc.errors import (
 )
 from pyrunc.kernel.full import disk_error
 from pyrunc.kernel.tree import remove_path
-from pyrunc.shim.files import LaunchFile, OtherRuntime, Place
+from pyrunc.shim.files import LaunchFile, OtherRuntime, PreparedMount
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
 CALLER_GRACE_S = 45.0  # kubelet repeats a call that timed out within 30 s
@@ -81,8 +81,8 @@ class CreateContext:
     sandbox: Sandbox
     config: api.ContainerConfig
     id: str
-    runtime: Runtime
-    settings: Containers
+    runtime: RuntimeConfig
+    settings: ContainersConfig
     archive: str = ""
     checkpoint: Checkpoint | None = None
     image: Image | None = None
@@ -531,7 +531,7 @@ async def write_bundle(context: CreateContext) -> None:
     root = context.services.paths.container_root(context.id)
     settings = context.services.config
     spec = context.built.spec
-    places: Sequence[Place] = ()
+    places: Sequence[PreparedMount] = ()
     runtime = restore_folders = None
     if context.runtime.binary:
         spec, places = external_runtime.bundle(spec, context.requested_mounts, str(folder))

@@ -257,7 +257,7 @@ async def begin(
     changes: Mapping[str, Any] | None = None,
     **streams: bool,
 ) -> ExecSession:
-    """Start a command in a container and return the session. `changes`: see `ExecOptions`. A
+    """Start a command in a container and return the session. `changes`: see `ExecSessionOptions`. A
     missing program raises InvalidArgument, because kubelet takes NotFound for a missing container.
 
     Raises InvalidArgument, WrongState, KernelError, PeerError.

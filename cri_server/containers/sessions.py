@@ -11,15 +11,15 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.containers import exec as execution
 from cri_server.containers import pause
-from cri_server.pod.client import ExecSession, Streams
+from cri_server.pod.client import ExecSession, SessionStreams
 from cri_server.pod.pod import Pod
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.backend import (
     AttachOptions,
-    ExecOptions,
+    ExecSessionOptions,
     PortForwardOptions,
-    Session,
+    StreamingSession,
 )
 from cri_server.zygote.jobs import DIAL, DialRequest
 from pyrunc.errors import InvalidArgument, PeerError, WrongState
@@ -29,8 +29,8 @@ DIAL_TIMEOUT_S = 10.0
 
 def check_exec(
     services: Services, request: api.ExecRequest, changes: Mapping[str, Any] | None = None
-) -> ExecOptions:
-    """Check the request and return the session's options. `changes`: see `ExecOptions`.
+) -> ExecSessionOptions:
+    """Check the request and return the session's options. `changes`: see `ExecSessionOptions`.
 
     Raises InvalidArgument, NotFound, WrongState.
     """
@@ -39,7 +39,7 @@ def check_exec(
     if not request.cmd:
         raise InvalidArgument("the command is empty")
     pause.refuse_paused(container)
-    return ExecOptions(
+    return ExecSessionOptions(
         container.id,
         tuple(request.cmd),
         request.stdin,
@@ -87,7 +87,7 @@ def _check_ready(sandbox: Sandbox) -> None:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
 
 
-class ExecStreamSession(Session):
+class ExecStreamSession(StreamingSession):
     """The session of Exec: a command that is killed when its client disconnects."""
 
     def __init__(self, pod: Pod, session: ExecSession) -> None:
@@ -106,11 +106,11 @@ class ExecStreamSession(Session):
             await self._pod.kill_exec(self._session.exec_id)
 
 
-class AttachStreamSession(Session):
+class AttachStreamSession(StreamingSession):
     """The session of Attach: a client at the container's stdio. Its disconnect does not affect the
     container."""
 
-    def __init__(self, pod: Pod, container: Container, streams: Streams) -> None:
+    def __init__(self, pod: Pod, container: Container, streams: SessionStreams) -> None:
         super().__init__(streams.stdin_fd, streams.stdout_fd, streams.stderr_fd)
         self._pod, self._container = pod, container
 
@@ -131,7 +131,7 @@ class Sessions:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def exec(self, options: ExecOptions) -> Session:
+    async def exec(self, options: ExecSessionOptions) -> StreamingSession:
         container, pod = execution.require_running(self._services, options.container_id)
         session = await execution.begin(
             self._services,
@@ -145,7 +145,7 @@ class Sessions:
         )
         return ExecStreamSession(pod, session)
 
-    async def attach(self, options: AttachOptions) -> Session:
+    async def attach(self, options: AttachOptions) -> StreamingSession:
         container, pod = execution.require_running(self._services, options.container_id)
         streams = await pod.attach(
             container, stdin=options.stdin, stdout=options.stdout, stderr=options.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cri_server.doctor.model import CheckResult, Host, Level, fine, warning, wrong
+from cri_server.doctor.model import CheckResult, Level, Machine, fine, warning, wrong
 
 TREES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 NEEDED, USEFUL = ("cpu", "memory", "pids"), ("cpuset", "io", "hugetlb")
@@ -14,12 +14,12 @@ UNIFIED = (
 )
 
 
-def tree(host: Host) -> str:
+def tree(host: Machine) -> str:
     """Return the mount point of the v2 tree; an empty string if there is none."""
     return next((path for path in TREES if host.path(f"{path}/cgroup.controllers").exists()), "")
 
 
-def version(host: Host) -> Iterator[CheckResult]:
+def version(host: Machine) -> Iterator[CheckResult]:
     """Check that there is a v2 tree with the controllers that limits need."""
     root = tree(host)
     if not root:
@@ -38,7 +38,7 @@ def version(host: Host) -> Iterator[CheckResult]:
     yield from _controllers(host, root)
 
 
-def _controllers(host: Host, root: str) -> Iterator[CheckResult]:
+def _controllers(host: Machine, root: str) -> Iterator[CheckResult]:
     available = set(host.text(f"{root}/cgroup.controllers").split())
     missing = [name for name in NEEDED if name not in available]
     if missing:
@@ -60,7 +60,7 @@ def _controllers(host: Host, root: str) -> Iterator[CheckResult]:
         yield CheckResult("cgroup-controllers", level, text, effect)
 
 
-def driver(host: Host) -> Iterator[CheckResult]:
+def driver(host: Machine) -> Iterator[CheckResult]:
     """Check that the cgroup driver fits this machine."""
     setting, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
     if setting == "systemd" and not systemd:
@@ -81,7 +81,7 @@ def driver(host: Host) -> Iterator[CheckResult]:
         yield fine("cgroup-driver", driver_in_use(host))
 
 
-def driver_in_use(host: Host) -> str:
+def driver_in_use(host: Machine) -> str:
     """Return the driver that the server uses."""
     if host.config.cgroup.driver != "auto":
         return host.config.cgroup.driver

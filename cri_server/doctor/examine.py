@@ -15,7 +15,7 @@ from cri_server.doctor import (
     network,
     registries,
 )
-from cri_server.doctor.model import Check, CheckResult, Host, Level, warning
+from cri_server.doctor.model import Check, CheckResult, Level, Machine, warning
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ ACTIVE: tuple[Check, ...] = (
 )
 
 
-def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterator[CheckResult]:
+def examine(host: Machine, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterator[CheckResult]:
     """Yield the results of all checks. A check that fails is a result itself."""
     for check in checks:
         try:
@@ -70,7 +70,7 @@ def examine(host: Host, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterato
             yield warning("doctor", text, "its subject was not checked")
 
 
-def log_problems(host: Host) -> None:
+def log_problems(host: Machine) -> None:
     """Make the PASSIVE checks and log their problems, for a server that starts."""
     for result in examine(host, PASSIVE):
         if result.level >= Level.WARNING:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cri_server.doctor.model import CheckResult, Host, Level, fine, note, warning, wrong
+from cri_server.doctor.model import CheckResult, Level, Machine, fine, note, warning, wrong
 from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
 from cri_server.store import file_system
 from cri_server.store.paths import Paths
@@ -17,7 +17,7 @@ SPACE_BYTES, INODES = 2 << 30, 20_000
 TMPFS = ("tmpfs", "ramfs")
 
 
-def overlay(host: Host) -> Iterator[CheckResult]:
+def overlay(host: Machine) -> Iterator[CheckResult]:
     """Mount an overlay below the root directory, and write and hide files in it. Needs root."""
     if os.geteuid():
         return
@@ -39,7 +39,7 @@ def overlay(host: Host) -> Iterator[CheckResult]:
         yield fine("overlay-on-root", f"works on {file_system.file_system_type(root)}, with d_type")
 
 
-def images(host: Host) -> Iterator[CheckResult]:
+def images(host: Machine) -> Iterator[CheckResult]:
     """Mount an image below the root directory, as the server does. Needs root."""
     store = host.config.images.store
     if os.geteuid():
@@ -68,7 +68,7 @@ def images(host: Host) -> Iterator[CheckResult]:
         yield note("images", f"images cannot be mounted: {why}", effect, remedy)
 
 
-def disk(host: Host) -> Iterator[CheckResult]:
+def disk(host: Machine) -> Iterator[CheckResult]:
     """Check the space and the mount options of the root directory."""
     root = nearest(host.path(host.config.root))
     kind, space = file_system.file_system_type(root), os.statvfs(root)
@@ -112,7 +112,7 @@ def disk(host: Host) -> Iterator[CheckResult]:
         )
 
 
-def state(host: Host) -> Iterator[CheckResult]:
+def state(host: Machine) -> Iterator[CheckResult]:
     """Check that the state directory is on a tmpfs."""
     place = nearest(host.path(host.config.state))
     kind = file_system.file_system_type(place)
@@ -127,7 +127,7 @@ def state(host: Host) -> Iterator[CheckResult]:
         )
 
 
-def programs(host: Host) -> Iterator[CheckResult]:
+def programs(host: Machine) -> Iterator[CheckResult]:
     """Check the programs that the server executes."""
     if host.program("nft"):
         yield fine("nft", "the program nft is installed")

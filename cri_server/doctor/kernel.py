@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Iterator
 
-from cri_server.doctor.model import CheckResult, Host, fine, warning, wrong
+from cri_server.doctor.model import CheckResult, Machine, fine, warning, wrong
 from pyrunc.kernel.call import raw
 
 # This is the kernel of Debian 12.
@@ -37,7 +37,7 @@ def _debian_name() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
-def version(host: Host) -> Iterator[CheckResult]:
+def version(host: Machine) -> Iterator[CheckResult]:
     """Check that the kernel is not older than the supported ones."""
     release = host.text("/proc/sys/kernel/osrelease")
     numbers = re.match(r"(\d+)\.(\d+)", release)
@@ -53,7 +53,7 @@ def version(host: Host) -> Iterator[CheckResult]:
         yield fine("kernel-version", f"Linux {release}")
 
 
-def calls(host: Host) -> Iterator[CheckResult]:
+def calls(host: Machine) -> Iterator[CheckResult]:
     """Try the calls on the running kernel, also if `host` has other files."""
     missing = [name for name, arguments in CALLS.items() if raw(name, *arguments) == -errno.ENOSYS]
     if missing:
@@ -68,7 +68,7 @@ def calls(host: Host) -> Iterator[CheckResult]:
         yield fine("kernel-calls", f"all of {len(CALLS)} newer system calls")
 
 
-def namespaces(host: Host) -> Iterator[CheckResult]:
+def namespaces(host: Machine) -> Iterator[CheckResult]:
     """Check that the kernel has all kinds of namespaces, and permits user namespaces."""
     available = [kind for kind in NAMESPACES if os.path.lexists(host.path(f"/proc/self/ns/{kind}"))]
     missing = sorted(set(NAMESPACES) - set(available) - {"user"})
@@ -91,7 +91,7 @@ def namespaces(host: Host) -> Iterator[CheckResult]:
         yield fine("namespaces", ", ".join(NAMESPACES))
 
 
-def seccomp(host: Host) -> Iterator[CheckResult]:
+def seccomp(host: Machine) -> Iterator[CheckResult]:
     """Check that the kernel has the seccomp actions of the default profile."""
     available = set(host.text("/proc/sys/kernel/seccomp/actions_avail").split())
     if available >= SECCOMP_ACTIONS:
@@ -107,7 +107,7 @@ def seccomp(host: Host) -> Iterator[CheckResult]:
         )
 
 
-def modules(host: Host) -> Iterator[CheckResult]:
+def modules(host: Machine) -> Iterator[CheckResult]:
     """Check that overlay and br_netfilter are loaded."""
     if re.search(r"^nodev\toverlay$", host.text("/proc/filesystems"), re.MULTILINE):
         yield fine("module-overlay", "overlay")
@@ -121,7 +121,7 @@ def modules(host: Host) -> Iterator[CheckResult]:
     yield _bridge_filter(host)
 
 
-def _bridge_filter(host: Host) -> CheckResult:
+def _bridge_filter(host: Machine) -> CheckResult:
     value = host.number("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if value == 1:
         return fine("module-br-netfilter", "packets over bridges pass the firewall")

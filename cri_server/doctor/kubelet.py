@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cri_server.doctor import cgroups
-from cri_server.doctor.model import CheckResult, Host, fine, note, warning, wrong
+from cri_server.doctor.model import CheckResult, Machine, fine, note, warning, wrong
 from cri_server.systemd.units import service_settings, unit_files
 
 # kubelet has this default, and cgroupfs for cgroupDriver below.
@@ -23,7 +23,7 @@ ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
 NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 
 
-def kubelet(host: Host) -> Iterator[CheckResult]:
+def kubelet(host: Machine) -> Iterator[CheckResult]:
     """Check that kubelet uses this server, and the server's cgroup driver."""
     arguments, source = _command(host)
     if arguments is None:
@@ -48,7 +48,7 @@ def kubelet(host: Host) -> Iterator[CheckResult]:
     yield _driver(host, flags.get(DRIVER) or str(settings.get("cgroupDriver") or "cgroupfs"))
 
 
-def _waits_for_kubeadm(host: Host, flags: dict[str, str]) -> bool:
+def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
     """Return True if none of the files exists that kubeadm writes and the unit of kubelet's package
     names from the beginning: kubelet then waits for kubeadm."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
@@ -58,7 +58,7 @@ def _waits_for_kubeadm(host: Host, flags: dict[str, str]) -> bool:
 
 
 def _endpoint(
-    host: Host, endpoint: str, source: str, settings: dict[str, Any], flags: dict[str, str]
+    host: Machine, endpoint: str, source: str, settings: dict[str, Any], flags: dict[str, str]
 ) -> CheckResult:
     ours = host.config.socket_path
     again = host.service("restart", "kubelet", "start kubelet again")
@@ -79,7 +79,7 @@ def _endpoint(
     )
 
 
-def _driver(host: Host, driver: str) -> CheckResult:
+def _driver(host: Machine, driver: str) -> CheckResult:
     ours = cgroups.driver_in_use(host)
     if driver == ours:
         return fine("kubelet-cgroup-driver", f"{ours} for kubelet and server")
@@ -92,7 +92,7 @@ def _driver(host: Host, driver: str) -> CheckResult:
     )
 
 
-def _command(host: Host) -> tuple[list[str] | None, str]:
+def _command(host: Machine) -> tuple[list[str] | None, str]:
     """Return kubelet's arguments, and their source."""
     for folder in sorted(host.path("/proc").glob("[0-9]*")):
         try:
@@ -107,7 +107,7 @@ def _command(host: Host) -> tuple[list[str] | None, str]:
     return _unit(host), "kubelet.service"
 
 
-def _unit(host: Host) -> list[str] | None:
+def _unit(host: Machine) -> list[str] | None:
     """Return the arguments of the unit, with variables from its files expanded."""
     # A later ExecStart= replaces an earlier one, because drop-ins reset it with an empty one first.
     command, variables = "", dict[str, str]()
@@ -149,7 +149,7 @@ def _flags(arguments: list[str]) -> dict[str, str]:
     return flags
 
 
-def _settings(host: Host, path: str) -> tuple[dict[str, Any], str]:
+def _settings(host: Machine, path: str) -> tuple[dict[str, Any], str]:
     """Return kubelet's configuration file, and a problem with it."""
     if not path:
         return {}, ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cri_server.doctor import cgroups
-from cri_server.doctor.model import CheckResult, Host, Level, fine, note, warning
+from cri_server.doctor.model import CheckResult, Level, Machine, fine, note, warning
 from cri_server.store.disk import records_in
 from cri_server.store.facts import ProcessIdentity, entries
 from cri_server.store.paths import Paths
@@ -25,7 +25,7 @@ PLAIN = re.compile(r"([0-9a-f]{64})")
 LISTED_MAX = 3
 
 
-def server(host: Host) -> Iterator[CheckResult]:
+def server(host: Machine) -> Iterator[CheckResult]:
     """Check that a server answers on its socket."""
     path = host.config.socket_path
     problem = _unanswered(path)
@@ -54,7 +54,7 @@ def _unanswered(path: Path) -> str:
     return ""
 
 
-def pods(host: Host) -> Iterator[CheckResult]:
+def pods(host: Machine) -> Iterator[CheckResult]:
     """Look for pods of shims that have no record in this state directory; a starting server ends
     them."""
     recorded = set(records_in(_paths(host).sandbox_records))
@@ -73,7 +73,7 @@ def pods(host: Host) -> Iterator[CheckResult]:
         yield fine("leftover-shims", "none")
 
 
-def mounts(host: Host) -> Iterator[CheckResult]:
+def mounts(host: Machine) -> Iterator[CheckResult]:
     """Look for mounts below the server's directories. This version makes none there; they come from
     other programs or earlier versions."""
     # mountinfo lists resolved paths, and /var/run is a link to /run.
@@ -92,7 +92,7 @@ def mounts(host: Host) -> Iterator[CheckResult]:
         yield fine("leftover-mounts", "none")
 
 
-def names(host: Host) -> Iterator[CheckResult]:
+def names(host: Machine) -> Iterator[CheckResult]:
     """Look for names of network namespaces that are ids of sandboxes, but of sandboxes without a
     record and without a network."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
@@ -117,7 +117,7 @@ def names(host: Host) -> Iterator[CheckResult]:
     )
 
 
-def groups(host: Host) -> Iterator[CheckResult]:
+def groups(host: Machine) -> Iterator[CheckResult]:
     """Look for cgroups with the name of a container or pod that has no record."""
     top = cgroups.tree(host)
     if not top:
@@ -150,7 +150,7 @@ def groups(host: Host) -> Iterator[CheckResult]:
     )
 
 
-def records(host: Host) -> Iterator[CheckResult]:
+def records(host: Machine) -> Iterator[CheckResult]:
     """Look for records that the server could not read."""
     paths = _paths(host)
     folders = (paths.sandbox_records, paths.container_records)
@@ -166,7 +166,7 @@ def records(host: Host) -> Iterator[CheckResult]:
         yield fine("damaged-records", "none")
 
 
-def _shims(host: Host) -> dict[str, int]:
+def _shims(host: Machine) -> dict[str, int]:
     """Return, for each sandbox whose shim lives, the pid of the shim by the sandbox's id."""
     pids = {}
     states = _paths(host).sandbox_states
@@ -201,7 +201,7 @@ def _events(group: Path) -> str:
         return ""
 
 
-def _paths(host: Host) -> Paths:
+def _paths(host: Machine) -> Paths:
     return Paths(host.path(host.config.root), host.path(host.config.state))
 
 

@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from cri_server.doctor.model import CheckResult, Host, fine, note, warning
+from cri_server.doctor.model import CheckResult, Machine, fine, note, warning
 from cri_server.security.selinux import policy
 
 DESCRIPTORS = 65_536  # for some hundred pods
@@ -31,7 +31,7 @@ SYSCTLS = {
 }
 
 
-def privilege(host: Host) -> Iterator[CheckResult]:
+def privilege(host: Machine) -> Iterator[CheckResult]:
     """Report that doctor runs without root."""
     if os.geteuid():
         yield note(
@@ -42,7 +42,7 @@ def privilege(host: Host) -> Iterator[CheckResult]:
         )
 
 
-def apparmor(host: Host) -> Iterator[CheckResult]:
+def apparmor(host: Machine) -> Iterator[CheckResult]:
     """Check that AppArmor, if it is on, can load profiles."""
     if host.text("/sys/module/apparmor/parameters/enabled") != "Y":
         yield note(
@@ -61,7 +61,7 @@ def apparmor(host: Host) -> Iterator[CheckResult]:
         )
 
 
-def selinux(host: Host) -> Iterator[CheckResult]:
+def selinux(host: Machine) -> Iterator[CheckResult]:
     """Check that the policy of SELinux, if it is on, knows the labels of containers."""
     kernel = host.path(policy.KERNEL)
     labels = policy.probe(host.top)
@@ -88,7 +88,7 @@ def selinux(host: Host) -> Iterator[CheckResult]:
         yield fine("selinux", f"{mode}, containers are {labels.process}")
 
 
-def descriptors(host: Host) -> Iterator[CheckResult]:
+def descriptors(host: Machine) -> Iterator[CheckResult]:
     """Check the limit of open descriptors."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
@@ -102,7 +102,7 @@ def descriptors(host: Host) -> Iterator[CheckResult]:
         yield fine("descriptors", str(hard) if hard != resource.RLIM_INFINITY else "unlimited")
 
 
-def sysctls(host: Host) -> Iterator[CheckResult]:
+def sysctls(host: Machine) -> Iterator[CheckResult]:
     """Check the limits of the kernel in SYSCTLS."""
     low = []
     for name, (least, effect) in SYSCTLS.items():
@@ -113,7 +113,7 @@ def sysctls(host: Host) -> Iterator[CheckResult]:
     yield from low or [fine("sysctls", f"{len(SYSCTLS)} limits are high enough")]
 
 
-def swap(host: Host) -> Iterator[CheckResult]:
+def swap(host: Machine) -> Iterator[CheckResult]:
     """Report swap, with which kubelet may not start."""
     lines = host.text("/proc/swaps").splitlines()[1:]
     if lines:
@@ -128,7 +128,7 @@ def swap(host: Host) -> Iterator[CheckResult]:
         yield fine("swap", "off")
 
 
-def runtimes(host: Host) -> Iterator[CheckResult]:
+def runtimes(host: Machine) -> Iterator[CheckResult]:
     """Check the programs of runtime handlers."""
     missing = {
         name: runtime.binary

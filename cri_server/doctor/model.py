@@ -65,7 +65,7 @@ def wrong(code: str, observation: str, effect: str, remedy: str) -> CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class Machine:
     """A machine and its server's configuration. `top` is the root of its file system, `/` except in
     tests; paths are those of the machine."""
 
@@ -111,4 +111,4 @@ class Host:
         return ""
 
 
-Check = Callable[[Host], Iterable[CheckResult]]
+Check = Callable[[Machine], Iterable[CheckResult]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cni_plugins.protocol.builtin import MODULES
 from cni_plugins.protocol.config import NetworkList
-from cri_server.doctor.model import CheckResult, Host, Level, fine, note, warning, wrong
+from cri_server.doctor.model import CheckResult, Level, Machine, fine, note, warning, wrong
 from cri_server.network.configuration import Configuration, ConfiguredNetwork, builtin_network
 from cri_server.network.leases import usage
 from pyrunc.errors import Error
@@ -20,7 +20,7 @@ FEW_LEFT = 0.9  # the share of taken addresses from which on doctor warns
 NFT_S = 10.0
 
 
-def network(host: Host) -> ConfiguredNetwork:
+def network(host: Machine) -> ConfiguredNetwork:
     """Return the network that pods get; its texts name paths as the machine has them."""
     settings, default = host.config.network, None
     if settings.builtin:
@@ -44,7 +44,7 @@ def network(host: Host) -> ConfiguredNetwork:
     )
 
 
-def configuration(host: Host) -> Iterator[CheckResult]:
+def configuration(host: Machine) -> Iterator[CheckResult]:
     """Check the CNI configuration, its plugins and the free addresses."""
     decided = network(host)
     pods_network = decided.network
@@ -78,7 +78,7 @@ def configuration(host: Host) -> Iterator[CheckResult]:
     yield from _addresses(host, pods_network)
 
 
-def _plugins(host: Host, network: NetworkList, kinds: list[str]) -> CheckResult:
+def _plugins(host: Machine, network: NetworkList, kinds: list[str]) -> CheckResult:
     ipams = [str(p["ipam"].get("type")) for p in network.plugins if isinstance(p.get("ipam"), dict)]
     folders = [folder for folder in host.config.network.bin_dir.split(":") if folder]
     needed = dict.fromkeys([*kinds, *filter(None, ipams)])
@@ -94,13 +94,13 @@ def _plugins(host: Host, network: NetworkList, kinds: list[str]) -> CheckResult:
     )
 
 
-def _is_installed(host: Host, kind: str, folders: list[str]) -> bool:
+def _is_installed(host: Machine, kind: str, folders: list[str]) -> bool:
     return kind in MODULES or any(
         os.access(host.path(f"{folder}/{kind}"), os.X_OK) for folder in folders
     )
 
 
-def _addresses(host: Host, network: NetworkList) -> Iterator[CheckResult]:
+def _addresses(host: Machine, network: NetworkList) -> Iterator[CheckResult]:
     for each in usage(network) if host.top == Path("/") else ():
         text = (
             f"{each.taken} of {each.size} IPv{each.version} addresses of {each.network} are taken"
@@ -117,7 +117,7 @@ def _addresses(host: Host, network: NetworkList) -> Iterator[CheckResult]:
             )
 
 
-def names(host: Host) -> Iterator[CheckResult]:
+def names(host: Machine) -> Iterator[CheckResult]:
     """Check whether pods of add-ons that mount `netns_dir` can see the network namespaces of later
     pods."""
     if host.top != Path("/"):
@@ -138,7 +138,7 @@ def names(host: Host) -> Iterator[CheckResult]:
     )
 
 
-def forwarding(host: Host) -> Iterator[CheckResult]:
+def forwarding(host: Machine) -> Iterator[CheckResult]:
     """Check that the kernel forwards packets."""
     if host.number("/proc/sys/net/ipv4/ip_forward") == 1:
         yield fine("ip-forward", "on")
@@ -158,7 +158,7 @@ def forwarding(host: Host) -> Iterator[CheckResult]:
     )
 
 
-def firewall(host: Host) -> Iterator[CheckResult]:
+def firewall(host: Machine) -> Iterator[CheckResult]:
     """List chains that drop forwarded packets with nft. Needs root."""
     import subprocess  # not for a starting server, which skips this check
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cri_server.doctor.model import CheckResult, Host, fine, note, warning
+from cri_server.doctor.model import CheckResult, Machine, fine, note, warning
 from pyrunc.errors import Error
 
 EXAMPLE = "registry.example"  # represents the registries of the folder _default
 
 
-def registries(host: Host) -> Iterator[CheckResult]:
+def registries(host: Machine) -> Iterator[CheckResult]:
     """Yield a result for each hosts.toml that is unusable or has ignored keys."""
     named = [folder for folder in host.config.registry.config_path.split(":") if folder]
     files = [file for folder in named for file in sorted(host.path(folder).glob("*/hosts.toml"))]
@@ -21,7 +21,7 @@ def registries(host: Host) -> Iterator[CheckResult]:
     yield from problems or [fine("registries", f"{len(files)} files of hosts.toml have no errors")]
 
 
-def _repeated(host: Host, files: list[Path]) -> Iterator[CheckResult]:
+def _repeated(host: Machine, files: list[Path]) -> Iterator[CheckResult]:
     """Yield a result for each folder that the server ignores because another folder is for the same
     registry under another spelling."""
     from cri_server.images.registry.hosts import folder_of, registry_of
@@ -39,7 +39,7 @@ def _repeated(host: Host, files: list[Path]) -> Iterator[CheckResult]:
             )
 
 
-def _check_file(host: Host, file: Path) -> Iterator[CheckResult]:
+def _check_file(host: Machine, file: Path) -> Iterator[CheckResult]:
     from cri_server.images.registry.client import tls_context
     from cri_server.images.registry.hosts import DEFAULT_FOLDER, read_file, registry_of
 
@@ -73,10 +73,10 @@ def _check_file(host: Host, file: Path) -> Iterator[CheckResult]:
         )
 
 
-def _broken(host: Host, error: Error, effect: str, remedy: str) -> CheckResult:
+def _broken(host: Machine, error: Error, effect: str, remedy: str) -> CheckResult:
     return warning("registries", _on_machine(host, error.message), effect, remedy)
 
 
-def _on_machine(host: Host, text: str) -> str:
+def _on_machine(host: Machine, text: str) -> str:
     """Replace paths below `top` by those of the machine."""
     return text.replace(f"{host.top}/", "/") if host.top != Path("/") else text

@@ -2,9 +2,9 @@
 events and bytes out.
 
 `receive` does not raise for any input of a peer. A stream error resets the stream; a connection
-error is reported as `Failed`, and all later input is ignored. `Limits` bounds the memory and work
-that a peer can cause: header blocks, open streams, and an allowance for each kind of frame that
-costs this side more than the peer.
+error is reported as `Failed`, and all later input is ignored. `Http2Limits` bounds the memory and
+work that a peer can cause: header blocks, open streams, and an allowance for each kind of frame
+that costs this side more than the peer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from cri_server.http2 import frames, hpack
-from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
+from cri_server.http2.events import Data, Drained, Event, Failed, Opened, PeerReady, Reset
 from cri_server.http2.fields import Malformed, check
 from cri_server.http2.frames import WORD, ErrorCode, Setting
-from cri_server.http2.hpack import BadBlock, Decoder
-from cri_server.http2.limits import Allowance, Limits
+from cri_server.http2.hpack import BadBlock, HpackDecoder
+from cri_server.http2.limits import Allowance, Http2Limits
 from cri_server.http2.reading import Broken, Reader, check_size, unpadded
-from cri_server.http2.sending import Overflow, Sender
-from cri_server.http2.streams import Block, Stream
+from cri_server.http2.sending import FrameSender, Overflow
+from cri_server.http2.streams import Block, Http2Stream
 
 RESET_IDS_LIMIT = 1024  # streams that this side has reset, on which the peer may still send
 
@@ -32,29 +32,29 @@ SETTINGS_COST = 20  # tokens: SETTINGS may change every open stream
 SMALL_UPDATE_BYTES = 1024  # a smaller WINDOW_UPDATE costs a token, too
 
 
-class Connection:
+class Http2Connection:
     """An HTTP/2 connection as a state machine without I/O. Pass received bytes to `receive`, and
     send the result of `data_to_send` after each call of any method."""
 
     def __init__(
-        self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+        self, limits: Http2Limits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or Http2Limits()
         self.failed = self.leaving = False
         # Streams that the peer has closed while the owner still works for them: each `Reset` adds
         # one, the owner subtracts it.
         self.unfinished_streams = 0
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Http2Stream] = {}
         self._reset: OrderedDict[int, None] = OrderedDict()
         self._last_id = 0
         self._reader = Reader()
         self._settings_received = False
         self._block: Block | None = None
-        self._decoder = Decoder()
+        self._decoder = HpackDecoder()
         self._window_bytes, self._consumed_bytes = self.limits.window_bytes, 0
         self._resets = Allowance(*self.limits.resets, clock)
         self._controls = Allowance(*self.limits.controls, clock)
-        self._sender = Sender()
+        self._sender = FrameSender()
         self._prefix = hpack.EMPTY_TABLE
         self._events: list[Event] = []
         self._greet()
@@ -253,7 +253,7 @@ class Connection:
         except Malformed:
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
-        self._streams[stream_id] = Stream(self._sender.open(stream_id), not ended, length)
+        self._streams[stream_id] = Http2Stream(self._sender.open(stream_id), not ended, length)
         self._events.append(Opened(stream_id, fields, ended))
 
     def _trailers(self, stream_id: int, ended: bool) -> None:
@@ -304,7 +304,7 @@ class Connection:
         self._apply(values)
         if not self._settings_received:
             self._settings_received = True
-            self._events.append(Ready())
+            self._events.append(PeerReady())
 
     def _apply(self, values: dict[int, int]) -> None:
         # SETTINGS_HEADER_TABLE_SIZE bounds the table of this side's encoder, which uses none.
@@ -388,7 +388,7 @@ class Connection:
 
     # -- the ends of streams and of the connection
 
-    def _ended_receiving(self, stream_id: int, stream: Stream) -> None:
+    def _ended_receiving(self, stream_id: int, stream: Http2Stream) -> None:
         stream.receiving = False
         if not stream.sending and not stream.out.queued:
             del self._streams[stream_id]
@@ -416,7 +416,7 @@ class Connection:
                 self._sent_all(stream_id, stream)
         self._sender.drained.clear()
 
-    def _sent_all(self, stream_id: int, stream: Stream) -> None:
+    def _sent_all(self, stream_id: int, stream: Http2Stream) -> None:
         """Close the stream after its reply; a request that is not complete is reset (section
         8.1)."""
         del self._streams[stream_id]

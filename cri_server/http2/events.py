@@ -30,7 +30,7 @@ class Reset:
     """The stream was reset, by the peer or because the peer broke the protocol on it.
 
     It counts as open until the owner has ended its work and has subtracted one from
-    `Connection.unfinished_streams`.
+    `Http2Connection.unfinished_streams`.
     """
 
     stream_id: int
@@ -45,7 +45,7 @@ class Drained:
 
 
 @dataclass(slots=True)
-class Ready:
+class PeerReady:
     """The peer's preface and SETTINGS have arrived."""
 
 
@@ -57,4 +57,4 @@ class Failed:
     reason: str
 
 
-Event = Opened | Data | Reset | Drained | Ready | Failed
+Event = Opened | Data | Reset | Drained | PeerReady | Failed

@@ -32,7 +32,7 @@ class BadHuffman(Exception):
     """An invalid Huffman code."""
 
 
-class _Tree:
+class _CodeTree:
     """The code as a binary tree. A node is a number, 0 the root. `children[node]` has, for the bits
     0 and 1, a node or the complement of a symbol."""
 
@@ -77,7 +77,7 @@ class _Tree:
         return step
 
 
-_tree = functools.cache(_Tree)
+_tree = functools.cache(_CodeTree)
 
 
 def decode(data: bytes) -> bytes:

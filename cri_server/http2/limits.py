@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Http2Limits:
     """Limits of one connection.
 
     `streams`: open at once, including reset ones whose work has not ended. `header_list_bytes`: of

@@ -31,7 +31,7 @@ class Outgoing:
     ready: bool = False  # whether it is in the ready queue
 
 
-class Sender:
+class FrameSender:
     """Collects frames for `take`. `queued_bytes`: data that waits for windows."""
 
     __slots__ = (

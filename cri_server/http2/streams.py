@@ -9,7 +9,7 @@ from cri_server.http2.sending import Outgoing
 
 
 @dataclass(slots=True)
-class Stream:
+class Http2Stream:
     """An open stream of an HTTP/2 connection."""
 
     out: Outgoing
@@ -17,7 +17,7 @@ class Stream:
     left_bytes: int | None  # of the body; None without content-length
     sending: bool = True
     # Streams keep the initial window: most requests fit, and a longer one gets credit once its
-    # announced length has been checked (`grpc_framing.Incoming.add`).
+    # announced length has been checked (`grpc_framing.IncomingMessage.add`).
     window_bytes: int = frames.WINDOW_BYTES
 
     def fits(self, size: int, ended: bool) -> bool:

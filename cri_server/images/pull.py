@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of
-from cri_server.images.formats.manifest import Config, Descriptor, Index, Manifest
+from cri_server.images.formats.manifest import Descriptor, ImageConfiguration, ImageIndex, Manifest
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
-from cri_server.images.layers.incoming import DigestMismatch, Incoming, InMemory
+from cri_server.images.layers.incoming import DigestMismatch, IncomingBlob, InMemory
 from cri_server.images.layers.ring import Interrupted
 from cri_server.images.layers.sharing import Rate
 from cri_server.images.layers.streamed import OpenStream
 from cri_server.images.model import Auth, Progress
-from cri_server.images.registry.client import Session
+from cri_server.images.registry.client import RegistrySession
 from cri_server.images.registry.hosts import hosts_for
 from cri_server.images.registry.registry import Registry
 from cri_server.images.store.blobs import Ingest
@@ -40,7 +40,7 @@ from pyrunc.errors import Error, NotFound, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
 
 if TYPE_CHECKING:
-    from cri_server.images.signatures.policy import Policy
+    from cri_server.images.signatures.policy import SignaturePolicy
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Pull:
         self._reference = reference
         self._auth = auth
         self._watch, self._report = watch, report
-        self._session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
+        self._session = RegistrySession(CONNECTION_READ_TIMEOUT_S, watch.touch)
         self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._turns = KeyedLock()  # of blobs
         self._rate = Rate()
@@ -158,7 +158,7 @@ class Pull:
         reached over indexes. Add the manifest and these indexes to `blobs`, the manifest last."""
         document = manifests.parse(data, target.media_type)
         depth = 1
-        while isinstance(document, Index):
+        while isinstance(document, ImageIndex):
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
                 raise manifests.BadManifest(
@@ -182,7 +182,7 @@ class Pull:
             return data
         return await self._thread(lambda: registry.manifest(chosen))
 
-    def _rules(self) -> Policy | None:
+    def _rules(self) -> SignaturePolicy | None:
         """Read and return the policy, if there is one. Refuse an image whose scope it rejects,
         before any request. Raises SignatureValidationFailed, WrongState."""
         if not self._policy:
@@ -194,7 +194,9 @@ class Pull:
         signatures.check_scope(rules, self._reference)
         return rules
 
-    def _check_signatures(self, rules: Policy, registry: Registry, digests: list[str]) -> None:
+    def _check_signatures(
+        self, rules: SignaturePolicy, registry: Registry, digests: list[str]
+    ) -> None:
         """Check the signatures of the manifests, before configuration and layers are fetched.
         Raises SignatureValidationFailed, WrongState."""
         from cri_server.images.signatures import cosign as signatures
@@ -206,7 +208,7 @@ class Pull:
 
     async def _config(
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
-    ) -> Config:
+    ) -> ImageConfiguration:
         """Fetch the configuration, and add it to `blobs`. A stored one is fetched, too, because
         that proves the right to the image (see `verified`)."""
         content = InMemory(algorithm_of(manifest.config.digest))
@@ -222,7 +224,9 @@ class Pull:
         for digest, data in blobs.items():
             await self._thread(partial(self._store.blobs.put, data, algorithm_of(digest)))
 
-    async def _layers(self, registry: Registry, manifest: Manifest, config: Config) -> None:
+    async def _layers(
+        self, registry: Registry, manifest: Manifest, config: ImageConfiguration
+    ) -> None:
         missing = {
             layer.digest: layer.size
             for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
@@ -281,7 +285,7 @@ class Pull:
         self._watch.touch()
 
     def _receive(
-        self, registry: Registry, descriptor: Descriptor, blob: Incoming, rate: Rate
+        self, registry: Registry, descriptor: Descriptor, blob: IncomingBlob, rate: Rate
     ) -> None:
         """Download a blob. Blocking; runs in its own thread."""
         set_batch_policy()

@@ -18,7 +18,7 @@ from cri_server.images.formats.manifest import Descriptor
 from cri_server.images.formats.reference import Reference
 from cri_server.images.model import Progress
 from cri_server.images.registry.client import origin_of
-from cri_server.images.registry.hosts import Host
+from cri_server.images.registry.hosts import RegistryHost
 from cri_server.images.registry.registry import Registry
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.layer_blobs import compressed
@@ -30,7 +30,7 @@ CHUNK_BYTES = 256 << 10
 
 def push(
     registry: Registry,
-    host: Host,
+    host: RegistryHost,
     blobs: Blobs,
     files: LayerFiles,
     target: Descriptor,
@@ -86,7 +86,7 @@ def push(
     return target.digest
 
 
-def has_blob(registry: Registry, host: Host, descriptor: Descriptor) -> bool:
+def has_blob(registry: Registry, host: RegistryHost, descriptor: Descriptor) -> bool:
     """Return whether the registry has the blob. Raises the errors of `Registry.request` and
     `Registry.expect`."""
     what = f"blobs/{descriptor.digest}"
@@ -100,7 +100,7 @@ def has_blob(registry: Registry, host: Host, descriptor: Descriptor) -> bool:
 
 def _send_blob(
     registry: Registry,
-    host: Host,
+    host: RegistryHost,
     blobs: Blobs,
     descriptor: Descriptor,
     arrived: Callable[[int], None],

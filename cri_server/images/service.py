@@ -21,7 +21,7 @@ from cri_server.images.formats.digests import digest_of, hex_of
 from cri_server.images.formats.manifest import LIMIT_BYTES, ImageConfig
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
-from cri_server.images.layers.inflate import Limits
+from cri_server.images.layers.inflate import UnpackLimits
 from cri_server.images.model import Auth, Image, Progress, StoreUsage
 from cri_server.images.store.catalog import Content, Name, id_matches
 from cri_server.images.store.image_paths import ImagePaths
@@ -37,7 +37,7 @@ from pyrunc.errors import InvalidArgument, NotFound, WrongState
 
 if TYPE_CHECKING:
     from cri_server.images.pull import Pull
-    from cri_server.images.registry.hosts import Host
+    from cri_server.images.registry.hosts import RegistryHost
     from cri_server.images.registry.registry import Registry
 
 __all__ = ["Auth", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
@@ -291,7 +291,7 @@ class ImageService:
         digest = image.repo_digests[0] if image.repo_digests else image.id
         return image.repo_tags[0] if image.repo_tags else digest, digest
 
-    def archive_limits(self) -> Limits:
+    def archive_limits(self) -> UnpackLimits:
         """Return how much an archive may unpack to on the store's disk. Raises ResourceExhausted
         when there is no space."""
         return self._store.space.limits_of_archive()
@@ -415,7 +415,7 @@ class ImageService:
             watch.touch()
             loop.call_soon_threadsafe(progress, state)
 
-        def send(registry: Registry, host: Host) -> str:
+        def send(registry: Registry, host: RegistryHost) -> str:
             from cri_server.images.push import push
 
             return push(
@@ -441,16 +441,16 @@ class ImageService:
         reference: Reference,
         auth: Auth | None,
         watch: Watch,
-        work: Callable[[Registry, Host], Outcome],
+        work: Callable[[Registry, RegistryHost], Outcome],
     ) -> Outcome:
         """Run `work` in a thread, on the registry itself and never on a mirror; return its result.
         Raises DeadlineExceeded when `watch` sees no progress."""
         from cri_server.images.pull import CONNECTION_READ_TIMEOUT_S
-        from cri_server.images.registry.client import Session
+        from cri_server.images.registry.client import RegistrySession
         from cri_server.images.registry.hosts import hosts_for
         from cri_server.images.registry.registry import Registry
 
-        session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
+        session = RegistrySession(CONNECTION_READ_TIMEOUT_S, watch.touch)
 
         def run() -> Outcome:
             host = hosts_for(reference.registry, self._certs_dirs)[-1]
@@ -488,7 +488,7 @@ class ImageService:
                 )
         return [await self._finish(image, watch) for image in loaded]
 
-    async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:
+    async def _finish(self, image: archives.ArchivedImage, watch: Watch) -> Image:
         await self._store.maker.make_all(image.manifest, image.config.diff_ids, BlobSource(watch))
         names = [
             Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references

@@ -77,7 +77,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SymbolicLink:
     """Makes a symbolic link, also over a file."""
 
     path: str
@@ -166,7 +166,7 @@ def _content(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunCommand:
     """Runs a command of the machine. `may_fail`: for services that may not exist."""
 
     arguments: tuple[str, ...]
@@ -186,7 +186,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepFile:
     """Leaves a path as it is, and reports the reason."""
 
     path: str
@@ -202,4 +202,4 @@ class Keep:
         pass
 
 
-Action = Folder | Write | Link | Remove | Run | Keep | EndKeeper
+Action = Folder | Write | SymbolicLink | Remove | RunCommand | KeepFile | EndKeeper

@@ -27,10 +27,10 @@ from cri_server.install.actions import (
     Action,
     EndKeeper,
     Folder,
-    Keep,
-    Link,
+    KeepFile,
     Remove,
-    Run,
+    RunCommand,
+    SymbolicLink,
     Write,
     beneath,
     read,
@@ -92,7 +92,7 @@ def install_actions(request: InstallRequest) -> list[Action]:
     for action in installing:
         if isinstance(action, Write):
             record.files[action.path] = _digest(action.content)
-        elif isinstance(action, Link):
+        elif isinstance(action, SymbolicLink):
             record.files[action.path] = ""
     recorded = {*record.folders}
     record.folders += [folder.path for folder in folders if folder.path not in recorded]
@@ -116,7 +116,7 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
     record = _read_record(request.root)
     actions: list[Action] = []
     if request.is_live and request.scripts is not None:
-        actions.append(Run(("systemctl", "disable", "--now", files.UNIT), may_fail=True))
+        actions.append(RunCommand(("systemctl", "disable", "--now", files.UNIT), may_fail=True))
     if request.scripts is not None:  # a package's scripts do this when they stop the server
         actions.append(EndKeeper(_settings(request.root).server.state))
     for path, digest in record.files.items():
@@ -125,11 +125,11 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
     if purge:
         actions += _data(request.root)
         if request.is_live:
-            actions.append(Run(("nft", "delete", "table", "inet", FIREWALL), may_fail=True))
+            actions.append(RunCommand(("nft", "delete", "table", "inet", FIREWALL), may_fail=True))
     # Children sort behind their parents, so in reverse each folder is empty when its turn comes.
     actions += [Remove(path) for path in sorted(record.folders, reverse=True)]
     if request.is_live:
-        actions.append(Run(("systemctl", "daemon-reload")))
+        actions.append(RunCommand(("systemctl", "daemon-reload")))
     return actions
 
 
@@ -185,7 +185,7 @@ def carry_out(
         needed = not action.is_done(root)
         if needed and not dry_run:
             action.do(root)
-        yield action, needed and not isinstance(action, Keep)
+        yield action, needed and not isinstance(action, KeepFile)
 
 
 def _file_list(request: InstallRequest) -> list[files.NodeFile]:
@@ -198,13 +198,13 @@ def _files(request: InstallRequest) -> Iterator[Action]:
     for file in _file_list(request):
         content = file.text.encode()
         if file.keep and _is_changed(request.root, file.path, content):
-            yield Keep(file.path, "it exists")
+            yield KeepFile(file.path, "it exists")
             continue
         yield Write(file.path, content, file.mode)
     # sudo's secure_path and systemd's default PATH lack the folder of a virtual environment.
     if request.scripts is not None and request.scripts != "/usr/local/bin":
         for name in request.programs:
-            yield Link(f"/usr/local/bin/{name}", f"{request.scripts}/{name}")
+            yield SymbolicLink(f"/usr/local/bin/{name}", f"{request.scripts}/{name}")
 
 
 def _is_changed(root: Path, path: str, content: bytes) -> bool:
@@ -222,9 +222,9 @@ def _plugins(request: InstallRequest) -> Iterator[Action]:
     for name in builtin.MODULES:
         path = f"{PLUGINS}/{name}"
         if not _is_free_for_ours(beneath(request.root, path)):
-            yield Keep(path, "it belongs to another program")
+            yield KeepFile(path, "it belongs to another program")
         elif request.scripts is None:
-            yield Link(path, f"{PACKAGED_PLUGINS}/{name}")
+            yield SymbolicLink(path, f"{PACKAGED_PLUGINS}/{name}")
         else:
             yield Write(
                 path, builtin.script(name, sys.executable, builtin.import_path()).encode(), 0o755
@@ -253,7 +253,7 @@ def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
     first."""
     modes = dict(FOLDERS)
     for action in actions:
-        if isinstance(action, Write | Link):
+        if isinstance(action, Write | SymbolicLink):
             modes.setdefault(os.path.dirname(action.path), 0o755)
     for path in list(modes):
         while (path := os.path.dirname(path)) != "/":
@@ -265,28 +265,28 @@ def _start(request: InstallRequest) -> Iterator[Action]:
     if not request.is_live:
         return
     # systemd reads the new unit and the drop-in of kubelet only then.
-    yield Run(("systemctl", "daemon-reload"))
+    yield RunCommand(("systemctl", "daemon-reload"))
     if request.scripts is None:
         return
-    yield Run(("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/pyrunc.conf"))
-    yield Run(("systemctl", "restart", "systemd-modules-load.service"), may_fail=True)
-    yield Run(("systemctl", "restart", "systemd-sysctl.service"), may_fail=True)
+    yield RunCommand(("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/pyrunc.conf"))
+    yield RunCommand(("systemctl", "restart", "systemd-modules-load.service"), may_fail=True)
+    yield RunCommand(("systemctl", "restart", "systemd-sysctl.service"), may_fail=True)
     if request.start:
-        yield Run(("systemctl", "enable", "--now", files.UNIT))
+        yield RunCommand(("systemctl", "enable", "--now", files.UNIT))
 
 
 def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
-    """Return the action that undoes the installation of a file: Remove, or Keep if the file belongs
-    to another program, or was changed and `keep_changes`."""
+    """Return the action that undoes the installation of a file: Remove, or KeepFile if the file
+    belongs to another program, or was changed and `keep_changes`."""
     target = beneath(root, path)
     if digest and target.is_file() and not target.is_symlink():
         changed = _digest(read(target)) != digest
         if changed and keep_changes:
-            return Keep(path, "it was changed after the installation (--purge removes it)")
+            return KeepFile(path, "it was changed after the installation (--purge removes it)")
         if path.startswith(PLUGINS) and changed and not _is_free_for_ours(target):
-            return Keep(path, "it belongs to another program")
+            return KeepFile(path, "it belongs to another program")
     elif not digest and os.path.lexists(target) and not target.is_symlink():
-        return Keep(path, "it belongs to another program")
+        return KeepFile(path, "it belongs to another program")
     return Remove(path)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cri_server.config.model import Config, Streaming
+from cri_server.config.model import Config, StreamingConfig
 from cri_server.node import host
 from cri_server.spec import block_io, hooks, rdt, security
 from pyrunc.errors import Error, InvalidSpec
@@ -56,7 +56,7 @@ def _check_signature_policy(path: str) -> None:
     check_policy(path)
 
 
-def _tls_problems(streaming: Streaming) -> Iterator[InvalidSpec]:
+def _tls_problems(streaming: StreamingConfig) -> Iterator[InvalidSpec]:
     from cri_server.streaming.tls import Tls
 
     try:

@@ -45,7 +45,7 @@ DEFAULT_LIMITS: Limits = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeFacts:
     """Facts of the host.
 
     `cgroup_root`: the mount point of cgroup v2; `cgroup_controllers`: the controllers on v2;
@@ -65,13 +65,13 @@ class Node:
     limits: Limits
 
 
-def probe(config: Config) -> Node:
+def probe(config: Config) -> NodeFacts:
     """Read the facts of the host. Raises InvalidSpec when the configuration requires a feature that
     it lacks."""
     root = cgroup_root()
     # sd_booted(3) makes this test: systemd may be installed without being process 1.
     systemd = Path("/run/systemd/system").is_dir()
-    return Node(
+    return NodeFacts(
         boot_id=boot_id(),
         hostname=os.uname().nodename,
         cgroup_root=root,

@@ -11,7 +11,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
-from cri_server.config.model import Config, Runtime
+from cri_server.config.model import Config, RuntimeConfig
 from cri_server.zygote.client import Zygote
 from cri_server.zygote.jobs import FEATURES, FeaturesRequest
 from pyrunc.errors import Error
@@ -41,7 +41,7 @@ class OciFeatures:
             )
         return features
 
-    async def mounts_rro(self, runtime: Runtime) -> bool:
+    async def mounts_rro(self, runtime: RuntimeConfig) -> bool:
         """Whether the runtime supports recursive read-only mounts, as this project's does."""
         if not runtime.binary:
             return True

@@ -21,7 +21,7 @@ CALLS_LIMIT = 16  # concurrent calls of a plugin
 Reply = TypeVar("Reply")
 
 
-class CallFailed(Exception):
+class PluginCallFailed(Exception):
     """The call failed with a gRPC status."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -33,7 +33,7 @@ class Closed(Exception):
     """The connection ended before or during the call."""
 
 
-class Connection(asyncio.Protocol):
+class PluginConnection(asyncio.Protocol):
     """A plugin's connection. `serve(method, payload)` answers the plugin's calls of the Runtime
     service, or raises CallFailed. `on_close` is called once."""
 
@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
         self, serve: Callable[[str, bytes], Awaitable[bytes]], on_close: Callable[[], None]
     ) -> None:
         self._serve, self._on_close = serve, on_close
-        self._decoder = framing.Decoder()
+        self._decoder = framing.FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[ttrpc.Response]] = {}
         self._serving: set[asyncio.Task[None]] = set()
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._waiting.pop(stream, None)
         if response.status.code:
-            raise CallFailed(response.status.code, response.status.message)
+            raise PluginCallFailed(response.status.code, response.status.message)
         try:
             return reply.FromString(response.payload)  # type: ignore[attr-defined, no-any-return]
         except DecodeError as error:
@@ -90,8 +90,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        # `Nri._accepted` may have refused it already: asyncio needs a protocol for each accepted
-        # socket.
+        # `NriObserver._accepted` may have refused it already: asyncio needs a protocol for each
+        # accepted socket.
         if not self.open:
             transport.abort()
 
@@ -129,9 +129,9 @@ class Connection(asyncio.Protocol):
     async def _answer(self, stream: int, request: ttrpc.Request) -> None:
         try:
             if request.service != f"{PACKAGE}.Runtime":
-                raise CallFailed(Code.UNIMPLEMENTED, f"no service {request.service[:80]!r}")
+                raise PluginCallFailed(Code.UNIMPLEMENTED, f"no service {request.service[:80]!r}")
             response = ttrpc.Response(payload=await self._serve(request.method, request.payload))
-        except CallFailed as error:
+        except PluginCallFailed as error:
             response = ttrpc.Response(status=ttrpc.Status(code=error.code, message=error.message))
         except DecodeError as error:
             text = f"{request.method}: the request cannot be decoded: {error}"

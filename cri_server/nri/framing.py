@@ -57,7 +57,7 @@ def encode(connection: int, stream: int, kind: int, payload: bytes) -> bytes:
 
 
 @dataclass(slots=True)
-class Decoder:
+class FrameDecoder:
     """Decodes messages. Frames of unknown connections are dropped, as in the Go module."""
 
     _trunk: bytearray = field(default_factory=bytearray)

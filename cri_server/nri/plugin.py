@@ -15,7 +15,7 @@ from typing import Any
 
 from cri_server.api import nri_pb2 as api
 from cri_server.nri import framing
-from cri_server.nri.connection import CallFailed, Closed, Connection, Reply
+from cri_server.nri.connection import Closed, PluginCallFailed, PluginConnection, Reply
 from cri_server.nri.launch import PluginProcess
 from cri_server.rpc.codes import Code
 from pyrunc import __version__
@@ -42,7 +42,7 @@ STATE_CHANGES = {
 }
 
 
-FAILURES = (TimeoutError, Closed, CallFailed, framing.TooLarge)
+FAILURES = (TimeoutError, Closed, PluginCallFailed, framing.TooLarge)
 """The exceptions of a call to a plugin."""
 
 
@@ -69,7 +69,7 @@ class Plugin:
         self.index, self.base_name, self.events = "", "", 0
         self.process: PluginProcess | None = None
         self.config = ""
-        self.connection = Connection(self._serve, self._on_connection_close)
+        self.connection = PluginConnection(self._serve, self._on_connection_close)
         self._timeouts, self._update, self._on_close = timeouts, update, on_close
         self._registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._old: set[int] = set()  # events that it gets by StateChange
@@ -154,7 +154,7 @@ class Plugin:
             # A plugin that ignores `more` would take the first part for the whole node, and reply
             # with updates.
             if response.update or not response.more:
-                raise CallFailed(
+                raise PluginCallFailed(
                     Code.UNIMPLEMENTED,
                     "the plugin does not support Synchronize in several messages",
                 )
@@ -177,7 +177,7 @@ class Plugin:
             if event not in self._old:
                 try:
                     return await self._call(method, request, reply)
-                except CallFailed as error:
+                except PluginCallFailed as error:
                     if error.code != Code.UNIMPLEMENTED or event not in STATE_CHANGES:
                         raise
                     self._old.add(event)
@@ -186,7 +186,7 @@ class Plugin:
                 change.container.CopyFrom(request.container)
             await self._call("StateChange", change, api.Empty)
             return reply()
-        except CallFailed as error:
+        except PluginCallFailed as error:
             raise PeerError(f"NRI plugin {self.name}: {method}: {error.message}") from None
         except framing.TooLarge as error:
             raise PeerError(f"NRI plugin {self.name}: {method}: {error}") from None
@@ -211,23 +211,23 @@ class Plugin:
             return b""
         if method == "UpdateContainers":
             if not self.events:
-                raise CallFailed(Code.FAILED_PRECONDITION, "the plugin is not configured yet")
+                raise PluginCallFailed(Code.FAILED_PRECONDITION, "the plugin is not configured yet")
             try:
                 failed = await self._update(self, api.UpdateContainersRequest.FromString(payload))
             except Error as error:
-                raise CallFailed(Code.UNKNOWN, error.message) from None
+                raise PluginCallFailed(Code.UNKNOWN, error.message) from None
             return api.UpdateContainersResponse(failed=failed).SerializeToString()
-        raise CallFailed(Code.UNIMPLEMENTED, f"no method {method[:80]!r}")
+        raise PluginCallFailed(Code.UNIMPLEMENTED, f"no method {method[:80]!r}")
 
     def _register(self, request: api.RegisterPluginRequest) -> None:
         if self._registered.done():
-            raise CallFailed(Code.ALREADY_EXISTS, "the plugin is already registered")
+            raise PluginCallFailed(Code.ALREADY_EXISTS, "the plugin is already registered")
         if self.process is None:  # else the file has the name
             if not INDEX.fullmatch(request.plugin_idx) or not NAME.fullmatch(request.plugin_name):
                 index, name = request.plugin_idx[:20], request.plugin_name[:80]
                 text = f"index {index!r} and name {name!r} are not valid for a plugin"
                 self._registered.set_exception(PeerError(text))
-                raise CallFailed(Code.INVALID_ARGUMENT, text)
+                raise PluginCallFailed(Code.INVALID_ARGUMENT, text)
             self.index, self.base_name = request.plugin_idx, request.plugin_name
         self._registered.set_result(None)
 

@@ -37,7 +37,7 @@ SOCKET_MODE = 0o600
 JOINING_LIMIT = 32  # connections that are not registered yet
 
 
-class Nri(LifecycleObserver):
+class NriObserver(LifecycleObserver):
     """The lifecycle observer that manages plugins."""
 
     def __init__(self, services: Services) -> None:

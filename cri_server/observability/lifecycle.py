@@ -1,6 +1,6 @@
 """The interface through which verbs announce events of pods and containers.
 
-With `[nri] enabled` the observer is `cri_server.nri.service.Nri`. Otherwise it is
+With `[nri] enabled` the observer is `cri_server.nri.service.NriObserver`. Otherwise it is
 `LifecycleObserver` itself, whose methods do nothing, and the modules of NRI are not imported.
 """
 

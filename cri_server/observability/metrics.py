@@ -26,7 +26,7 @@ BASE_LABELS = ("pod", "namespace", "container", "id", "image")
 
 
 @dataclass(slots=True)
-class Figures:
+class ContainerFigures:
     """The measurements of one container."""
 
     cpu: dict[str, int]
@@ -51,7 +51,7 @@ class Figures:
 
 
 Values = list[tuple[tuple[str, ...], int]]
-Reader = Callable[[Figures], int | Values]
+Reader = Callable[[ContainerFigures], int | Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _limit(name: str) -> Reader:
     return lambda figures: max(0, getattr(figures.limits, name))
 
 
-def _failures(figures: Figures) -> Values:
+def _failures(figures: ContainerFigures) -> Values:
     return [
         (("pgfault", "container"), figures.stat("pgfault")),
         (("pgmajfault", "container"), figures.stat("pgmajfault")),
@@ -110,13 +110,13 @@ def _failures(figures: Figures) -> Values:
 
 
 def _io(key: str) -> Reader:
-    def read(figures: Figures) -> Values:
+    def read(figures: ContainerFigures) -> Values:
         return [((device,), numbers.get(key, 0)) for device, numbers in figures.io.items()]
 
     return read
 
 
-def _device_usage(figures: Figures) -> Values:
+def _device_usage(figures: ContainerFigures) -> Values:
     return [
         ((device, *device.split(":", 1), operation), numbers.get(key, 0))
         for device, numbers in figures.io.items()
@@ -125,7 +125,7 @@ def _device_usage(figures: Figures) -> Values:
 
 
 def _huge_pages(key: str) -> Reader:
-    def read(figures: Figures) -> Values:
+    def read(figures: ContainerFigures) -> Values:
         return [((size,), numbers.get(key) or 0) for size, numbers in figures.hugetlb.items()]
 
     return read
@@ -134,20 +134,20 @@ def _huge_pages(key: str) -> Reader:
 def _pressure(name: str, kind: str) -> Reader:
     """Pressure. `kind`: `some` (a task waited) or `full` (all tasks waited)."""
 
-    def read(figures: Figures) -> Values:
+    def read(figures: ContainerFigures) -> Values:
         pressure = figures.pressure.get(name, {}).get(kind)
         return [] if pressure is None else [((), int(pressure["total"]) // 1_000_000)]
 
     return read
 
 
-def _soft_limits(figures: Figures) -> Values:
+def _soft_limits(figures: ContainerFigures) -> Values:
     """The limit of open files, the only one that cAdvisor exports."""
     limit = figures.open_files_limit
     return [] if limit is None else [(("max_open_files",), limit)]
 
 
-def _working_set(figures: Figures) -> int:
+def _working_set(figures: ContainerFigures) -> int:
     return max(0, figures.memory.current - figures.stat("inactive_file"))
 
 
@@ -306,12 +306,12 @@ async def _of_container(
     ]
 
 
-def _values(metric: Metric, figures: Figures) -> Values:
+def _values(metric: Metric, figures: ContainerFigures) -> Values:
     value = metric.read(figures)
     return value if isinstance(value, list) else [((), value)]
 
 
-def _measure(services: Services, container: Container, layer_bytes: int) -> Figures:
+def _measure(services: Services, container: Container, layer_bytes: int) -> ContainerFigures:
     group = groups.place(container.cgroups_path, container.id)
     (usage, memory), pids = stats.measure(group), group.processes()
     threads = descriptors_open = sockets = 0
@@ -320,7 +320,7 @@ def _measure(services: Services, container: Container, layer_bytes: int) -> Figu
         for link in _links(f"/proc/{pid}/fd"):
             descriptors_open += 1
             sockets += link.startswith("socket:")
-    return Figures(
+    return ContainerFigures(
         cpu=usage.cpu or {},
         memory=memory,
         io=usage.io,

@@ -130,7 +130,7 @@ rates = CpuRates()
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class CgroupFigures:
     """The measurements of one group. `stats` is empty when the group is gone."""
 
     stats: Stats
@@ -158,7 +158,7 @@ async def of_containers(
 
 
 async def _container(
-    services: Services, container: Container, figures: Figures | None
+    services: Services, container: Container, figures: CgroupFigures | None
 ) -> api.ContainerStats:
     result = api.ContainerStats.FromString(_attributes(services, container))
     stamp, used, inodes = await layers.of(container.id, services.paths.container_root(container.id))
@@ -216,7 +216,7 @@ async def _sandbox(
     services: Services,
     sandbox: Sandbox,
     containers: list[Container],
-    figures: Mapping[str, Figures],
+    figures: Mapping[str, CgroupFigures],
 ) -> api.PodSandboxStats:
     result = api.PodSandboxStats.FromString(
         sandbox.cached_stats.get((), lambda: _pod_attributes(sandbox))
@@ -257,7 +257,7 @@ def measure(group: Cgroup) -> tuple[Stats, Memory]:
     return stats, stats.memory or _memory_of(group.processes())
 
 
-def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, Figures]:
+def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, CgroupFigures]:
     """Measure each group; one that cannot be read is omitted."""
     figures = {}
     for key, group in groups_of.items():
@@ -268,7 +268,7 @@ def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, Figures]:
             continue
         if stats.memory is None:
             stats = stats.replace(memory=_memory_of(pids))
-        figures[key] = Figures(stats, len(pids))
+        figures[key] = CgroupFigures(stats, len(pids))
     return figures
 
 
@@ -283,13 +283,13 @@ def _pod_group(sandbox: Sandbox) -> Cgroup | None:
     return Cgroup(path, driver)
 
 
-def _added(members: list[Figures]) -> Figures:
+def _added(members: list[CgroupFigures]) -> CgroupFigures:
     cpu: dict[str, int] | None = None
     memory: Memory | None = None
     for member in members:
         cpu = _sum(cpu, member.stats.cpu)
         memory = _sum_memory(memory, member.stats.memory)
-    return Figures(Stats(cpu, memory), sum(member.processes for member in members))
+    return CgroupFigures(Stats(cpu, memory), sum(member.processes for member in members))
 
 
 def _sum(left: Mapping[str, int] | None, right: Mapping[str, int] | None) -> dict[str, int]:

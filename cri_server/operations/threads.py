@@ -12,7 +12,7 @@ IDLE_LIMIT = 4
 Work = Callable[[], None]
 
 
-class _Worker:
+class _IdleThread:
     """A thread that runs one function after another."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class _Worker:
             _idle.append(self)
 
 
-_idle: list[_Worker] = []
+_idle: list[_IdleThread] = []
 
 
 def start(name: str, work: Work) -> None:
@@ -40,5 +40,5 @@ def start(name: str, work: Work) -> None:
     try:
         worker = _idle.pop()
     except IndexError:
-        worker = _Worker()
+        worker = _IdleThread()
     worker.work.put((name, work))

@@ -41,7 +41,7 @@ MOST_FDS = ipc.MOST_FDS - 1
 
 
 @dataclass
-class Streams:
+class SessionStreams:
     """The descriptors of a session's streams, which the caller closes. With a tty, `stdout_fd` is
     the pty's master and `stdin_fd` a copy of it."""
 
@@ -59,7 +59,7 @@ class Streams:
 
 
 @dataclass
-class ExecSession(Streams):
+class ExecSession(SessionStreams):
     """A process started by `exec`. The future `exited` gets its exit code, or the exception
     Unavailable when the shim is lost."""
 
@@ -226,12 +226,12 @@ class ShimClient:
 
     async def attach(
         self, container: str, *, stdin: bool = False, stdout: bool = True, stderr: bool = False
-    ) -> Streams:
+    ) -> SessionStreams:
         """Return pipes that carry the container's new output and its stdin. The output pipes reach
         end of file when the container has ended."""
         request = messages.Attach(container, stdin, stdout, stderr)
         _, fds = await self.call(request, messages.Done)
-        streams = Streams()
+        streams = SessionStreams()
         _distribute(streams, fds, stdin, stdout, stderr)
         return streams
 
@@ -398,7 +398,7 @@ async def _connect(sock: socket.socket, address: str, timeout_s: float) -> None:
 
 
 def _distribute(
-    streams: Streams, fds: Sequence[int], stdin: bool, stdout: bool, stderr: bool
+    streams: SessionStreams, fds: Sequence[int], stdin: bool, stdout: bool, stderr: bool
 ) -> None:
     remaining = list(fds)
     if stdin:

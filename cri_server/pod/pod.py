@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from cri_server.observability.timeline.trace import add_remote_spans, span
 from cri_server.operations.tasks import shield_until_done
 from cri_server.pod import orphans
-from cri_server.pod.client import ExecSession, Streams
+from cri_server.pod.client import ExecSession, SessionStreams
 from cri_server.pod.processes import ANSWER_S
 from cri_server.pod.shims import Shims
 from cri_server.spec import groups
@@ -245,7 +245,7 @@ class Pod:
 
     async def attach(
         self, container: Container, *, stdin: bool, stdout: bool, stderr: bool
-    ) -> Streams:
+    ) -> SessionStreams:
         """Open pipes to the container's streams. Raises Error."""
         client = self._shims.get(self._sandbox)
         return await client.attach(container.id, stdin=stdin, stdout=stdout, stderr=stderr)

@@ -25,7 +25,7 @@ from cri_server.pod.keeper import StoredPods
 from cri_server.pod.processes import ANSWER_S, ShimProcesses
 from cri_server.pod.stdin import StdinPipes
 from cri_server.store.facts import ProcessIdentity
-from cri_server.store.index import Index
+from cri_server.store.index import StoreIndex
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
 from pyrunc import ipc
@@ -50,7 +50,7 @@ class Shims:
     exit was entered into the index; `container` is None for the pause process. `on_moved(sandbox)`
     is called after another shim has taken over."""
 
-    def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
+    def __init__(self, processes: ShimProcesses, paths: Paths, index: StoreIndex) -> None:
         self.processes, self._paths, self._index = processes, paths, index
         self._clients: dict[str, ShimClient] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}

@@ -41,7 +41,7 @@ class Admin:
         sandbox = self._services.index.sandboxes.get(request.id)
         return private.SandboxConfig(_encoded(sandbox.config))
 
-    def exec_as(self, request: private.ExecAs) -> private.Session:
+    def exec_as(self, request: private.ExecAs) -> private.SessionUrl:
         """Return the URL of an exec with the requested user, working directory and environment.
         Raises InvalidArgument, NotFound, WrongState."""
         exec_request = api.ExecRequest(
@@ -55,7 +55,7 @@ class Admin:
         changes = {"user": request.user, "cwd": request.cwd, "env": list(request.env)}
         changes = {name: value for name, value in changes.items() if value}
         options = sessions.check_exec(self._services, exec_request, changes)
-        return private.Session(self._streaming.url_for(options))
+        return private.SessionUrl(self._streaming.url_for(options))
 
     async def pause_container(self, request: private.PauseContainer) -> None:
         """Freeze the container. Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
@@ -99,8 +99,8 @@ class Admin:
             ]
         )
 
-    async def debug_stacks(self, request: private.DebugStacks) -> private.Text:
-        return private.Text(debug.stacks())
+    async def debug_stacks(self, request: private.DebugStacks) -> private.StackText:
+        return private.StackText(debug.stacks())
 
     async def debug_profile(self, request: private.DebugProfile) -> private.Stacks:
         """Sample the server's stacks for the requested seconds. Raises InvalidArgument, WrongState

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any, cast
 
-from cri_server.http2.connection import Connection
-from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
+from cri_server.http2.connection import Http2Connection
+from cri_server.http2.events import Data, Drained, Event, Failed, Opened, PeerReady, Reset
 from cri_server.http2.frames import ErrorCode
 from cri_server.observability.timeline.trace import ORIGIN
 from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
-from cri_server.rpc.grpc_framing import Incoming, NotGrpc
+from cri_server.rpc.grpc_framing import IncomingMessage, NotGrpc
 from cri_server.rpc.methods import Method, StreamedReply
 from cri_server.rpc.shared import Shared
 from pyrunc.errors import Error
@@ -42,7 +42,7 @@ class Call:
 
     stream_id: int
     method: Method
-    incoming: Incoming
+    incoming: IncomingMessage
     deadline_s: float | None
     origin: str  # the client's traceparent
     timer: asyncio.TimerHandle | None = None
@@ -68,7 +68,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     ) -> None:
         self._shared, self._on_open, self._on_close = shared, on_open, on_close
         self._loop = asyncio.get_running_loop()
-        self._http = Connection(shared.limits)
+        self._http = Http2Connection(shared.limits)
         self._calls: dict[int, Call] = {}
         # Requests that are not gRPC, by stream: the HTTP status to answer, the bytes skipped.
         self._non_grpc: dict[int, list[int]] = {}
@@ -203,7 +203,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if call is not None:
                 call.queued = False
                 self._wake(call)
-        elif type(event) is Ready:
+        elif type(event) is PeerReady:
             self._cancel_timeout()
         elif type(event) is Failed:
             code = ErrorCode(event.code).name
@@ -247,7 +247,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._send_status(event.stream_id, False, failed.code, failed.message)
             return
         deadline_s = None if head.timeout_s is None else self._loop.time() + head.timeout_s
-        call = Call(event.stream_id, method, Incoming(head.encoding), deadline_s, head.origin)
+        call = Call(
+            event.stream_id, method, IncomingMessage(head.encoding), deadline_s, head.origin
+        )
         self._calls[event.stream_id] = call
         self.has_called = True
         self._new_calls.append(call)

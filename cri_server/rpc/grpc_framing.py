@@ -138,7 +138,7 @@ def whole_message(body: bytes) -> bytes | None:
     return None
 
 
-class Incoming:
+class IncomingMessage:
     """Collects the message of a request that arrives in parts."""
 
     __slots__ = ("_body", "_compressed", "_encoding", "_limit_bytes", "length")

@@ -39,7 +39,7 @@ def message(image: Image) -> api.Image:
     return result
 
 
-class ImageService:
+class ImageHandlers:
     """The handlers of CRI's ImageService."""
 
     def __init__(self, services: Services) -> None:

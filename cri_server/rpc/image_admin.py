@@ -95,7 +95,9 @@ async def _stream_progress(
             if latest and latest[0] != reported:
                 reported = latest[0]
                 yield private.TransferUpdate(
-                    private.Progress(reported.stage, reported.fetched_bytes, reported.total_bytes)
+                    private.TransferProgress(
+                        reported.stage, reported.fetched_bytes, reported.total_bytes
+                    )
                 )
         yield private.TransferUpdate(id=await task)
     finally:

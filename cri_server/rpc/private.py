@@ -107,7 +107,7 @@ class PushImage(AdminRequest):
     auth: Message | None = None
 
 
-class Progress(Record):
+class TransferProgress(Record):
     """The progress of a transfer, as `images.model.Progress`."""
 
     stage: str
@@ -118,7 +118,7 @@ class Progress(Record):
 class TransferUpdate(Record):
     """The progress of a pull or push; at its end the image's id or the manifest's digest."""
 
-    progress: Progress | None = None
+    progress: TransferProgress | None = None
     id: str | None = None
 
 
@@ -171,7 +171,7 @@ class SandboxConfig(Record):
 
 
 class ExecAs(AdminRequest):
-    """Exec with settings that CRI's ExecRequest lacks. Reply: `Session`.
+    """Exec with settings that CRI's ExecRequest lacks. Reply: `SessionUrl`.
 
     `user`: as in an OCI process; `env`: NAME=VALUE, added to the container's; `cwd`: empty for the
     container's.
@@ -186,7 +186,7 @@ class ExecAs(AdminRequest):
     cwd: str = ""
 
 
-class Session(Record):
+class SessionUrl(Record):
     """The URL of a session at the streaming server."""
 
     url: str
@@ -284,10 +284,10 @@ class GarbageItems(Record):
 
 
 class DebugStacks(AdminRequest):
-    """Get the stacks of all threads and tasks. Reply: `Text`."""
+    """Get the stacks of all threads and tasks. Reply: `StackText`."""
 
 
-class Text(Record):
+class StackText(Record):
     """The stacks of all threads and tasks."""
 
     text: str

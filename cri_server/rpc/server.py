@@ -12,7 +12,7 @@ import logging
 import resource
 from pathlib import Path
 
-from cri_server.http2.limits import Limits
+from cri_server.http2.limits import Http2Limits
 from cri_server.rpc import unix_socket
 from cri_server.rpc.connection import GrpcConnection
 from cri_server.rpc.methods import Table
@@ -35,13 +35,13 @@ class Server:
         path: Path,
         methods: Table,
         *,
-        limits: Limits | None = None,
+        limits: Http2Limits | None = None,
         greeting_s: float = GREETING_S,
         owner: tuple[int, int] | None = None,
         mode: int = SOCKET_MODE,
     ) -> None:
         """`owner`: uid and gid of the socket, None: this process's; `mode`: its permission bits."""
-        self._shared = Shared(methods, limits or Limits(), greeting_s)
+        self._shared = Shared(methods, limits or Http2Limits(), greeting_s)
         self._path, self._owner, self._mode = path, owner, mode
         self._connections: dict[GrpcConnection, None] = {}  # oldest first
         self._listener: asyncio.Server | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 
-from cri_server.http2.limits import Limits
+from cri_server.http2.limits import Http2Limits
 from cri_server.rpc.methods import Table
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Shared:
     `greeting_s`: the time in which a client must send the HTTP/2 preface.
     """
 
-    def __init__(self, methods: Table, limits: Limits, greeting_s: float) -> None:
+    def __init__(self, methods: Table, limits: Http2Limits, greeting_s: float) -> None:
         self.methods, self.limits, self.greeting_s = methods, limits, greeting_s
         # One buffer is enough: a connection has taken its bytes before the loop reads for another
         # one.

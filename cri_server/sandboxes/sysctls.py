@@ -7,7 +7,7 @@ import errno
 from collections.abc import Mapping
 
 from cri_server.api import api_pb2 as api
-from cri_server.config.model import Pods
+from cri_server.config.model import PodsConfig
 from cri_server.spec import namespaces
 from pyrunc.errors import InvalidArgument, KernelError
 
@@ -49,7 +49,7 @@ def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
 
 
 def with_defaults(
-    requested: Mapping[str, str], options: api.NamespaceOption, pods: Pods
+    requested: Mapping[str, str], options: api.NamespaceOption, pods: PodsConfig
 ) -> dict[str, str]:
     """Return the requested sysctls, and the configured defaults if the pod does not use the host's
     network."""

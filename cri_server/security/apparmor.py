@@ -13,7 +13,7 @@ import logging
 import shutil
 from dataclasses import dataclass, field
 
-from cri_server.node.host import Node, loaded_apparmor_profiles
+from cri_server.node.host import NodeFacts, loaded_apparmor_profiles
 from cri_server.zygote.client import Zygote
 from cri_server.zygote.jobs import COMPILE_APPARMOR, CompileAppArmorRequest
 from pyrunc.errors import PeerError
@@ -70,7 +70,7 @@ class DefaultProfile:
     _loaded: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def name(self, node: Node, jobs: Zygote) -> str:
+    async def name(self, node: NodeFacts, jobs: Zygote) -> str:
         """Load the profile if needed and return its name; empty without AppArmor or
         apparmor_parser.
 

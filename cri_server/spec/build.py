@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.config.model import Containers
-from cri_server.node.host import Node, loaded_apparmor_profiles
+from cri_server.config.model import ContainersConfig
+from cri_server.node.host import NodeFacts, loaded_apparmor_profiles
 from cri_server.security.selinux.labels import NONE as NO_LABELS
 from cri_server.security.selinux.labels import SelinuxLabels
 from cri_server.spec import (
@@ -30,7 +30,7 @@ from cri_server.spec import (
     user,
 )
 from cri_server.spec.sources import HostDevice
-from cri_server.store.model import User
+from cri_server.store.model import ResolvedUser
 from pyrunc.errors import InvalidArgument
 
 OCI_VERSION = "1.2.0"
@@ -66,12 +66,12 @@ class Inputs:
     pause_pid: int
     target_pid: int
     cgroup_parent: str
-    node: Node
+    node: NodeFacts
     available_capabilities: int
     kubernetes: dict[str, str]
     default_apparmor: str = ""
     edits: list[cdi.CdiEdits] = field(default_factory=list)
-    settings: Containers = field(default_factory=Containers)
+    settings: ContainersConfig = field(default_factory=ContainersConfig)
     hooks: list[hooks.ConfiguredHook] = field(default_factory=list)
     labels: SelinuxLabels = NO_LABELS
 
@@ -81,7 +81,7 @@ class Built:
     """A spec, and the user that CRI reports."""
 
     spec: dict[str, Any]
-    user: User
+    user: ResolvedUser
 
 
 def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
@@ -130,7 +130,9 @@ def build(inputs: Inputs) -> Built:
     return Built(spec, user_ids)
 
 
-def _process(inputs: Inputs, user_ids: User, granted: dict[str, list[str]]) -> dict[str, Any]:
+def _process(
+    inputs: Inputs, user_ids: ResolvedUser, granted: dict[str, list[str]]
+) -> dict[str, Any]:
     config, image = inputs.config, inputs.image
     context = config.linux.security_context
     result: dict[str, Any] = {

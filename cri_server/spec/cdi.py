@@ -161,7 +161,7 @@ def _yaml(content: bytes) -> Any:
     """Parse YAML with limits. Raises ValueError, RecursionError."""
     import yaml  # takes 20 ms to import, and few servers need it
 
-    class Loader(yaml.SafeLoader):
+    class CdiLoader(yaml.SafeLoader):
         """Limits aliases, because the target of each is read again and nested aliases multiply, and
         depth, because the scanner's work per token grows with it."""
 
@@ -180,7 +180,7 @@ def _yaml(content: bytes) -> Any:
             return node
 
     try:
-        return yaml.load(content, Loader)
+        return yaml.load(content, CdiLoader)
     except yaml.YAMLError as error:
         raise ValueError(f"not YAML: {error}") from None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM, MountRequest
-from pyrunc.shim.files import Place
+from pyrunc.shim.files import PreparedMount
 
 ROOT, MOUNTS = "rootfs", "mounts"
 OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
@@ -21,7 +21,7 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
-) -> tuple[dict[str, Any], list[Place]]:
+) -> tuple[dict[str, Any], list[PreparedMount]]:
     """Return the spec and mounts of `with_paths`, in a version of the specification that all
     runtimes accept. Raises OSError."""
     changed, places = with_paths(spec, requested, folder)
@@ -30,12 +30,12 @@ def bundle(
 
 def with_paths(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
-) -> tuple[dict[str, Any], list[Place]]:
+) -> tuple[dict[str, Any], list[PreparedMount]]:
     """Create the directories of mounts in `folder`; return the spec with these paths, and the
     mounts to attach there. Raises OSError."""
     requests = {request.source: request for request in requested}
     mounts: list[dict[str, Any]] = []
-    places: list[Place] = []
+    places: list[PreparedMount] = []
     for number, mount in enumerate(spec["mounts"]):
         place = f"{MOUNTS}/{number}"
         content = _content(mount, place, requests)
@@ -51,17 +51,17 @@ def with_paths(
 
 def _content(
     mount: dict[str, Any], place: str, requests: Mapping[str, MountRequest]
-) -> Place | None:
+) -> PreparedMount | None:
     """Return the mount to attach at the source of an OCI mount; None if the source is a path, or
     missing."""
     source = mount.get("source", "")
     if source == POD_SHM:
-        return Place(place, pinned=source.removeprefix(OUR_MOUNTS))
+        return PreparedMount(place, pinned=source.removeprefix(OUR_MOUNTS))
     request = requests.get(source)
     if request is not None and request.image is not None:
-        return Place(place, image=request.image)
+        return PreparedMount(place, image=request.image)
     if request is not None and request.layers:
-        return Place(place, lower=request.layers)
+        return PreparedMount(place, lower=request.layers)
     if request is not None and request.request.host_path:
-        return Place(place, source=source)
+        return PreparedMount(place, source=source)
     return None

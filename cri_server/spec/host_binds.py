@@ -11,7 +11,7 @@ from typing import Any
 from pyrunc import atomic_file
 from pyrunc.compile.rootfs_probe import may_be_made_inside
 from pyrunc.plan.mounts import is_bind, is_remount
-from pyrunc.shim.files import LaunchFile, Place
+from pyrunc.shim.files import LaunchFile, PreparedMount
 from pyrunc.spec.model import Spec
 from pyrunc.spec.parse import parse
 
@@ -67,7 +67,7 @@ def of(
     ]
 
 
-def _destination(spec: dict[str, Any], place: Place) -> str:
+def _destination(spec: dict[str, Any], place: PreparedMount) -> str:
     mounts = (m for m in spec["mounts"] if m.get("source", "").endswith(f"/{place.place}"))
     return str(next(mounts)["destination"])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.spec import path_length
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.errors import InvalidArgument
 
 Mount = dict[str, Any]
@@ -54,7 +54,7 @@ class MountRequest:
     source: str = ""
     # Layers of an unpacked image, top first, or a mounted image; `source` is a name then.
     layers: list[str] = field(default_factory=list)
-    image: Image | None = None
+    image: MountedImage | None = None
 
 
 def check_requests(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[MountRequest]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
-from cri_server.store.model import User
+from cri_server.store.model import ResolvedUser
 from pyrunc.errors import InvalidArgument
 
 # 2^32-1 is (uid_t)-1; runc, containerd and Kubernetes stop at 2^31-1.
@@ -57,7 +57,7 @@ class Accounts:
 
 def resolve(
     context: api.LinuxContainerSecurityContext, image_user: str, accounts: Accounts
-) -> User:
+) -> ResolvedUser:
     """The user of the process: the request's name, else its number, else the image's USER, else
     root.
 
@@ -75,7 +75,9 @@ def resolve(
         text, _, image_group = image_user.partition(":")
     account = _account(text or "0", accounts)
     gid = _primary(context, image_group, account, accounts)
-    return User(account.uid, gid, _supplemental(context, account, gid, accounts), account.home)
+    return ResolvedUser(
+        account.uid, gid, _supplemental(context, account, gid, accounts), account.home
+    )
 
 
 def _account(text: str, accounts: Accounts) -> Account:

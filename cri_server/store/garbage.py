@@ -62,7 +62,7 @@ NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GarbageEntry:
     """A file, folder or other object on disk, and the action on it.
 
     `action`: in a dry run `keep`, `remove` or `convert`; else `keep`, `removed`, `converted` or
@@ -78,13 +78,13 @@ class Item:
 
 async def collect(
     services: Services, *, dry_run: bool, images: bool, force: bool = False
-) -> list[Item]:
+) -> list[GarbageEntry]:
     """Remove files, cgroups and mounts that no record refers to; return a report of everything.
 
     `images`: also images that no container uses. `force`: also the addresses of lost pods whose CNI
     plugins fail in DEL. `dry_run`: report only.
     """
-    collector = _Collector(services, dry_run)
+    collector = _GarbageCollector(services, dry_run)
     await collector.images(images)
     await collector.store()
     await collector.records()
@@ -92,13 +92,13 @@ async def collect(
     return collector.items
 
 
-class _Collector:
+class _GarbageCollector:
     def __init__(self, services: Services, dry_run: bool) -> None:
         self._services, self._dry_run = services, dry_run
-        self.items: list[Item] = []
+        self.items: list[GarbageEntry] = []
 
     def _keep(self, kind: str, name: str, why: str, size_bytes: int = 0) -> None:
-        self.items.append(Item(kind, name, "keep", why, size_bytes))
+        self.items.append(GarbageEntry(kind, name, "keep", why, size_bytes))
 
     async def _remove(
         self, kind: str, name: str, why: str, size_bytes: int, remove: Callable[[], Any]
@@ -106,14 +106,14 @@ class _Collector:
         """Report the object and remove it, unless in a dry run. A failure does not stop the
         others."""
         if self._dry_run:
-            self.items.append(Item(kind, name, "remove", why, size_bytes))
+            self.items.append(GarbageEntry(kind, name, "remove", why, size_bytes))
             return
         try:
             await remove()
         except (Error, OSError) as error:
-            self.items.append(Item(kind, name, "failed", f"{why}, but {error}", size_bytes))
+            self.items.append(GarbageEntry(kind, name, "failed", f"{why}, but {error}", size_bytes))
         else:
-            self.items.append(Item(kind, name, "removed", why, size_bytes))
+            self.items.append(GarbageEntry(kind, name, "removed", why, size_bytes))
 
     async def images(self, unused: bool) -> None:
         for image in await self._services.images.list():
@@ -144,12 +144,12 @@ class _Collector:
             )
         except (Error, OSError) as error:
             self.items.append(
-                Item("image", name, "failed", f"{why}, but {error}", image.size_bytes)
+                GarbageEntry("image", name, "failed", f"{why}, but {error}", image.size_bytes)
             )
             return
         if done:
             action: Literal["convert", "converted"] = "convert" if self._dry_run else "converted"
-            self.items.append(Item("image", name, action, why, image.size_bytes))
+            self.items.append(GarbageEntry("image", name, action, why, image.size_bytes))
         else:
             reason = self._reason_to_keep(image) or "a container of it is being created"
             self._keep(
@@ -179,7 +179,7 @@ class _Collector:
     def _report(
         self, entry: UnusedEntry, action: Literal["keep", "remove", "removed"], why: str
     ) -> None:
-        self.items.append(Item(entry.kind, entry.path.name, action, why, entry.size_bytes))
+        self.items.append(GarbageEntry(entry.kind, entry.path.name, action, why, entry.size_bytes))
 
     def _unknown(self, entry: UnusedEntry) -> None:
         why = "a damaged file that was set aside: inspect it, then remove it by hand"

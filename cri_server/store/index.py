@@ -11,7 +11,7 @@ from pyrunc.errors import NotFound
 Object = TypeVar("Object", Sandbox, Container)
 
 
-class Table(Generic[Object]):
+class ObjectTable(Generic[Object]):
     """Objects of one kind, by id."""
 
     def __init__(self, kind: str) -> None:
@@ -62,12 +62,12 @@ class Table(Generic[Object]):
         return self._by_id.get(key) if key else None
 
 
-class Index:
+class StoreIndex:
     """All sandboxes and containers."""
 
     def __init__(self) -> None:
-        self.sandboxes: Table[Sandbox] = Table("sandbox")
-        self.containers: Table[Container] = Table("container")
+        self.sandboxes: ObjectTable[Sandbox] = ObjectTable("sandbox")
+        self.containers: ObjectTable[Container] = ObjectTable("container")
 
     def containers_of(self, sandbox: Sandbox) -> list[Container]:
         """Return the sandbox's containers, newest last."""
@@ -118,7 +118,7 @@ class Index:
         ]
 
 
-def _candidates(table: Table[Object], reference: str) -> Iterable[Object]:
+def _candidates(table: ObjectTable[Object], reference: str) -> Iterable[Object]:
     if not reference:
         return table
     item = table.find(reference)

@@ -128,7 +128,7 @@ class Sandbox:
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class ResolvedUser:
     """The container process's user, resolved in its image."""
 
     uid: int
@@ -149,7 +149,7 @@ class Container:
     image_id: str
     image_ref: str
     image_name: str
-    user: User
+    user: ResolvedUser
     stop_signal: str
     log_path: str
     cgroups_path: str
@@ -208,7 +208,7 @@ class Container:
         """Convert a record. Raises DamagedRecord."""
         try:
             uid, gid, groups, home = record.user
-            user = User(uid, gid, tuple(groups), home)
+            user = ResolvedUser(uid, gid, tuple(groups), home)
         except (TypeError, ValueError):
             raise DamagedRecord(
                 f"container record: user is {record.user!r}, not uid, gid, groups, home"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class ExecOptions:
+class ExecSessionOptions:
     """A validated `ExecRequest`: at least one stream, no tty with stderr. `changes`: fields that
     replace those of the container's OCI process."""
 
@@ -49,7 +49,7 @@ class PortForwardOptions:
     ports: tuple[int, ...] = ()
 
 
-class Session(ABC):
+class StreamingSession(ABC):
     """A running exec or attach. It owns up to three descriptors and closes each once.
 
     The descriptors are pipes, sockets or a pty's master; `None` for streams that the client did not
@@ -93,8 +93,8 @@ class Session(ABC):
 class Backend(Protocol):
     """Starts sessions. Raises `pyrunc.errors.Error`, whose message is sent to the client."""
 
-    async def exec(self, options: ExecOptions) -> Session: ...
-    async def attach(self, options: AttachOptions) -> Session: ...
+    async def exec(self, options: ExecSessionOptions) -> StreamingSession: ...
+    async def attach(self, options: AttachOptions) -> StreamingSession: ...
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         """Connect to TCP `port` on the pod's loopback; the caller closes the socket."""
         ...

@@ -18,9 +18,9 @@ from cri_server.streaming import portforward, remotecommand, upgrade
 from cri_server.streaming.backend import (
     AttachOptions,
     Backend,
-    ExecOptions,
+    ExecSessionOptions,
     PortForwardOptions,
-    Session,
+    StreamingSession,
 )
 from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
 from cri_server.streaming.remotecommand import CommandStreams
@@ -28,7 +28,7 @@ from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.streams import Inbound, StreamGone
 from cri_server.streaming.tokens import Tickets
 from cri_server.streaming.transport import ConnectionLost, SocketTransport, Transport
-from cri_server.streaming.upgrade import Refused, Request, RequestReader
+from cri_server.streaming.upgrade import Refused, RequestReader, UpgradeRequest
 from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Connections:
         finally:
             transport.abort()
 
-    async def _open(self, transport: SocketTransport) -> tuple[Request, object] | None:
+    async def _open(self, transport: SocketTransport) -> tuple[UpgradeRequest, object] | None:
         """Read the request within `REQUEST_S` and redeem its ticket; None after a refusal was
         sent."""
         try:
@@ -98,7 +98,7 @@ class Connections:
         self._on_ticket()
         return request, options
 
-    async def _read_request(self, transport: SocketTransport) -> Request:
+    async def _read_request(self, transport: SocketTransport) -> UpgradeRequest:
         reader = RequestReader()
         while (data := await transport.receive()) and (
             request := reader.receive(bytes(data))
@@ -109,7 +109,7 @@ class Connections:
         transport.unread(request.ahead)
         return request
 
-    def _redeem(self, request: Request) -> object:
+    def _redeem(self, request: UpgradeRequest) -> object:
         """Redeem the URL's ticket; return the options of its session. Raises Refused."""
         # SPDY clients of Kubernetes send POST; WebSocket requires GET (RFC 6455, section 4.1).
         if request.method not in ("GET", "POST"):
@@ -121,7 +121,9 @@ class Connections:
             raise Refused(404, "no such session")
         return options
 
-    async def _serve(self, request: Request, options: object, transport: SocketTransport) -> None:
+    async def _serve(
+        self, request: UpgradeRequest, options: object, transport: SocketTransport
+    ) -> None:
         kind = request.path.split("/")[1]
         self._sessions[kind] += 1
         try:
@@ -144,17 +146,17 @@ class Connections:
     # ---- SPDY ----
 
     async def _over_spdy(
-        self, request: Request, options: object, transport: SocketTransport
+        self, request: UpgradeRequest, options: object, transport: SocketTransport
     ) -> None:
         if isinstance(options, PortForwardOptions):
             protocol = upgrade.choose_stream_protocol(request, (portforward.PROTOCOL,))
             await transport.send(upgrade.switch_to_spdy(protocol))
             await self._forward_over_spdy(options, transport)
             return
-        assert isinstance(options, ExecOptions | AttachOptions)
+        assert isinstance(options, ExecSessionOptions | AttachOptions)
         protocol = upgrade.choose_stream_protocol(request, COMMAND_PROTOCOLS)
         await transport.send(upgrade.switch_to_spdy(protocol))
-        collector = _Collector(_roles(options), resizable=options.tty)
+        collector = _StreamCollector(_roles(options), resizable=options.tty)
         multiplexer = Multiplexer(transport, collector.on_open, streams_limit=2 * RESIZE)
         await _while_connected(
             multiplexer.run(), self._command_over_spdy(options, protocol, collector)
@@ -162,7 +164,10 @@ class Connections:
         multiplexer.leave()
 
     async def _command_over_spdy(
-        self, options: ExecOptions | AttachOptions, protocol: str, collector: _Collector
+        self,
+        options: ExecSessionOptions | AttachOptions,
+        protocol: str,
+        collector: _StreamCollector,
     ) -> None:
         streams = await collector.collect()
         if streams is None:
@@ -190,12 +195,12 @@ class Connections:
     # ---- WebSocket ----
 
     async def _over_websocket(
-        self, request: Request, options: object, transport: SocketTransport
+        self, request: UpgradeRequest, options: object, transport: SocketTransport
     ) -> None:
         if isinstance(options, PortForwardOptions):
             await self._forward_over_websocket(request, options, transport)
             return
-        assert isinstance(options, ExecOptions | AttachOptions)
+        assert isinstance(options, ExecSessionOptions | AttachOptions)
         subprotocol = upgrade.choose_subprotocol(request, tuple(DIALECTS))
         await transport.send(upgrade.switch_to_websocket(request, subprotocol))
         messages = Messages(transport)
@@ -207,7 +212,7 @@ class Connections:
         messages.leave()
 
     async def _forward_over_websocket(
-        self, request: Request, options: PortForwardOptions, transport: SocketTransport
+        self, request: UpgradeRequest, options: PortForwardOptions, transport: SocketTransport
     ) -> None:
         subprotocol = upgrade.choose_subprotocol(request, (TUNNEL, *FORWARD_SUBPROTOCOLS))
         if subprotocol != TUNNEL and not options.ports:
@@ -234,8 +239,8 @@ class Connections:
             await _while_connected(channels.run(), forwarding)
         messages.leave()
 
-    def _session(self, options: ExecOptions | AttachOptions) -> Awaitable[Session]:
-        if isinstance(options, ExecOptions):
+    def _session(self, options: ExecSessionOptions | AttachOptions) -> Awaitable[StreamingSession]:
+        if isinstance(options, ExecSessionOptions):
             return self._backend.exec(options)
         return self._backend.attach(options)
 
@@ -246,7 +251,7 @@ def _resolved(inbound: Inbound) -> asyncio.Future[Inbound]:
     return future
 
 
-class _Collector:
+class _StreamCollector:
     """Waits for the streams that an exec or attach needs, and resets any other stream.
 
     It does not wait for `resize`: a client that attaches without knowing of the terminal does not
@@ -290,12 +295,12 @@ class _Collector:
         return self._streams
 
 
-def _roles(options: ExecOptions | AttachOptions) -> list[str]:
+def _roles(options: ExecSessionOptions | AttachOptions) -> list[str]:
     return ["error", *(role for role in ("stdin", "stdout", "stderr") if getattr(options, role))]
 
 
 def _channel_streams(
-    options: ExecOptions | AttachOptions, channels: Channels, json_status: bool
+    options: ExecSessionOptions | AttachOptions, channels: Channels, json_status: bool
 ) -> CommandStreams:
     return CommandStreams(
         error=channels.channel(ERROR),

@@ -12,13 +12,13 @@ import contextlib
 from collections.abc import Callable
 
 from cri_server.streaming.spdy.connection import (
-    Connection,
-    Data,
+    ConnectionFailed,
     Event,
-    Failed,
-    Opened,
-    Reset,
+    SpdyConnection,
     StreamClosed,
+    StreamData,
+    StreamOpened,
+    StreamReset,
 )
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.spdy.headers import Headers
@@ -80,7 +80,7 @@ class Multiplexer:
     ) -> None:
         self.budget = Budget()
         self._transport, self._on_open = transport, on_open
-        self._core = Connection(streams_limit)
+        self._core = SpdyConnection(streams_limit)
         self._handled_before = 0  # this turn
         self._streams: dict[int, MultiplexedStream] = {}
 
@@ -92,7 +92,7 @@ class Multiplexer:
                 while len(rest):
                     events, rest = self._core.receive_some(rest, FRAMES_PER_TURN)
                     for event in events:
-                        if isinstance(event, Failed):
+                        if isinstance(event, ConnectionFailed):
                             return event.reason
                         self._handle(event)
                     self._post()
@@ -127,7 +127,7 @@ class Multiplexer:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Opened(stream_id, headers, fin):
+            case StreamOpened(stream_id, headers, fin):
                 stream = MultiplexedStream(self, stream_id, headers)
                 self._streams[stream_id] = stream
                 # The reply precedes what the owner writes: a Go peer drops data before SYN_REPLY.
@@ -135,7 +135,7 @@ class Multiplexer:
                 if fin:
                     stream.inbound.end()
                 self._on_open(stream)
-            case Data(stream_id, data, fin):
+            case StreamData(stream_id, data, fin):
                 target = self._streams.get(stream_id)
                 if target is None:
                     return
@@ -143,7 +143,7 @@ class Multiplexer:
                 if fin:
                     target.inbound.end()
                     self._forget_if_over(target)
-            case Reset(stream_id, _):
+            case StreamReset(stream_id, _):
                 lost = self._streams.pop(stream_id, None)
                 if lost is not None:
                     lost.lose()

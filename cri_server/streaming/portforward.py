@@ -25,7 +25,7 @@ from cri_server.streaming.descriptors import read_some, write_all
 from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.spdy.frames import Status
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
-from cri_server.streaming.websocket import Channel
+from cri_server.streaming.websocket import WebSocketChannel
 from pyrunc.errors import Error, ResourceExhausted
 
 PROTOCOL = "portforward.k8s.io"
@@ -47,7 +47,7 @@ CHANNEL_PORTS_LIMIT = 127
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class ForwardedConnection:
     """One forwarded connection. `half_closed`: one direction has ended, so the other ends soon."""
 
     half_closed: bool = False
@@ -97,7 +97,7 @@ class ForwardLimits:
         self.limit = LIMIT if whole is None else SESSION_LIMIT
         self._dials: Dials = Dials() if whole is None else whole._dials
         self._session_dials = asyncio.Semaphore(SESSION_DIALS_LIMIT)
-        self._open: set[Connection] = set()
+        self._open: set[ForwardedConnection] = set()
         self._closed = asyncio.Event()
 
     def of_session(self, pod: str) -> ForwardLimits:
@@ -105,7 +105,7 @@ class ForwardLimits:
         return ForwardLimits(self, pod)
 
     @contextlib.asynccontextmanager
-    async def counted(self, connection: Connection) -> AsyncIterator[None]:
+    async def counted(self, connection: ForwardedConnection) -> AsyncIterator[None]:
         """Count `connection` while inside. Raises ResourceExhausted."""
         await self._wait_below_limit()
         self._open.add(connection)
@@ -154,7 +154,7 @@ async def forward(
     both end.
     """
     try:
-        connection = Connection()
+        connection = ForwardedConnection()
         async with limits.counted(connection):
             with await _dial(backend, sandbox_id, port, limits) as sock:
                 sock.setblocking(False)
@@ -182,7 +182,7 @@ async def _dial(
 async def _copy_both(
     sock: socket.socket,
     port: int,
-    connection: Connection,
+    connection: ForwardedConnection,
     data: Outbound,
     inbound: Inbound,
     half_close: bool,
@@ -356,7 +356,7 @@ async def forward_channels(
     sandbox_id: str,
     limits: ForwardLimits,
     ports: tuple[int, ...],
-    channels: list[tuple[Channel, Channel]],
+    channels: list[tuple[WebSocketChannel, WebSocketChannel]],
 ) -> None:
     """Forward ports over WebSocket: a data and an error channel per port, each of which begins with
     the port (16 bits, little-endian)."""
@@ -365,7 +365,7 @@ async def forward_channels(
             await channel.write(port.to_bytes(2, "little"))
     own = limits.of_session(sandbox_id)
 
-    async def one(port: int, data: Channel, error: Channel) -> None:
+    async def one(port: int, data: WebSocketChannel, error: WebSocketChannel) -> None:
         error.inbound.discard()
         text = await forward(backend, sandbox_id, port, own, data, data.inbound, half_close=False)
         if text:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from cri_server.streaming import failures
-from cri_server.streaming.backend import Session
+from cri_server.streaming.backend import StreamingSession
 from cri_server.streaming.descriptors import read_some, write_all
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
 from pyrunc.errors import Error
@@ -44,7 +44,7 @@ class CommandStreams:
     resize: asyncio.Future[Inbound] | None = None
 
 
-async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
+async def run(opening: Awaitable[StreamingSession], streams: CommandStreams) -> None:
     """Open a session, serve it to its end and send its status. Cancelled when the client
     disconnects."""
     try:
@@ -64,7 +64,7 @@ async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
         await _end(streams)
 
 
-async def _open_and_serve(opening: Awaitable[Session], streams: CommandStreams) -> int:
+async def _open_and_serve(opening: Awaitable[StreamingSession], streams: CommandStreams) -> int:
     session = await _open(opening)
     try:
         return await _serve(session, streams)
@@ -72,7 +72,7 @@ async def _open_and_serve(opening: Awaitable[Session], streams: CommandStreams) 
         await asyncio.shield(_close(session))
 
 
-async def _open(opening: Awaitable[Session]) -> Session:
+async def _open(opening: Awaitable[StreamingSession]) -> StreamingSession:
     """Await the session. After a cancellation it is closed as soon as it opens."""
     task = asyncio.ensure_future(opening)
     try:
@@ -86,12 +86,12 @@ async def _open(opening: Awaitable[Session]) -> Session:
 _closing: set[asyncio.Task[None]] = set()
 
 
-def _close_when_opened(task: asyncio.Future[Session]) -> None:
+def _close_when_opened(task: asyncio.Future[StreamingSession]) -> None:
     if not task.cancelled() and task.exception() is None:
         _close(task.result())
 
 
-def _close(session: Session) -> asyncio.Task[None]:
+def _close(session: StreamingSession) -> asyncio.Task[None]:
     """Close the session in a task, which no cancellation of the caller stops."""
     closing = asyncio.ensure_future(session.close())
     _closing.add(closing)
@@ -99,7 +99,7 @@ def _close(session: Session) -> asyncio.Task[None]:
     return closing
 
 
-async def _serve(session: Session, streams: CommandStreams) -> int:
+async def _serve(session: StreamingSession, streams: CommandStreams) -> int:
     """Copy until the process has ended and its output is sent; return the exit code."""
     for fd in (session.stdin_fd, session.stdout_fd, session.stderr_fd):
         if fd is not None:
@@ -108,7 +108,7 @@ async def _serve(session: Session, streams: CommandStreams) -> int:
     if streams.resize:
         inputs.append(asyncio.create_task(_copy_sizes(session, streams.resize)))
     outputs = [
-        Output(fd, out)
+        OutputCopy(fd, out)
         for fd, out in ((session.stdout_fd, streams.stdout), (session.stderr_fd, streams.stderr))
         if fd is not None and out is not None
     ]
@@ -123,7 +123,7 @@ async def _serve(session: Session, streams: CommandStreams) -> int:
         await asyncio.gather(*inputs, *tasks, return_exceptions=True)
 
 
-async def _copy_in(session: Session, stdin: Inbound) -> None:
+async def _copy_in(session: StreamingSession, stdin: Inbound) -> None:
     """Copy from client to process. Data for a process that has closed stdin is discarded."""
     try:
         while session.stdin_fd is not None and (data := await stdin.read()):
@@ -135,7 +135,7 @@ async def _copy_in(session: Session, stdin: Inbound) -> None:
     session.close_stdin()
 
 
-async def _copy_sizes(session: Session, opening: asyncio.Future[Inbound]) -> None:
+async def _copy_sizes(session: StreamingSession, opening: asyncio.Future[Inbound]) -> None:
     resize, sizes = await asyncio.shield(opening), TerminalSizes()
     try:
         while not sizes.broken and (data := await resize.read()):
@@ -192,7 +192,7 @@ def _size(text: bytes) -> tuple[int, int] | None:
     return None
 
 
-async def _resize(session: Session, width: int, height: int) -> None:
+async def _resize(session: StreamingSession, width: int, height: int) -> None:
     try:
         await session.resize(width, height)
     except Error:
@@ -200,7 +200,7 @@ async def _resize(session: Session, width: int, height: int) -> None:
 
 
 @dataclass(slots=True)
-class Output:
+class OutputCopy:
     """Copies one descriptor of the process to its stream."""
 
     fd: int
@@ -225,7 +225,7 @@ class Output:
             self.sent_bytes += len(data)
 
 
-async def _drain(tasks: dict[asyncio.Task[None], Output]) -> None:
+async def _drain(tasks: dict[asyncio.Task[None], OutputCopy]) -> None:
     """After the exit: wait until each output ends, pauses for `QUIET_S`, or has sent more than
     `DRAIN_BYTES` after `DRAIN_S`."""
     loop = asyncio.get_running_loop()

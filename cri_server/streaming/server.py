@@ -13,7 +13,12 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from cri_server.streaming.backend import AttachOptions, Backend, ExecOptions, PortForwardOptions
+from cri_server.streaming.backend import (
+    AttachOptions,
+    Backend,
+    ExecSessionOptions,
+    PortForwardOptions,
+)
 from cri_server.streaming.tls import NoHandshake, Tls, terminated
 from cri_server.streaming.tokens import Tickets
 
@@ -26,7 +31,7 @@ HANDSHAKE_S = 10.0
 CONNECTIONS_LIMIT = 2048
 UNOPENED_LIMIT = 256  # of these, connections without a redeemed ticket
 BACKLOG = 512
-KINDS = {ExecOptions: "exec", AttachOptions: "attach", PortForwardOptions: "portforward"}
+KINDS = {ExecSessionOptions: "exec", AttachOptions: "attach", PortForwardOptions: "portforward"}
 """The first part of a URL's path, by the options of its session."""
 
 
@@ -97,7 +102,7 @@ class StreamingServer:
 
     # ---- URLs ----
 
-    def url_for(self, options: ExecOptions | AttachOptions | PortForwardOptions) -> str:
+    def url_for(self, options: ExecSessionOptions | AttachOptions | PortForwardOptions) -> str:
         """Return a URL that opens this session once, within a minute. Raises `ResourceExhausted`
         when too many URLs are unused."""
         kind = KINDS[type(options)]

@@ -46,7 +46,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UpgradeRequest:
     """A complete request without a body. Header names are in lower case; `ahead`: bytes received
     after it."""
 
@@ -75,7 +75,7 @@ class RequestReader:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
         self._request: h11.Request | None = None
 
-    def receive(self, data: bytes) -> Request | None:
+    def receive(self, data: bytes) -> UpgradeRequest | None:
         """Add received bytes (empty: the client's end); return the request once complete. Raises
         `Refused`."""
         try:
@@ -105,7 +105,7 @@ def _check_framing(event: h11.Request) -> None:
             raise Refused(400, "the request must not have a body")
 
 
-def _checked(event: h11.Request, ahead: bytes) -> Request:
+def _checked(event: h11.Request, ahead: bytes) -> UpgradeRequest:
     headers = tuple(
         (name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers
     )
@@ -115,12 +115,12 @@ def _checked(event: h11.Request, ahead: bytes) -> Request:
         path = urlsplit(target).path if target.startswith("http://") else target.split("?", 1)[0]
     except ValueError as error:
         raise Refused(400, f"the request's target: {error}") from None
-    request = Request(event.method.decode("latin-1"), path, headers, ahead)
+    request = UpgradeRequest(event.method.decode("latin-1"), path, headers, ahead)
     _check_host(request)
     return request
 
 
-def _check_host(request: Request) -> None:
+def _check_host(request: UpgradeRequest) -> None:
     """Require one Host, with any name: kubelet forwards the Host of its client."""
     hosts = [value for name, value in request.headers if name == "host"]
     if len(hosts) != 1 or not hosts[0] or any(mark in hosts[0] for mark in "/@?# "):
@@ -132,7 +132,7 @@ def switch(fields: Fields) -> bytes:
     return _head(101, [("Connection", "Upgrade"), *fields])
 
 
-def choose_stream_protocol(request: Request, supported: Sequence[str]) -> str:
+def choose_stream_protocol(request: UpgradeRequest, supported: Sequence[str]) -> str:
     """Return the first SPDY stream protocol of the client that is supported. Raises `Refused`."""
     offered = request.values(PROTOCOL_HEADER.lower())
     if not offered:
@@ -155,14 +155,14 @@ def switch_to_spdy(protocol: str) -> bytes:
     return switch([("Upgrade", "SPDY/3.1"), (PROTOCOL_HEADER, protocol)])
 
 
-def choose_subprotocol(request: Request, supported: Sequence[str]) -> str:
+def choose_subprotocol(request: UpgradeRequest, supported: Sequence[str]) -> str:
     """Return the first WebSocket subprotocol of the client that is supported; empty if it offers
     none. Raises `Refused`."""
     offered = request.values("sec-websocket-protocol")
     return _first_supported(offered, supported) if offered else ""
 
 
-def switch_to_websocket(request: Request, subprotocol: str) -> bytes:
+def switch_to_websocket(request: UpgradeRequest, subprotocol: str) -> bytes:
     """The response that switches the connection to WebSocket (RFC 6455, section 4.2.2). Raises
     `Refused`."""
     keys = [value for name, value in request.headers if name == "sec-websocket-key"]

@@ -156,7 +156,7 @@ class Messages:
         return b"".join(part for part in self._core.data_to_send() if part is not SEND_EOF)
 
 
-class Channel:
+class WebSocketChannel:
     """One channel: an `Outbound`; `inbound` has the client's data."""
 
     def __init__(self, channels: Channels, number: int) -> None:
@@ -178,13 +178,13 @@ class Channels:
     def __init__(self, messages: Messages, dialect: Dialect) -> None:
         self.budget = Budget()
         self._messages, self._dialect = messages, dialect
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, WebSocketChannel] = {}
         self._over = False
 
-    def channel(self, number: int) -> Channel:
+    def channel(self, number: int) -> WebSocketChannel:
         """Return the channel `number`, which is created if needed. After the end of `run` it is a
         lost one."""
-        channel = self._channels.get(number) or Channel(self, number)
+        channel = self._channels.get(number) or WebSocketChannel(self, number)
         if self._over:
             channel.inbound.lose()
         else:

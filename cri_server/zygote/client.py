@@ -24,7 +24,16 @@ from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, error
 from pyrunc.keeper.client import ensure
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.records import Record
-from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, Outcome, Ready, Run
+from pyrunc.zygote.messages import (
+    UNANSWERED,
+    Cancel,
+    Fork,
+    Forked,
+    JobEnded,
+    Outcome,
+    RunJob,
+    ZygoteReady,
+)
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +77,10 @@ class Zygote:
         """
         self._preload = list(preload)
         self.keeper = keeper
-        self._process: _Process | None = None
+        self._process: _ZygoteProcess | None = None
         self._starting = asyncio.Lock()
         self._closed = False
-        self._first: asyncio.Task[_Process] | None = None
+        self._first: asyncio.Task[_ZygoteProcess] | None = None
 
     @classmethod
     async def start(cls, preload: Sequence[str]) -> Zygote:
@@ -145,7 +154,7 @@ class Zygote:
         killed and DeadlineExceeded is raised; cancelling kills them too. Descendants that a
         finished job leaves behind are killed.
         """
-        request = Run(function, _fields(arguments), dict(env or {}), timeout_s)
+        request = RunJob(function, _fields(arguments), dict(env or {}), timeout_s)
         return await self._run(request, _JobPipes(output_limit_bytes, 0), fds, stdin)
 
     async def run_for_fd(
@@ -153,11 +162,11 @@ class Zygote:
     ) -> JobResult:
         """Like `run`, for a function that may return a list of one descriptor; the result has it in
         `fds`."""
-        request = Run(function, _fields(arguments), {}, timeout_s)
+        request = RunJob(function, _fields(arguments), {}, timeout_s)
         return await self._run(request, _JobPipes(OUTPUT_LIMIT_BYTES, 1), (), b"")
 
     async def _run(
-        self, request: Run, job: _JobPipes, fds: Sequence[int], stdin: bytes
+        self, request: RunJob, job: _JobPipes, fds: Sequence[int], stdin: bytes
     ) -> JobResult:
         try:
             process = await self._live()
@@ -187,7 +196,7 @@ class Zygote:
             await self._process.close()
             self._process = None
 
-    async def _live(self) -> _Process:
+    async def _live(self) -> _ZygoteProcess:
         """Return the living zygote; start one if there is none. Raises Unavailable when closed."""
         async with self._starting:
             if self._closed:
@@ -197,7 +206,7 @@ class Zygote:
                 # reaped once, also when the caller that noticed its death is cancelled meanwhile
                 if old:
                     await asyncio.shield(old.close())
-                self._process = await _Process.start(self._preload, self.keeper)
+                self._process = await _ZygoteProcess.start(self._preload, self.keeper)
             return self._process
 
     async def renew(self) -> None:
@@ -207,7 +216,7 @@ class Zygote:
             old = self._process
             if self._closed or old is None or old.gone:
                 return
-            self._process = await _Process.start(self._preload, self.keeper)
+            self._process = await _ZygoteProcess.start(self._preload, self.keeper)
         try:
             async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                 while old.peer.busy:
@@ -253,20 +262,20 @@ class _Spawned:
             os.close(self.pidfd)
 
 
-class _Process:
+class _ZygoteProcess:
     """A zygote's process and the connection to it."""
 
     def __init__(self, spawned: _Spawned, sock: socket.socket) -> None:
         self._spawned, self.pid = spawned, spawned.pid
         self.peer = Peer(sock, "the zygote", self._received, self._lost)
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[ZygoteReady] = asyncio.get_running_loop().create_future()
 
     @property
     def gone(self) -> bool:
         return self.peer.lost
 
     @classmethod
-    async def start(cls, preload: Sequence[str], keeper: str | None) -> _Process:
+    async def start(cls, preload: Sequence[str], keeper: str | None) -> _ZygoteProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             ours.setblocking(False)
@@ -301,7 +310,7 @@ class _Process:
 
     def _received(self, message: ipc.Message) -> None:
         if not self._ready.done():
-            self._ready.set_result(Ready.of(message, PeerError))
+            self._ready.set_result(ZygoteReady.of(message, PeerError))
 
     def _lost(self) -> None:
         fail(self._ready, "the zygote has died")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.compile.image_mount import Image
+    from pyrunc.compile.image_mount import MountedImage
     from pyrunc.compile.requests import Overlay
     from pyrunc.compile.sources import Directory
     from pyrunc.launch.run import ChildProcess
@@ -84,7 +84,7 @@ class CreateRequest(Value):
     pinned: tuple[str, ...] = ()
     mount_namespace: str = ""
     images: Mapping[str, int] = {}
-    image_volumes: Mapping[str, Image | Overlay] = {}
+    image_volumes: Mapping[str, MountedImage | Overlay] = {}
     sources: Mapping[str, BindSource] = {}
     source_fds: Mapping[str, int] = {}
     start_immediately: bool = True

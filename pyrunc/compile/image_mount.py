@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Image(Record):
+class MountedImage(Record):
     """The paths of an image's index and of its devices in order; `place`: an empty directory on
     which its mount is put for a moment, in a mount namespace of ours; `folder`: a directory of
     the image, reached over no link; `digests`: of fs-verity, of the index and of each device,
@@ -34,7 +34,7 @@ class Image(Record):
     digests: Sequence[str] = ()
 
 
-def open_image(image: Image, shared_mounts: Mapping[str, int]) -> int:
+def open_image(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
     """Return a detached mount of the image for one container. `shared_mounts`: the caller's mounts
     of images, by the paths of their indexes. Raises KernelError, OSError."""
     mount = shared_mounts.get(image.index)

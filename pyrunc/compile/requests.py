@@ -3,7 +3,7 @@ planner, which needs 2 MiB."""
 
 from __future__ import annotations
 
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.records import Record, RecordFile
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ class Overlay(Record):
     upper: str = ""
     work: str = ""
     volatile: bool = False
-    image: Image | None = None
+    image: MountedImage | None = None
 
 
 class PauseRequest(RecordFile):

@@ -22,7 +22,7 @@ from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.bind_source import bind_failed, open_source
 from pyrunc.compile.copyup import open_copy
 from pyrunc.compile.idmaps import open_user_namespace
-from pyrunc.compile.image_mount import Image, open_image, open_layers, open_overlay_of
+from pyrunc.compile.image_mount import MountedImage, open_image, open_layers, open_overlay_of
 from pyrunc.compile.requests import Overlay
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
@@ -102,7 +102,7 @@ def _overlay_options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
 
 
 def _open_overlay_of_image(
-    rootfs: Overlay, image: Image, request: CreateRequest, descriptors: NamedDescriptors
+    rootfs: Overlay, image: MountedImage, request: CreateRequest, descriptors: NamedDescriptors
 ) -> int:
     """Mount an overlay like `open_overlay`, over the mount of an image."""
     linux = request.spec.linux
@@ -116,7 +116,7 @@ def _open_overlay_of_image(
 
 
 def open_image_volume(
-    image: Image, linux: Linux, images: Mapping[str, int], descriptors: NamedDescriptors
+    image: MountedImage, linux: Linux, images: Mapping[str, int], descriptors: NamedDescriptors
 ) -> int:
     """Mount an image as a volume, detached and read-only, so that the container cannot change it
     for others. `images`: the caller's mounts of images, by the paths of their indexes.

@@ -38,7 +38,7 @@ RECEIVE_BYTES = 1 << 16
 Attributes = list[tuple[int, bytes]]
 
 
-class LinkAddress:
+class RawLinkAddress:
     """One address of a link, in the form in which the kernel reports and accepts it."""
 
     __slots__ = ("attributes", "family", "flags", "link", "prefix_bits", "scope")
@@ -108,14 +108,14 @@ class Routing:
             attributes.append(_name(name))
         self._ask(RTM_NEWLINK, NLM_F_ACK, _LINK.pack(0, 0, index, flags, mask), attributes, what)
 
-    def addresses(self, index: int) -> list[LinkAddress]:
+    def addresses(self, index: int) -> list[RawLinkAddress]:
         """Return all addresses of the link."""
         answers = self._ask(RTM_GETADDR, NLM_F_DUMP, _ADDRESS.pack(0, 0, 0, 0, 0), [], "addresses")
         # A dump ignores the link's number in a request, unless the socket has
         # NETLINK_GET_STRICT_CHK (Linux 4.20).
-        return [a for a in map(LinkAddress, answers) if a.link == index]
+        return [a for a in map(RawLinkAddress, answers) if a.link == index]
 
-    def add_address(self, index: int, address: LinkAddress, what: str) -> None:
+    def add_address(self, index: int, address: RawLinkAddress, what: str) -> None:
         """Add an address, of this or another namespace's link, to the link."""
         header = _ADDRESS.pack(
             address.family, address.prefix_bits, address.flags & 0xFF, address.scope, index

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyrunc.ipc import Message
     from pyrunc.launch.model import Launch
-    from pyrunc.shim.files import Place
+    from pyrunc.shim.files import PreparedMount
     from pyrunc.spec.model import Hook, Spec
 
     Prepared = tuple[Message, list[int]]
@@ -304,7 +304,7 @@ def _outlives_its_processes(spec: Spec) -> bool:
     return outlives(spec.linux.intel_rdt)
 
 
-def _open_place(place: Place, request: CreateRequest, descriptors: NamedDescriptors) -> int:
+def _open_place(place: PreparedMount, request: CreateRequest, descriptors: NamedDescriptors) -> int:
     """Open the mount that is attached at `place`. Raises KernelError, OSError, InvalidArgument."""
     if place.source:
         return _clone_source(place, request)
@@ -314,7 +314,7 @@ def _open_place(place: Place, request: CreateRequest, descriptors: NamedDescript
     return open_overlay(Overlay(place.lower), linux, descriptors)
 
 
-def _clone_source(place: Place, request: CreateRequest) -> int:
+def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
     """Return a clone of the mount of a source on the host, and make its mount point: a folder for a
     folder, else a file.
 

@@ -3,7 +3,7 @@ container's config.json, `pause.json` in a sandbox's folder. A later version rea
 
 from __future__ import annotations
 
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.compile.requests import CgroupChoice, Overlay
 from pyrunc.records import Record, RecordFile
 
@@ -22,7 +22,7 @@ class OtherRuntime(Record):
     systemd: bool = False
 
 
-class Place(Record):
+class PreparedMount(Record):
     """A mount of a container that another runtime starts or CRIU restores.
 
     `place`: the mount point, relative to the container's folder. The mount is one of these:
@@ -33,7 +33,7 @@ class Place(Record):
 
     place: str
     pinned: str | None = None
-    image: Image | None = None
+    image: MountedImage | None = None
     lower: Sequence[str] = ()
     source: str = ""
 
@@ -65,12 +65,12 @@ class LaunchFile(RecordFile):
     stdin_once: bool = False
     log_path: str | None = None
     log_directory: str | None = None
-    image_volumes: dict[str, Image] | None = None
+    image_volumes: dict[str, MountedImage] | None = None
     layer_volumes: dict[str, Overlay] | None = None
     settled: Sequence[str] = ()
     runtime: OtherRuntime | None = None
     restore: RestoreFolders | None = None
-    places: Sequence[Place] = ()
+    places: Sequence[PreparedMount] = ()
 
     @property
     def other_runtime(self) -> OtherRuntime | None:

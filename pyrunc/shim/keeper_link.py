@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from pyrunc.records import Record
-    from pyrunc.shim.loop import Loop, Timer
+    from pyrunc.shim.loop import EventLoop, Timer
 
     Source = Callable[[], tuple[Record, list[int]]]
     Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class KeeperLink:
     """The shim's connection to the keeper in `folder`. Without a folder the shim has no keeper, and
     nothing is stored."""
 
-    def __init__(self, loop: Loop, folder: str | None) -> None:
+    def __init__(self, loop: EventLoop, folder: str | None) -> None:
         self._loop = loop
         self._keeper = None if folder is None else Keeper(folder, TIMEOUT_S, on_close=loop.unwatch)
         self._sources: dict[str, Source] = {}

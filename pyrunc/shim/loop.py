@@ -46,7 +46,7 @@ class Timer:
         return self.at < other.at
 
 
-class Loop:
+class EventLoop:
     """One epoll instance and a heap of timers."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class LaunchSteps:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         reaper: Reaper,
         steps: Generator[int, None, Any],
         on_done: Callable[[Any], None],

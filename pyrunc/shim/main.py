@@ -15,7 +15,7 @@ from pyrunc.kernel import bpf, inherited, reaper
 from pyrunc.launch import null
 from pyrunc.program import launch
 from pyrunc.shim.messages import LOG, Arguments
-from pyrunc.shim.pods import Pods
+from pyrunc.shim.pods import ShimPods
 from pyrunc.shim.starter import Starter
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def main(arguments: Message, fds: list[int]) -> None:
     bpf.cache_programs()
     starter: Starter = _named(parsed.starter) if parsed.starter else Starter(parsed.oom_score_adj)
     listener, client = fds
-    Pods(parsed, listener, client, starter).run()
+    ShimPods(parsed, listener, client, starter).run()
 
 
 def _log_to(path: str) -> None:

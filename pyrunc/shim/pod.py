@@ -15,7 +15,7 @@ from pyrunc.shim.loop import LaunchSteps
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.serve import ShimServer, handler
-from pyrunc.shim.session import ExecSession, ProcessPipes, SupervisedContainer
+from pyrunc.shim.session import ProcessPipes, SupervisedContainer, SupervisedExec
 from pyrunc.shim.starter import ForkedProcess, PauseProcess, StartedProcess
 from pyrunc.shim.warn import warn
 from pyrunc.shim.worker import Worker
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from pyrunc.container.state import State
     from pyrunc.ipc import Message
     from pyrunc.shim.compile import CompiledContainer, CompiledPause, Prepared
-    from pyrunc.shim.pods import Pods
+    from pyrunc.shim.pods import ShimPods
     from pyrunc.shim.reaper import ProcessEnd
-    from pyrunc.shim.serve import Call, ClientConnection, Handler
+    from pyrunc.shim.serve import ClientConnection, Handler, ShimCall
 
     Compiled = TypeVar("Compiled", covariant=True)
 
-    class Compiler(Protocol[Compiled]):
+    class LaunchCompiler(Protocol[Compiled]):
         """Compiles a process; `fork_first` returns the work of a fork before that."""
 
         def fork_first(self) -> Callable[[], Prepared] | None: ...
@@ -55,11 +55,16 @@ END_TRIES = 500
 ABANDONED_AFTER_S = 60.0
 
 
-class Pod:
+class ShimPod:
     """One sandbox. `sandbox_dir` and `containers_dir` are the folders of the module `messages`."""
 
     def __init__(
-        self, pods: Pods, sandbox_dir: str, containers_dir: str, listener: int, network: int = -1
+        self,
+        pods: ShimPods,
+        sandbox_dir: str,
+        containers_dir: str,
+        listener: int,
+        network: int = -1,
     ) -> None:
         """Serve calls on the socket `listener`. `network`: the pod's network namespace, -1 if it
         has none yet."""
@@ -70,17 +75,17 @@ class Pod:
         self._reaper = pods.reaper
         self._created: dict[str, CompiledContainer] = {}
         self._containers: dict[str, SupervisedContainer] = {}
-        self._execs: dict[str, ExecSession] = {}
+        self._execs: dict[str, SupervisedExec] = {}
         self._pause: PauseProcess | None = None
         self._pause_running = self._pause_starting = False
-        self._pause_waiting: list[Call] = []
+        self._pause_waiting: list[ShimCall] = []
         self._network = network
         self._ended = False
         self._kill_counts = KillCounts()
         self._commands_in_folder: dict[
             str, int
         ] = {}  # commands of other runtimes that run, by container
-        self._waiting: list[Call] = []  # for the end of some of them
+        self._waiting: list[ShimCall] = []  # for the end of some of them
         self._signals_in_flight: set[tuple[str, int]] = set()
         self._server = ShimServer(self.loop, listener, self._calls(), self._kill_execs_of)
         self.loop.after(ABANDONED_AFTER_S, self._end_if_abandoned)
@@ -135,7 +140,7 @@ class Pod:
 
     # -- the pause process
 
-    def _start_pause(self, call: Call, request: messages.StartPause) -> None:
+    def _start_pause(self, call: ShimCall, request: messages.StartPause) -> None:
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod's pause process was started before")
         compiler = self._starter.pause_compiler(self.sandbox_dir, timed=request.timed)
@@ -152,7 +157,7 @@ class Pod:
 
         self._compile(compiler, launch, lambda error: self._pause_failed(call, error))
 
-    def _launch_pause(self, call: Call, compiled: CompiledPause) -> None:
+    def _launch_pause(self, call: ShimCall, compiled: CompiledPause) -> None:
         launch = compiled.launch
         if launch is not None and launch.pinned and self._network < 0:
             self._network = open_network()
@@ -180,12 +185,12 @@ class Pod:
         network = self._network if self._network >= 0 else None
         LaunchSteps(self.loop, self._reaper, self._starter.pause(compiled, network), done, failed)
 
-    def _pause_failed(self, call: Call, error: Exception) -> None:
+    def _pause_failed(self, call: ShimCall, error: Exception) -> None:
         self._pause_starting = False
         call.fail(error)
         self._answer_pause_stops()
 
-    def _stop_pause(self, call: Call, request: messages.StopPause) -> None:
+    def _stop_pause(self, call: ShimCall, request: messages.StopPause) -> None:
         """End the pause process. If it is being started, it ends when it runs, because the caller
         of the start has given up."""
         if self._pause_starting:
@@ -198,7 +203,7 @@ class Pod:
         self._pause.send_signal(signal.SIGTERM)
         self.loop.after(PAUSE_GRACE_S, self._kill_pause)
 
-    def _take_over_pause(self, call: Call, request: messages.TakeOverPause) -> None:
+    def _take_over_pause(self, call: ShimCall, request: messages.TakeOverPause) -> None:
         """Go on with the pause process of a shim that was lost, and the pod's network namespace."""
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod has a pause process")
@@ -243,7 +248,7 @@ class Pod:
 
     # -- containers
 
-    def _create_container(self, call: Call, request: messages.CreateContainer) -> None:
+    def _create_container(self, call: ShimCall, request: messages.CreateContainer) -> None:
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
@@ -266,7 +271,7 @@ class Pod:
         else:
             self._compile(compiler, created, failed)
 
-    def _drop_container(self, call: Call, request: messages.DropContainer) -> None:
+    def _drop_container(self, call: ShimCall, request: messages.DropContainer) -> None:
         self._drop(request.container)
         call.answer()
 
@@ -275,7 +280,7 @@ class Pod:
         if compiled is not None:
             compiled.close()
 
-    def _start_container(self, call: Call, request: messages.StartContainer) -> None:
+    def _start_container(self, call: ShimCall, request: messages.StartContainer) -> None:
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
@@ -304,7 +309,7 @@ class Pod:
         )
 
     def _launch(
-        self, container: SupervisedContainer, call: Call, compiled: CompiledContainer
+        self, container: SupervisedContainer, call: ShimCall, compiled: CompiledContainer
     ) -> None:
         file, parts = compiled.file, Timings()
         container.open_log(file.log_path, file.log_directory or "")
@@ -342,7 +347,7 @@ class Pod:
         else:
             container.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
-    def _take_over_container(self, call: Call, request: messages.TakeOverContainer) -> None:
+    def _take_over_container(self, call: ShimCall, request: messages.TakeOverContainer) -> None:
         """Go on with a container of a shim that was lost. Its exec sessions, which have no client
         any more, are killed."""
         container_id = request.container
@@ -443,14 +448,14 @@ class Pod:
         self._use_folder(container.id)
         self._in_background(lambda: self._starter.send_signal(container.directory, number), done)
 
-    def _stop(self, call: Call, request: messages.Stop) -> None:
+    def _stop(self, call: ShimCall, request: messages.Stop) -> None:
         self._container(request.container).stop(call, _checked(request.signal), request.timeout_s)
 
-    def _attach(self, call: Call, request: messages.Attach) -> None:
+    def _attach(self, call: ShimCall, request: messages.Attach) -> None:
         names = [name for name in messages.STREAMS if getattr(request, name)]
         call.answer(None, self._running(request.container).attach(names))
 
-    def _resize(self, call: Call, request: messages.Resize) -> None:
+    def _resize(self, call: ShimCall, request: messages.Resize) -> None:
         if request.exec is not None:
             session = self._execs.get(request.exec)
             if session is None:
@@ -462,11 +467,11 @@ class Pod:
             raise InvalidArgument("resize: there is neither a container nor an exec session")
         call.answer()
 
-    def _reopen_log(self, call: Call, request: messages.ReopenLog) -> None:
+    def _reopen_log(self, call: ShimCall, request: messages.ReopenLog) -> None:
         self._running(request.container).reopen_log()
         call.answer()
 
-    def _forget(self, call: Call, request: messages.Forget) -> None:
+    def _forget(self, call: ShimCall, request: messages.Forget) -> None:
         container = self._containers.get(request.container)
         if container and not container.exit:
             raise WrongState(f"container {container.id} is running")
@@ -480,12 +485,12 @@ class Pod:
 
     # -- exec sessions
 
-    def _exec(self, call: Call, request: messages.StartExec) -> None:
+    def _exec(self, call: ShimCall, request: messages.StartExec) -> None:
         container, exec_id, tty = self._running(request.container), request.exec, request.tty
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
         streams = ProcessPipes(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
-        session = self._execs[exec_id] = ExecSession(exec_id, container, call.connection)
+        session = self._execs[exec_id] = SupervisedExec(exec_id, container, call.connection)
 
         def done(started: StartedProcess) -> None:
             streams.close_theirs()
@@ -510,17 +515,17 @@ class Pod:
         else:
             session.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
-    def _exec_exited(self, session: ExecSession, ended: ProcessEnd) -> None:
+    def _exec_exited(self, session: SupervisedExec, ended: ProcessEnd) -> None:
         session.ended()
         self.loop.after(ENDED_EXEC_S, lambda: self._drop_exec(session))
         code = messages.UNKNOWN_CODE if ended.exit_code is None else ended.exit_code
         self._server.event(messages.ExecExited(session.id, session.container.id, code))
 
-    def _drop_exec(self, session: ExecSession) -> None:
+    def _drop_exec(self, session: SupervisedExec) -> None:
         if self._execs.get(session.id) is session:
             del self._execs[session.id]
 
-    def _kill_exec(self, call: Call, request: messages.KillExec) -> None:
+    def _kill_exec(self, call: ShimCall, request: messages.KillExec) -> None:
         session = self._execs.get(request.exec)
         if session:
             session.kill()
@@ -558,7 +563,7 @@ class Pod:
 
     def _compile(
         self,
-        compiler: Compiler[Compiled],
+        compiler: LaunchCompiler[Compiled],
         on_compiled: Callable[[Compiled], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
@@ -584,7 +589,7 @@ class Pod:
             if first is None:
                 compile(None)
 
-    def _state(self, call: Call, request: messages.GetState) -> None:
+    def _state(self, call: ShimCall, request: messages.GetState) -> None:
         state, pause = None, self._pause
         if pause is not None:
             state = messages.PauseState(
@@ -601,7 +606,7 @@ class Pod:
             )
         )
 
-    def _shutdown(self, call: Call, request: messages.Shutdown) -> None:
+    def _shutdown(self, call: ShimCall, request: messages.Shutdown) -> None:
         running = [container.id for container in self._containers.values() if not container.exit]
         if running or self._pause_running or self._pause_starting:
             raise WrongState(

@@ -15,7 +15,7 @@ from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages, pod, tree
 from pyrunc.shim.keeper_link import KeeperLink
-from pyrunc.shim.loop import Loop
+from pyrunc.shim.loop import EventLoop
 from pyrunc.shim.network import open_network
 from pyrunc.shim.reaper import Reaper
 from pyrunc.shim.serve import ShimServer, handler
@@ -23,14 +23,14 @@ from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.shim.serve import Call, ClientConnection
+    from pyrunc.shim.serve import ClientConnection, ShimCall
     from pyrunc.shim.starter import Starter
 
 NETWORK_AFTER_S = 0.1
 """The time from taking a pod, whose processes start first, to making the next network namespace."""
 
 
-class Pods:
+class ShimPods:
     """The pods of one shim."""
 
     def __init__(
@@ -40,11 +40,11 @@ class Pods:
         `client`, whose other end the server has that started this shim. `starter` starts the pods'
         processes."""
         self.starter = starter
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.keeper = KeeperLink(self.loop, arguments.keeper)
         self.reaper = Reaper(self.loop, self.keeper)
         self._folder, self._version = arguments.folder, arguments.version
-        self._locks: dict[pod.Pod, int] = {}
+        self._locks: dict[pod.ShimPod, int] = {}
         self._network: int | None = None
         calls = [
             handler(messages.TakePod, self._take_pod),
@@ -61,7 +61,7 @@ class Pods:
         for name in (messages.SOCKET, messages.SHIM_RECORD, messages.LOG):
             remove_path(f"{self._folder}/{name}")
 
-    def remove(self, removed: pod.Pod) -> None:
+    def remove(self, removed: pod.ShimPod) -> None:
         """Stop serving this pod."""
         lock = self._locks.pop(removed)
         removed.close()
@@ -75,7 +75,7 @@ class Pods:
             *(fd for one in self._locks for fd in one.descriptors()),
         ]
 
-    def _take_pod(self, call: Call, request: messages.TakePod) -> None:
+    def _take_pod(self, call: ShimCall, request: messages.TakePod) -> None:
         fds = call.take_fds()
         lock = network = -1
         try:
@@ -85,7 +85,9 @@ class Pods:
             if request.network:
                 network = self._take_network()
             write_record(request.sandbox_dir)
-            new_pod = pod.Pod(self, request.sandbox_dir, request.containers_dir, fds[0], network)
+            new_pod = pod.ShimPod(
+                self, request.sandbox_dir, request.containers_dir, fds[0], network
+            )
         except BaseException:
             for fd in (*fds, lock, network):
                 if fd >= 0:
@@ -94,7 +96,7 @@ class Pods:
         self._locks[new_pod] = lock
         call.answer(messages.NetworkNamespace(new_pod.netns_path()))
 
-    def _describe(self, call: Call, request: messages.GetShim) -> None:
+    def _describe(self, call: ShimCall, request: messages.GetShim) -> None:
         own = _own_record()
         call.answer(messages.ShimInfo(messages.PROTOCOL, self._version, own.pid, own.start_time))
 

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyrunc.shim.loop import Loop, Timer
+    from pyrunc.shim.loop import EventLoop, Timer
     from pyrunc.shim.starter import SupervisedProcess
 
     OnExit = Callable[["ProcessEnd"], None]
@@ -49,7 +49,7 @@ class Reaper:
     for its own helpers, and a process stays a zombie until its pid is expected.
     """
 
-    def __init__(self, loop: Loop, keeper: KeeperLink | None = None) -> None:
+    def __init__(self, loop: EventLoop, keeper: KeeperLink | None = None) -> None:
         self._loop, self._keeper = loop, keeper or KeeperLink(loop, None)
         self._expected: dict[int, OnExit] = {}
         # start times of those whose end is noted before they are reaped

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
     from pyrunc.ipc import Message
     from pyrunc.records import Record, Request
-    from pyrunc.shim.loop import Loop
+    from pyrunc.shim.loop import EventLoop
     from pyrunc.shim.messages import Event
 
     AnyRequest = TypeVar("AnyRequest", bound=Request)
-    Handler = tuple[str, Callable[["Call"], None]]
+    Handler = tuple[str, Callable[["ShimCall"], None]]
 
 UNSENT_LIMIT = 4096
 _UCRED = struct.Struct("iII")
 
 
-def handler(kind: type[AnyRequest], function: Callable[[Call, AnyRequest], None]) -> Handler:
+def handler(kind: type[AnyRequest], function: Callable[[ShimCall, AnyRequest], None]) -> Handler:
     """Return the table entry for requests of the class `kind`. `function` answers a call, at once
     or later, or raises."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 
-class Call:
+class ShimCall:
     """A request, which is answered exactly once, by `answer` or `fail`."""
 
     def __init__(self, connection: ClientConnection, message: Message, fds: list[int]) -> None:
@@ -123,7 +123,7 @@ class ClientConnection:
             self.close()
             return
         message, fds = received
-        call = Call(self, message, fds)
+        call = ShimCall(self, message, fds)
         self._server.dispatch(call)
         call.close_fds()
 
@@ -149,7 +149,7 @@ class ShimServer:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         listener: int,
         calls: Sequence[Handler],
         on_disconnect: Callable[[ClientConnection], None],
@@ -170,7 +170,7 @@ class ShimServer:
         """Return the sockets' descriptors, which a fork must not keep open."""
         return [self._listener.fileno(), *(connection.fileno() for connection in self.connections)]
 
-    def dispatch(self, call: Call) -> None:
+    def dispatch(self, call: ShimCall) -> None:
         """Run the call's function; an exception becomes the answer."""
         function = self._calls.get(call.name)
         try:

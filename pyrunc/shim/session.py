@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.shim.loop import LaunchSteps, Loop
+    from pyrunc.shim.loop import EventLoop, LaunchSteps
     from pyrunc.shim.oom import KillCounts
     from pyrunc.shim.reaper import ProcessEnd
-    from pyrunc.shim.serve import Call, ClientConnection
+    from pyrunc.shim.serve import ClientConnection, ShimCall
     from pyrunc.shim.worker import Worker
 
 DRAIN_S = 0.5
@@ -43,7 +43,7 @@ class SupervisedContainer:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         container_id: str,
         directory: str,
         kill_counts: KillCounts,
@@ -220,7 +220,7 @@ class SupervisedContainer:
         if self._process:
             self.group.kill()
 
-    def stop(self, call: Call, number: int, timeout_s: float) -> None:
+    def stop(self, call: ShimCall, number: int, timeout_s: float) -> None:
         """Stop the container and answer `call` when it has exited (`Stop`)."""
         if self.exit:
             call.answer(self.exited())
@@ -411,7 +411,7 @@ class ProcessPipes:
             os.close(fd)
 
 
-class ExecSession:
+class SupervisedExec:
     """A process that was started in a running container for a client. When the client disconnects,
     the session is killed."""
 

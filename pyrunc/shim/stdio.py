@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyrunc.shim.log_file import LogFile
-    from pyrunc.shim.loop import Loop
+    from pyrunc.shim.loop import EventLoop
 
 # The default capacity of a pipe (pipe(7)): one read(2) empties it.
 READ_BYTES = 64 * 1024
@@ -33,7 +33,7 @@ class OutputStream:
     """One output stream of a container. Owns `fd`: a pipe's reading end or a pty's master."""
 
     def __init__(
-        self, loop: Loop, fd: int, stream: str, log: LogFile, on_end: Callable[[], None]
+        self, loop: EventLoop, fd: int, stream: str, log: LogFile, on_end: Callable[[], None]
     ) -> None:
         os.set_blocking(fd, False)
         self.fd, self.stream = fd, stream
@@ -117,7 +117,7 @@ class OutputStream:
 class Follower:
     """A pipe by which an attached client gets a copy of an output stream. Owns the writing end."""
 
-    def __init__(self, loop: Loop, fd: int) -> None:
+    def __init__(self, loop: EventLoop, fd: int) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
         self.on_close: Callable[[Follower], None] = _ignore
@@ -186,7 +186,7 @@ class InputStream:
     """A container's stdin, into which attached clients write. Owns `fd`: a pipe's writing end or a
     copy of a pty's master."""
 
-    def __init__(self, loop: Loop, fd: int, close_with_first: bool) -> None:
+    def __init__(self, loop: EventLoop, fd: int, close_with_first: bool) -> None:
         """`close_with_first`: the end of the first client's input is the end of the container's."""
         os.set_blocking(fd, False)
         self.fd = fd

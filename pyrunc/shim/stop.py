@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyrunc.shim.loop import Loop, Timer
-    from pyrunc.shim.serve import Call
+    from pyrunc.shim.loop import EventLoop, Timer
+    from pyrunc.shim.serve import ShimCall
     from pyrunc.shim.session import SupervisedContainer
 
 KILL_AGAIN_S = 0.25
@@ -27,15 +27,15 @@ UNKILLABLE_AFTER_S = 2.0
 class ContainerStop:
     """The stop of one container, which the first request begins and later requests join."""
 
-    def __init__(self, loop: Loop, container: SupervisedContainer) -> None:
+    def __init__(self, loop: EventLoop, container: SupervisedContainer) -> None:
         self._loop, self._container = loop, container
         self._deadline: float | None = None
         self._timer: Timer | None = None
-        self._waiting: list[Call] = []
+        self._waiting: list[ShimCall] = []
         self._signalled = False
         self._killed_at: float | None = None
 
-    def request(self, call: Call, number: int, timeout_s: float) -> None:
+    def request(self, call: ShimCall, number: int, timeout_s: float) -> None:
         """Answer `call` when the container has exited."""
         self._waiting.append(call)
         # As in containerd: a timeout of 0 is SIGKILL at once, without the stop signal.

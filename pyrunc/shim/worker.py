@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-    from pyrunc.shim.loop import Loop
+    from pyrunc.shim.loop import EventLoop
     from pyrunc.shim.reaper import Reaper
 
     Result = tuple[dict[str, Any], list[int]]
@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         reaper: Reaper,
         not_inherited: Sequence[int],
         work: Callable[[], tuple[dict[str, Any], Sequence[int]]],

@@ -25,10 +25,10 @@ def _no_key(value: object) -> tuple[()]:
 
 
 @dataclass_transform(frozen_default=True)
-class _Shape(type):
+class _ValueType(type):
     """Turns the annotations of a class into slots and keeps the defaults beside them."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _Shape:
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _ValueType:
         fields = tuple(namespace.get("__annotations__", ()))
         defaults = {field: namespace.pop(field) for field in fields if field in namespace}
         # Slots need the defaults out of the class's namespace: a name cannot be both (ValueError).
@@ -41,7 +41,7 @@ class _Shape(type):
         return cls
 
 
-class Value(metaclass=_Shape):
+class Value(metaclass=_ValueType):
     """A plain value: equality, hash and text go by its fields."""
 
     # Only for the run: the type checker takes the signature from the annotations (PEP 681).

@@ -18,7 +18,7 @@ from pyrunc import ipc
 from pyrunc.errors import Error
 from pyrunc.kernel import reaper
 from pyrunc.zygote import loop, preload
-from pyrunc.zygote.messages import Ready
+from pyrunc.zygote.messages import ZygoteReady
 
 
 def main() -> None:
@@ -27,11 +27,11 @@ def main() -> None:
     os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")
     signal(SIGTERM, _give_up)
-    ready = Ready(os.getpid())
+    ready = ZygoteReady(os.getpid())
     try:
         preload.load(sys.argv[3:])
     except Error as error:
-        ready = Ready(error=error.to_fields())
+        ready = ZygoteReady(error=error.to_fields())
     signal(SIGTERM, SIG_DFL)
     try:
         ipc.send(server, ready.to_fields())

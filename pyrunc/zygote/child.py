@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from pyrunc.ipc import Message
-    from pyrunc.zygote.messages import Run
+    from pyrunc.zygote.messages import RunJob
 
     Function = Callable[[Message, list[int]], Any]
     """A function of a request's arguments and descriptors."""
@@ -42,7 +42,7 @@ def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) ->
     return pid
 
 
-def fork_job(request: Run, fds: Sequence[int]) -> int:
+def fork_job(request: RunJob, fds: Sequence[int]) -> int:
     """Fork a child with its own process group; return its pid. The first descriptors are stdio and
     the result socket.
 
@@ -86,7 +86,7 @@ def _detached(function: Function, arguments: Message, fds: list[int]) -> int:
     return _code(function(arguments, mine))
 
 
-def _job(zygote: int, function: Function, request: Run, fds: list[int]) -> int:
+def _job(zygote: int, function: Function, request: RunJob, fds: list[int]) -> int:
     reaper.set_parent_death_signal(SIGKILL, zygote)
     reaper.set_child_subreaper()
     _own_group(0)

@@ -12,7 +12,7 @@ from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.kernel.reaper import empty_notice, open_child_notice
 from pyrunc.zygote import child, descendants, preload
-from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, Run
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, RunJob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class ZygoteLoop:
             fork = Fork.of(request)
             pid = child.fork_detached(preload.resolve(fork.function), fork.arguments, fds)
             self._answer(request["id"], Forked(pid))
-        elif call == Run.call:
-            self._run(request["id"], Run.of(request), fds)
+        elif call == RunJob.call:
+            self._run(request["id"], RunJob.of(request), fds)
         elif call == Cancel.call:
             self._cancel(Cancel.of(request))
         else:
             raise InvalidArgument(f"the zygote has no call {call!r}")
 
-    def _run(self, request_id: int, request: Run, fds: list[int]) -> None:
+    def _run(self, request_id: int, request: RunJob, fds: list[int]) -> None:
         pid = child.fork_job(request, fds)
         deadline = None if request.timeout_s is None else time.monotonic() + request.timeout_s
         self._jobs[pid] = _Job(request_id, pid, deadline)

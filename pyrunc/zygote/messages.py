@@ -2,7 +2,7 @@
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "error": …} (pyrunc.errors),
 as between server and shim. `Cancel` has no answer, and number 0. The zygote's first message is
-`Ready`.
+`ZygoteReady`.
 
 The function that is called and its caller agree on `arguments`; the zygote passes them on.
 """
@@ -19,7 +19,7 @@ STDIO_OF_JOB = 4  # stdin, stdout, stderr, result socket come before the job's o
 UNANSWERED = 0
 
 
-class Ready(Record):
+class ZygoteReady(Record):
     """The zygote's first message: its pid, or the error that prevents its start."""
 
     ready: int | None = None
@@ -41,7 +41,7 @@ class Forked(Record):
     pid: int
 
 
-class Run(Request):
+class RunJob(Request):
     """Run a job. The request's descriptors are stdin, stdout, stderr, the result socket and those
     of the job. The answer is a `JobEnded` when the job ends. `timeout_s`: None for no deadline."""
 

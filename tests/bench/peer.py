@@ -150,7 +150,7 @@ def pause_archive(folder: Path) -> Path:
     `folder`."""
     program = (Path(__file__).parents[2] / "pyrunc/native/pause").read_bytes()
     image = build.image(
-        [build.layer({"pause": build.Node(program, mode=0o755)})], {"Entrypoint": ["/pause"]}
+        [build.layer({"pause": build.LayerFile(program, mode=0o755)})], {"Entrypoint": ["/pause"]}
     )
     path = folder / "pause.tar"
     path.write_bytes(build.docker_archive({PAUSE: image}))

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.archives import build
-from cri_server.images.archives.build import BuiltImage, Node
+from cri_server.images.archives.build import BuiltImage, LayerFile
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns
 from tests.bench import servers
@@ -65,7 +65,7 @@ def image_of(contents: Sequence[bytes], layers: int) -> BuiltImage:
     tars = []
     for number in range(layers):
         some = range(number, len(contents), layers)
-        tars.append(build.layer({f"data/{n % 50}/{n}": Node(contents[n]) for n in some}))
+        tars.append(build.layer({f"data/{n % 50}/{n}": LayerFile(contents[n]) for n in some}))
     return build.image([*build.busybox().layers, *tars], {"Cmd": ["sleep", "3600"]})
 
 

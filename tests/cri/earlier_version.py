@@ -16,20 +16,20 @@ from pyrunc.compile.requests import PauseRequest
 from pyrunc.errors import WrongState
 from pyrunc.shim import messages
 from pyrunc.shim.keeper_link import KeeperLink
-from pyrunc.shim.loop import Loop
-from pyrunc.shim.pod import Pod
-from pyrunc.shim.serve import Call, handler
+from pyrunc.shim.loop import EventLoop
+from pyrunc.shim.pod import ShimPod
+from pyrunc.shim.serve import ShimCall, handler
 
 if TYPE_CHECKING:
     from pyrunc.shim.serve import Handler
 
-_calls, _connect_keeper = Pod._calls, KeeperLink.__init__
+_calls, _connect_keeper = ShimPod._calls, KeeperLink.__init__
 
 
-def calls_of_protocol_2(pod: Pod) -> list[Handler]:
+def calls_of_protocol_2(pod: ShimPod) -> list[Handler]:
     """Return the calls of a pod, with `keep`."""
 
-    def keep(call: Call, request: Keep) -> None:
+    def keep(call: ShimCall, request: Keep) -> None:
         if request.container is not None:
             record, fds = pod._running(request.container).store()
             call.answer(KeptContainer(record), fds)
@@ -42,7 +42,7 @@ def calls_of_protocol_2(pod: Pod) -> list[Handler]:
     return [*_calls(pod), handler(Keep, keep)]
 
 
-def without_keeper(link: KeeperLink, loop: Loop, folder: str | None) -> None:
+def without_keeper(link: KeeperLink, loop: EventLoop, folder: str | None) -> None:
     """Make the link of a shim that knows no keeper."""
     _connect_keeper(link, loop, None)
 
@@ -58,7 +58,7 @@ def shim_without_pods(
 messages.PROTOCOL = PROTOCOL
 messages.LOCK = messages.LOG
 PauseRequest.name = PauseRequest.earlier_name
-Pod._calls = calls_of_protocol_2  # type: ignore[method-assign]
+ShimPod._calls = calls_of_protocol_2  # type: ignore[method-assign]
 KeeperLink.__init__ = without_keeper  # type: ignore[method-assign]
 ShimProcesses._least_loaded = shim_without_pods  # type: ignore[method-assign]
 

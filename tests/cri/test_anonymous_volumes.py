@@ -12,7 +12,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.archives import build
-from cri_server.images.archives.build import Node, directory, symlink
+from cri_server.images.archives.build import LayerFile, directory, symlink
 from tests.cri.images.test_hostile import hardlink
 from tests.cri.server_harness import Server, code_of, message_of
 
@@ -35,7 +35,7 @@ def config_of(server: Server, name: str, **changes: object) -> api.ContainerConf
 def server_with_volumes(server: Server) -> Iterator[Server]:
     files = {
         "data": directory(0o1770, uid=7, gid=8),
-        "data/file": Node(b"content", 0o4755, uid=70, gid=80, mtime=1_600_000_000),
+        "data/file": LayerFile(b"content", 0o4755, uid=70, gid=80, mtime=1_600_000_000),
         "data/again": hardlink("data/file"),
         "data/link": symlink("/etc/passwd"),
         "data/nested/inner": b"inner",

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images.archives.build import Node, docker_archive, image, layer
+from cri_server.images.archives.build import LayerFile, docker_archive, image, layer
 from tests.cri.client_verbs import call, local_command_line, ok
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive, server_fixture
 
@@ -241,7 +241,7 @@ def test_a_layer_whose_tar_was_changed_is_not_run(server: Server) -> None:
 def test_a_command_mounts_an_image_on_a_folder(tmp_path: Path, store: str, layers: int) -> None:
     name = "registry.test/files:1"
     tars = [
-        layer({f"f{number}": f"{number}", "top": f"{number}", "set": Node(b"x", mode=0o4755)})
+        layer({f"f{number}": f"{number}", "top": f"{number}", "set": LayerFile(b"x", mode=0o4755)})
         for number in range(layers)
     ]
     place = tmp_path / "a place"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import BuiltImage, Node
+from cri_server.images.archives.build import BuiltImage, LayerFile
 from cri_server.images.formats import manifest
 from tests.support import busybox, debian, images, nginx, toolchain
 from tests.support.oci_archives import descriptor, manifest_of
@@ -59,7 +59,7 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
         f"{E2E}/nginx:1.15-4": web,
         f"{E2E}/nginx:1.27-0": web,
         f"{E2E}/nonewprivs:1.4": images.with_files(
-            shell, {"usr/local/bin/nnp": Node(program, 0o6755)}, Cmd=["nnp"]
+            shell, {"usr/local/bin/nnp": LayerFile(program, 0o6755)}, Cmd=["nnp"]
         ),
         f"{E2E}/nonroot:1.5": images.with_files(shell, {}, User="1234"),
         "registry.k8s.io/pause:3.10.2": pause,
@@ -78,7 +78,7 @@ def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
         "usr/local/bin/nc": build.symlink(f"/{_path_in(system, 'nc.openbsd')}"),
         **AGNHOST_USERS,
         "etc/nsswitch.conf": "hosts: files dns\n",
-        "agnhost": Node((toolchain.kubernetes() / "agnhost").read_bytes(), 0o755),
+        "agnhost": LayerFile((toolchain.kubernetes() / "agnhost").read_bytes(), 0o755),
         "agnhost-2": build.symlink("agnhost"),
         "uploads": build.directory(),
         **{name: (source / name).read_bytes() for name in ("localhost.crt", "localhost.key")},

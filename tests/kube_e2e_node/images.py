@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import BuiltImage, Node
+from cri_server.images.archives.build import BuiltImage, LayerFile
 from tests.kube_conformance.images import picture
 from tests.kube_e2e import images
 from tests.support import busybox, toolchain
@@ -24,7 +24,7 @@ def archives() -> list[Path]:
 
 def _additional(base: Mapping[str, BuiltImage]) -> Mapping[str, BuiltImage]:
     agnhost = base[f"{images.E2E}/agnhost:2.63.0"]
-    plugin = Node((toolchain.e2e_helpers() / "sample-device-plugin").read_bytes(), 0o755)
+    plugin = LayerFile((toolchain.e2e_helpers() / "sample-device-plugin").read_bytes(), 0o755)
     started = {"Entrypoint": ["/sampledeviceplugin", "-alsologtostderr"]}
     return {
         # Behind a login (tests/kube_e2e_node/credential_provider.py).

@@ -238,10 +238,12 @@ def test_tables_have_no_escape_sequences_of_a_container(monkeypatch: pytest.Monk
         assert process.stdin is not None
         process.stdin.close()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    lines += formats.Output(format="json").document({evil: evil}).splitlines()[1:2]
+    lines += formats.OutputOptions(format="json").document({evil: evil}).splitlines()[1:2]
     assert json.loads(f"{{{lines[3]}}}") == {evil: evil}
     lines.append(
-        formats.Output(template=Template("{{.name}}")).document({"name": evil.replace("\n", "")})
+        formats.OutputOptions(template=Template("{{.name}}")).document(
+            {"name": evil.replace("\n", "")}
+        )
     )
     assert len(lines) == 5 and lines[0].endswith("\\x9b31m") and lines[2].endswith("  up"), lines
     assert not [c for line in lines for c in line if not c.isprintable()], lines

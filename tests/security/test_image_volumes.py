@@ -36,7 +36,7 @@ ACL = struct.pack("<I", 2) + b"".join(
         (0x20, NONE, ANY_ID),  # others
     )
 )
-DENIED = build.Node(
+DENIED = build.LayerFile(
     CONTENT,
     0o640,
     pax={"SCHILY.xattr.system.posix_acl_access": ACL.decode("utf-8", "surrogateescape")},
@@ -57,11 +57,11 @@ def server(request: pytest.FixtureRequest, probe: Path) -> Iterator[Server]:
     """Start a server that unpacks images, or a server that mounts them."""
     with Server(network=False, settings={"images": {"store": request.param}}) as server:
         server.load_image()
-        files: dict[str, build.Node | bytes | str] = {
+        files: dict[str, build.LayerFile | bytes | str] = {
             "data": CONTENT,
             "folder/data": CONTENT,
             "denied": DENIED,
-            "probe": build.Node(probe.read_bytes(), 0o4755),
+            "probe": build.LayerFile(probe.read_bytes(), 0o4755),
         }
         one, two = [build.layer(files)], [build.layer(files), build.layer({"above": b""})]
         for name, layers in ((ONE_LAYER, one), (TWO_LAYERS, two)):

@@ -12,7 +12,7 @@ import pytest
 
 from cri_server.checkpoints.names import ANNOTATIONS
 from cri_server.containers.restore import holds_checkpoint
-from cri_server.images.archives.build import BuiltImage, Node, image, layer
+from cri_server.images.archives.build import BuiltImage, LayerFile, image, layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.service import Auth, ImageService
 from pyrunc.errors import Error, NotFound, PeerError
@@ -174,12 +174,12 @@ def without_blob(built: BuiltImage, digest: str) -> bytes:
     import io
     import tarfile
 
-    files: dict[str, Node] = {}
+    files: dict[str, LayerFile] = {}
     with tarfile.open(fileobj=io.BytesIO(oci_archive({"docker.io/library/mine:v1": built}))) as tar:
         for member in tar:
             file = tar.extractfile(member)
             assert file is not None
-            files[member.name] = Node(file.read())
+            files[member.name] = LayerFile(file.read())
     del files["blobs/" + digest.replace(":", "/")]
     return layer(files, parents=False)
 

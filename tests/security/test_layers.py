@@ -20,13 +20,13 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.containers import anonymous_volumes
 from cri_server.images.archives import build
-from cri_server.images.archives.build import Node, directory, symlink
+from cri_server.images.archives.build import LayerFile, directory, symlink
 from cri_server.images.erofs import merge
 from cri_server.images.erofs.layer_tar import write_tar
-from cri_server.images.erofs.node import Node as MergedNode
+from cri_server.images.erofs.node import ErofsNode as MergedNode
 from cri_server.images.formats.digests import digest_of
 from cri_server.images.layers import inherit, jail, turns, walk_budget
-from cri_server.images.layers.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.inflate import BadLayer, TarStream, UnpackLimits
 from cri_server.images.layers.trees import DirectoryWalker
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_jobs import LayerJobs
@@ -45,7 +45,7 @@ from tests.cri.images.trees import names
 from tests.support.oci_archives import manifest_of
 from tests.support.registry import Registry
 
-Members = list[tuple[str, Node]]
+Members = list[tuple[str, LayerFile]]
 Take = Callable[..., None]
 
 
@@ -54,7 +54,7 @@ def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
     """Add a layer to a store of this kind. Raises the store's error."""
     numbers = itertools.count()
 
-    def run(tar: bytes, limits: Limits | None = None) -> None:
+    def run(tar: bytes, limits: UnpackLimits | None = None) -> None:
         folder = tmp_path / f"taken-{next(numbers)}"
         folder.mkdir()
         if request.param == "unpacked":
@@ -70,17 +70,17 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
     "other names over one link": lambda count: [
         ("a", directory()),
         ("l", symlink(FAR)),
-        *((f"l/d{n}/f", Node()) for n in range(count)),
+        *((f"l/d{n}/f", LayerFile()) for n in range(count)),
     ],
     "a link that is replaced each time": lambda count: [
         ("a", directory()),
         *itertools.chain.from_iterable(
-            [("l", symlink(FAR)), ("l/f", Node())] for _ in range(count)
+            [("l", symlink(FAR)), ("l/f", LayerFile())] for _ in range(count)
         ),
     ],
     "hard links over one link": lambda count: [
         ("a", directory()),
-        ("f", Node()),
+        ("f", LayerFile()),
         ("l", symlink(FAR)),
         *itertools.chain.from_iterable(
             [(f"l/d{n}", directory()), (f"l/d{n}/h", hardlink("l/f"))] for n in range(count)
@@ -89,17 +89,17 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
     "whiteouts over one link": lambda count: [
         ("a", directory()),
         ("l", symlink(FAR)),
-        *((f"l/d{n}/.wh.x", Node()) for n in range(count)),
+        *((f"l/d{n}/.wh.x", LayerFile()) for n in range(count)),
     ],
     "a directory that is replaced each time": lambda count: [
         ("a", directory()),
         ("l", symlink(FAR)),
         *itertools.chain.from_iterable(
-            [("d", directory()), ("d", Node()), ("l/f", Node())] for _ in range(count)
+            [("d", directory()), ("d", LayerFile()), ("l/f", LayerFile())] for _ in range(count)
         ),
     ],
     "directories that no entry describes": lambda count: [
-        (f"{n}/{'d/' * 300}f", Node()) for n in range(count)
+        (f"{n}/{'d/' * 300}f", LayerFile()) for n in range(count)
     ],
 }
 
@@ -121,7 +121,7 @@ def test_a_replaced_link_costs_no_further_steps(
     link that no name leads over costs no step, however often it is replaced."""
     monkeypatch.setattr(walk_budget.WalkBudget.__init__, "__defaults__", (5000, 0, 0))
     again = itertools.chain.from_iterable(
-        [("t", symlink("x")), ("l/f", Node())] for _ in range(500)
+        [("t", symlink("x")), ("l/f", LayerFile())] for _ in range(500)
     )
     take(raw_tar(("a", directory()), ("l", symlink(FAR)), *again))
 
@@ -129,9 +129,9 @@ def test_a_replaced_link_costs_no_further_steps(
 def test_undescribed_directories_count_as_entries(take: Take) -> None:
     """CWE-770: the limit of entries is a limit of files, also of those that no entry describes. Ten
     entries that need more than twenty directories are refused."""
-    take(raw_tar(*((f"{n}/f", Node()) for n in range(9))), Limits(entries=20))
+    take(raw_tar(*((f"{n}/f", LayerFile()) for n in range(9))), UnpackLimits(entries=20))
     with pytest.raises(ResourceExhausted, match="more than 20 entries"):
-        take(raw_tar(*((f"{n}/a/b/f", Node()) for n in range(9))), Limits(entries=20))
+        take(raw_tar(*((f"{n}/a/b/f", LayerFile()) for n in range(9))), UnpackLimits(entries=20))
 
 
 def test_a_repeatedly_described_directory_has_a_single_dictionary(
@@ -166,8 +166,8 @@ def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.Mon
 
     directory_node = merge.directory
     monkeypatch.setattr(merge, "directory", counted)
-    large = raw_tar(*((f"d{n}/f", Node(b"large")) for n in range(50)))
-    other = raw_tar(("d1/f", Node(b"other")), ("d2/g", Node(b"other")))
+    large = raw_tar(*((f"d{n}/f", LayerFile(b"large")) for n in range(50)))
+    other = raw_tar(("d1/f", LayerFile(b"other")), ("d2/g", LayerFile(b"other")))
     with mounted(tmp_path / "image", [*[large, other] * 100, large]) as root:
         assert (root / "d1/f").read_bytes() == b"large"
         assert (root / "d2/g").read_bytes() == b"other"
@@ -183,7 +183,7 @@ class _Chain:
         self.layers.prepare()
         self._chain: list[str] = []
 
-    def add(self, *members: tuple[str, Node]) -> Path:
+    def add(self, *members: tuple[str, LayerFile]) -> Path:
         """Unpack and commit a layer; return the folder of its files."""
         folder = self.layers.new_folder()
         unpack_bytes(raw_tar(*members), Path(folder))
@@ -210,7 +210,7 @@ def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
             return super().open(path)
 
     monkeypatch.setattr(inherit, "DirectoryWalker", CountingWalker)
-    tree = chain.add((f"a/{'b/' * 50}f", Node()))
+    tree = chain.add((f"a/{'b/' * 50}f", LayerFile()))
     assert (tree / "a").stat().st_uid == 7 and (tree / "a/b").stat().st_uid == 0
     assert 51 < len(opened) < 31 + 4 * 51
     monkeypatch.setattr(inherit, "FREE_STEPS", 0)
@@ -218,7 +218,7 @@ def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
     for _ in range(12):
         chain.add(("many", directory()))
     with pytest.raises(BadLayer, match="steps over directories and links"):
-        chain.add(*((f"many/{n}/f", Node()) for n in range(100)))
+        chain.add(*((f"many/{n}/f", LayerFile()) for n in range(100)))
 
 
 @pytest.mark.usefixtures("no_orphans")
@@ -228,7 +228,7 @@ async def test_all_copies_of_an_unpacked_layer_share_its_limits(
     """CWE-400: with the unpacked store, a layer that a manifest names 500 times is 500 folders, and
     each had the limits of one layer. All of them together have the limits of one; an image that has
     its empty layer often is accepted."""
-    monkeypatch.setattr(SpaceLimit, "limits_of_layer", lambda self: Limits(entries=100))
+    monkeypatch.setattr(SpaceLimit, "limits_of_layer", lambda self: UnpackLimits(entries=100))
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
     large = build.layer({f"f{n}": b"" for n in range(15)})
     image = build.image([large, *[build.layer({})] * 20, large])
@@ -269,7 +269,7 @@ def test_sparse_files_are_charged_by_blocks(store: str) -> None:
     The layer is refused while the reserve is still free."""
     count = 20_000
     pairs = ",".join(f"{n * 4096},1" for n in range(count))
-    sparse = Node(
+    sparse = LayerFile(
         bytes([7]) * count, pax={"GNU.sparse.map": pairs, "GNU.sparse.size": str(count * 4096)}
     )
     tar = raw_tar(("sparse", sparse))
@@ -288,7 +288,7 @@ def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: P
     free at their start. A layer whose limit is far above the space that is left, as a tar and
     unpacked, ends with the reserve still free."""
     content = random.Random(1).randbytes(20 << 20)
-    tar = raw_tar(*((str(n), Node(content)) for n in range(4)))
+    tar = raw_tar(*((str(n), LayerFile(content)) for n in range(4)))
     (tmp_path / "blob").write_bytes(tar)
     for number in range(2):
         with small_disk(64 << 20) as disk, open(tmp_path / "blob", "rb") as blob:
@@ -296,7 +296,7 @@ def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: P
                 if number:
                     unpack_bytes(tar, disk)
                 else:
-                    write_tar(Stream(blob.fileno()), str(disk), digest_of(tar))
+                    write_tar(TarStream(blob.fileno()), str(disk), digest_of(tar))
             assert has_reserve(disk)
 
 
@@ -309,7 +309,7 @@ def test_a_layer_leaves_a_reserve_of_inodes(tmp_path: Path) -> None:
         with pytest.raises(
             ResourceExhausted, match=r"no inodes left on .*80 are reserved for the node"
         ):
-            unpack_bytes(raw_tar(*((str(n), Node()) for n in range(4500))), disk)
+            unpack_bytes(raw_tar(*((str(n), LayerFile()) for n in range(4500))), disk)
         assert os.fstatvfs(fd).f_favail > 4000 // 50
     finally:
         os.close(fd)
@@ -323,7 +323,7 @@ def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
     """Return the files of an image of 64 GiB with only five bytes of data."""
     pairs = f"0,1,{SPARSE_BYTES // 2},2,{SPARSE_BYTES - 2},2"
     pax = {"GNU.sparse.map": pairs, "GNU.sparse.size": str(SPARSE_BYTES)}
-    tar = raw_tar(("data", directory()), ("data/sparse", Node(b"abcde", pax=pax)))
+    tar = raw_tar(("data", directory()), ("data/sparse", LayerFile(b"abcde", pax=pax)))
     if store == "unpacked":
         folder.mkdir()
         unpack_bytes(tar, folder)

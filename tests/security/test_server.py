@@ -220,8 +220,8 @@ def test_hostile_account_files_do_no_harm(server: Server, pod: str, canary: Cana
     unknown."""
     before = resident(server)
     hostile = {
-        "pipe": build.Node(kind=tarfile.FIFOTYPE),
-        "device": build.Node(kind=tarfile.CHRTYPE, device=(1, 5), mode=0o666),
+        "pipe": build.LayerFile(kind=tarfile.FIFOTYPE),
+        "device": build.LayerFile(kind=tarfile.CHRTYPE, device=(1, 5), mode=0o666),
         "host": build.symlink(f"{CLIMB}{canary.path}/passwd"),
         "absolute": build.symlink(str(canary.path / "passwd")),
         "magic": build.symlink("/proc/self/fd/0"), "loop": build.symlink("passwd"),
@@ -623,7 +623,7 @@ def test_an_entrypoint_of_proc_self_exe_runs_no_program_of_the_host(
     """CVE-2019-5736 by CRI: the image's entrypoint is /proc/self/exe, or a script with this
     interpreter; ExecSync runs it, too. No interpreter of the host runs (the launcher exits with 126
     without its descriptors)."""
-    script = build.Node(b"#!/proc/self/exe\n", mode=0o755)
+    script = build.LayerFile(b"#!/proc/self/exe\n", mode=0o755)
     spec = image(server, {"evil": script})
     for command in ("/evil", "/proc/self/exe"):
         assert outcome(server, pod, command, image=spec)[0] in (-1, 125, 126, 127, 128)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import BuiltImage, Node
+from cri_server.images.archives.build import BuiltImage, LayerFile
 from tests.support import debian, images, toolchain
 
 # The programs that kube-proxy runs, and the names that Debian gives them when it configures the
@@ -73,7 +73,7 @@ def _proxy() -> BuiltImage:
     system = debian.unpacked(PROXY_TOOLS)
     own = {
         **debian.links_of_a_system(system),
-        "usr/local/bin/kube-proxy": Node(toolchain.kube_proxy().read_bytes(), 0o755),
+        "usr/local/bin/kube-proxy": LayerFile(toolchain.kube_proxy().read_bytes(), 0o755),
         **{name: build.symlink("xtables-nft-multi") for name in PROXY_LINKS},
     }
     return build.image([system, build.layer(own)])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import BuiltImage, Node
+from cri_server.images.archives.build import BuiltImage, LayerFile
 from tests.support import toolchain
 
 PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
@@ -29,13 +29,13 @@ def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage
 
 def pause(**config: object) -> BuiltImage:
     """Our pause as an image."""
-    files = {"pause": Node(PAUSE.read_bytes(), 0o755)}
+    files = {"pause": LayerFile(PAUSE.read_bytes(), 0o755)}
     return build.image([build.layer(files)], {"Entrypoint": ["/pause"], **config})
 
 
 def of_program(program: Path, place: str, **config: object) -> BuiltImage:
     """Return an image with one static program at `place`, and a folder for files that it writes."""
-    files = {place: Node(program.read_bytes(), 0o755), "tmp": build.directory(0o1777)}
+    files = {place: LayerFile(program.read_bytes(), 0o755), "tmp": build.directory(0o1777)}
     return build.image([build.layer(files)], config)
 
 

@@ -14,7 +14,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images.archives.build import BuiltImage, Node, layer
+from cri_server.images.archives.build import BuiltImage, LayerFile, layer
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import digest_of
 
@@ -40,7 +40,7 @@ def oci_archive(
         named = {"org.opencontainers.image.ref.name": name}
         entries.append({**descriptor(data, manifests.OCI_MANIFEST), "annotations": named})
     files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
-    return layer({name: Node(data) for name, data in files.items()}, parents=False)
+    return layer({name: LayerFile(data) for name, data in files.items()}, parents=False)
 
 
 def manifest_of(

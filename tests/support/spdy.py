@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
 from cri_server.streaming.spdy import connection, frames
-from cri_server.streaming.spdy.connection import Connection, Data, Event
+from cri_server.streaming.spdy.connection import Event, SpdyConnection, StreamData
 from cri_server.streaming.spdy.frames import FIN, Status, Type
 from cri_server.streaming.spdy.headers import Headers
 from cri_server.streaming.streams import StreamGone
@@ -49,7 +49,7 @@ def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
     return frames.control(Type.SYN_STREAM, FIN if fin else 0, head + block)
 
 
-class SpdyClient(Connection):
+class SpdyClient(SpdyConnection):
     """The client's state: it opens streams and sends pings, and accepts no stream."""
 
     def __init__(self) -> None:
@@ -117,11 +117,11 @@ class ClientMultiplexer(Multiplexer):
         return stream
 
     def _handle(self, event: ClientEvent) -> None:  # type: ignore[override]
-        if isinstance(event, Replied | Data):
+        if isinstance(event, Replied | StreamData):
             self._replies[event.stream_id].set()
         if isinstance(event, Replied):
             if event.fin:
-                super()._handle(Data(event.stream_id, b"", True))
+                super()._handle(StreamData(event.stream_id, b"", True))
         elif not isinstance(event, Pong | GoneAway):
             super()._handle(event)
 

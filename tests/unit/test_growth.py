@@ -27,7 +27,7 @@ from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
 from cri_server.api import api_pb2 as api
 from cri_server.http2 import frames, hpack
-from cri_server.http2.connection import Connection as Http2
+from cri_server.http2.connection import Http2Connection as Http2
 from cri_server.images.formats import manifest
 from cri_server.images.formats.reference import Reference
 from cri_server.images.registry import auth, hosts
@@ -37,7 +37,7 @@ from cri_server.spec import cdi, mounts, pod_files, process, user
 from cri_server.streaming import websocket
 from cri_server.streaming.remotecommand import TerminalSizes
 from cri_server.streaming.spdy import frames as spdy
-from cri_server.streaming.spdy.connection import Connection as Spdy
+from cri_server.streaming.spdy.connection import SpdyConnection as Spdy
 from cri_server.streaming.spdy.headers import Packer
 from cri_server.streaming.upgrade import Refused, RequestReader
 from pyrunc import jsontext
@@ -194,7 +194,7 @@ HPACK_ATTACKS: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("name", HPACK_ATTACKS)
 def test_hpack_is_decoded_in_linear_time(name: str) -> None:
     def prepare(size: int) -> Work:
-        block, decoder = HPACK_ATTACKS[name](size), hpack.Decoder()
+        block, decoder = HPACK_ATTACKS[name](size), hpack.HpackDecoder()
 
         def run() -> None:
             try:
@@ -210,7 +210,7 @@ def test_hpack_is_decoded_in_linear_time(name: str) -> None:
 @pytest.mark.parametrize("cut", [1, 1000, 1 << 20])
 def test_grpc_messages_are_read_in_linear_time(cut: int) -> None:
     def prepare(size: int) -> Work:
-        incoming = grpc_wire.Incoming(b"identity")
+        incoming = grpc_wire.IncomingMessage(b"identity")
         data = grpc_wire.message(b"x" * size * cut)
         parts = [data[at : at + cut] for at in range(0, len(data), cut)]
         return lambda: ([incoming.add(part) for part in parts], incoming.finish())

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cri_server.config import Network, Server
+from cri_server.config import NetworkConfig, ServerConfig
 from tests.kube_e2e import images
 from tests.kube_e2e_node import suite as kube_e2e_node
 from tests.support import ginkgo, guest_disk, guest_node, toolchain
@@ -40,11 +40,11 @@ missing_controllers = "error"
 INSTALL = f"""set -e
 {PYTHON} -m pip install -q --disable-pip-version-check --no-index --no-deps {guest_node.INPUT}/wheels/*.whl
 {PYTHON} -m compileall -q /opt/venv/lib/python3*/site-packages/pyrunc /opt/venv/lib/python3*/site-packages/cri_server /opt/venv/lib/python3*/site-packages/cni_plugins
-mkdir -p /etc/pyrunc {Network().conf_dir} {DISK} {FOLDER}
+mkdir -p /etc/pyrunc {NetworkConfig().conf_dir} {DISK} {FOLDER}
 mount -o ro /dev/disk/by-label/node-suite {DISK}
 cat >/etc/pyrunc/config.toml <<C
 {SETTINGS}C
-cat >{Network().conf_dir}/10-pods.conflist
+cat >{NetworkConfig().conf_dir}/10-pods.conflist
 /opt/venv/bin/pyrunc-cri install-node --no-kubelet
 /opt/venv/bin/pyrunc-cri load -q {DISK}/e2e.tar
 /opt/venv/bin/pyrunc-cri tag {images.E2E}/busybox:1.37.0-1 {OLDER_BUSYBOX}
@@ -108,7 +108,7 @@ class NodeSuite:
             f"--k8s-bin-dir={DISK}",
             f"--report-dir={FOLDER}/reports",
             f"--node-name={NODE}",
-            f"--container-runtime-endpoint={Server().listen}",
+            f"--container-runtime-endpoint={ServerConfig().listen}",
             "--prepull-images=false",
             f"--container-runtime-pid-file={FOLDER}/server.pid",
             "--server-start-timeout=10m",

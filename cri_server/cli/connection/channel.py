@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from cri_server.http2 import frames, hpack
 from cri_server.http2.frames import Setting
-from cri_server.http2.sending import Overflow, Sender
+from cri_server.http2.sending import FrameSender, Overflow
 from cri_server.rpc.codes import Code
 
 Item = TypeVar("Item")
@@ -150,9 +150,9 @@ class _Connection:
         self._stream_id = -1
         self._greeted = False  # the server's settings have arrived
         self._received = bytearray()
-        self._decoder = hpack.Decoder()
+        self._decoder = hpack.HpackDecoder()
         self._unread_bytes = 0  # read, but not yet returned to the server's windows
-        self._sender = Sender()
+        self._sender = FrameSender()
         self._stream = self._sender.open(self._stream_id)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -62,7 +62,7 @@ def unreachable(address: str, path: str) -> str | None:
     return None
 
 
-class Unsupported(ServerError):
+class UnsupportedCall(ServerError):
     """The server does not know the call."""
 
 
@@ -128,7 +128,7 @@ class Client:
         pausing."""
         try:
             return frozenset(self.admin(private.PausedContainers(), private.ContainerIds).ids)
-        except Unsupported:
+        except UnsupportedCall:
             return frozenset()
 
     def _unary(self, path: str, request: bytes, timeout_s: float | None) -> bytes:
@@ -159,7 +159,7 @@ class Client:
                 reason or f"the program that listens at {self._address} is no CRI server: {details}"
             )
         if code == Code.UNIMPLEMENTED and re.match(UNKNOWN_CALL, details, re.IGNORECASE):
-            return Unsupported(
+            return UnsupportedCall(
                 f"the server at {self._address} does not support this: {details}{_hint(details)}"
             )
         if (

@@ -16,7 +16,7 @@ from cri_server.cli.connection.client import Client
 from cri_server.cli.containers import archive as archives
 from cri_server.cli.containers.container_root import open_root
 from cri_server.cli.containers.file_copy import FOLDER, Copy
-from cri_server.cli.output.progress import Progress
+from cri_server.cli.output.progress import ProgressLine
 from cri_server.cli.output.report import report
 from pyrunc.errors import InvalidArgument, KernelError, WrongState, kernel_errors
 from pyrunc.kernel.fd import closing_fd
@@ -24,7 +24,7 @@ from pyrunc.kernel.path import open_in_root, resolve
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CopyPath:
     """A path in a container, or on this machine if `container` is empty; there `-` is an archive on
     stdin or stdout."""
 
@@ -36,13 +36,13 @@ class Place:
         return not self.container and self.path == "-"
 
 
-def parse(text: str) -> Place:
+def parse(text: str) -> CopyPath:
     """Parse `CONTAINER:PATH`, `POD/NAME:PATH` or a path of this machine. A path of this machine
     that contains a colon must begin with `.` or `/`."""
     container, colon, path = text.partition(":")
     if colon and container and not container.startswith((".", "/")):
-        return Place(container, "/" + path.lstrip("/"))
-    return Place("", text if text.startswith("/") or text == "-" else f"{os.getcwd()}/{text}")
+        return CopyPath(container, "/" + path.lstrip("/"))
+    return CopyPath("", text if text.startswith("/") or text == "-" else f"{os.getcwd()}/{text}")
 
 
 @click.command()
@@ -73,7 +73,7 @@ def cp(
         root = stack.enter_context(open_root(client, client.container(name).id, name))
         here = stack.enter_context(_folder_at(None, "/"))
         progress = stack.enter_context(
-            Progress(f"copying {source}", quiet=quiet or destination_place.is_archive)
+            ProgressLine(f"copying {source}", quiet=quiet or destination_place.is_archive)
         )
         owner = root.owner if destination_place.container else None
         copy = Copy(progress.add, report, keep_owner=keep_owner, owner=owner)

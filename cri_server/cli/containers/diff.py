@@ -18,7 +18,7 @@ import click
 
 from cri_server.checkpoints.layer import is_opaque
 from cri_server.cli.arguments import completion
-from cri_server.cli.connection.client import Client, Unsupported
+from cri_server.cli.connection.client import Client, UnsupportedCall
 from cri_server.cli.containers.image_tree import open_image_tree
 from cri_server.cli.output import formats, show
 from cri_server.images.layers.trees import open_folder
@@ -41,7 +41,7 @@ def diff(address: str, container: str) -> None:
         target = client.container(container)
         upper = client.container_info(target.id).get("writableLayer")
         if not isinstance(upper, str):
-            raise Unsupported("the server does not report where a container's files are")
+            raise UnsupportedCall("the server does not report where a container's files are")
         try:
             layer = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:

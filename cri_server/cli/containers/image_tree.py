@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cri_server.cli.connection.client import Client, Unsupported
+from cri_server.cli.connection.client import Client, UnsupportedCall
 from cri_server.images.store.image_paths import ImagePaths
 
 
 def open_image_tree(client: Client, image: str) -> int:
-    """Return a detached mount of an image's files. Raises NotFound, Unsupported, ServerError,
+    """Return a detached mount of an image's files. Raises NotFound, UnsupportedCall, ServerError,
     KernelError, OSError, DamagedRecord."""
     files = client.image_info(image).get("files")
     places = ImagePaths.of(files) if isinstance(files, dict) else ImagePaths()
@@ -16,7 +16,7 @@ def open_image_tree(client: Client, image: str) -> int:
 
         return open_image(places.image)
     if places.lower is None or places.place is None:
-        raise Unsupported("the server does not report where an image's files are")
+        raise UnsupportedCall("the server does not report where an image's files are")
     from pyrunc.compile.image_mount import open_layers
 
     return open_layers([*places.lower, places.place])  # `place` is empty: overlayfs needs two

@@ -14,7 +14,7 @@ from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client, pod_names
 from cri_server.cli.containers.stop import remove_pod
 from cri_server.cli.output import formats
-from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.formats import Column, Listing, OutputOptions
 from cri_server.cli.output.report import for_each
 from cri_server.cli.output.show import age, size
 
@@ -129,7 +129,7 @@ def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
 @click.argument("image", shell_complete=completion.images)
 @formats.options()
 @click.pass_obj
-def history(address: str, image: str, output: Output) -> None:
+def history(address: str, image: str, output: OutputOptions) -> None:
     """Show the build steps of IMAGE, the newest first. Needs a server that reports the image's
     configuration."""
     with Client(address) as client:
@@ -161,5 +161,5 @@ def _age(text: Any) -> str:
     return age(int(moment.timestamp() * 1e9))
 
 
-def _cut(text: str, output: Output) -> str:
+def _cut(text: str, output: OutputOptions) -> str:
     return text if output.no_trunc or len(text) <= 60 else f"{text[:59]}…"

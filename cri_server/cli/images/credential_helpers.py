@@ -45,7 +45,7 @@ class _Provider(msgspec.Struct):
     env: list[_Variable] | None = None
 
 
-class _Config(msgspec.Struct):
+class _ProviderConfig(msgspec.Struct):
     providers: list[_Provider]
 
 
@@ -84,7 +84,7 @@ def providers(image: str) -> list[LoginSource]:
     repository, matching = Reference.parse(image).repository, []
     for path in sorted(folder().glob("*.yaml")):
         try:
-            config = msgspec.convert(yaml.safe_load(path.read_text()), _Config)
+            config = msgspec.convert(yaml.safe_load(path.read_text()), _ProviderConfig)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise WrongState(f"{path}: {' '.join(str(error).split())}") from None
         for provider in config.providers:

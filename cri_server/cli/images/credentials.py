@@ -24,7 +24,7 @@ from pyrunc.errors import InvalidSpec, NotFound
 DOCKERS_NAME = "https://index.docker.io/v1/"  # docker's key for Docker Hub
 
 
-class _Login(NamedTuple):
+class _FileLogin(NamedTuple):
     """A login for a registry: the file and the key where it is, and its content or the name of the
     helper program that has it."""
 
@@ -73,7 +73,7 @@ def source(reference: str, chosen: Path | None = None) -> str:
     return f"{login.file}: {f'helper {login.helper}' if login.helper else login.key}"
 
 
-def _login(reference: str, chosen: Path | None) -> _Login | None:
+def _login(reference: str, chosen: Path | None) -> _FileLogin | None:
     """Return the login for an image in the first file that has one.
 
     A key may have any spelling of the registry's name (`https://R.example/v1/`, `r.example:443`).
@@ -89,10 +89,10 @@ def _login(reference: str, chosen: Path | None) -> _Login | None:
         for key in keys:
             key_in_file, helper = helpers.get(key, ("", None))
             if isinstance(helper, str):
-                return _Login(path, key_in_file, image.registry, helper=helper)
+                return _FileLogin(path, key_in_file, image.registry, helper=helper)
             if key in logins:
                 key_in_file, content = logins[key]
-                return _Login(path, key_in_file, image.registry, content)
+                return _FileLogin(path, key_in_file, image.registry, content)
     return None
 
 
@@ -179,7 +179,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     atomic_file.write_bytes(str(path), json.dumps(document, indent=2).encode(), mode=0o600)
 
 
-def _config(login: _Login) -> api.AuthConfig:
+def _config(login: _FileLogin) -> api.AuthConfig:
     place, registry, content = str(login.file), login.registry, login.content
     if not isinstance(content, dict):
         raise InvalidSpec(place, f"the login for {registry} is no object")

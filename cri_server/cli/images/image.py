@@ -12,7 +12,7 @@ from cri_server.cli.connection.client import Client
 from cri_server.cli.images import clean, mount, transfer
 from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats
-from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.formats import Column, Listing, OutputOptions
 from cri_server.cli.output.show import size
 from pyrunc.errors import InvalidArgument, NotFound
 
@@ -43,7 +43,7 @@ def images(
     digests: bool,
     pinned: bool,
     filters: tuple[str, ...],
-    output: Output,
+    output: OutputOptions,
 ) -> None:
     """List the images of the node, or only those called IMAGE."""
     for text in filters:
@@ -65,7 +65,7 @@ def images(
     formats.say(formats.table(titles if output.headers else None, sorted(rows)))
 
 
-def _rows(each: api.Image, output: Output, *, with_digests: bool) -> list[tuple[str, ...]]:
+def _rows(each: api.Image, output: OutputOptions, *, with_digests: bool) -> list[tuple[str, ...]]:
     """Return a table row for each name of an image."""
     names = each.repo_tags or each.repo_digests or ["<none>"]
     facts = [output.short(each.id), size(each.size), "yes" if each.pinned else ""]
@@ -74,7 +74,7 @@ def _rows(each: api.Image, output: Output, *, with_digests: bool) -> list[tuple[
     return [(name, *facts) for name in names]
 
 
-def _listing(output: Output) -> Listing[api.Image]:
+def _listing(output: OutputOptions) -> Listing[api.Image]:
     return Listing(
         "images",
         (

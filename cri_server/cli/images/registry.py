@@ -13,7 +13,7 @@ from cri_server.cli.images import credentials
 from cri_server.images.formats.reference import Reference
 from cri_server.images.model import Auth
 from cri_server.images.registry.auth import may_receive
-from cri_server.images.registry.hosts import Host, folder_of, hosts_for
+from cri_server.images.registry.hosts import RegistryHost, folder_of, hosts_for
 
 PULL_SECRET = Auth(username="user")  # names no host, as the pull secrets that kubelet sends
 
@@ -69,7 +69,7 @@ def _files(reference: Reference, folders: list[Path]) -> Iterator[str]:
         yield f"{folder}: {', '.join(names) or 'nothing'}"
 
 
-def _about(host: Host, reference: Reference) -> Iterator[str]:
+def _about(host: RegistryHost, reference: Reference) -> Iterator[str]:
     capabilities = " and ".join(sorted(host.capabilities)) or "do nothing"
     yield f"{'the registry' if host.upstream else 'mirror'}: may {capabilities}"
     if host.rewrites:
@@ -105,7 +105,7 @@ def _signatures(path: str, reference: Reference) -> Iterator[str]:
         yield f"{requirement.type}{signed} ({path}, {scope})"
 
 
-def _pull_secrets(host: Host, reference: Reference) -> str:
+def _pull_secrets(host: RegistryHost, reference: Reference) -> str:
     if may_receive(PULL_SECRET, reference, host):
         return f"those for {reference.registry}"
     if not host.trusted:

@@ -21,9 +21,9 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, options
 from cri_server.cli.arguments.files import FILE
-from cri_server.cli.connection.client import Client, Unsupported
+from cri_server.cli.connection.client import Client, UnsupportedCall
 from cri_server.cli.images import credentials
-from cri_server.cli.output.progress import Progress
+from cri_server.cli.output.progress import ProgressLine
 from cri_server.cli.output.report import for_each, report
 from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
@@ -95,7 +95,7 @@ def fetch(
     """Pull an image and return its id. On a terminal it shows the progress, if the server reports
     it."""
     if sys.stderr.isatty() and not quiet:
-        with contextlib.suppress(Unsupported):
+        with contextlib.suppress(UnsupportedCall):
             return _follow_progress(
                 client, private.PullImage(reference, _fields(auth)), f"pulling {reference}"
             )
@@ -114,7 +114,7 @@ def _follow_progress(
     *,
     quiet: bool = False,
 ) -> str:
-    with Progress(label, quiet=quiet) as progress:
+    with ProgressLine(label, quiet=quiet) as progress:
         for message in client.admin_stream(request, private.decoder(private.TransferUpdate)):
             if message.id is not None:
                 return message.id
@@ -177,7 +177,7 @@ def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool)
     with (
         Client(address) as client,
         _written(output) as file,
-        Progress("saving", quiet=quiet) as progress,
+        ProgressLine("saving", quiet=quiet) as progress,
     ):
         for part in client.admin_stream(private.SaveImages(list(names)), bytes):
             file.write(part)
@@ -231,17 +231,17 @@ def _load(
     if str(path) == "-":
         if sys.stdin.isatty():
             raise InvalidArgument("needs a file, or an archive on stdin")
-        return _feed(client, sys.stdin.buffer, "stdin", name, Progress("loading", quiet=quiet))
+        return _feed(client, sys.stdin.buffer, "stdin", name, ProgressLine("loading", quiet=quiet))
     # Opened here, because the server could read files that this user cannot.
     with open(path, "rb") as file:
         if not sys.stderr.isatty() or quiet:
             return client.load_image(str(path.resolve()), name)
         total = os.fstat(file.fileno()).st_size
-        return _feed(client, file, str(path), name, Progress(f"loading {path.name}", total))
+        return _feed(client, file, str(path), name, ProgressLine(f"loading {path.name}", total))
 
 
 def _feed(
-    client: Client, source: BinaryIO, label: str, name: str | None, progress: Progress
+    client: Client, source: BinaryIO, label: str, name: str | None, progress: ProgressLine
 ) -> Sequence[private.LoadedImage]:
     """Have the server load a pipe that this process fills. The pipe ends also if this process is
     killed."""
@@ -273,7 +273,7 @@ def _feed(
     return images
 
 
-def _fill(pipe: int, source: BinaryIO, progress: Progress, is_read: Callable[[], bool]) -> None:
+def _fill(pipe: int, source: BinaryIO, progress: ProgressLine, is_read: Callable[[], bool]) -> None:
     """Copy the source into the pipe until the source ends or the server stops reading."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
@@ -322,7 +322,7 @@ def login(
         auth = {"username": username, "password": password, "server_address": registry}
         try:
             client.admin(private.CheckLogin(registry, auth), private.Empty)
-        except Unsupported:
+        except UnsupportedCall:
             report("warning: the server cannot check the login")
     path = credentials.save(registry, username, password or "", authfile)
     click.echo(f"logged in at {registry}; stored in {path}")

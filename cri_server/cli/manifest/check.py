@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from cri_server.cli.manifest import pod_model
 from cri_server.cli.manifest.pod_model import (
-    Container,
-    Pod,
+    ContainerManifest,
+    PodManifest,
+    PodSpec,
     Profile,
     Resources,
-    Spec,
     VolumeMount,
     quantity,
 )
@@ -40,7 +40,7 @@ ANNOTATIONS_LIMIT_BYTES = 256 << 10
 NAMESERVERS_LIMIT, SEARCHES_LIMIT = 3, 32  # a resolver uses three: resolv.conf(5)
 
 
-def pod(pod: Pod) -> None:
+def pod(pod: PodManifest) -> None:
     """Raise InvalidSpec with the path of the first error in a pod."""
     _metadata(pod.metadata)
     spec = pod.spec
@@ -101,7 +101,7 @@ def _key(key: str, path: str) -> None:
     _name(name, f"{path}.{key}", "a key", QUALIFIED, LABEL_LIMIT)
 
 
-def _volumes(spec: Spec) -> None:
+def _volumes(spec: PodSpec) -> None:
     volumes = list(_indexed("spec.volumes", spec.volumes))
     for path, volume in volumes:
         _name(volume.name, f"{path}.name", "a volume's name", LABEL, LABEL_LIMIT)
@@ -115,7 +115,7 @@ def _volumes(spec: Spec) -> None:
     _unique_names(volumes)
 
 
-def _container(container: Container, path: str, spec: Spec) -> None:
+def _container(container: ContainerManifest, path: str, spec: PodSpec) -> None:
     _name(container.name, f"{path}.name", "a container's name", LABEL, LABEL_LIMIT)
     if not container.image or container.image != container.image.strip():
         raise InvalidSpec(f"{path}.image", f"{container.image!r} is not an image's name")
@@ -128,7 +128,7 @@ def _container(container: Container, path: str, spec: Spec) -> None:
     _security(container.security_context, f"{path}.securityContext")
 
 
-def _ports(container: Container, path: str) -> None:
+def _ports(container: ContainerManifest, path: str) -> None:
     ports = list(_indexed(f"{path}.ports", container.ports))
     for where, port in ports:
         if port.name:
@@ -144,7 +144,7 @@ def _ports(container: Container, path: str) -> None:
     _unique_names([(where, port) for where, port in ports if port.name])
 
 
-def _host_ports(named: list[tuple[str, Container]], spec: Spec) -> None:
+def _host_ports(named: list[tuple[str, ContainerManifest]], spec: PodSpec) -> None:
     taken: list[tuple[str, tuple[object, ...]]] = []
     for path, container in named:
         for place, port in _indexed(f"{path}.ports", container.ports):
@@ -175,7 +175,7 @@ def _resources(resources: Resources, path: str) -> None:
                 )
 
 
-def _mounts(container: Container, path: str, volumes: set[str]) -> None:
+def _mounts(container: ContainerManifest, path: str, volumes: set[str]) -> None:
     mounts = list(_indexed(f"{path}.volumeMounts", container.volume_mounts))
     for place, mount in mounts:
         _mount(mount, place, volumes)
@@ -232,7 +232,7 @@ def _security(security: pod_model.ContainerSecurity, path: str) -> None:
             )
 
 
-def _pod_security(spec: Spec) -> None:
+def _pod_security(spec: PodSpec) -> None:
     security, path = spec.security_context, "spec.securityContext"
     _ids(
         {
@@ -271,7 +271,7 @@ def _profile(profile: Profile | None, path: str) -> None:
     sub_path(profile.localhost_profile, f"{path}.localhostProfile")
 
 
-def _host_and_dns(spec: Spec) -> None:
+def _host_and_dns(spec: PodSpec) -> None:
     if spec.hostname:
         _name(spec.hostname, "spec.hostname", "a host's name", LABEL, LABEL_LIMIT)
     for path, alias in _indexed("spec.hostAliases", spec.host_aliases):
@@ -279,10 +279,10 @@ def _host_and_dns(spec: Spec) -> None:
         for place, name in _indexed(f"{path}.hostnames", alias.hostnames):
             _name(name, place, "a host's name", SUBDOMAIN, SUBDOMAIN_LIMIT)
     _ids({"terminationGracePeriodSeconds": spec.termination_grace_period_seconds}, "spec")
-    _dns(spec, spec.dns_config or pod_model.Dns())
+    _dns(spec, spec.dns_config or pod_model.PodDnsManifest())
 
 
-def _dns(spec: Spec, dns: pod_model.Dns) -> None:
+def _dns(spec: PodSpec, dns: pod_model.PodDnsManifest) -> None:
     if spec.dns_policy == "None" and not dns.nameservers:
         raise InvalidSpec("spec.dnsConfig.nameservers", "is required with dnsPolicy None")
     for path, address in _indexed("spec.dnsConfig.nameservers", dns.nameservers):

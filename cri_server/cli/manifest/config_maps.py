@@ -49,7 +49,7 @@ class FieldRef(_Object):
     api_version: str = "v1"
 
 
-class Item(_Object):
+class ConfigMapItem(_Object):
     key: str
     path: str
     mode: int | None = None
@@ -63,7 +63,7 @@ class ResourceRef(_Object):
 
 class MapVolume(_Object):
     name: str
-    items: list[Item] | None = None
+    items: list[ConfigMapItem] | None = None
     default_mode: int = 0o644
     optional: bool = False
 
@@ -405,7 +405,9 @@ def _files_of_object(
 ) -> list[dict[str, Any]]:
     """Return the files for the keys of a ConfigMap or a Secret."""
     contents = objects.get(kind, volume.name, path, optional=volume.optional) or {}
-    items = volume.items if volume.items is not None else [Item(key, key) for key in contents]
+    items = (
+        volume.items if volume.items is not None else [ConfigMapItem(key, key) for key in contents]
+    )
     files = []
     for i, item in enumerate(items):
         place = f"{path}.items[{i}]"
@@ -429,7 +431,7 @@ def _downward_files(
     return files
 
 
-def _file(item: Item | DownwardItem, content: bytes, default_mode: int) -> dict[str, Any]:
+def _file(item: ConfigMapItem | DownwardItem, content: bytes, default_mode: int) -> dict[str, Any]:
     mode = default_mode if item.mode is None else item.mode
     return {"path": item.path, "content": base64.b64encode(content).decode(), "mode": mode}
 

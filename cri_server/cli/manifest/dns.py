@@ -12,7 +12,7 @@ from cri_server.cli.manifest.check import NAMESERVERS_LIMIT
 HOST = Path("/etc/resolv.conf")
 
 
-def config(dns: pod_model.Dns, *, own: bool) -> api.DNSConfig:
+def config(dns: pod_model.PodDnsManifest, *, own: bool) -> api.DNSConfig:
     """Return the DNS configuration; `own`: without the host's settings. A resolver uses three
     servers (resolv.conf(5)), the host's first. Raises OSError."""
     servers, searches, options = ([], [], {}) if own else host(HOST.read_text())

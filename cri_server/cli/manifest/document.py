@@ -14,7 +14,7 @@ RUN = ("Pod", "ConfigMap", "Secret")
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
-class Loader(yaml.SafeLoader):
+class ManifestLoader(yaml.SafeLoader):
     """A loader like kubectl's: a duplicate key is an error, and a date is a text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -32,7 +32,7 @@ class Loader(yaml.SafeLoader):
 
 
 # YAML 1.1 reads 2026-11-22 as a date; kubectl's parser leaves a text, which labels may contain.
-Loader.yaml_implicit_resolvers = {
+ManifestLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -43,7 +43,7 @@ def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     List. Keys with the value null are removed, because they mean the same as a missing key. Raises
     InvalidSpec."""
     try:
-        documents = [d for d in yaml.load_all(text, Loader) if d is not None]
+        documents = [d for d in yaml.load_all(text, ManifestLoader) if d is not None]
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidSpec("", f"not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:

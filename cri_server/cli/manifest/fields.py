@@ -89,10 +89,10 @@ _SECURITY: dict[str, Harmless] = {
 }
 
 NOT_DONE: dict[type, dict[str, Harmless]] = {
-    pod_model.Pod: _POD,
+    pod_model.PodManifest: _POD,
     pod_model.Metadata: _METADATA,
-    pod_model.Spec: _SPEC,
-    pod_model.Container: _CONTAINER,
+    pod_model.PodSpec: _SPEC,
+    pod_model.ContainerManifest: _CONTAINER,
     pod_model.Env: {"valueFrom": NONE},
     pod_model.Volume: _VOLUME,
     pod_model.EmptyDir: {"medium": ("",), "sizeLimit": NONE},
@@ -105,7 +105,7 @@ NOT_DONE: dict[type, dict[str, Harmless]] = {
 RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
 
 
-def problems(value: Any, kind: Any = pod_model.Pod, path: str = "") -> Iterator[str]:
+def problems(value: Any, kind: Any = pod_model.PodManifest, path: str = "") -> Iterator[str]:
     """Yield `PATH: problem` for each field that would be ignored."""
     kind = _plain(kind)
     if get_origin(kind) is list and isinstance(value, list):

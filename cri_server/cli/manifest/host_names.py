@@ -19,7 +19,7 @@ LOCAL = (
 )
 
 
-def text(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
+def text(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
     """Return the content for a pod with these addresses; with hostNetwork the host's file and the
     aliases."""
     aliases = [f"{alias.ip}\t{' '.join(alias.hostnames)}" for alias in spec.host_aliases]
@@ -37,7 +37,7 @@ def _lines(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def write(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], folder: Path) -> None:
+def write(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], folder: Path) -> None:
     """Write the file into the pod's folder. Raises OSError."""
     try:
         host_file = Path(PLACE).read_text(errors="replace")

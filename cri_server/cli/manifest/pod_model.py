@@ -59,7 +59,7 @@ class Profile(Object):
     localhost_profile: str = ""
 
 
-class Capabilities(Object):
+class ContainerCapabilities(Object):
     add: list[str] = []
     drop: list[str] = []
 
@@ -86,11 +86,11 @@ class ContainerSecurity(Object):
     run_as_non_root: bool | None = None
     read_only_root_filesystem: bool = False
     allow_privilege_escalation: bool = True
-    capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
+    capabilities: ContainerCapabilities = msgspec.field(default_factory=ContainerCapabilities)
     seccomp_profile: Profile | None = None
 
 
-class Container(Object):
+class ContainerManifest(Object):
     name: str
     image: str
     image_pull_policy: Literal["Always", "IfNotPresent", "Never", ""] = ""
@@ -151,15 +151,15 @@ class HostAlias(Object):
     hostnames: list[str] = []
 
 
-class Dns(Object):
+class PodDnsManifest(Object):
     nameservers: list[str] = []
     searches: list[str] = []
     options: list[DnsOption] = []
 
 
-class Spec(Object):
-    containers: list[Container]
-    init_containers: list[Container] = []
+class PodSpec(Object):
+    containers: list[ContainerManifest]
+    init_containers: list[ContainerManifest] = []
     volumes: list[Volume] = []
     hostname: str = ""
     host_network: bool = False
@@ -169,7 +169,7 @@ class Spec(Object):
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] = (
         "ClusterFirst"
     )
-    dns_config: Dns | None = None
+    dns_config: PodDnsManifest | None = None
     host_aliases: list[HostAlias] = []
     security_context: PodSecurity = msgspec.field(default_factory=PodSecurity)
     termination_grace_period_seconds: int = 30
@@ -183,11 +183,11 @@ class Metadata(Object):
     annotations: dict[str, str] = {}
 
 
-class Pod(Object):
+class PodManifest(Object):
     api_version: Literal["v1"]
     kind: Literal["Pod"]
     metadata: Metadata
-    spec: Spec
+    spec: PodSpec
 
 
 _UNITS = {

@@ -15,7 +15,7 @@ from cri_server.cli.manifest import check, config_maps, document, fields, pod_mo
 from pyrunc.errors import InvalidSpec
 
 
-def read(*paths: Path, lenient: bool = False) -> tuple[pod_model.Pod, list[str]]:
+def read(*paths: Path, lenient: bool = False) -> tuple[pod_model.PodManifest, list[str]]:
     """Parse several files as one; `-` is stdin. Errors name the files."""
     text = "\n---\n".join(map(_text, paths))
     try:
@@ -37,7 +37,7 @@ def _text(path: Path) -> str:
         raise InvalidSpec(str(path), f"not YAML: {error}") from None
 
 
-def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.Pod, list[str]]:
+def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.PodManifest, list[str]]:
     """Return the pod of a YAML or JSON text, and a line for each ignored part; only with `lenient`
     these include fields. Raises InvalidSpec."""
     manifest, others = document.parse(text)
@@ -51,7 +51,7 @@ def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.Pod, list[str]
         _empty_volumes(manifest)
     ignored = unused + ignored
     try:
-        pod = msgspec.convert(manifest, pod_model.Pod)
+        pod = msgspec.convert(manifest, pod_model.PodManifest)
     except msgspec.ValidationError as error:
         raise _to_error(error) from None
     check.pod(pod)

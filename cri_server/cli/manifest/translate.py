@@ -32,7 +32,7 @@ PROFILES = {
 }
 
 
-def sandbox(pod: pod_model.Pod, folder: Path) -> api.PodSandboxConfig:
+def sandbox(pod: pod_model.PodManifest, folder: Path) -> api.PodSandboxConfig:
     """Return the sandbox's configuration; `folder` is for logs and volumes of this pod."""
     metadata, spec = pod.metadata, pod.spec
     config = api.PodSandboxConfig(
@@ -53,7 +53,7 @@ def sandbox(pod: pod_model.Pod, folder: Path) -> api.PodSandboxConfig:
     )
     if spec.dns_policy == "None" or spec.dns_config is not None:
         config.dns_config.CopyFrom(
-            dns.config(spec.dns_config or pod_model.Dns(), own=spec.dns_policy == "None")
+            dns.config(spec.dns_config or pod_model.PodDnsManifest(), own=spec.dns_policy == "None")
         )
     for container in spec.containers:
         for port in container.ports:
@@ -75,7 +75,7 @@ def _hostname(name: str) -> str:
     return name[:HOSTNAME_LIMIT].rstrip("-.")
 
 
-def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: pod_model.Spec) -> None:
+def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: pod_model.PodSpec) -> None:
     security = linux.security_context
     _namespaces(security.namespace_options, spec)
     security.privileged = any(c.security_context.privileged for c in _all(spec))
@@ -84,7 +84,7 @@ def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: pod_model.Spec) ->
         linux.sysctls[sysctl.name] = sysctl.value
 
 
-def _namespaces(options: api.NamespaceOption, spec: pod_model.Spec) -> None:
+def _namespaces(options: api.NamespaceOption, spec: pod_model.PodSpec) -> None:
     options.network = api.NODE if spec.host_network else api.POD
     options.ipc = api.NODE if spec.host_ipc else api.POD
     options.pid = (
@@ -92,13 +92,13 @@ def _namespaces(options: api.NamespaceOption, spec: pod_model.Spec) -> None:
     )
 
 
-def _all(spec: pod_model.Spec) -> list[pod_model.Container]:
+def _all(spec: pod_model.PodSpec) -> list[pod_model.ContainerManifest]:
     return [*spec.init_containers, *spec.containers]
 
 
 def container(
-    pod: pod_model.Pod,
-    spec: pod_model.Container,
+    pod: pod_model.PodManifest,
+    spec: pod_model.ContainerManifest,
     image: api.Image,
     folder: Path,
     addresses: Sequence[str] = (),
@@ -155,7 +155,7 @@ def container(
     return config
 
 
-def _named_ports(container: pod_model.Container) -> str:
+def _named_ports(container: pod_model.ContainerManifest) -> str:
     ports = [
         {"name": p.name, "containerPort": p.container_port, "protocol": p.protocol}
         for p in container.ports
@@ -194,7 +194,9 @@ def _resources(target: api.LinuxContainerResources, resources: pod_model.Resourc
 
 
 def _security(
-    target: api.LinuxContainerSecurityContext, spec: pod_model.Spec, container: pod_model.Container
+    target: api.LinuxContainerSecurityContext,
+    spec: pod_model.PodSpec,
+    container: pod_model.ContainerManifest,
 ) -> None:
     security, pods = container.security_context, spec.security_context
     _namespaces(target.namespace_options, spec)
@@ -222,8 +224,8 @@ def _security(
 
 def _user(
     target: api.LinuxContainerSecurityContext,
-    spec: pod_model.Spec,
-    container: pod_model.Container,
+    spec: pod_model.PodSpec,
+    container: pod_model.ContainerManifest,
     image: api.Image,
 ) -> None:
     """Set the user: the container's, else the pod's, else the image's. Raises InvalidSpec if it

@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 }
 
 
-def prepare(pod: pod_model.Pod, folder: Path) -> None:
+def prepare(pod: pod_model.PodManifest, folder: Path) -> None:
     """Check and create the pod's volumes before anything runs. Raises NotFound, WrongState,
     KernelError."""
     for i, volume in enumerate(pod.spec.volumes):

@@ -15,7 +15,7 @@ from cri_server.cli.arguments.selection import Selection, selector
 from cri_server.cli.connection.client import Client
 from cri_server.cli.observe import past_events
 from cri_server.cli.output import formats
-from cri_server.cli.output.formats import Output
+from cri_server.cli.output.formats import OutputOptions
 from cri_server.cli.output.show import SHORT, printable
 from cri_server.cli.streams.log_lines import moment
 from cri_server.rpc import private
@@ -41,7 +41,7 @@ def events(
     labels: tuple[str, ...],
     since: str | None,
     until: str | None,
-    output: Output,
+    output: OutputOptions,
 ) -> None:
     """Print events of containers and pods until interrupted. With -o json each line is an
     object."""
@@ -97,7 +97,7 @@ def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Itera
             yield event
 
 
-def _line(event: api.ContainerEventResponse, output: Output) -> str:
+def _line(event: api.ContainerEventResponse, output: OutputOptions) -> str:
     if output.template is not None:
         return output.document(formats.plain(event))
     if output.format == "json":

@@ -13,7 +13,7 @@ import click
 from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats
-from cri_server.cli.output.formats import Output
+from cri_server.cli.output.formats import OutputOptions
 from pyrunc.errors import NotFound
 
 FORMATS = ("json", "yaml")
@@ -79,7 +79,7 @@ def any_object(client: Client, name: str, verbose: bool) -> dict[str, Any]:
 
 
 def show(
-    address: str, names: Sequence[str], describe: Describe, quiet: bool, output: Output
+    address: str, names: Sequence[str], describe: Describe, quiet: bool, output: OutputOptions
 ) -> None:
     """Print one object, or a list of several."""
     with Client(address) as client:
@@ -105,7 +105,7 @@ def inspect(
     kind: str | None,
     origins: bool,
     quiet: bool,
-    output: Output,
+    output: OutputOptions,
 ) -> None:
     """Show the full status of the containers, pods or images with these names."""
     if origins:
@@ -136,7 +136,7 @@ def _inspect_command(verb: str, kind: str, complete: Any) -> click.Command:
     @quiet_option
     @formats.options(FORMATS, listing=False, short=True)
     @click.pass_obj
-    def inspect(address: str, names: tuple[str, ...], quiet: bool, output: Output) -> None:
+    def inspect(address: str, names: tuple[str, ...], quiet: bool, output: OutputOptions) -> None:
         show(address, names, KINDS[kind], quiet, output)
 
     return inspect

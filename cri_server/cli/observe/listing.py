@@ -12,7 +12,7 @@ from cri_server.cli.arguments import ownership, selection
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, shared_names, shortest_name
 from cri_server.cli.output import formats
-from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.formats import Column, Listing, OutputOptions
 from cri_server.cli.output.show import PAUSED, POD_STATES, STATES, age
 
 ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
@@ -25,7 +25,11 @@ ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 @formats.watch
 @click.pass_obj
 def ps(
-    address: str, all_states: bool, selection: Selection, output: Output, watching: float | None
+    address: str,
+    all_states: bool,
+    selection: Selection,
+    output: OutputOptions,
+    watching: float | None,
 ) -> None:
     """List the running containers; with a state, --last or --all also others."""
     with Client(address) as client:
@@ -37,7 +41,7 @@ def ps(
         )
 
 
-def _containers(client: Client, output: Output) -> Listing[api.Container]:
+def _containers(client: Client, output: OutputOptions) -> Listing[api.Container]:
     pods = {p.id: p for p in client.pods()}
     # CRI has no state for paused containers; this costs one call, and only while a container runs.
     paused = functools.cache(client.paused)
@@ -84,7 +88,7 @@ def _containers(client: Client, output: Output) -> Listing[api.Container]:
     )
 
 
-def _image(container: api.Container, output: Output) -> str:
+def _image(container: api.Container, output: OutputOptions) -> str:
     """Return the image's name from the request; an id is shortened."""
     name = container.image.user_specified_image or container.image.image
     return output.short(name) if re.fullmatch(ID, name) else name
@@ -95,7 +99,7 @@ def _image(container: api.Container, output: Output) -> str:
 @formats.options()
 @formats.watch
 @click.pass_obj
-def pods(address: str, selection: Selection, output: Output, watching: float | None) -> None:
+def pods(address: str, selection: Selection, output: OutputOptions, watching: float | None) -> None:
     """List pods."""
     with Client(address) as client:
         formats.repeat(
@@ -103,7 +107,7 @@ def pods(address: str, selection: Selection, output: Output, watching: float | N
         )
 
 
-def _pods(client: Client, output: Output) -> Listing[api.PodSandbox]:
+def _pods(client: Client, output: OutputOptions) -> Listing[api.PodSandbox]:
     containers = client.containers()
 
     def running(pod: api.PodSandbox) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cri_server.cli.connection.client import Client, ServerError, Unsupported
-from cri_server.cli.observe.waterfall import Call, lines
+from cri_server.cli.connection.client import Client, ServerError, UnsupportedCall
+from cri_server.cli.observe.waterfall import TimelineCall, lines
 from cri_server.cli.output import formats
 from cri_server.cli.output.report import report
 from cri_server.rpc import private
@@ -84,7 +84,9 @@ def timeline(
         first_ns, width = calls[0]["started_at_ns"], _width()
         formats.say(
             "\n".join(
-                line for call in calls for line in lines(Call.of_entry(call), first_ns, width)
+                line
+                for call in calls
+                for line in lines(TimelineCall.of_entry(call), first_ns, width)
             )
         )
 
@@ -103,7 +105,7 @@ def _write_page(path: Path, pod: str, calls: list[Entry]) -> None:
     from cri_server.cli.observe.waterfall_page import page
 
     _check(calls, pod)
-    text = page(pod, [Call.of_entry(call) for call in calls])
+    text = page(pod, [TimelineCall.of_entry(call) for call in calls])
     if str(path) == "-":
         click.echo(text, nl=False)
     else:
@@ -118,7 +120,7 @@ def _follow(address: str, pod: str, calls: list[Entry], *, as_json: bool) -> Non
         text = (
             json.dumps(call)
             if as_json
-            else "\n".join(lines(Call.of_entry(call), first_ns, _width()))
+            else "\n".join(lines(TimelineCall.of_entry(call), first_ns, _width()))
         )
         formats.say(text)
         sys.stdout.flush()
@@ -136,7 +138,7 @@ def _ending(address: str, pod: str, after_ns: int) -> Iterator[Entry]:
                 ):
                     after_ns, reported = max(after_ns, call["ended_at_ns"]), False
                     yield call
-        except Unsupported:
+        except UnsupportedCall:
             raise
         except ServerError as error:
             if not reported:

@@ -14,14 +14,14 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, options
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats, show
-from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.formats import Column, Listing, OutputOptions
 from pyrunc.errors import WrongState
 
 TICKS = os.sysconf("SC_CLK_TCK")  # per second, the unit of CPU times in proc_pid_stat(5)
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerProcess:
+class ProcessUsage:
     """A process of a container; `time_s` is its CPU time."""
 
     container: str
@@ -35,7 +35,7 @@ class ContainerProcess:
     command: str
 
 
-LISTING: Listing[ContainerProcess] = Listing(
+LISTING: Listing[ProcessUsage] = Listing(
     "processes",
     (
         Column("CONTAINER", lambda p: p.container),
@@ -59,7 +59,9 @@ LISTING: Listing[ContainerProcess] = Listing(
 @formats.options()
 @formats.watch
 @click.pass_obj
-def top(address: str, names: tuple[str, ...], output: Output, watching: float | None) -> None:
+def top(
+    address: str, names: tuple[str, ...], output: OutputOptions, watching: float | None
+) -> None:
     """Show the processes of containers, or of all containers of pods."""
     with Client(address) as client:
         formats.repeat(
@@ -67,7 +69,7 @@ def top(address: str, names: tuple[str, ...], output: Output, watching: float | 
         )
 
 
-def _processes(client: Client, names: tuple[str, ...]) -> Iterator[ContainerProcess]:
+def _processes(client: Client, names: tuple[str, ...]) -> Iterator[ProcessUsage]:
     for name in names:
         for identifier, label in _containers(client, name):
             pid = client.container_info(identifier).get("pid", 0)
@@ -84,7 +86,7 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
     return [(c.id, c.metadata.name) for c in containers if c.state == api.CONTAINER_RUNNING]
 
 
-def of_group(label: str, init: int) -> Iterator[ContainerProcess]:
+def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
     """Yield the processes in the cgroup of `init`, in all hierarchies, and in the cgroups below
     it."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
@@ -111,7 +113,7 @@ def _is_beneath(path: str, parent: str) -> bool:
     return path == parent or path.startswith(f"{parent}/")
 
 
-def _read(label: str, pid: int) -> ContainerProcess | None:
+def _read(label: str, pid: int) -> ProcessUsage | None:
     """Read a process from /proc; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
@@ -123,7 +125,7 @@ def _read(label: str, pid: int) -> ContainerProcess | None:
     name, _, rest = stat.partition("(")[2].rpartition(")")
     # proc_pid_stat(5) from its third field on; the second, the command, may contain spaces
     fields = rest.split()
-    return ContainerProcess(
+    return ProcessUsage(
         container=label,
         pid=pid,
         parent=int(fields[1]),

@@ -15,7 +15,7 @@ from cri_server.cli.arguments import completion, options, selection
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, shared_names, shortest_name
 from cri_server.cli.output import formats
-from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.formats import Column, Listing, OutputOptions
 from cri_server.cli.output.show import size
 
 SECONDS = click.FloatRange(0, 3600)
@@ -47,7 +47,7 @@ class CpuSamples:
 class _View:
     """The options of a verb that shows usages."""
 
-    output: Output
+    output: OutputOptions
     seconds: float
     watching: float | None
 
@@ -106,7 +106,7 @@ def stats(
     selection: Selection,
     all_states: bool,
     seconds: float,
-    output: Output,
+    output: OutputOptions,
     watching: float | None,
 ) -> None:
     """Show the CPU, memory and disk usage of containers."""
@@ -126,7 +126,9 @@ def stats(
         )
 
 
-def _containers(client: Client, output: Output, samples: CpuSamples) -> Listing[api.ContainerStats]:
+def _containers(
+    client: Client, output: OutputOptions, samples: CpuSamples
+) -> Listing[api.ContainerStats]:
     pods = {p.id: p for p in client.pods()}
     of = {c.id: pods[c.pod_sandbox_id] for c in client.containers() if c.pod_sandbox_id in pods}
     shared = shared_names(pods.values())
@@ -169,7 +171,7 @@ def statsp(
     target: str | None,
     selection: Selection,
     seconds: float,
-    output: Output,
+    output: OutputOptions,
     watching: float | None,
 ) -> None:
     """Show the CPU, memory, process and network usage of pods."""
@@ -183,7 +185,7 @@ def statsp(
         )
 
 
-def _pods(output: Output, samples: CpuSamples) -> Listing[api.PodSandboxStats]:
+def _pods(output: OutputOptions, samples: CpuSamples) -> Listing[api.PodSandboxStats]:
     return Listing(
         "stats",
         (

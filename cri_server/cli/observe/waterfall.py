@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 40
 
 
-class Call(Record):
+class TimelineCall(Record):
     """The fields of a timeline entry (`timeline.ring.Entry`) that are drawn."""
 
     call: str
@@ -32,7 +32,7 @@ class Call(Record):
     spans: Sequence[SpanRecord] = ()
 
     @classmethod
-    def of_entry(cls, entry: Entry) -> Call:
+    def of_entry(cls, entry: Entry) -> TimelineCall:
         """Convert an entry. Raises InvalidArgument. Earlier versions wrote no ids and parents of
         spans; the index replaces the id."""
         spans = [{"id": number, **span} for number, span in enumerate(entry.get("spans", ()))]
@@ -44,7 +44,7 @@ class Call(Record):
         return self.duration_ms or 0.0
 
 
-def lines(call: Call, first_ns: int, width: int = 0) -> list[str]:
+def lines(call: TimelineCall, first_ns: int, width: int = 0) -> list[str]:
     """Return the line of the call and those of its steps. `first_ns` is the begin of the first call
     of the list, `width` the terminal's width, to which names are shortened."""
     since_s = (call.started_at_ns - first_ns) / 1e9
@@ -68,19 +68,19 @@ def _fitting(name: str, width: int) -> str:
     return name if not width or len(name) <= room else f"{name[: max(room, 10) - 1]}…"
 
 
-def clock(call: Call) -> str:
+def clock(call: TimelineCall) -> str:
     """Return the local time of the call's begin: `22:58:20.881+0100`."""
     local = time.localtime(call.started_at_ns // 10**9)
     milliseconds = call.started_at_ns // 10**6 % 1000
     return time.strftime(f"%H:%M:%S.{milliseconds:03d}%z", local)
 
 
-def subject(call: Call) -> str:
+def subject(call: TimelineCall) -> str:
     """Return the names of pod, container and image."""
     return " ".join(name for name in (call.pod, call.container, call.image) if name)
 
 
-def outcome(call: Call) -> str:
+def outcome(call: TimelineCall) -> str:
     """Return the gRPC code, or the exit code of a container."""
     return call.outcome or f"exit code {call.exit_code}"
 

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 import pyrunc
-from cri_server.cli.observe.waterfall import Call, clock, outcome, subject, tree
+from cri_server.cli.observe.waterfall import TimelineCall, clock, outcome, subject, tree
 from cri_server.cli.output.show import printable
 from cri_server.observability.timeline.entry import SpanRecord
 
@@ -38,21 +38,21 @@ class Axis:
     length_ns: int
 
     @classmethod
-    def of(cls, calls: Sequence[Call]) -> Axis:
+    def of(cls, calls: Sequence[TimelineCall]) -> Axis:
         begin = min(call.started_at_ns for call in calls)
         return cls(
             begin,
             max(max(call.started_at_ns + int(call.took_ms * 1e6) for call in calls) - begin, 1),
         )
 
-    def percent(self, call: Call) -> tuple[float, float]:
+    def percent(self, call: TimelineCall) -> tuple[float, float]:
         """Return the begin and the width of a call in percent of the axis; the width is at least
         LEAST_PERCENT."""
         width = max(100 * call.took_ms * 1e6 / self.length_ns, LEAST_PERCENT)
         return min(100 * (call.started_at_ns - self.begin_ns) / self.length_ns, 100 - width), width
 
 
-def page(pod: str, calls: Sequence[Call]) -> str:
+def page(pod: str, calls: Sequence[TimelineCall]) -> str:
     """Return the document. `calls` is not empty and in the order of display."""
     title = f"Timeline of {_text(pod)}" if pod else "Timeline of all pods"
     axis = Axis.of(calls)
@@ -79,7 +79,7 @@ def page(pod: str, calls: Sequence[Call]) -> str:
 """
 
 
-def _summary(calls: Sequence[Call], axis: Axis) -> str:
+def _summary(calls: Sequence[TimelineCall], axis: Axis) -> str:
     day = datetime.datetime.fromtimestamp(axis.begin_ns / 1e9).astimezone()
     slowest = max(calls, key=lambda call: call.took_ms)
     failed = sum(_failed(call) for call in calls)
@@ -92,7 +92,7 @@ def _summary(calls: Sequence[Call], axis: Axis) -> str:
     return escape("; ".join(parts), quote=False) + "."
 
 
-def _call(call: Call, axis: Axis, *, unfolded: bool) -> str:
+def _call(call: TimelineCall, axis: Axis, *, unfolded: bool) -> str:
     """Return a call with its steps; a call without steps cannot be unfolded."""
     spans = list(tree(call.spans))
     at, width = axis.percent(call)
@@ -119,7 +119,7 @@ def _call(call: Call, axis: Axis, *, unfolded: bool) -> str:
     return f'<details class="{classes}"{open_attribute}>{summary}{inside}</details>'
 
 
-def _waterfall(call: Call, spans: Sequence[tuple[int, SpanRecord]]) -> str:
+def _waterfall(call: TimelineCall, spans: Sequence[tuple[int, SpanRecord]]) -> str:
     total_ms = max(call.took_ms, max(span.offset_ms + span.duration_ms for _, span in spans), 0.001)
     height = HEAD + ROW * len(spans) + 4
     place = f'x="{NAME_PERCENT}%" width="{100 - NAME_PERCENT - TOOK_PERCENT}%"'
@@ -175,7 +175,7 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str)
     )
 
 
-def _most(call: Call) -> str:
+def _most(call: TimelineCall) -> str:
     """Return the steps that took most of the call's time, as a path; empty if no step stands
     out."""
     path: list[str] = []
@@ -196,7 +196,7 @@ def _most(call: Call) -> str:
     return f"{100 * of_ms / took_ms:.0f} % of it: {' › '.join(path)}"
 
 
-def _failed(call: Call) -> bool:
+def _failed(call: TimelineCall) -> bool:
     return (call.outcome or "OK") != "OK"
 
 

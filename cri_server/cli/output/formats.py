@@ -66,7 +66,7 @@ VISIBLE_IN_LINES = {code: text for code, text in VISIBLE.items() if chr(code) no
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputOptions:
     """The output options of a call."""
 
     format: str = "table"
@@ -192,7 +192,7 @@ def options(
             flags = {name: rest.pop(name) for name in ("quiet", "no_trunc") if listing}
             headers = not (listing and rest.pop("no_headers"))
             form, compiled = _parse(output, docker, template, formats)
-            rest["output"] = Output(form, compiled, headers=headers, **flags)
+            rest["output"] = OutputOptions(form, compiled, headers=headers, **flags)
             return command(*arguments, **rest)
 
         for option in reversed(own):

@@ -14,7 +14,7 @@ INTERVAL_S = 0.1
 BAR_CELLS = 24
 
 
-class Progress:
+class ProgressLine:
     """A line such as `pulling busybox fetching [#####-----] 1.2MB / 4.1MB 850kB/s`. A context
     manager."""
 
@@ -29,7 +29,7 @@ class Progress:
         self._began = time.monotonic()
         self._drawn_s = 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:

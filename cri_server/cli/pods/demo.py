@@ -54,9 +54,9 @@ NETWORK = {
 }
 
 NEXT = f"""
-kubelet, with a CNI configuration in {config.Network().conf_dir}:
+kubelet, with a CNI configuration in {config.NetworkConfig().conf_dir}:
   pyrunc-cri serve &
-  kubelet --container-runtime-endpoint={config.Server().listen} ..."""
+  kubelet --container-runtime-endpoint={config.ServerConfig().listen} ..."""
 
 
 @click.command()
@@ -161,7 +161,7 @@ def _start_failed(reason: str, folder: Path) -> ServerError:
     return ServerError(f"the server did not start: {reason}\n{log}")
 
 
-def _provide_busybox(client: Client, folder: Path, pod: pod_model.Pod) -> None:
+def _provide_busybox(client: Client, folder: Path, pod: pod_model.PodManifest) -> None:
     """Load the host's busybox as an image if the pod uses that image."""
     references = {c.image for c in (*pod.spec.init_containers, *pod.spec.containers)}
     if not references & {"busybox", "busybox:latest", build.BUSYBOX_NAME}:

@@ -85,7 +85,7 @@ def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, fold
     sys.exit(code)
 
 
-def load(*files: Path, lenient: bool = False) -> pod_model.Pod:
+def load(*files: Path, lenient: bool = False) -> pod_model.PodManifest:
     """Read the pod from files, with warnings about fields that `lenient` ignores. Raises
     InvalidSpec."""
     pod, ignored = read.read(*files, lenient=lenient)
@@ -94,7 +94,7 @@ def load(*files: Path, lenient: bool = False) -> pod_model.Pod:
     return pod
 
 
-def start(client: Client, pod: pod_model.Pod, folder: Path) -> Running:
+def start(client: Client, pod: pod_model.PodManifest, folder: Path) -> Running:
     """Start the sandbox, the init containers one after the other, then the containers. After an
     error everything is removed.
 
@@ -126,7 +126,7 @@ def start(client: Client, pod: pod_model.Pod, folder: Path) -> Running:
     return running
 
 
-def refuse_twin(client: Client, pod: pod_model.Pod) -> None:
+def refuse_twin(client: Client, pod: pod_model.PodManifest) -> None:
     """Raise AlreadyExists if there is a pod of this name, running or not."""
     for each in client.pods():
         metadata = pod.metadata
@@ -140,7 +140,9 @@ def refuse_twin(client: Client, pod: pod_model.Pod) -> None:
             )
 
 
-def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.PodSandboxConfig:
+def run_sandbox(
+    client: Client, pod: pod_model.PodManifest, running: Running
+) -> api.PodSandboxConfig:
     """Start the sandbox and return its configuration. A lock lets only one `run` at a time start a
     pod. Raises AlreadyExists if there is a pod of this name."""
     config = translate.sandbox(pod, running.folder)
@@ -159,7 +161,9 @@ def addresses(client: Client, pod: str) -> list[str]:
     return [ip for ip in (network.ip, *(a.ip for a in network.additional_ips)) if ip]
 
 
-def find_images(client: Client, pod: pod_model.Pod, running: Running) -> dict[str, api.Image]:
+def find_images(
+    client: Client, pod: pod_model.PodManifest, running: Running
+) -> dict[str, api.Image]:
     """Return the images by name. A local image is used unless the manifest says Always. A path is
     that of a checkpoint archive."""
     images_by_name: dict[str, api.Image] = {}
@@ -188,8 +192,8 @@ def find_images(client: Client, pod: pod_model.Pod, running: Running) -> dict[st
 
 def launch(
     client: Client,
-    pod: pod_model.Pod,
-    container: pod_model.Container,
+    pod: pod_model.PodManifest,
+    container: pod_model.ContainerManifest,
     image: api.Image,
     sandbox: api.PodSandboxConfig,
     running: Running,
@@ -208,7 +212,7 @@ def launch(
 
 
 @contextlib.contextmanager
-def _errors_of(container: pod_model.Container) -> Iterator[None]:
+def _errors_of(container: pod_model.ContainerManifest) -> Iterator[None]:
     """Add the container's name to the errors of the server that lack it."""
     try:
         yield

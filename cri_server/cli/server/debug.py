@@ -26,7 +26,7 @@ def stacks(address: str) -> None:
     """Print the stacks of the server's threads and tasks. If the server does not answer, kill -USR1
     PID writes the threads' stacks to its log."""
     with Client(address) as client:
-        click.echo(client.admin(private.DebugStacks(), private.Text, ANSWER_S).text)
+        click.echo(client.admin(private.DebugStacks(), private.StackText, ANSWER_S).text)
 
 
 @debug.command()

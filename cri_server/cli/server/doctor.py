@@ -18,7 +18,7 @@ from cri_server.cli.connection.client import Client, socket_path
 from cri_server.cli.output import formats
 from cri_server.config import load
 from cri_server.doctor.examine import examine
-from cri_server.doctor.model import CheckResult, Host, Level
+from cri_server.doctor.model import CheckResult, Level, Machine
 from pyrunc.errors import VISIBLE, Error
 
 ANSWER_S = 3.0
@@ -49,7 +49,7 @@ def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine
     """
     # The results say what the log would say.
     logging.getLogger("cri_server").addHandler(logging.NullHandler())
-    results = list(examine(Host(load(config, _of_server(context)))))
+    results = list(examine(Machine(load(config, _of_server(context)))))
     if as_json:
         click.echo(json.dumps([result.to_json() for result in results], indent=1))
     else:

@@ -52,7 +52,7 @@ def install_node(
     are installed.
     """
     from cri_server.install import node
-    from cri_server.install.actions import Keep
+    from cri_server.install.actions import KeepFile
 
     if purge and not uninstall:
         raise click.UsageError("--purge needs --uninstall")
@@ -74,7 +74,7 @@ def install_node(
             _link_program(request.scripts)
     done = 0
     for action, needed in node.carry_out(request.root, actions, dry_run):
-        if needed or isinstance(action, Keep):
+        if needed or isinstance(action, KeepFile):
             click.echo(f"{'would ' if dry_run and needed else ''}{action}")
         done += needed
     _print_next_step(done, request.is_live, uninstall)
@@ -92,9 +92,9 @@ def command_lines() -> dict[str, click.Group]:
 def _link_program(folder: str) -> None:
     """Install `pyrunc` into the folder: as a program that starts fast if there is a C compiler
     (pyrunc/cli/entry.py), else as a script."""
-    from cri_server.install.actions import Run
+    from cri_server.install.actions import RunCommand
 
-    Run((sys.executable, "-m", "pyrunc.cli.entry", "install", folder)).do(Path("/"))
+    RunCommand((sys.executable, "-m", "pyrunc.cli.entry", "install", folder)).do(Path("/"))
 
 
 def _print_next_step(done: int, is_live: bool, uninstall: bool) -> None:

@@ -11,7 +11,7 @@ import pyrunc
 from cri_server.api import api_pb2 as api
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats
-from cri_server.cli.output.formats import Output
+from cri_server.cli.output.formats import OutputOptions
 from cri_server.cli.output.show import size
 
 
@@ -19,7 +19,7 @@ from cri_server.cli.output.show import size
 @click.option("-q", "--quiet", is_flag=True, help="Leave out the details of this runtime.")
 @formats.options(("json", "yaml"), listing=False)
 @click.pass_obj
-def info(address: str, quiet: bool, output: Output) -> None:
+def info(address: str, quiet: bool, output: OutputOptions) -> None:
     """Show the server's conditions, features and settings."""
     with Client(address) as client:
         response = client.call(api.StatusRequest(verbose=not quiet))
@@ -31,7 +31,7 @@ def info(address: str, quiet: bool, output: Output) -> None:
 @click.command()
 @formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
-def version(address: str, output: Output) -> None:
+def version(address: str, output: OutputOptions) -> None:
     """Show the versions of this program and of the server."""
     with Client(address) as client:
         versions = formats.plain(client.call(api.VersionRequest()))
@@ -46,7 +46,7 @@ def version(address: str, output: Output) -> None:
 @click.command("images-fs")
 @formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
-def images_fs(address: str, output: Output) -> None:
+def images_fs(address: str, output: OutputOptions) -> None:
     """Show the disk usage of images and of the containers' layers."""
     with Client(address) as client:
         response = client.call(api.ImageFsInfoRequest())
@@ -66,7 +66,7 @@ def _answer(verb: str, request: Any, text: str) -> click.Command:
     @click.command(verb, help=text)
     @formats.options(("json", "yaml"), listing=False)
     @click.pass_obj
-    def show(address: str, output: Output) -> None:
+    def show(address: str, output: OutputOptions) -> None:
         with Client(address) as client:
             response = client.call(request)
         formats.say(output.document(formats.plain(response)))

@@ -14,7 +14,7 @@ from cri_server.cli.arguments.files import FILE
 from pyrunc.errors import Error
 
 if TYPE_CHECKING:
-    from cri_server.config.loader import Loaded
+    from cri_server.config.loader import LoadedConfig
 
 FLAGS = {
     "listen": "server.listen",
@@ -74,7 +74,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     app.serve(loaded, lambda: read(config, flags).config)
 
 
-def read(config: Path | None, flags: dict[str, Any]) -> Loaded:
+def read(config: Path | None, flags: dict[str, Any]) -> LoadedConfig:
     """Read the configuration from file, drop-ins and flags. Raises InvalidSpec, also for values
     that this machine does not support."""
     from cri_server.config import load_with_origins

@@ -152,7 +152,7 @@ def exec_(
                 [_variable(text) for text in env],
                 workdir,
             )
-            url = client.admin(changed, private.Session).url
+            url = client.admin(changed, private.SessionUrl).url
         else:
             request = api.ExecRequest(
                 container_id=identifier,

@@ -39,7 +39,7 @@ nobody:x:65534:65534:nobody:/home:/bin/false
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LayerFile:
     """A file of any kind in a layer. `kind`: a tarfile type. `content`: of a regular file; `link`:
     a link's target."""
 
@@ -54,17 +54,17 @@ class Node:
     pax: Mapping[str, str] = field(default_factory=dict)
 
 
-def directory(mode: int = 0o755, **more: Any) -> Node:
+def directory(mode: int = 0o755, **more: Any) -> LayerFile:
     """Return a directory."""
-    return Node(mode=mode, kind=tarfile.DIRTYPE, **more)
+    return LayerFile(mode=mode, kind=tarfile.DIRTYPE, **more)
 
 
-def symlink(target: str) -> Node:
+def symlink(target: str) -> LayerFile:
     """Return a symbolic link."""
-    return Node(mode=0o777, kind=tarfile.SYMTYPE, link=target)
+    return LayerFile(mode=0o777, kind=tarfile.SYMTYPE, link=target)
 
 
-Files = Mapping[str, Node | bytes | str]
+Files = Mapping[str, LayerFile | bytes | str]
 """Name -> node, or the content of a file."""
 
 
@@ -81,7 +81,7 @@ def layer(files: Files, *, parents: bool = True) -> bytes:
                 if parent not in named and parent not in described:
                     described.add(parent)
                     _add(tar, parent, directory())
-            _add(tar, name, value if isinstance(value, Node) else Node(_bytes(value)))
+            _add(tar, name, value if isinstance(value, LayerFile) else LayerFile(_bytes(value)))
     return buffer.getvalue()
 
 
@@ -89,7 +89,7 @@ def _bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _add(tar: tarfile.TarFile, name: str, node: Node) -> None:
+def _add(tar: tarfile.TarFile, name: str, node: LayerFile) -> None:
     member = tarfile.TarInfo(name)
     member.type, member.mode, member.linkname = node.kind, node.mode, node.link
     member.uid, member.gid, member.mtime = node.uid, node.gid, node.mtime
@@ -139,7 +139,7 @@ def docker_archive(images: Mapping[str, BuiltImage]) -> bytes:
         files |= {config_name: built.config, **dict(zip(names, built.layers, strict=True))}
         items.append({"Config": config_name, "RepoTags": [name], "Layers": names})
     files["manifest.json"] = json.dumps(items).encode()
-    return layer({name: Node(data) for name, data in files.items()}, parents=False)
+    return layer({name: LayerFile(data) for name, data in files.items()}, parents=False)
 
 
 def busybox(program: Path = BUSYBOX) -> BuiltImage:
@@ -158,9 +158,9 @@ def busybox(program: Path = BUSYBOX) -> BuiltImage:
     listing = subprocess.run([str(program), "--list"], capture_output=True, text=True, check=False)
     if listing.returncode:
         raise Error(f"{program} --list: exit code {listing.returncode}")
-    files: dict[str, Node | bytes | str] = {
+    files: dict[str, LayerFile | bytes | str] = {
         "bin": directory(),
-        "bin/busybox": Node(content, 0o755),
+        "bin/busybox": LayerFile(content, 0o755),
         "dev": directory(),
         "etc": directory(),
         "etc/group": _GROUPS,

@@ -20,10 +20,10 @@ from typing import Any
 
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import ALGORITHMS, algorithm_of, is_digest
-from cri_server.images.formats.manifest import Descriptor, Index, Manifest
+from cri_server.images.formats.manifest import Descriptor, ImageIndex, Manifest
 from cri_server.images.formats.reference import Reference
 from cri_server.images.layers import tar_headers
-from cri_server.images.layers.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
+from cri_server.images.layers.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, TarStream
 from cri_server.images.store.blobs import Blobs, Ingest
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import (
@@ -46,12 +46,12 @@ _OCI_NAME = "org.opencontainers.image.ref.name"
 
 
 @dataclass(slots=True)
-class Loaded:
+class ArchivedImage:
     """An image of an archive; the layout has all of its blobs. `references` may be empty."""
 
     target: Descriptor
     manifest: Manifest
-    config: manifests.Config
+    config: manifests.ImageConfiguration
     references: list[Reference]
 
 
@@ -138,7 +138,7 @@ class _Archive:
         """Return the manifest for this machine that a descriptor leads to; None for an artifact or
         an unknown media type. Raises BadManifest, NotFound."""
 
-        def read(target: Descriptor) -> Manifest | Index:
+        def read(target: Descriptor) -> Manifest | ImageIndex:
             if target.media_type not in manifests.ACCEPTED:
                 raise manifests.Artifact(target.media_type)
             return self._parse(target.digest, target.media_type)
@@ -148,10 +148,10 @@ class _Archive:
         except manifests.Artifact:
             return None
 
-    def _parse_document(self, digest: str, media_type: str) -> Manifest | Index:
+    def _parse_document(self, digest: str, media_type: str) -> Manifest | ImageIndex:
         return manifests.parse(self.read(digest), media_type)
 
-    def _parse_config(self, digest: str) -> manifests.Config:
+    def _parse_config(self, digest: str) -> manifests.ImageConfiguration:
         return manifests.parse_config(self.read(digest))
 
 
@@ -180,10 +180,10 @@ def open_archive(path: Path) -> Iterator[int]:
 
 def load(
     blobs: Blobs,
-    archive: Stream,
+    archive: TarStream,
     name: str | None,
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> list[Loaded]:
+) -> list[ArchivedImage]:
     """Store the archive's blobs in the layout; return the images that they make. Blocking. Raises
     Abandoned once `is_cancelled`.
 
@@ -194,7 +194,7 @@ def load(
     return _images(content, Reference.parse(name) if name else None)
 
 
-def _read(blobs: Blobs, stream: Stream, is_cancelled: Callable[[], bool]) -> _Archive:
+def _read(blobs: Blobs, stream: TarStream, is_cancelled: Callable[[], bool]) -> _Archive:
     archive = _Archive(blobs)
     for count, entry in enumerate(tar_headers.members(stream)):
         name = _clean(entry.name)
@@ -212,8 +212,8 @@ def _read(blobs: Blobs, stream: Stream, is_cancelled: Callable[[], bool]) -> _Ar
 
 def _blob(
     blobs: Blobs,
-    stream: Stream,
-    entry: tar_headers.Entry,
+    stream: TarStream,
+    entry: tar_headers.TarMember,
     name: str,
     is_cancelled: Callable[[], bool],
 ) -> str:
@@ -243,7 +243,7 @@ def _clean(name: bytes) -> str:
     return os.path.normpath("/" + os.fsdecode(name)).lstrip("/")
 
 
-def _images(archive: _Archive, name: Reference | None) -> list[Loaded]:
+def _images(archive: _Archive, name: Reference | None) -> list[ArchivedImage]:
     docker = archive.json("manifest.json", list)
     index = archive.digest("index.json")
     if index is not None:
@@ -263,17 +263,17 @@ def _images(archive: _Archive, name: Reference | None) -> list[Loaded]:
     return images
 
 
-def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Loaded]:
+def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[ArchivedImage]:
     """Return the images of an OCI layout. `docker`: the entries of manifest.json, which may have
     more names for them."""
     index = manifests.parse(archive.read(digest), manifests.OCI_INDEX)
-    assert isinstance(index, Index)
+    assert isinstance(index, ImageIndex)
     tags = {
         archive.digest(str(item.get("Config"))): _repo_tags(item)
         for item in docker
         if isinstance(item, dict)
     }
-    images: dict[Descriptor, Loaded] = {}
+    images: dict[Descriptor, ArchivedImage] = {}
     names: dict[Descriptor, list[str]] = {}
     for descriptor in index.manifests:
         manifest = archive.manifest(descriptor)
@@ -281,7 +281,7 @@ def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Load
             continue
         config = _config(archive, manifest)
         target = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size)
-        images.setdefault(target, Loaded(target, manifest, config, []))
+        images.setdefault(target, ArchivedImage(target, manifest, config, []))
         names.setdefault(target, []).extend(
             [*_annotated(descriptor), *tags.pop(manifest.config.digest, [])]
         )
@@ -298,7 +298,7 @@ def _annotated(descriptor: Descriptor) -> list[str]:
     return [name] if "/" in name or ":" in name else []
 
 
-def _from_docker(archive: _Archive, item: Any) -> Loaded:
+def _from_docker(archive: _Archive, item: Any) -> ArchivedImage:
     """Return the image of an entry of manifest.json."""
     if not isinstance(item, dict) or not isinstance(item.get("Layers"), list):
         raise BadLayer("manifest.json: an entry is not an image")
@@ -309,7 +309,9 @@ def _from_docker(archive: _Archive, item: Any) -> Loaded:
     size = archive.size(config) or 0
     manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config, size), layers)
     target = archive.put_manifest(manifest)
-    return Loaded(target, manifest, _config(archive, manifest), _references(_repo_tags(item)))
+    return ArchivedImage(
+        target, manifest, _config(archive, manifest), _references(_repo_tags(item))
+    )
 
 
 def _repo_tags(item: dict[str, Any]) -> list[Any]:
@@ -319,7 +321,7 @@ def _repo_tags(item: dict[str, Any]) -> list[Any]:
     return names
 
 
-def _config(archive: _Archive, manifest: Manifest) -> manifests.Config:
+def _config(archive: _Archive, manifest: Manifest) -> manifests.ImageConfiguration:
     """Return the image's configuration, once its layers are checked to be in the archive."""
     config = archive.config(manifest.config.digest)
     if warning := manifests.foreign_platform(config):

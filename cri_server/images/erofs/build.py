@@ -12,11 +12,11 @@ from cri_server.images.erofs.format import TAG_BYTES
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.tar_file import Growth, TarFile
-from cri_server.images.erofs.write import Device, iterate_pieces
+from cri_server.images.erofs.write import ErofsDevice, iterate_pieces
 from cri_server.images.erofs.write import index as make_index
 from cri_server.images.formats.digests import hex_of
 from cri_server.images.layers import jail, layer_job
-from cri_server.images.layers.inflate import Limits
+from cri_server.images.layers.inflate import UnpackLimits
 from cri_server.images.reserve import Reserve
 from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel.fd import pwrite_all
@@ -37,7 +37,7 @@ def build(
     chain: Sequence[int],
     out_fd: int,
     uuid: bytes,
-    limits: Limits,
+    limits: UnpackLimits,
     tick: Callable[[], None] = lambda: None,
     growth: Growth | None = None,
 ) -> None:
@@ -61,7 +61,7 @@ def build(
         tar.complete()
     index.put_devices(
         [
-            Device(hex_of(diff_id)[:TAG_BYTES].encode(), tar.size_bytes)
+            ErofsDevice(hex_of(diff_id)[:TAG_BYTES].encode(), tar.size_bytes)
             for diff_id, tar in zip(diff_ids, tars, strict=True)
         ]
     )
@@ -95,7 +95,7 @@ class IndexWork(Record):
     diff_ids: Sequence[str]
     chain: Sequence[int]
     uuid: str
-    limits: Limits
+    limits: UnpackLimits
 
 
 def job(arguments: Message, fds: list[int]) -> int:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from cri_server.images.layers import jail, layer_job
-from cri_server.images.layers.inflate import Stream
+from cri_server.images.layers.inflate import TarStream
 from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import Reserve
 from pyrunc.kernel.fd import closing_fd, pwrite_all, start_writeback
@@ -23,7 +23,7 @@ _WRITEBACK_BYTES = 8 << 20
 
 
 def write_tar(
-    stream: Stream,
+    stream: TarStream,
     folder: str,
     diff_id: str,
     tick: Callable[[], None] = lambda: None,

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from cri_server.images.erofs import xattrs
 from cri_server.images.erofs.format import BLOCK
-from cri_server.images.erofs.node import Node, directory
+from cri_server.images.erofs.node import ErofsNode, directory
 from cri_server.images.erofs.tar_file import TarFile
 from cri_server.images.layers import reader, tar_headers
-from cri_server.images.layers.inflate import BadLayer, Limits
+from cri_server.images.layers.inflate import BadLayer, UnpackLimits
 from cri_server.images.layers.reader import bad_link, checked_members, components, joined
-from cri_server.images.layers.tar_headers import Entry, quoted
+from cri_server.images.layers.tar_headers import TarMember, quoted
 from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from pyrunc.errors import ResourceExhausted
 
@@ -29,8 +29,8 @@ _TICK_ENTRIES = 5000
 
 
 def read_layer(
-    tar: TarFile, device: int, limits: Limits, tick: Callable[[], None] = lambda: None
-) -> Node:
+    tar: TarFile, device: int, limits: UnpackLimits, tick: Callable[[], None] = lambda: None
+) -> ErofsNode:
     """Return the root of the layer's tree. `device`: the number of the device with its files' data.
     `tick` is called regularly, and may raise.
 
@@ -47,16 +47,18 @@ def read_layer(
         ) from None
 
 
-class _Cursor:
+class _TreeCursor:
     """The directory that the resolution of a path has reached: its node, and its path without
     links."""
 
     def __init__(self, builder: _Reader, make: bool) -> None:
         self._reader, self._make = builder, make
-        self._above: list[tuple[bytes, Node]] = []  # each directory below the root, with its name
+        self._above: list[
+            tuple[bytes, ErofsNode]
+        ] = []  # each directory below the root, with its name
 
     @property
-    def node(self) -> Node:
+    def node(self) -> ErofsNode:
         return self._above[-1][1] if self._above else self._reader.root
 
     def path_of(self, *name: bytes) -> bytes:
@@ -80,13 +82,17 @@ class _Cursor:
 
 
 class _Reader:
-    def __init__(self, tar: TarFile, device: int, limits: Limits, tick: Callable[[], None]) -> None:
+    def __init__(
+        self, tar: TarFile, device: int, limits: UnpackLimits, tick: Callable[[], None]
+    ) -> None:
         self._tar = tar
         self._device = device
         self._limits = limits
         self._tick = tick
         self.root = directory()
-        self._parents: dict[bytes, tuple[bytes, Node]] = {}  # as written -> (resolved, directory)
+        self._parents: dict[
+            bytes, tuple[bytes, ErofsNode]
+        ] = {}  # as written -> (resolved, directory)
         # id() of a link's node -> keys of `_parents` whose paths lead over it
         self._through: dict[int, list[bytes]] = {}
         self._budget = WalkBudget()
@@ -94,7 +100,7 @@ class _Reader:
         self._nodes = 1
         self.entry_name = b""
 
-    def run(self) -> Node:
+    def run(self) -> ErofsNode:
         make = {
             tar_headers.FILE: self._file,
             tar_headers.DIRECTORY: self._directory,
@@ -116,7 +122,7 @@ class _Reader:
 
     # ---- one method per kind
 
-    def _file(self, entry: Entry, names: list[bytes]) -> None:
+    def _file(self, entry: TarMember, names: list[bytes]) -> None:
         path, parent = self._parent(names)
         node = self._described(entry, stat.S_IFREG)
         node.size, node.stored, node.sparse = entry.size, entry.stored, entry.sparse
@@ -126,7 +132,7 @@ class _Reader:
             tar_headers.skip(self._tar, entry.stored)
         self._put(path, parent, names[-1], node)
 
-    def _directory(self, entry: Entry, names: list[bytes]) -> None:
+    def _directory(self, entry: TarMember, names: list[bytes]) -> None:
         path, parent = self._parent(names)
         assert parent.children is not None
         node = parent.children.get(names[-1])
@@ -134,7 +140,7 @@ class _Reader:
             node = self._put(path, parent, names[-1], directory())
         self._describe_directory(node, entry)
 
-    def _describe_directory(self, node: Node, entry: Entry) -> None:
+    def _describe_directory(self, node: ErofsNode, entry: TarMember) -> None:
         described = self._described(entry, stat.S_IFDIR)
         if node.xattrs:  # a directory described twice has the attributes of both
             node.xattrs.update(described.xattrs)  # in place: copies would take quadratic time
@@ -142,10 +148,10 @@ class _Reader:
         node.take_attributes(described)
         node.implicit = False
 
-    def _describe_root(self, entry: Entry, _: list[bytes]) -> None:
+    def _describe_root(self, entry: TarMember, _: list[bytes]) -> None:
         self._describe_directory(self.root, entry)
 
-    def _symlink(self, entry: Entry, names: list[bytes]) -> None:
+    def _symlink(self, entry: TarMember, names: list[bytes]) -> None:
         if len(entry.link) > reader.PATH_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "link")
         path, parent = self._parent(names)
@@ -154,13 +160,13 @@ class _Reader:
         node.link = entry.link
         self._put(path, parent, names[-1], node)
 
-    def _device_node(self, entry: Entry, names: list[bytes]) -> None:
+    def _device_node(self, entry: TarMember, names: list[bytes]) -> None:
         path, parent = self._parent(names)
         node = self._described(entry, reader.NODES[entry.kind])
         node.rdev = (entry.major, entry.minor)
         self._put(path, parent, names[-1], node)
 
-    def _hardlink(self, entry: Entry, names: list[bytes]) -> None:
+    def _hardlink(self, entry: TarMember, names: list[bytes]) -> None:
         source = components(entry.link)
         source_path, folder = self._parent(source, make=False)
         path, parent = self._parent(names)
@@ -176,21 +182,21 @@ class _Reader:
             raise OSError(errno.ENOENT, "link")
         self._put(path, parent, names[-1], node)
 
-    def _make_opaque(self, _: Entry, folder: list[bytes]) -> None:
+    def _make_opaque(self, _: TarMember, folder: list[bytes]) -> None:
         self._enter(folder)[1].opaque = True
 
-    def _hide(self, _: Entry, names: list[bytes]) -> None:
+    def _hide(self, _: TarMember, names: list[bytes]) -> None:
         path, parent = self._parent(names)
         assert parent.children is not None
         self._hidden.add(path)
         node = parent.children.get(names[-1])
         if node is None:
-            self._put(path, parent, names[-1], Node(stat.S_IFCHR))
+            self._put(path, parent, names[-1], ErofsNode(stat.S_IFCHR))
         elif node.children is not None:
             node.opaque = True
 
-    def _described(self, entry: Entry, kind: int) -> Node:
-        node = Node(kind | entry.mode, entry.uid, entry.gid, entry.mtime_ns)
+    def _described(self, entry: TarMember, kind: int) -> ErofsNode:
+        node = ErofsNode(kind | entry.mode, entry.uid, entry.gid, entry.mtime_ns)
         if entry.xattrs:
             attributes = reader.supported_attributes(entry)
             try:
@@ -201,7 +207,7 @@ class _Reader:
 
     # ---- names
 
-    def _put(self, path: bytes, parent: Node, name: bytes, node: Node) -> Node:
+    def _put(self, path: bytes, parent: ErofsNode, name: bytes, node: ErofsNode) -> ErofsNode:
         """Add a node under its name, in place of any other, and return it. A directory that
         replaces a whiteout becomes opaque."""
         assert parent.children is not None
@@ -221,7 +227,7 @@ class _Reader:
         parent.children[name] = node
         return node
 
-    def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, Node]:
+    def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, ErofsNode]:
         """Return the resolved path of `names`, and its parent directory. `make`: make missing
         directories."""
         if len(names[-1]) > NAME_LIMIT_BYTES:
@@ -229,17 +235,17 @@ class _Reader:
         folder, node = self._enter(names[:-1], make=make)
         return joined(folder, names[-1]), node
 
-    def _enter(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, Node]:
+    def _enter(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, ErofsNode]:
         written = b"/".join(names)
         parent = self._parents.get(written)
         if parent is None:
-            cursor = _Cursor(self, make)
+            cursor = _TreeCursor(self, make)
             for link in reader.follow(names, cursor, self._budget):
                 self._through.setdefault(link, []).append(written)
             parent = self._parents[written] = (cursor.path_of(), cursor.node)
         return parent
 
-    def step(self, cursor: _Cursor, name: bytes, make: bool) -> Node:
+    def step(self, cursor: _TreeCursor, name: bytes, make: bool) -> ErofsNode:
         """Return the directory or link `name` of the cursor's directory. `make`: make a missing
         directory. Raises BadLayer, OSError (ENOTDIR)."""
         folder = cursor.node

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cri_server.images.erofs.node import Node, directory
+from cri_server.images.erofs.node import ErofsNode, directory
 
 
-def merged(layers: Iterable[Node]) -> Node:
+def merged(layers: Iterable[ErofsNode]) -> ErofsNode:
     """Return the tree of all `layers` (their roots, bottom first), which stay unchanged.
 
     A directory gets the attributes of the topmost layer that describes it. (overlayfs takes them
@@ -32,7 +32,7 @@ def without_repetitions(chain: Sequence[int]) -> list[int]:
     return list(dict.fromkeys(reversed(chain)))[::-1]
 
 
-def _lay_over(below: Node, above: Node) -> None:
+def _lay_over(below: ErofsNode, above: ErofsNode) -> None:
     pending = [(below, above)]
     while pending:
         target, source = pending.pop()

@@ -9,7 +9,7 @@ NO_XATTRS: dict[bytes, bytes] = {}
 Sparse = list[tuple[int, int]]
 
 
-class Node:
+class ErofsNode:
     """A file of any kind; hard links are one node under several names.
 
     - `device`, `block`: the number of the tar with a regular file's data, from 1, and the block in
@@ -32,7 +32,7 @@ class Node:
         self.gid = gid
         self.mtime_ns = mtime_ns
         self.xattrs = NO_XATTRS  # never changed: nodes share it
-        self.children: dict[bytes, Node] | None = None
+        self.children: dict[bytes, ErofsNode] | None = None
         self.size = self.stored = self.device = self.block = 0
         self.sparse: Sparse | None = None
         self.link = b""
@@ -44,7 +44,7 @@ class Node:
         """Whether this is a whiteout in overlayfs' form, a character device 0:0."""
         return self.rdev == (0, 0) and stat.S_ISCHR(self.mode)
 
-    def take_attributes(self, other: Node) -> None:
+    def take_attributes(self, other: ErofsNode) -> None:
         """Copy owner, mode, time and extended attributes from another directory."""
         self.mode = other.mode
         self.uid = other.uid
@@ -53,15 +53,15 @@ class Node:
         self.xattrs = other.xattrs
 
 
-def directory() -> Node:
+def directory() -> ErofsNode:
     """Return a new empty directory that no entry describes."""
-    node = Node(stat.S_IFDIR | 0o755)
+    node = ErofsNode(stat.S_IFDIR | 0o755)
     node.children = {}
     node.implicit = True
     return node
 
 
-def walk(root: Node) -> Iterator[Node]:
+def walk(root: ErofsNode) -> Iterator[ErofsNode]:
     """Yield each node once, directories before their contents."""
     seen: set[int] = set()
     pending = [root]

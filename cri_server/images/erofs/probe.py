@@ -17,9 +17,9 @@ from errno import ENODEV, ENOTBLK
 from pathlib import Path
 
 from cri_server.images.erofs.build import build
-from cri_server.images.layers.inflate import Limits
+from cri_server.images.layers.inflate import UnpackLimits
 from pyrunc.compile import host
-from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
+from pyrunc.compile.image_mount import MountedImage, open_image, open_overlay_of
 from pyrunc.errors import Error, KernelError, ResourceExhausted
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.full import FULL, reason
@@ -69,7 +69,7 @@ def _probe(place: Path) -> str:
         (place / name).mkdir()
     _make_image(place)
     try:
-        image = Image(str(place / "index"), (str(place / "tar"),), str(place / "empty"))
+        image = MountedImage(str(place / "index"), (str(place / "tar"),), str(place / "empty"))
         with closing_fd(open_image(image, {})) as mount:
             overlay = open_overlay_of(
                 [mount], [image.place], str(place / "upper"), str(place / "work"), ()
@@ -95,4 +95,4 @@ def _make_image(place: Path) -> None:
         member.size = len(_CONTENT)
         tar.addfile(member, io.BytesIO(_CONTENT))
     with open(place / "tar", "rb") as tar_file, open(place / "index", "wb") as index:
-        build([tar_file.fileno()], ["sha256:probe"], [0], index.fileno(), bytes(16), Limits())
+        build([tar_file.fileno()], ["sha256:probe"], [0], index.fileno(), bytes(16), UnpackLimits())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from cri_server.images.erofs import format as erofs
-from cri_server.images.erofs.node import Node, walk
+from cri_server.images.erofs.node import ErofsNode, walk
 from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import ResourceExhausted
 
@@ -32,7 +32,7 @@ _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ErofsDevice:
     """A layer's tar. `tag`: its name in the index, at most 64 bytes."""
 
     tag: bytes
@@ -59,7 +59,7 @@ class EncodedIndex:
     inodes: int
     sparse: list[SparseFile] = field(default_factory=list)
 
-    def put_devices(self, devices: Sequence[Device]) -> None:
+    def put_devices(self, devices: Sequence[ErofsDevice]) -> None:
         """Fill the device table, for which `index` has reserved the space. Without it the index
         cannot be mounted."""
         for number, device in enumerate(devices, _FIRST_SLOT):
@@ -77,7 +77,7 @@ class _Inode:
     """The inode of a node. `place`: its offset from meta_blkaddr; `data`: the first block of its
     data, counted from the end of the inodes."""
 
-    node: Node
+    node: ErofsNode
     number: int
     place: int = 0
     data: int = 0
@@ -92,7 +92,7 @@ class _Chunks:
     """The chunks of a sparse file, of 2^`bits` blocks each. The data of those `with_data` lies one
     after the other in the index."""
 
-    def __init__(self, node: Node, limit: int) -> None:
+    def __init__(self, node: ErofsNode, limit: int) -> None:
         """`limit`: the highest number of chunks; there is at least one."""
         self._pieces = [piece for piece in node.sparse or () if piece[1]]
         self.bits = _sparse_chunk_bits(node.size, len(self._pieces))
@@ -141,14 +141,14 @@ class _Chunks:
         return bytes(content + _HOLE * (self.count - done))
 
 
-def index(root: Node, devices: int, uuid: bytes) -> EncodedIndex:
+def index(root: ErofsNode, devices: int, uuid: bytes) -> EncodedIndex:
     """Encode the tree. `devices`: the number of devices with its files' data;
     `EncodedIndex.put_devices` describes them later. `uuid`: 16 bytes. Raises BadLayer,
     ResourceExhausted for a tree that the format cannot represent."""
-    return _Writer(devices, uuid).write(root)
+    return _IndexWriter(devices, uuid).write(root)
 
 
-class _Writer:
+class _IndexWriter:
     def __init__(self, devices: int, uuid: bytes) -> None:
         self._devices, self._uuid = devices, uuid
         self._inodes: dict[int, _Inode] = {}  # by id() of the node
@@ -156,7 +156,7 @@ class _Writer:
         self._chunks_left = CHUNKS_LIMIT
         self._meta = _blocks((_FIRST_SLOT + devices) * erofs.DEVICE_SLOT.size)
 
-    def write(self, root: Node) -> EncodedIndex:
+    def write(self, root: ErofsNode) -> EncodedIndex:
         for node in walk(root):
             self._inodes[id(node)] = _Inode(node, len(self._inodes) + 1)
         self._list_directories(root)
@@ -171,7 +171,7 @@ class _Writer:
         self._put_superblock(result)
         return result
 
-    def _list_directories(self, root: Node) -> None:
+    def _list_directories(self, root: ErofsNode) -> None:
         """Count the links, and sort each directory's names into blocks."""
         inodes = self._inodes
         pending = [(inodes[id(root)], inodes[id(root)])]
@@ -356,11 +356,11 @@ def _put_directory(content: bytearray, at: int, blocks: list[list[tuple[bytes, _
         at += erofs.BLOCK
 
 
-def _file_type(node: Node) -> int:
+def _file_type(node: ErofsNode) -> int:
     return erofs.FILE_TYPES[stat.S_IFMT(node.mode)]
 
 
-def _xattrs(node: Node) -> bytes:
+def _xattrs(node: ErofsNode) -> bytes:
     """Encode the attributes behind an inode, sorted by name, so that equal trees give equal
     bytes."""
     content = bytearray(erofs.XATTR_HEADER.pack(0, 0))

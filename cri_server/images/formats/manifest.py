@@ -101,7 +101,7 @@ class Manifest(msgspec.Struct, frozen=True):
     others: tuple[Descriptor, ...] = ()
 
 
-class Index(msgspec.Struct, frozen=True):
+class ImageIndex(msgspec.Struct, frozen=True):
     """An image index: manifests for several platforms."""
 
     manifests: list[Descriptor]
@@ -121,7 +121,7 @@ class ImageConfig(msgspec.Struct, frozen=True, rename="pascal"):
     volumes: dict[str, Any] = {}
 
 
-class Config(msgspec.Struct, frozen=True):
+class ImageConfiguration(msgspec.Struct, frozen=True):
     """An image's configuration: platform, diff ids of the layers, and how to run it."""
 
     platform: Platform
@@ -149,7 +149,7 @@ class _RawConfig(msgspec.Struct):
     config: ImageConfig = ImageConfig()
 
 
-def parse(data: bytes, media_type: str = "") -> Manifest | Index:
+def parse(data: bytes, media_type: str = "") -> Manifest | ImageIndex:
     """Parse a manifest or an index. `media_type`: the Content-Type it came with, "" for none.
 
     Raises BadManifest, Artifact, Unsupported.
@@ -215,7 +215,7 @@ def media_type(data: bytes) -> str:
     return str(document.get("mediaType") or _kind_by_shape(document))
 
 
-def parse_config(data: bytes) -> Config:
+def parse_config(data: bytes) -> ImageConfiguration:
     """Parse an image's configuration. Raises BadManifest."""
     document = _without_nulls(_document(data, "image configuration"))
     if isinstance(document.get("config"), dict):
@@ -231,7 +231,7 @@ def parse_config(data: bytes) -> Config:
         raise BadManifest("image configuration: a text contains a NUL character")
     labels = {k: v for k, v in image.labels.items() if not k.startswith(RESERVED_LABELS)}
     image = msgspec.structs.replace(image, labels=labels)
-    return Config(Platform(raw.architecture, raw.os, raw.variant), diff_ids, image)
+    return ImageConfiguration(Platform(raw.architecture, raw.os, raw.variant), diff_ids, image)
 
 
 def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def choose(index: Index, platform: Platform | None = None) -> Descriptor:
+def choose(index: ImageIndex, platform: Platform | None = None) -> Descriptor:
     """Choose the index's image that suits this machine best, the first of equals; images without a
     platform come last. With `platform`, choose the first image for exactly that one.
 
@@ -259,7 +259,7 @@ def choose(index: Index, platform: Platform | None = None) -> Descriptor:
     return ranked[0]
 
 
-def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
+def choose_stored(index: ImageIndex, is_here: Callable[[str], bool]) -> Descriptor:
     """Choose the image of an index in a store or an archive: the best one whose manifest `is_here`,
     even if it is for another processor. (Which image is the best depends on the processor and on
     this program's version; stored images must stay usable when one of them changes.)
@@ -275,7 +275,7 @@ def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
 
 def follow(
     target: Descriptor,
-    read: Callable[[Descriptor], Manifest | Index],
+    read: Callable[[Descriptor], Manifest | ImageIndex],
     is_here: Callable[[str], bool],
 ) -> tuple[Descriptor, Manifest]:
     """Return the manifest for this machine, with its descriptor: `target` itself, or the manifest
@@ -289,7 +289,7 @@ def follow(
     raise BadManifest(f"indexes are nested more than {DEPTH_LIMIT} deep")
 
 
-def _ranked(index: Index) -> list[Descriptor]:
+def _ranked(index: ImageIndex) -> list[Descriptor]:
     """Return the images that this machine runs, best first."""
     host = host_processors()
     fitting: list[tuple[int, bool, Descriptor]] = []
@@ -300,7 +300,7 @@ def _ranked(index: Index) -> list[Descriptor]:
     return [descriptor for *_, descriptor in sorted(fitting, key=lambda each: each[:2])]
 
 
-def foreign_platform(config: Config) -> str:
+def foreign_platform(config: ImageConfiguration) -> str:
     """Return a warning for an image whose configuration names a processor that this machine does
     not have; "" if the image fits or names none. (It is no error, because the user chose the image
     by name or digest, and the node may run it through binfmt_misc(5).)
@@ -317,7 +317,7 @@ def foreign_platform(config: Config) -> str:
     return words
 
 
-def check_platform(config: Config, platform: Platform) -> None:
+def check_platform(config: ImageConfiguration, platform: Platform) -> None:
     """Check that an image, which no index describes, is for `platform`. Raises NotFound."""
     if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:
         raise NotFound(f"no image for {platform}; available: {config.platform}")
@@ -328,9 +328,9 @@ def _this_machine() -> str:
     return str(Platform(architecture, "linux", variant))
 
 
-def _index(document: dict[str, Any]) -> Index:
-    index: Index = _typed(
-        {**document, "manifests": document.get("manifests") or []}, Index, "index"
+def _index(document: dict[str, Any]) -> ImageIndex:
+    index: ImageIndex = _typed(
+        {**document, "manifests": document.get("manifests") or []}, ImageIndex, "index"
     )
     if len(index.manifests) > INDEX_ENTRIES_LIMIT:
         raise BadManifest(f"index: more than {INDEX_ENTRIES_LIMIT} entries")
@@ -378,7 +378,7 @@ def _artifact(kind: object) -> Artifact:
     )
 
 
-def check_layers(manifest: Manifest, config: Config) -> None:
+def check_layers(manifest: Manifest, config: ImageConfiguration) -> None:
     """Check that there are as many diff ids as file-system layers, as containerd does. Raises
     BadManifest."""
     if len(config.diff_ids) != len(manifest.layers):

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cri_server.images.layers import reader, tar_headers
-from cri_server.images.layers.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.inflate import BadLayer, TarStream, UnpackLimits
 from cri_server.images.layers.reader import bad_link, checked_members, components, joined
-from cri_server.images.layers.tar_headers import Entry, quoted
+from cri_server.images.layers.tar_headers import TarMember, quoted
 from cri_server.images.layers.trees import DirectoryWalker, depth_first_key, open_folder
 from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from cri_server.images.layers.zeros import is_hole
@@ -65,7 +65,7 @@ class Extracted:
 
 
 def extract(
-    stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None] = lambda: None
+    stream: TarStream, root_fd: int, limits: UnpackLimits, tick: Callable[[], None] = lambda: None
 ) -> Extracted:
     """Make the files of the tar beneath `root_fd`, an empty directory. `tick` is called regularly,
     and may raise.
@@ -97,7 +97,7 @@ def to_error(error: OSError, name: bytes, folder: str) -> Exception:
     return KernelError("unpack", quoted(name), number)
 
 
-class _Cursor:
+class _FolderCursor:
     """The directory that the resolution of a path has reached. `folder`: an O_PATH descriptor,
     which the caller closes; `names`: the directory's path from the root."""
 
@@ -129,7 +129,7 @@ class _Cursor:
 
 class _Extractor:
     def __init__(
-        self, stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None]
+        self, stream: TarStream, root_fd: int, limits: UnpackLimits, tick: Callable[[], None]
     ) -> None:
         self._stream = stream
         self.root = root_fd
@@ -179,7 +179,7 @@ class _Extractor:
 
     # ---- one method per kind
 
-    def _file(self, entry: Entry, names: list[bytes]) -> None:
+    def _file(self, entry: TarMember, names: list[bytes]) -> None:
         parent, path = self._parent(names)
         with closing_fd(
             self._create(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
@@ -191,7 +191,7 @@ class _Extractor:
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         self._result.size_bytes += entry.stored
 
-    def _content(self, entry: Entry, fd: int) -> None:
+    def _content(self, entry: TarMember, fd: int) -> None:
         holes = entry.sparse is not None
         for offset, length in [(0, entry.stored)] if entry.sparse is None else entry.sparse:
             left = length
@@ -215,7 +215,7 @@ class _Extractor:
             self._ticked_bytes = self._stream.size_bytes
             self._tick()
 
-    def _directory(self, entry: Entry, names: list[bytes]) -> None:
+    def _directory(self, entry: TarMember, names: list[bytes]) -> None:
         parent, path = self._parent(names)
         try:
             os.mkdir(names[-1], 0o755, dir_fd=parent)
@@ -226,7 +226,7 @@ class _Extractor:
                 self._create(path, parent, lambda name: os.mkdir(name, 0o755, dir_fd=parent))
         self._describe_directory(entry, path, os.open(names[-1], _DIRECTORY, dir_fd=parent))
 
-    def _describe_directory(self, entry: Entry, path: Path, fd: int) -> None:
+    def _describe_directory(self, entry: TarMember, path: Path, fd: int) -> None:
         with closing_fd(fd):
             os.fchown(fd, entry.uid, entry.gid)
             os.fchmod(fd, entry.mode)
@@ -234,15 +234,15 @@ class _Extractor:
         self._set_time(path, entry.mtime_ns)
         self._result.implicit.discard(path)
 
-    def _describe_root(self, entry: Entry, _: list[bytes]) -> None:
+    def _describe_root(self, entry: TarMember, _: list[bytes]) -> None:
         self._describe_directory(entry, b"", open_folder(self.root, b""))
 
-    def _symlink(self, entry: Entry, names: list[bytes]) -> None:
+    def _symlink(self, entry: TarMember, names: list[bytes]) -> None:
         parent, path = self._parent(names)
         self._create(path, parent, lambda name: os.symlink(entry.link, name, dir_fd=parent))
         self._describe_node(entry, parent, names[-1])
 
-    def _node(self, entry: Entry, names: list[bytes]) -> None:
+    def _node(self, entry: TarMember, names: list[bytes]) -> None:
         mode, device = reader.NODES[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
         parent, path = self._parent(names)
         try:
@@ -257,7 +257,7 @@ class _Extractor:
             )
         self._describe_node(entry, parent, names[-1])
 
-    def _describe_node(self, entry: Entry, parent: int, name: bytes) -> None:
+    def _describe_node(self, entry: TarMember, parent: int, name: bytes) -> None:
         os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         if entry.kind != tar_headers.SYMLINK:
             os.chmod(name, entry.mode, dir_fd=parent)  # cannot be a link: it was just made
@@ -267,7 +267,7 @@ class _Extractor:
                 _set_xattrs(name, entry)
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
-    def _hardlink(self, entry: Entry, names: list[bytes]) -> None:
+    def _hardlink(self, entry: TarMember, names: list[bytes]) -> None:
         source = components(entry.link)
         folder, source_path = self._parent(source, make=False)
         parent, path = self._parent(names)
@@ -290,7 +290,7 @@ class _Extractor:
         if source_path in self._result.devices:
             self._result.devices[path] = self._result.devices[source_path]
 
-    def _make_opaque(self, _: Entry, folder: list[bytes]) -> None:
+    def _make_opaque(self, _: TarMember, folder: list[bytes]) -> None:
         path, fd = self._enter(folder)
         if not path:
             # overlayfs ignores the attribute on a layer's root: the store leaves out lower layers.
@@ -298,7 +298,7 @@ class _Extractor:
             return
         _make_opaque_at(fd, b".")
 
-    def _hide(self, _: Entry, names: list[bytes]) -> None:
+    def _hide(self, _: TarMember, names: list[bytes]) -> None:
         parent, path = self._parent(names)
         self._charge(path)
         self._hidden.add(path)
@@ -362,7 +362,7 @@ class _Extractor:
         except KernelError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
-        cursor = _Cursor(self, make)
+        cursor = _FolderCursor(self, make)
         try:
             for inode in reader.follow(names, cursor, self._budget):
                 self._through.setdefault(inode, []).append(written)
@@ -487,7 +487,7 @@ def _make_opaque_at(parent_fd: int, name: bytes) -> None:
         os.setxattr(fd, OPAQUE_XATTR, b"y")
 
 
-def _set_xattrs(target: int | bytes, entry: Entry) -> None:
+def _set_xattrs(target: int | bytes, entry: TarMember) -> None:
     """Set the entry's extended attributes, except those that the file system refuses for this kind
     of file."""
     for name, value in reader.supported_attributes(entry).items():

@@ -12,7 +12,7 @@ class DigestMismatch(PeerError):
     """Content does not have its promised digest or size."""
 
 
-class Incoming(ABC):
+class IncomingBlob(ABC):
     """Receives content in pieces, and hashes it. Use from one thread at a time."""
 
     def __init__(self, algorithm: str = SHA256) -> None:
@@ -47,7 +47,7 @@ class Incoming(ABC):
             raise DigestMismatch(f"blob {digest} has the content of {self.digest}")
 
 
-class InMemory(Incoming):
+class InMemory(IncomingBlob):
     """Receives content in memory. The caller limits its size."""
 
     def __init__(self, algorithm: str) -> None:

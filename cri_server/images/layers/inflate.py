@@ -55,7 +55,7 @@ class BadLayer(PeerError):
     digest."""
 
 
-class Limits(Record):
+class UnpackLimits(Record):
     """How many bytes and entries a layer may unpack to. For errors: `subject`, which is to be
     unpacked; `reason`, why it may not have more; `folder`, the path whose file system is full."""
 
@@ -65,7 +65,7 @@ class Limits(Record):
     subject: str = "the layer"
     folder: AbsolutePath = "/"
 
-    def shared(self, times: int) -> Limits:
+    def shared(self, times: int) -> UnpackLimits:
         """Return the limits of each of `times` copies, which together have those of one."""
         if times == 1:
             return self
@@ -81,21 +81,21 @@ class LayerWork(Record):
     digest `diff_id`."""
 
     folder: AbsolutePath
-    limits: Limits
+    limits: UnpackLimits
     diff_id: str
 
 
 _Decoder = igzip_lib.IgzipDecompressor | zstd.ZstdDecompressor
 
 
-class Stream:
+class TarStream:
     """Reads the tar stream in a blob: a descriptor, from its position on, or a ring's receiver. Not
     thread-safe."""
 
     def __init__(
         self,
         blob: int | Receiver,
-        limits: Limits | None = None,
+        limits: UnpackLimits | None = None,
         *,
         hashed: bool = True,
         decoded: bool = False,
@@ -106,7 +106,7 @@ class Stream:
         self._read = (
             blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         )
-        self._limits = limits or Limits()
+        self._limits = limits or UnpackLimits()
         self._algorithm = algorithm
         self._hash = hasher(algorithm) if hashed else None
         self._input = memoryview(b"")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cri_server.images.formats.digests import algorithm_of
-from cri_server.images.layers.inflate import LayerWork, Stream
+from cri_server.images.layers.inflate import LayerWork, TarStream
 from cri_server.images.layers.ring import Receiver
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.allocator import keep_freed_memory
@@ -35,14 +35,14 @@ def begin(progress_fd: int) -> Callable[[], None]:
     return tick
 
 
-def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Callable[[], None]]:
+def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, TarStream, Callable[[], None]]:
     """Return a job's parsed arguments, the layer's content, which another process decodes, and a
     function that reports progress. `arguments`: a `LayerWork`; `fds`: the descriptors of a
     `Receiver`, and the progress pipe."""
     *ends, progress_fd = fds
     work = LayerWork.of(arguments)
     receiver = Receiver(*ends, copying=True)
-    stream = Stream(receiver, work.limits, decoded=True, algorithm=algorithm_of(work.diff_id))
+    stream = TarStream(receiver, work.limits, decoded=True, algorithm=algorithm_of(work.diff_id))
     keep_freed_memory()
     return work, stream, begin(progress_fd)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from cri_server.images.layers import tar_headers
-from cri_server.images.layers.inflate import BadLayer, Limits
-from cri_server.images.layers.tar_headers import Entry, Source, members, quoted
+from cri_server.images.layers.inflate import BadLayer, UnpackLimits
+from cri_server.images.layers.tar_headers import TarMember, TarSource, members, quoted
 from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import ResourceExhausted
 
@@ -53,8 +53,12 @@ class Cursor(Protocol):
 
 
 def checked_members(
-    source: Source, limits: Limits, budget: WalkBudget, tick: Callable[[], None], tick_entries: int
-) -> Iterator[tuple[str, Entry, list[bytes]]]:
+    source: TarSource,
+    limits: UnpackLimits,
+    budget: WalkBudget,
+    tick: Callable[[], None],
+    tick_entries: int,
+) -> Iterator[tuple[str, TarMember, list[bytes]]]:
     """Yield the layer's entries as (kind, entry, names). The kind is one of `tar_headers`, ROOT,
     HIDDEN or OPAQUE. The names are the components of the path; for a whiteout, of the path that it
     hides. `tick` is called every `tick_entries` entries, and may raise.
@@ -84,13 +88,13 @@ def checked_members(
             raise BadLayer(f"{quoted(entry.name)}: the root must be a directory")
 
 
-def check_count(count: int, limits: Limits) -> None:
+def check_count(count: int, limits: UnpackLimits) -> None:
     """Check the number of a layer's entries or files. Raises ResourceExhausted."""
     if count > limits.entries:
         raise ResourceExhausted(f"the layer has more than {limits.entries} entries")
 
 
-def _check(entry: Entry, limits: Limits) -> None:
+def _check(entry: TarMember, limits: UnpackLimits) -> None:
     name = quoted(entry.name)
     if entry.kind == tar_headers.FILE and entry.size > limits.size_bytes:
         raise ResourceExhausted(f"{name}: a file of {entry.size} bytes: {limits.reason}")
@@ -104,7 +108,7 @@ def _check(entry: Entry, limits: Limits) -> None:
             raise bad_link(entry, "")
 
 
-def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
+def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
     """Interpret a whiteout; return its kind and the path that it hides, or None for metadata of
     aufs (other `.wh..wh.` names).
 
@@ -173,13 +177,13 @@ def joined(folder: bytes, name: bytes) -> bytes:
     return path
 
 
-def bad_link(entry: Entry, why: str) -> BadLayer:
+def bad_link(entry: TarMember, why: str) -> BadLayer:
     """Return the error for a hard link whose target is missing or cannot be linked. `why`: ABSENT,
     NO_FILE or ""."""
     return BadLayer(f"{quoted(entry.name)}: a hard link to {quoted(entry.link)}{why}")
 
 
-def supported_attributes(entry: Entry) -> dict[bytes, bytes]:
+def supported_attributes(entry: TarMember) -> dict[bytes, bytes]:
     """Return the entry's extended attributes that containers may have: file capabilities, POSIX
     ACLs, `user.*`. Others affect the host, and `*.overlay.*` would control overlayfs. Raises
     BadLayer."""

@@ -52,12 +52,12 @@ def open_ends() -> tuple[Ends, Ends]:
     return _open_ends(_SIZE_SEALS | F_SEAL_SEAL)
 
 
-def open_ring() -> tuple[Sender, Receiver]:
+def open_ring() -> tuple[RingSender, Receiver]:
     """Open a ring with a sender in this process, and a receiver whose process cannot write to the
     memory. Raises KernelError, OSError."""
     sending, receiving = _open_ends(_SIZE_SEALS)
     # The seal spares the sender's mapping, which exists already.
-    sender, receiver = Sender(*sending), Receiver(*receiving)
+    sender, receiver = RingSender(*sending), Receiver(*receiving)
     # Linux 5.1. F_SEAL_WRITE would fail: the sender has a writable mapping (fcntl(2)).
     fcntl.fcntl(receiving[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
     return sender, receiver
@@ -78,7 +78,7 @@ def _open_ends(seals: int) -> tuple[Ends, Ends]:
     return (memory, full_writer, freed_reader), (again, full_reader, freed_writer)
 
 
-class Sender:
+class RingSender:
     """The sending end. Use from one thread at a time."""
 
     def __init__(self, memory: int, full: int, freed: int) -> None:

@@ -114,7 +114,7 @@ class _Waiter:
     limit: float
 
 
-class Streams:
+class StreamLimiter:
     """Limits the number of concurrent streams, shared fairly between registries. Use on one event
     loop."""
 

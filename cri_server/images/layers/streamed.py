@@ -14,15 +14,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from cri_server.images.formats.digests import SHA256
-from cri_server.images.layers.incoming import Incoming
-from cri_server.images.layers.ring import Interrupted, Receiver, Sender, open_ring
+from cri_server.images.layers.incoming import IncomingBlob
+from cri_server.images.layers.ring import Interrupted, Receiver, RingSender, open_ring
 from pyrunc.errors import PeerError
 
 
-class StreamedBlob(Incoming):
+class StreamedBlob(IncomingBlob):
     """Writes a blob into a ring. `write` and `restart` raise Interrupted."""
 
-    def __init__(self, sender: Sender, algorithm: str) -> None:
+    def __init__(self, sender: RingSender, algorithm: str) -> None:
         """Takes over `sender`."""
         super().__init__(algorithm)
         self._sender = sender

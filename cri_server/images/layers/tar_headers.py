@@ -39,7 +39,7 @@ _HEADER = Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12s")
 _XATTR = b"SCHILY.xattr."
 
 
-class Source(Protocol):
+class TarSource(Protocol):
     """A tar to read: `inflate.Stream`, or `erofs.tar_file.TarFile`."""
 
     def read_exact(self, size: int) -> bytes:
@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 @dataclass(slots=True)
-class Entry:
+class TarMember:
     """A member of a tar. `size`: of the file; `stored`: the number of its bytes in the archive;
     `sparse`: the (offset, length) pairs of these bytes in the file, None when the whole file is
     stored. `name` and `link` are as written, without NUL."""
@@ -92,7 +92,7 @@ class _Extended:
         return data
 
 
-def members(stream: Source) -> Iterator[Entry]:
+def members(stream: TarSource) -> Iterator[TarMember]:
     """Yield the members in order. After a FILE the caller must read its `stored` bytes from the
     stream. Raises BadLayer unless the stream is a whole, well-formed tar."""
     extended = nothing = _Extended()
@@ -122,13 +122,13 @@ def members(stream: Source) -> Iterator[Entry]:
         raise BadLayer("the tar ends after an extended header")
 
 
-def skip(stream: Source, size: int) -> None:
+def skip(stream: TarSource, size: int) -> None:
     """Skip `size` bytes. Raises BadLayer if the tar ends before."""
     if stream.skip(size) < size:
         raise BadLayer("the tar is truncated")
 
 
-def _next_header(stream: Source) -> tuple[bytes, ...] | None:
+def _next_header(stream: TarSource) -> tuple[bytes, ...] | None:
     """Return the fields of the next header; None at a zero block, and at the end of the stream.
     Raises BadLayer."""
     block = stream.read_exact(BLOCK)
@@ -162,7 +162,7 @@ def _padded(size: int) -> int:
     return size + -size % BLOCK
 
 
-def _extended_data(stream: Source, header: tuple[bytes, ...]) -> bytes:
+def _extended_data(stream: TarSource, header: tuple[bytes, ...]) -> bytes:
     size = _number(header[4], "size")
     if size > EXTENDED_LIMIT_BYTES:
         raise BadLayer(f"the tar has an extended header that is too large: {size} bytes")
@@ -172,7 +172,7 @@ def _extended_data(stream: Source, header: tuple[bytes, ...]) -> bytes:
     return data[:size]
 
 
-def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> Entry:
+def _entry(stream: TarSource, header: tuple[bytes, ...], extended: _Extended) -> TarMember:
     pax, type_flag = extended.pax, header[7]
     name = _name(header) if extended.name is None else extended.name
     link = extended.link if extended.link is not None else header[8].partition(b"\0")[0]
@@ -198,7 +198,7 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
         mtime_ns = _time(pax[b"mtime"])
     else:
         mtime_ns = _clamped(_number(header[5], "mtime", True), 0)
-    entry = Entry(
+    entry = TarMember(
         name=_checked_name(name, "name"),
         kind=kind,
         mode=_number(header[1], "mode") & 0o7777,
@@ -329,7 +329,9 @@ def _time(text: bytes) -> int:
 # ---- sparse files
 
 
-def _sparse(stream: Source, header: tuple[bytes, ...], extended: _Extended, entry: Entry) -> None:
+def _sparse(
+    stream: TarSource, header: tuple[bytes, ...], extended: _Extended, entry: TarMember
+) -> None:
     """Set the entry's sparse map and size from one of GNU's four forms: the old header, and PAX 0.0
     (pairs), 0.1 (a list), 1.0 (a list before the data)."""
     pax = extended.pax
@@ -349,7 +351,7 @@ def _sparse(stream: Source, header: tuple[bytes, ...], extended: _Extended, entr
         _check_sparse(entry)
 
 
-def _old_sparse(stream: Source, header: tuple[bytes, ...]) -> tuple[list[tuple[int, int]], int]:
+def _old_sparse(stream: TarSource, header: tuple[bytes, ...]) -> tuple[list[tuple[int, int]], int]:
     # from offset 345: 41 bytes of old times, 4 pairs, a flag, the real size
     raw = header[15] + header[16]
     pairs = _old_pairs(raw[41 : 41 + 96])
@@ -380,7 +382,7 @@ def _old_pairs(raw: bytes) -> list[tuple[int, int]]:
     return pairs
 
 
-def _sparse_list_before_data(stream: Source, entry: Entry) -> list[tuple[int, int]]:
+def _sparse_list_before_data(stream: TarSource, entry: TarMember) -> list[tuple[int, int]]:
     data = b""
 
     def line() -> int:
@@ -408,7 +410,7 @@ def _paired(numbers: list[int]) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def _check_sparse(entry: Entry) -> None:
+def _check_sparse(entry: TarMember) -> None:
     """Check that the pieces are in order, do not overlap, lie inside the file, and add up to the
     stored bytes."""
     at = total = 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.extract import extract
-from cri_server.images.layers.inflate import Limits, Stream
+from cri_server.images.layers.inflate import TarStream, UnpackLimits
 from pyrunc import atomic_file
 from pyrunc.kernel.fd import closing_fd
 
@@ -64,10 +64,10 @@ class Layer:
 
 
 def unpack(
-    stream: Stream,
+    stream: TarStream,
     folder: str,
     diff_id: str | None,
-    limits: Limits,
+    limits: UnpackLimits,
     tick: Callable[[], None] = lambda: None,
 ) -> Layer:
     """Unpack a tar stream into `folder`, an empty directory; return the layer's record.

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from cri_server.images.formats.reference import DOCKER, Reference, is_loopback, normal_registry
 from cri_server.images.model import Auth
-from cri_server.images.registry.hosts import Host, default_url
+from cri_server.images.registry.hosts import RegistryHost, default_url
 from pyrunc.errors import InvalidArgument, PeerError
 
 TOKEN_LIMIT_BYTES = 1 << 20
@@ -69,7 +69,7 @@ class TokenRequest:
     body: bytes | None = field(default=None, repr=False)
 
 
-def credential(auth: Auth | None, reference: Reference, host: Host) -> Credential:
+def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> Credential:
     """Return the credential for `host` when an image of `reference` is pulled with the pull secret
     `auth`. Raises InvalidArgument."""
     if auth is not None and not auth.empty and may_receive(auth, reference, host):
@@ -77,7 +77,7 @@ def credential(auth: Auth | None, reference: Reference, host: Host) -> Credentia
     return _credential(host.auth) if host.auth is not None and not host.auth.empty else ANONYMOUS
 
 
-def may_receive(auth: Auth, reference: Reference, host: Host) -> bool:
+def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
     """Return whether `host` may receive the pull secret `auth` (see the module's description)."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
@@ -87,7 +87,7 @@ def may_receive(auth: Auth, reference: Reference, host: Host) -> bool:
     return bool(address) and address == _server(host.netloc)
 
 
-def _is_private(mirror: Host, reference: Reference) -> bool:
+def _is_private(mirror: RegistryHost, reference: Reference) -> bool:
     """Return whether the connection to a mirror is encrypted or local, or the one to the registry
     is not encrypted either."""
     parts = urlsplit(mirror.url)
@@ -155,7 +155,9 @@ def challenges(header: str) -> list[Challenge]:
     return offered
 
 
-def token_request(challenge: Challenge, login: Credential, host: Host, scope: str) -> TokenRequest:
+def token_request(
+    challenge: Challenge, login: Credential, host: RegistryHost, scope: str
+) -> TokenRequest:
     """Build the request for a bearer token. Raises PeerError for a token server that must not be
     contacted."""
     parts = _split(challenge.parameters.get("realm", ""))

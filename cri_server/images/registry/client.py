@@ -31,7 +31,7 @@ from urllib3.exceptions import (
 )
 from urllib3.response import BaseHTTPResponse
 
-from cri_server.images.registry.hosts import Host
+from cri_server.images.registry.hosts import RegistryHost
 from cri_server.images.registry.proxy import Proxy, proxy_for
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import InvalidSpec, PeerError
@@ -61,7 +61,7 @@ class Forbidden(PeerError):
     """A server redirected the client to an address that the client refuses."""
 
 
-class Session:
+class RegistrySession:
     """Holds the connections of one pull. `get`, `send` and `token` may be called from several
     threads."""
 
@@ -69,7 +69,9 @@ class Session:
         self._read_timeout_s = read_timeout_s
         self._touch = touch
         self._lock = threading.Lock()
-        self._pools: dict[tuple[Host | None, bool, Proxy | None, bool], urllib3.PoolManager] = {}
+        self._pools: dict[
+            tuple[RegistryHost | None, bool, Proxy | None, bool], urllib3.PoolManager
+        ] = {}
         self._sockets: set[socket.socket] = set()
         self._aborted = threading.Event()
 
@@ -105,7 +107,7 @@ class Session:
             raise Abandoned
 
     def get(
-        self, host: Host, url: str, headers: dict[str, str], method: str = "GET"
+        self, host: RegistryHost, url: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
         """Send a GET or HEAD, and follow redirects. Return the response, whose body is unread (the
         caller closes it), and the host[:port] of the answering server if a redirect led to another
@@ -129,7 +131,7 @@ class Session:
         raise Forbidden(f"{origin.netloc}: more than {REDIRECTS_LIMIT} redirects")
 
     def send(
-        self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
+        self, method: str, host: RegistryHost, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
         """Send a request of a push; redirects are not followed. Raises HostUnavailable,
         Abandoned."""
@@ -137,7 +139,7 @@ class Session:
         return self._send(method, host, url, sent, body, foreign=False)
 
     def token(
-        self, host: Host, url: str, headers: dict[str, str], body: bytes | None
+        self, host: RegistryHost, url: str, headers: dict[str, str], body: bytes | None
     ) -> BaseHTTPResponse:
         """Send a request to a token server that `host` named. Redirects are followed only within
         that server, because the request carries the secret; a redirect of a POST with 301, 302 or
@@ -171,7 +173,13 @@ class Session:
             raise HostUnavailable(describe_error(error, "")) from None
 
     def _send(
-        self, method: str, host: Host, url: str, headers: dict[str, str], body: Body, foreign: bool
+        self,
+        method: str,
+        host: RegistryHost,
+        url: str,
+        headers: dict[str, str],
+        body: Body,
+        foreign: bool,
     ) -> BaseHTTPResponse:
         self.check()
         netloc = urlsplit(url).netloc
@@ -223,7 +231,7 @@ class Session:
             raise Forbidden(f"{here.netloc}: a redirect with a user name")
         return target._replace(fragment="")
 
-    def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
+    def _pool(self, host: RegistryHost, url: str, foreign: bool) -> urllib3.PoolManager:
         """Return the connections for `url`: with the TLS settings of `host` if they lead to it,
         else with the system's. `foreign`: a server chose the URL, so the peer's address is
         checked."""
@@ -240,7 +248,11 @@ class Session:
             return self._pools[key]
 
     def _make_pool(
-        self, host: Host | None, proxy: Proxy | None, sent_by: Host | None, secure: bool
+        self,
+        host: RegistryHost | None,
+        proxy: Proxy | None,
+        sent_by: RegistryHost | None,
+        secure: bool,
     ) -> urllib3.PoolManager:
         options: dict[str, Any] = {"maxsize": 8, "num_pools": 16}
         if secure:
@@ -257,7 +269,7 @@ class Session:
         manager.pool_classes_by_scheme = self._pool_classes(None if proxy else sent_by, socks)
         return manager
 
-    def _pool_classes(self, sent_by: Host | None, socks: Proxy | None) -> dict[str, Any]:
+    def _pool_classes(self, sent_by: RegistryHost | None, socks: Proxy | None) -> dict[str, Any]:
         """Return urllib3's pools with connections that this session registers and checks, through
         the SOCKS proxy `socks` if there is one."""
         session = self
@@ -286,7 +298,7 @@ class Session:
 
         return {"http": HttpPool, "https": HttpsPool}
 
-    def _check_peer(self, sock: socket.socket, sent_by: Host | None) -> socket.socket:
+    def _check_peer(self, sock: socket.socket, sent_by: RegistryHost | None) -> socket.socket:
         # The connection's address, not one looked up before: a second lookup may give another one
         # (DNS rebinding).
         if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
@@ -325,7 +337,7 @@ def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
     return origin_of(target) in (origin_of(here), upgraded if here.scheme == "http" else None)
 
 
-def tls_context(host: Host | None) -> ssl.SSLContext:
+def tls_context(host: RegistryHost | None) -> ssl.SSLContext:
     """Return a TLS context with the system's authorities and those of hosts.toml. Raises
     InvalidSpec naming a file that cannot be used."""
     context = ssl.create_default_context()
@@ -349,7 +361,7 @@ def _check_readable(path: str) -> None:
         pass
 
 
-def _load(host: Host, name: str, load: Callable[[], object]) -> None:
+def _load(host: RegistryHost, name: str, load: Callable[[], object]) -> None:
     try:
         load()
     except (OSError, ssl.SSLError) as error:  # OpenSSL names no file
@@ -384,7 +396,7 @@ def _is_local(address: str) -> bool:
     return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast
 
 
-def _is_at_home(host: Host) -> bool:
+def _is_at_home(host: RegistryHost) -> bool:
     """Return whether the host that sent a redirect is itself on this machine."""
     name = urlsplit(host.url).hostname or ""
     try:

@@ -41,7 +41,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class RegistryHost:
     """A host that serves images. `url` is scheme://host[:port], `prefix` the path before the
     repository (`/v2`).
 
@@ -119,11 +119,11 @@ class _Server(_Table):
 class HostsFile:
     """A parsed hosts.toml. `warnings`: ignored parts, each with its key."""
 
-    hosts: list[Host]
+    hosts: list[RegistryHost]
     warnings: list[str]
 
 
-def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
+def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[RegistryHost]:
     """Return the hosts for images of the registry `domain`, in order. Raises InvalidSpec naming the
     file and the key."""
     domain = normal_registry(domain)
@@ -145,8 +145,8 @@ def default_url(domain: str) -> str:
     return f"{'http' if port != '443' and is_loopback(host.strip('[]')) else 'https'}://{domain}"
 
 
-def _default(domain: str) -> Host:
-    return Host(default_url(domain), upstream=True)
+def _default(domain: str) -> RegistryHost:
+    return RegistryHost(default_url(domain), upstream=True)
 
 
 def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
@@ -184,7 +184,7 @@ def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
             yield len(preferred), name
 
 
-def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
+def _read(path: Path, domain: str, *, own: bool) -> list[RegistryHost]:
     file = read_file(path, domain, own=own)
     for warning in file.warnings:
         # The file is read for each pull.
@@ -263,7 +263,7 @@ def _host(
     *,
     upstream: bool = False,
     trusted: bool = False,
-) -> Host:
+) -> RegistryHost:
     parts = _split(path, key, url)
     prefix = re.sub("/{2,}", "/", parts.path).rstrip("/")
     if not table.override_path and not prefix.endswith("/v2"):
@@ -272,7 +272,7 @@ def _host(
     # docker.io itself is a web site, but containerd's documentation uses it as the server.
     if not parts.port and parts.hostname == DOCKER:
         netloc = "registry-1.docker.io"
-    return Host(
+    return RegistryHost(
         url=f"{parts.scheme}://{netloc}",
         prefix=prefix,
         capabilities=_capabilities(path, key, table.capabilities),
@@ -396,7 +396,7 @@ def _duration(path: Path, key: str, text: str | None) -> float:
     return sum(float(number) * units[unit] for number, unit in parts) or DIAL_TIMEOUT_S
 
 
-def _with_docker_files(host: Host, folder: Path) -> Host:
+def _with_docker_files(host: RegistryHost, folder: Path) -> RegistryHost:
     pairs = [(str(p), str(p.with_suffix(".key"))) for p in sorted(folder.glob("*.cert"))]
     return replace(
         host, ca=tuple(str(p) for p in sorted(folder.glob("*.crt"))), client=tuple(pairs)

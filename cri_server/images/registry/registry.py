@@ -23,12 +23,12 @@ from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of, digest_of, is_content, is_digest
 from cri_server.images.formats.manifest import Descriptor
 from cri_server.images.formats.reference import Reference, normal_registry
-from cri_server.images.layers.incoming import DigestMismatch, Incoming
+from cri_server.images.layers.incoming import DigestMismatch, IncomingBlob
 from cri_server.images.model import Auth
 from cri_server.images.registry import auth as logins
 from cri_server.images.registry.auth import Credential
-from cri_server.images.registry.client import Body, HostUnavailable, Session
-from cri_server.images.registry.hosts import PULL, RESOLVE, Host
+from cri_server.images.registry.client import Body, HostUnavailable, RegistrySession
+from cri_server.images.registry.hosts import PULL, RESOLVE, RegistryHost
 from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 
 Result = TypeVar("Result")
@@ -64,9 +64,9 @@ class Registry:
 
     def __init__(
         self,
-        session: Session,
+        session: RegistrySession,
         reference: Reference,
-        hosts: list[Host],
+        hosts: list[RegistryHost],
         auth: Auth | None,
         actions: str = "pull",
     ) -> None:
@@ -74,7 +74,7 @@ class Registry:
         self._session, self._reference, self._hosts = session, reference, hosts
         self._actions = actions
         self._credentials = {host: logins.credential(auth, reference, host) for host in hosts}
-        self._tokens: dict[Host, str] = {}
+        self._tokens: dict[RegistryHost, str] = {}
         self._lock = threading.Lock()
 
     def resolve(self, stored: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
@@ -89,7 +89,7 @@ class Registry:
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
 
-        def find(host: Host) -> tuple[Descriptor, bytes | None]:
+        def find(host: RegistryHost) -> tuple[Descriptor, bytes | None]:
             digest = self._current_digest(host, reference) if stored else ""
             if digest in stored:
                 return stored[digest], None
@@ -100,7 +100,7 @@ class Registry:
     def manifest(self, descriptor: Descriptor) -> bytes:
         """Fetch a manifest that an index names. Raises as `_from_hosts` does."""
 
-        def fetch(host: Host) -> bytes:
+        def fetch(host: RegistryHost) -> bytes:
             _, data = self._manifest(host, descriptor.digest, descriptor.digest)
             if len(data) != descriptor.size:
                 raise DigestMismatch(
@@ -111,13 +111,13 @@ class Registry:
         return self._from_hosts(PULL, fetch)
 
     def blob(
-        self, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
+        self, descriptor: Descriptor, ingest: IncomingBlob, arrived: Callable[[int], None]
     ) -> None:
         """Download a blob into `ingest`, and verify its digest and size. `arrived` is called with
         the number of received bytes; a negative number means that bytes are discarded. Raises as
         `_from_hosts` does."""
 
-        def fetch(host: Host) -> None:
+        def fetch(host: RegistryHost) -> None:
             begun_by_another = ingest.size > 0
             try:
                 self._checked_blob(host, descriptor, ingest, arrived)
@@ -131,7 +131,11 @@ class Registry:
         self._from_hosts(PULL, fetch, retry=False)  # `_blob` continues where it broke off
 
     def _checked_blob(
-        self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
+        self,
+        host: RegistryHost,
+        descriptor: Descriptor,
+        ingest: IncomingBlob,
+        arrived: Callable[[int], None],
     ) -> None:
         try:
             self._blob(host, descriptor, ingest, arrived)
@@ -145,7 +149,7 @@ class Registry:
         """Fetch the repository's manifest with this tag, unparsed: it need not be an image's.
         Raises as `_from_hosts` does."""
 
-        def fetch(host: Host) -> bytes:
+        def fetch(host: RegistryHost) -> bytes:
             with self._open(host, f"manifests/{tag}", _ACCEPT) as response:
                 return self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
 
@@ -154,7 +158,7 @@ class Registry:
     def small_blob(self, digest: str, limit_bytes: int) -> bytes:
         """Fetch and verify a blob in memory. Raises as `_from_hosts` does."""
 
-        def fetch(host: Host) -> bytes:
+        def fetch(host: RegistryHost) -> bytes:
             with self._open(host, f"blobs/{digest}", {}) as response:
                 data = self._all(host, response, limit_bytes, "a blob")
             if not is_content(data, digest):
@@ -166,7 +170,7 @@ class Registry:
     # ---- hosts in order
 
     def _from_hosts(
-        self, capability: str, fetch: Callable[[Host], Result], *, retry: bool = True
+        self, capability: str, fetch: Callable[[RegistryHost], Result], *, retry: bool = True
     ) -> Result:
         """Call `fetch` for the hosts with the capability, in order, until a call succeeds; return
         its result. `retry`: repeat a call when its host is unavailable.
@@ -196,7 +200,7 @@ class Registry:
             raise NotFound(message)
         raise PeerError(message) if not isinstance(last, Unauthorized) else Unauthorized(message)
 
-    def _retrying(self, host: Host, fetch: Callable[[Host], Result]) -> Result:
+    def _retrying(self, host: RegistryHost, fetch: Callable[[RegistryHost], Result]) -> Result:
         failures = 0
         while True:
             try:
@@ -205,7 +209,7 @@ class Registry:
                 failures += 1
                 self._pause(host, failures, ATTEMPTS, error)
 
-    def _pause(self, host: Host, failures: int, limit: int, error: HostUnavailable) -> None:
+    def _pause(self, host: RegistryHost, failures: int, limit: int, error: HostUnavailable) -> None:
         """Wait before the next attempt, as long as the host demands. Raises `error` instead after
         `limit` failures of the registry itself or MIRROR_ATTEMPTS of a mirror, when the host
         demands too long a wait, or when a mirror refuses connections."""
@@ -220,7 +224,7 @@ class Registry:
 
     # ---- manifests
 
-    def _current_digest(self, host: Host, reference: Reference) -> str:
+    def _current_digest(self, host: RegistryHost, reference: Reference) -> str:
         """Ask with a HEAD for the digest that the reference has now; return "" when the answer has
         none, which the specification allows, or is an error: then a GET must follow.
 
@@ -237,7 +241,9 @@ class Registry:
             digest = str(response.headers.get("Docker-Content-Digest", reference.digest or ""))
         return digest if reference.digest in (None, digest) else ""
 
-    def _manifest(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
+    def _manifest(
+        self, host: RegistryHost, target: str, digest: str | None
+    ) -> tuple[Descriptor, bytes]:
         with self._open(host, f"manifests/{target}", _ACCEPT) as response:
             data = self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
             sent = response.headers.get("Content-Type", "").partition(";")[0].strip()
@@ -253,7 +259,9 @@ class Registry:
         media_type = sent if sent in manifests.ACCEPTED else manifests.media_type(data)
         return Descriptor(media_type, actual, len(data)), data
 
-    def _all(self, host: Host, response: BaseHTTPResponse, limit_bytes: int, what: str) -> bytes:
+    def _all(
+        self, host: RegistryHost, response: BaseHTTPResponse, limit_bytes: int, what: str
+    ) -> bytes:
         data = bytearray()
         while piece := self._session.read(response, CHUNK_BYTES):
             data += piece
@@ -264,7 +272,11 @@ class Registry:
     # ---- blobs
 
     def _blob(
-        self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
+        self,
+        host: RegistryHost,
+        descriptor: Descriptor,
+        ingest: IncomingBlob,
+        arrived: Callable[[int], None],
     ) -> None:
         failures, reached = 0, ingest.size
         while ingest.size < descriptor.size or (not descriptor.size and not failures):
@@ -283,7 +295,11 @@ class Registry:
                 self._pause(host, failures, BLOB_ATTEMPTS, error)
 
     def _blob_part(
-        self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
+        self,
+        host: RegistryHost,
+        descriptor: Descriptor,
+        ingest: IncomingBlob,
+        arrived: Callable[[int], None],
     ) -> None:
         headers = {"Range": f"bytes={ingest.size}-"} if ingest.size else {}
         with self._open(host, f"blobs/{descriptor.digest}", headers) as response:
@@ -307,7 +323,7 @@ class Registry:
 
     # ---- one request, logged in
 
-    def _open(self, host: Host, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
+    def _open(self, host: RegistryHost, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
         """Return a successful response. Raises HostUnavailable, Unauthorized, _NoSuch,
         PeerError."""
         response, other = self._response(host, what, headers)
@@ -323,10 +339,10 @@ class Registry:
             response.close()
 
     def _response(
-        self, host: Host, what: str, headers: dict[str, str], method: str = "GET"
+        self, host: RegistryHost, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a request as `Session.get` does, with a login when the host requires one. Raises
-        HostUnavailable, Unauthorized."""
+        """Send a request as `RegistrySession.get` does, with a login when the host requires one.
+        Raises HostUnavailable, Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
         return self._with_login(
             host, lambda login: self._session.get(host, url, headers | login, method)
@@ -334,7 +350,7 @@ class Registry:
 
     def _with_login(
         self,
-        host: Host,
+        host: RegistryHost,
         send: Callable[[dict[str, str]], tuple[BaseHTTPResponse, str]],
     ) -> tuple[BaseHTTPResponse, str]:
         """Call `send` with the headers of the current login. When the host itself answers with 401,
@@ -348,20 +364,20 @@ class Registry:
 
     # ---- requests of a push and a login
 
-    def url(self, host: Host, what: str) -> str:
+    def url(self, host: RegistryHost, what: str) -> str:
         """Return the URL of `what` (`manifests/TAG`, `blobs/DIGEST`, …) in the host's
         repository."""
         return (
             f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
         )
 
-    def check(self, host: Host) -> None:
+    def check(self, host: RegistryHost) -> None:
         """Check that the login is accepted. Raises Unauthorized, HostUnavailable, PeerError."""
         response = self.request("GET", host, f"{host.url}{quote(host.prefix)}/", {}, None)
         self.expect(host, response, "login", (200,))
 
     def request(
-        self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
+        self, method: str, host: RegistryHost, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
         """Send a request, with a login when the host requires one; do not follow redirects. A body
         that is an iterator cannot be sent twice, so an earlier request must have logged in. Raises
@@ -375,7 +391,7 @@ class Registry:
         return send(self._authorization(host))[0]
 
     def expect(
-        self, host: Host, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
+        self, host: RegistryHost, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
     ) -> None:
         """Close the response, and check that its status is one of `statuses`. Raises Unauthorized,
         PeerError."""
@@ -385,19 +401,19 @@ class Registry:
         finally:
             response.close()
 
-    def _namespace(self, host: Host) -> str:
+    def _namespace(self, host: RegistryHost) -> str:
         """Return the query that names the registry to a mirror, as containerd sends it; "" for the
         registry itself."""
         # Only for a mirror: the query is not in the distribution specification.
         registry = self._reference.registry
         return "" if normal_registry(host.netloc) == registry else f"?ns={quote(registry)}"
 
-    def _authorization(self, host: Host) -> dict[str, str]:
+    def _authorization(self, host: RegistryHost) -> dict[str, str]:
         with self._lock:
             value = self._tokens.get(host)
         return {"Authorization": value} if value else {}
 
-    def _log_in(self, host: Host, headers: list[str]) -> None:
+    def _log_in(self, host: RegistryHost, headers: list[str]) -> None:
         """Answer a host's challenge with its credential. Raises Unauthorized, PeerError."""
         offered = [challenge for header in headers for challenge in logins.challenges(header)]
         login = self._credentials[host]
@@ -417,7 +433,7 @@ class Registry:
         with self._lock:
             self._tokens[host] = value
 
-    def _token(self, host: Host, challenge: logins.Challenge, login: Credential) -> str:
+    def _token(self, host: RegistryHost, challenge: logins.Challenge, login: Credential) -> str:
         request = logins.token_request(
             challenge,
             login,
@@ -437,7 +453,7 @@ class Registry:
                 self._all(host, response, logins.TOKEN_LIMIT_BYTES, "a token"), host.netloc
             )
 
-    def _refusal(self, host: Host, response: BaseHTTPResponse, what: str) -> Error:
+    def _refusal(self, host: RegistryHost, response: BaseHTTPResponse, what: str) -> Error:
         """Return the error for a response's status. It shows only the registry's error code from
         the body, because the body may echo secrets of the request."""
         try:

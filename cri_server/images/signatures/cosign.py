@@ -19,7 +19,7 @@ from cri_server.images.formats.digests import is_digest
 from cri_server.images.formats.reference import Reference
 from cri_server.images.registry.registry import Registry
 from cri_server.images.signatures import policy
-from cri_server.images.signatures.policy import Policy, Requirement
+from cri_server.images.signatures.policy import Requirement, SignaturePolicy
 from pyrunc.errors import NotFound, PeerError, WrongState
 
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -66,7 +66,9 @@ class _Payload(msgspec.Struct):
     critical: _Critical
 
 
-def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequence[str]) -> None:
+def check(
+    rules: SignaturePolicy, registry: Registry, reference: Reference, digests: Sequence[str]
+) -> None:
     """Check an image's signatures against the policy. `digests`: of its manifest, and of the index
     that names the manifest, if there is one. A signature of either is enough.
 
@@ -83,7 +85,7 @@ def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequ
         _require(requirement, signatures, reference, where)
 
 
-def check_scope(rules: Policy, reference: Reference) -> None:
+def check_scope(rules: SignaturePolicy, reference: Reference) -> None:
     """Check that the policy does not reject every image of this scope. Raises
     SignatureValidationFailed."""
     scope, requirements = rules.requirements(reference)

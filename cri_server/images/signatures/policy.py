@@ -72,7 +72,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SignaturePolicy:
     """A parsed policy file."""
 
     path: str
@@ -87,7 +87,7 @@ class Policy:
         return "default", self.file.default
 
 
-def read(path: str) -> Policy:
+def read(path: str) -> SignaturePolicy:
     """Read a policy. Raises WrongState for a file with any error, because a guess might accept an
     image that the administrator wants to refuse."""
     try:
@@ -105,7 +105,7 @@ def read(path: str) -> Policy:
                     _check(f"transports.{transport}.{scope or '(all)'}", requirements)
     except (OSError, ValueError, RecursionError) as error:
         raise WrongState(f"signature policy {path}: {error}") from None
-    return Policy(path, rules_file)
+    return SignaturePolicy(path, rules_file)
 
 
 def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:

@@ -21,7 +21,7 @@ from cri_server.images.formats.digests import (
     hex_of,
     is_content,
 )
-from cri_server.images.layers.incoming import DigestMismatch, Incoming
+from cri_server.images.layers.incoming import DigestMismatch, IncomingBlob
 from cri_server.images.reserve import Reserve
 from pyrunc import atomic_file
 from pyrunc.atomic_file import write_all
@@ -32,7 +32,7 @@ FOLDER_MODE = 0o700
 LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
 
-class Ingest(Incoming):
+class Ingest(IncomingBlob):
     """Writes one blob. `commit` adds it to the layout, `abandon` or the end of a `with` block
     removes an uncommitted one. `write` raises ResourceExhausted, KernelError."""
 

@@ -23,7 +23,7 @@ import msgspec
 
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import digest_from_hex, hex_of, is_digest
-from cri_server.images.formats.manifest import Config, Descriptor, Index, Manifest
+from cri_server.images.formats.manifest import Descriptor, ImageConfiguration, ImageIndex, Manifest
 from cri_server.images.formats.reference import Reference, is_id
 from cri_server.images.model import Image
 from cri_server.images.store.blobs import Blobs
@@ -85,7 +85,7 @@ class Content:
 
     image_id: str
     manifest: Manifest
-    config: Config
+    config: ImageConfiguration
     chain: list[str]
     blobs: dict[str, int]
     mounted: bool = False
@@ -314,7 +314,7 @@ class Catalog:
         of the layers' blobs. Raises Error."""
         blobs: dict[str, int] = {}
 
-        def read(descriptor: Descriptor) -> Manifest | Index:
+        def read(descriptor: Descriptor) -> Manifest | ImageIndex:
             data = self._blobs.read(descriptor.digest, manifests.LIMIT_BYTES)
             blobs[descriptor.digest] = len(data)
             return manifests.parse(data, descriptor.media_type)
@@ -374,7 +374,7 @@ class Catalog:
         """Return all names of an image."""
         return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
 
-    def _layer_blobs(self, manifest: Manifest, config: Config) -> dict[str, int]:
+    def _layer_blobs(self, manifest: Manifest, config: ImageConfiguration) -> dict[str, int]:
         """Return the sizes of the layers' stored blobs. Raises NotFound for a layer with neither a
         blob nor a tar."""
         manifests.check_layers(manifest, config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.records import Record
 
 if TYPE_CHECKING:
@@ -16,6 +16,6 @@ class ImagePaths(Record):
     """`image`: the files of a mounted image. `lower`: the layers of an unpacked image, top first,
     with `place`, an empty folder."""
 
-    image: Image | None = None
+    image: MountedImage | None = None
     lower: Sequence[str] | None = None
     place: str | None = None

@@ -20,7 +20,7 @@ from cri_server.images.formats.digests import HEX_LENGTHS, hex_of
 from cri_server.images.layers.incoming import DigestMismatch
 from cri_server.images.store.blobs import FOLDER_MODE
 from pyrunc import atomic_file
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.errors import NotFound
 from pyrunc.kernel import verity
 from pyrunc.kernel.fd import closing_fd
@@ -96,12 +96,12 @@ class LayerFiles:
         has none."""
         return bool(chain) and self.has_index(chain[-1]) and all(self.has_tar(d) for d in diff_ids)
 
-    def image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> Image:
+    def image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> MountedImage:
         """Return the paths of the files of an image of these layers."""
         devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
         index = self.index(chain[-1])
         digests = [self._digests.get(path, "") for path in (index, *devices)]
-        return Image(
+        return MountedImage(
             index=str(index),
             devices=[str(path) for path in devices],
             place=str(self.place),

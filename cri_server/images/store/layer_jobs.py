@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.layers import ring, turns
-from cri_server.images.layers.inflate import LayerWork, Limits, Stream
+from cri_server.images.layers.inflate import LayerWork, TarStream, UnpackLimits
 from cri_server.images.layers.ring import Receiver
-from cri_server.images.layers.sharing import Streams
+from cri_server.images.layers.sharing import StreamLimiter
 from cri_server.images.layers.turns import Turns
 from cri_server.images.store.unpacked_layers import Layers
 from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
@@ -37,7 +37,9 @@ class LayerJobs:
         self._zygote, self._layers = zygote, layers
         processors = os.cpu_count() or 2
         self.cores = Turns(max(2, processors))  # one for each job that keeps a processor busy
-        self.streams = Streams(STREAMS_AT_ONCE)  # one for each blob that is decoded as it arrives
+        self.streams = StreamLimiter(
+            STREAMS_AT_ONCE
+        )  # one for each blob that is decoded as it arrives
         # One for each index. A borrowed turn is for an index of partial tars, which takes no
         # processor from the jobs that write the tars, and is cancelled for an index of complete
         # ones.
@@ -72,32 +74,32 @@ class LayerJobs:
         function: str,
         arguments: LayerWork,
         blob: int | Receiver,
-        fallback: Callable[[Stream, Callable[[], None]], object],
+        fallback: Callable[[TarStream, Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
         """Run `function` in a job that reads the blob's content from a ring, into which a second
         job decodes the blob. Without a zygote run `fallback` in a thread, with the stream and the
         function that reports progress."""
         if self._zygote is None:
-            stream = Stream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
+            stream = TarStream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
             await _in_thread_with_ticks(lambda tick: fallback(stream, tick), on_progress)
             return
         async with self._decoding(self._zygote, blob, arguments.limits) as receiver:
             await _in_process(self._zygote, function, arguments, [*receiver.fds], on_progress)
 
     @asynccontextmanager
-    async def decoded(self, blob_fd: int, limits: Limits) -> AsyncIterator[Stream]:
+    async def decoded(self, blob_fd: int, limits: UnpackLimits) -> AsyncIterator[TarStream]:
         """Provide a blob's content for the block, which reads it in a thread; a job decodes it.
         Raises BadLayer (a PeerError when a job raised it), ResourceExhausted, KernelError."""
         if self._zygote is None:
-            yield Stream(blob_fd, limits)
+            yield TarStream(blob_fd, limits)
         else:
             async with self._decoding(self._zygote, blob_fd, limits) as receiver:
-                yield Stream(receiver, limits, decoded=True)
+                yield TarStream(receiver, limits, decoded=True)
 
     @asynccontextmanager
     async def _decoding(
-        self, zygote: Zygote, blob: int | Receiver, limits: Limits
+        self, zygote: Zygote, blob: int | Receiver, limits: UnpackLimits
     ) -> AsyncIterator[Receiver]:
         """Decode a blob in a job during the block, which reads from the receiver. When the job
         fails, the block is cancelled. At the end of the block the job is killed: the block has all

@@ -21,7 +21,7 @@ from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.mount_store import PREFIX, MountStore
 from pyrunc.abi.mount import EROFS_SUPER_MAGIC_V1
 from pyrunc.atomic_file import DamagedRecord
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.errors import Error
 from pyrunc.kernel.erofs import check_digests, open_erofs
 from pyrunc.kernel.fd import closing_fd
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class ImageMount:
     """A detached mount of an image. It is closed when this object is deleted."""
 
-    def __init__(self, fd: int, image: Image, stored_as: str) -> None:
+    def __init__(self, fd: int, image: MountedImage, stored_as: str) -> None:
         """`stored_as`: the name of the mount's entry in the keeper."""
         self.fd, self.image, self.stored_as = fd, image, stored_as
 
@@ -156,7 +156,7 @@ class Mounts:
         self._mounts.clear()
 
 
-def name_of(image: Image, fds: Sequence[int]) -> str:
+def name_of(image: MountedImage, fds: Sequence[int]) -> str:
     """Return the name of a stored mount: a digest that identifies the image's files. (A mount holds
     its files' inodes, so no other file gets their numbers while the mount is stored.) `fds`: of the
     index and the devices."""
@@ -180,14 +180,14 @@ def is_mount_of(fd: int, chain_id: str) -> bool:
     return status.f_fsid == fsid and bool(status.f_flag & os.ST_RDONLY)
 
 
-def open_image(image: Image) -> int:
+def open_image(image: MountedImage) -> int:
     """Open a detached mount of the whole image. Raises KernelError, OSError, DamagedRecord."""
     with _opened(image) as fds:
         return open_erofs(fds[0], fds[1:])
 
 
 @contextmanager
-def _opened(image: Image) -> Iterator[list[int]]:
+def _opened(image: MountedImage) -> Iterator[list[int]]:
     """Open the image's index and devices for the block, and check that they belong together and are
     unchanged. Raises KernelError, OSError, DamagedRecord."""
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def _opened(image: Image) -> Iterator[list[int]]:
         yield fds
 
 
-def check(index_fd: int, device_fds: Sequence[int], image: Image) -> None:
+def check(index_fd: int, device_fds: Sequence[int], image: MountedImage) -> None:
     """Check that the index was made for these devices; the kernel would serve wrong data otherwise.
     Raises DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)

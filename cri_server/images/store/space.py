@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cri_server.images.layers.inflate import Limits
+from cri_server.images.layers.inflate import UnpackLimits
 from cri_server.images.reserve import describe_full, reserve_bytes
 from pyrunc.errors import ResourceExhausted
 
@@ -27,18 +27,18 @@ class SpaceLimit:
         """Describe why no more than `free_bytes` can be written."""
         return describe_full(os.statvfs(self._root), str(self._root))
 
-    def limits_of_archive(self) -> Limits:
+    def limits_of_archive(self) -> UnpackLimits:
         """Return how much an archive may unpack to: the free space. Raises ResourceExhausted when
         there is none."""
         free = self.free_bytes()
         if not free:
             raise ResourceExhausted(self.describe_full())
-        return Limits(
+        return UnpackLimits(
             free, reason=self.describe_full(), subject="the archive", folder=str(self._root)
         )
 
-    def limits_of_layer(self) -> Limits:
+    def limits_of_layer(self) -> UnpackLimits:
         """Return how much a layer may unpack to: its fixed limit or the free space, whichever is
         less. Raises ResourceExhausted when there is no space."""
-        fixed, free = Limits(folder=str(self._root)), self.limits_of_archive()
+        fixed, free = UnpackLimits(folder=str(self._root)), self.limits_of_archive()
         return free.replace(subject=fixed.subject) if free.size_bytes < fixed.size_bytes else fixed

@@ -36,7 +36,7 @@ def message_of(record: logging.LogRecord) -> str:
     return record.getMessage().translate(VISIBLE)
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """`TIME LEVEL logger: message key=value key="a value with spaces"`."""
 
     def format(self, record: logging.LogRecord) -> str:

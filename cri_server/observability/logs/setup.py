@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from cri_server.observability.logs.formats import Json, Text
+from cri_server.observability.logs.formats import Json, TextFormatter
 from cri_server.observability.logs.journald import SOCKET, Journal
 from cri_server.observability.logs.rate_limit import RateLimit
 from pyrunc.errors import WrongState
@@ -40,5 +40,5 @@ def _handler(form: str) -> logging.Handler:
                 f"server.log_format: journald does not listen at {SOCKET}: {error.strerror}"
             ) from None
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if form == "json" else Text())
+    handler.setFormatter(Json() if form == "json" else TextFormatter())
     return handler

@@ -6,10 +6,10 @@ import asyncio
 
 from cri_server.observability.telemetry import pods
 from cri_server.observability.telemetry.endpoint import Endpoint, Reply
-from cri_server.observability.telemetry.snapshot import Snapshot, Source
+from cri_server.observability.telemetry.snapshot import MetricsSource, Snapshot
 
 
-def endpoint(address: str, source: Source) -> Endpoint:
+def endpoint(address: str, source: MetricsSource) -> Endpoint:
     """Return the endpoint with all routes, not started yet."""
 
     async def server_metrics(accept: str) -> Reply:

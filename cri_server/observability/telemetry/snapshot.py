@@ -79,7 +79,7 @@ Value = float | dict[Labels, float]
 
 
 @dataclass(slots=True)
-class Source:
+class MetricsSource:
     """The objects that metrics are read from."""
 
     services: Services

@@ -3,9 +3,9 @@ events and bytes out. The server opens no streams and sends no pings.
 
 `receive` does not raise for any input of a peer. A wrong frame on a stream resets that stream. An
 error of framing, compression or stream ids, after which both sides disagree on the state, is
-reported as `Failed` with a GOAWAY to send, and all later input is ignored. Memory is bounded: a
-control frame of at most `CONTROL_LIMIT_BYTES` is buffered whole, data is passed on as received, and
-a stream is dropped once both directions have ended.
+reported as `ConnectionFailed` with a GOAWAY to send, and all later input is ignored. Memory is
+bounded: a control frame of at most `CONTROL_LIMIT_BYTES` is buffered whole, data is passed on as
+received, and a stream is dropped once both directions have ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STREAMS_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class StreamOpened:
     """The client has opened a stream; reply with `reply` or `reset`. `fin`: it sends no data."""
 
     stream_id: int
@@ -39,7 +39,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class StreamData:
     """Data of a stream: a frame or a part of one. `fin`: the last data, which may be empty."""
 
     stream_id: int
@@ -48,7 +48,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class StreamReset:
     """The stream was reset; `status`: a `frames.Status`, or any number of the peer."""
 
     stream_id: int
@@ -56,13 +56,13 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ConnectionFailed:
     """A connection error. The GOAWAY frame is ready to be sent."""
 
     reason: str
 
 
-Event = Opened | Data | Reset | Failed
+Event = StreamOpened | StreamData | StreamReset | ConnectionFailed
 
 
 class StreamClosed(Exception):
@@ -80,7 +80,7 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class Connection:
+class SpdyConnection:
     """The state of a connection. `data_to_send` returns frames to send, except the bodies of data
     frames, which the caller sends."""
 
@@ -117,7 +117,7 @@ class Connection:
             self._streams.clear()
             self._partial.clear()
             self._out.append(frames.goaway(self._last_received, Parting.PROTOCOL_ERROR))
-            events.append(Failed(str(broken)))
+            events.append(ConnectionFailed(str(broken)))
         return events, view
 
     def _body(self, view: memoryview, events: list[Event]) -> memoryview:
@@ -127,7 +127,7 @@ class Connection:
         fin = self._data_fin and not self._data_left
         stream = self._streams.get(self._data_stream)
         if stream is not None and stream.receiving:
-            events.append(Data(self._data_stream, bytes(view[:size]), fin))
+            events.append(StreamData(self._data_stream, bytes(view[:size]), fin))
             if fin:
                 self._ended_receiving(self._data_stream, stream)
         return view[size:]
@@ -167,10 +167,10 @@ class Connection:
             raise _Broken(f"data for stream {stream_id}, which was never opened")
         if stream is not None and not stream.receiving:
             self.reset(stream_id, Status.STREAM_ALREADY_CLOSED)
-            events.append(Reset(stream_id, Status.STREAM_ALREADY_CLOSED))
+            events.append(StreamReset(stream_id, Status.STREAM_ALREADY_CLOSED))
         self._data_stream, self._data_left, self._data_fin = stream_id, length, bool(flags & FIN)
         if not length and self._data_fin and stream is not None and stream.receiving:
-            events.append(Data(stream_id, b"", True))
+            events.append(StreamData(stream_id, b"", True))
             self._ended_receiving(stream_id, stream)
 
     def _was_open(self, stream_id: int) -> bool:
@@ -185,7 +185,7 @@ class Connection:
             case Type.RST_STREAM:
                 stream_id, status = _two_words(body, "RST_STREAM")
                 if self._streams.pop(stream_id, None) is not None:
-                    events.append(Reset(stream_id, status))
+                    events.append(StreamReset(stream_id, status))
             case Type.PING:
                 self._ping(body)
             case Type.GOAWAY:
@@ -212,7 +212,7 @@ class Connection:
             self._out.append(frames.rst_stream(stream_id, Status.REFUSED_STREAM))
         else:
             self._streams[stream_id] = _Stream(receiving=not flags & FIN, sending=True)
-            events.append(Opened(stream_id, headers, bool(flags & FIN)))
+            events.append(StreamOpened(stream_id, headers, bool(flags & FIN)))
 
     def _more_headers(self, flags: int, body: bytes, events: list[Event]) -> None:
         if len(body) < WORD.size:
@@ -221,7 +221,7 @@ class Connection:
         self._unpack(body[WORD.size :])
         stream = self._streams.get(stream_id)
         if stream is not None and stream.receiving and flags & FIN:
-            events.append(Data(stream_id, b"", True))
+            events.append(StreamData(stream_id, b"", True))
             self._ended_receiving(stream_id, stream)
 
     def _unpack(self, block: bytes) -> Headers:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import BuiltImage, Node
+from cri_server.images.archives.build import BuiltImage, LayerFile
 from tests.support import nginx
 from tests.support.images import pause, with_files
 from tests.support.registry import archive_images
@@ -57,7 +57,7 @@ def of_a_shell() -> Mapping[str, BuiltImage]:
         "BusyBox": users,
         "Pause": pause(),
         "ResourceConsumer": with_files(
-            users, {"bin/stress": Node(STRESS.encode(), 0o755)}, Cmd=["sleep", "3600"]
+            users, {"bin/stress": LayerFile(STRESS.encode(), 0o755)}, Cmd=["sleep", "3600"]
         ),
         "VolumeCopyUp": with_files(
             users,
@@ -80,5 +80,5 @@ def image_list() -> str:
     return "".join(f"{word} = {json.dumps(reference(word))}\n" for word in WORDS)
 
 
-def _owned_by_nobody() -> Node:
+def _owned_by_nobody() -> LayerFile:
     return build.directory(uid=65534, gid=65534)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import BuiltImage, Node, symlink
+from cri_server.images.archives.build import BuiltImage, LayerFile, symlink
 from cri_server.images.formats.manifest import host_platform
 from tests.support import nginx
 from tests.support.registry import archive_images
@@ -43,9 +43,11 @@ def all_of_them() -> Mapping[str, BuiltImage]:
     busybox = _with(
         build.busybox(),
         {
-            "bin/ls": Node(build.BUSYBOX.read_bytes(), 0o755),  # a file that can be masked alone
-            "bin/pgrep": Node(PGREP.encode(), 0o755),
-            "bin/ipcs": Node(IPCS.encode(), 0o755),
+            "bin/ls": LayerFile(
+                build.BUSYBOX.read_bytes(), 0o755
+            ),  # a file that can be masked alone
+            "bin/pgrep": LayerFile(PGREP.encode(), 0o755),
+            "bin/ipcs": LayerFile(IPCS.encode(), 0o755),
         },
     )
     web = _nginx(80)
@@ -58,7 +60,7 @@ def all_of_them() -> Mapping[str, BuiltImage]:
         f"{E2E}/nginx:1.14-2": web,
         f"{E2E}/httpd:2.4.39-4": _httpd(busybox),
         f"{E2E}/nonewprivs:1.3": build.image(
-            [build.layer({"who": Node(_who(), 0o4755)})], {"Entrypoint": ["/who"]}
+            [build.layer({"who": LayerFile(_who(), 0o4755)})], {"Entrypoint": ["/who"]}
         ),
         "registry.k8s.io/pause:3.9": _with(busybox, {"pause": "pause"}),
         "k8s.gcr.io/pause:3.9": _with(busybox, {"pause": "pause"}),

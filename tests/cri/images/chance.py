@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import Node, directory, symlink
+from cri_server.images.archives.build import LayerFile, directory, symlink
 from tests.cri.images.test_hostile import OPAQUE, device, fifo, hardlink
 
 EXAMPLES = int(os.environ.get("PYRUNC_HOSTILE_EXAMPLES", "400"))
@@ -36,7 +36,7 @@ NAMES = some.sampled_from(
     ]
 )
 NODES = some.one_of(
-    some.binary(max_size=20).map(Node),
+    some.binary(max_size=20).map(LayerFile),
     some.sampled_from([directory(), directory(0), fifo(), device(0, 0), device(1, 3)]),
     some.sampled_from(["a", "..", "/", "../../canary", "/proc/self/cwd", "a/b"]).map(symlink),
     NAMES.map(hardlink),
@@ -49,17 +49,17 @@ def every_kind() -> bytes:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         members = [
             ("d", directory(0o1777)),
-            ("d/f", Node(b"content" * 50, pax={"SCHILY.xattr.user.a": "b", "mtime": "1.5"})),
+            ("d/f", LayerFile(b"content" * 50, pax={"SCHILY.xattr.user.a": "b", "mtime": "1.5"})),
             ("l", symlink("../../canary")),
-            ("l/x", Node(b"1")),
+            ("l/x", LayerFile(b"1")),
             ("h", hardlink("d/f")),
-            ("d/.wh.gone", Node()),
-            (f"d/{OPAQUE}", Node()),
+            ("d/.wh.gone", LayerFile()),
+            (f"d/{OPAQUE}", LayerFile()),
             ("fifo", fifo()),
             ("null", device(1, 3)),
-            ("d", Node(b"replaced")),
-            ("n" * 150, Node(b"long")),
-            ("sparse", Node(b"xx", pax={"GNU.sparse.map": "0,1,5,1", "GNU.sparse.size": "9"})),
+            ("d", LayerFile(b"replaced")),
+            ("n" * 150, LayerFile(b"long")),
+            ("sparse", LayerFile(b"xx", pax={"GNU.sparse.map": "0,1,5,1", "GNU.sparse.size": "9"})),
         ]
         for name, node in members:
             build._add(tar, name, node)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.layers.inflate import Limits, Stream
+from cri_server.images.layers.inflate import TarStream, UnpackLimits
 from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.service import ImageService, Rootfs
 from cri_server.images.store.layer_maker import JOB_MODULES
@@ -32,7 +32,7 @@ def unpacked(tmp_path: Path) -> Iterator[Unpack]:
     """Unpacks a layer's blob into its own folder; returns the folder of its files."""
     count = 0
 
-    def run(blob: bytes, limits: Limits | None = None) -> Path:
+    def run(blob: bytes, limits: UnpackLimits | None = None) -> Path:
         nonlocal count
         count += 1
         folder = tmp_path / f"layer-{count}"
@@ -43,15 +43,15 @@ def unpacked(tmp_path: Path) -> Iterator[Unpack]:
     yield run
 
 
-def unpack_bytes(blob: bytes, folder: Path, limits: Limits | None = None) -> Layer:
+def unpack_bytes(blob: bytes, folder: Path, limits: UnpackLimits | None = None) -> Layer:
     """Unpacks a layer from memory."""
     fd = os.memfd_create("blob", os.MFD_CLOEXEC)
     try:
         with io.FileIO(fd, "wb", closefd=False) as file:
             file.write(blob)
         os.lseek(fd, 0, os.SEEK_SET)
-        limits = limits or Limits()
-        return unpack(Stream(fd, limits), str(folder), None, limits)
+        limits = limits or UnpackLimits()
+        return unpack(TarStream(fd, limits), str(folder), None, limits)
     finally:
         os.close(fd)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from cri_server.images.erofs.build import build
 from cri_server.images.formats.digests import digest_of
-from cri_server.images.layers.inflate import Limits
+from cri_server.images.layers.inflate import UnpackLimits
 from pyrunc.kernel.erofs import open_paths
 
 
 def write_index(
-    folder: Path, tars: Sequence[bytes], limits: Limits | None = None
+    folder: Path, tars: Sequence[bytes], limits: UnpackLimits | None = None
 ) -> tuple[Path, list[Path]]:
     """Return the index of the image of these layers, bottom first, and its devices. Raises what
     indexing raises."""
@@ -32,7 +32,7 @@ def write_index(
                 [different.index(tar) for tar in tars],
                 file.fileno(),
                 bytes(range(16)),
-                limits or Limits(),
+                limits or UnpackLimits(),
             )
     finally:
         for fd in fds:
@@ -41,7 +41,9 @@ def write_index(
 
 
 @contextmanager
-def mounted(folder: Path, tars: Sequence[bytes], limits: Limits | None = None) -> Iterator[Path]:
+def mounted(
+    folder: Path, tars: Sequence[bytes], limits: UnpackLimits | None = None
+) -> Iterator[Path]:
     """Provide the files of the image, for a block."""
     folder.mkdir(exist_ok=True)
     index, devices = write_index(folder, tars, limits)

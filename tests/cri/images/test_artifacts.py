@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.images.archives.build import Node, image, layer
+from cri_server.images.archives.build import LayerFile, image, layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError, Unsupported
@@ -288,9 +288,9 @@ async def test_an_archive_may_have_signatures_beside_the_image(
         },
     ]
     files = {
-        f"blobs/sha256/{descriptor(blob, '')['digest'][7:]}": Node(blob) for blob in everything
+        f"blobs/sha256/{descriptor(blob, '')['digest'][7:]}": LayerFile(blob) for blob in everything
     }
-    files["index.json"] = Node(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
+    files["index.json"] = LayerFile(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
     (tmp_path / "archive.tar").write_bytes(layer(files, parents=False))
     [loaded] = await service.load(tmp_path / "archive.tar", "signed:v1")
     assert loaded.id == BUILT.id and loaded.repo_tags == ["docker.io/library/signed:v1"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.archives.build import Node, directory, layer, symlink
-from cri_server.images.layers.inflate import BadLayer, Limits
+from cri_server.images.archives.build import LayerFile, directory, layer, symlink
+from cri_server.images.layers.inflate import BadLayer, UnpackLimits
 from cri_server.images.store.unpacked_layers import chain_ids
 from pyrunc.errors import Error, ResourceExhausted
 from tests.cri.images.conftest import unpack_bytes
@@ -30,7 +30,7 @@ from tests.cri.images.test_hostile import (
 from tests.cri.images.test_unpack import BASE, Stack, make_everything, raw_tar
 from tests.cri.images.trees import Facts, snapshot
 
-LIMITS = Limits(size_bytes=64 << 20, entries=50_000)
+LIMITS = UnpackLimits(size_bytes=64 << 20, entries=50_000)
 ACL_HEAD = b"\x02\0\0\0"
 
 
@@ -113,17 +113,17 @@ def test_names_and_links_of_every_length_are_read(tmp_path: Path) -> None:
     """There are directories of one block and of many, and links inside an inode's block and in a
     block of their own."""
     members = [
-        (f"{'d' * length}/{'n' * length}", Node(b"x" * length)) for length in range(1, 256, 13)
+        (f"{'d' * length}/{'n' * length}", LayerFile(b"x" * length)) for length in range(1, 256, 13)
     ]
-    members += [(f"many/{number:03}{'m' * (number % 250)}", Node()) for number in range(700)]
+    members += [(f"many/{number:03}{'m' * (number % 250)}", LayerFile()) for number in range(700)]
     members += [
         (f"links/{length}", symlink("l" * length))
         for length in (1, 59, 447, 448, 449, 511, 512, 513, 4000, 4095)
     ]
     members += [
-        ("-before-dot", Node()),
-        ("a-file-of-a-block", Node(b"x" * 512)),
-        ("and-one-more", Node(b"x" * 513)),
+        ("-before-dot", LayerFile()),
+        ("a-file-of-a-block", LayerFile(b"x" * 512)),
+        ("and-one-more", LayerFile(b"x" * 513)),
     ]
     kind, files = same(raw_tar(*members), tmp_path)
     assert kind == "files" and isinstance(files, dict) and len(files) > 700
@@ -173,10 +173,10 @@ def test_extended_attributes_are_the_same_in_both_stores(
 ) -> None:
     pax = {f"SCHILY.xattr.{name}": value for name, value in attributes.items()}
     kinds = {
-        "file": Node(b"x", pax=pax),
+        "file": LayerFile(b"x", pax=pax),
         "directory": directory(pax=pax),
         "link": replace(symlink("x"), pax=pax),
-        "fifo": replace(Node(kind=b"6"), pax=pax),
+        "fifo": replace(LayerFile(kind=b"6"), pax=pax),
     }
     tar = raw_tar(("a", kinds[what]))
     try:
@@ -189,17 +189,18 @@ def test_extended_attributes_are_the_same_in_both_stores(
 def test_more_attributes_than_an_inode_can_hold_are_refused(tmp_path: Path) -> None:
     """Other file systems hold fewer: ext4 has a block of 4 KiB for attributes."""
     large = {f"SCHILY.xattr.user.{name}": name * 60_000 for name in "abcd"}
-    with mounted(tmp_path / "four", [raw_tar(("f", Node(pax=large)))]) as root:
+    with mounted(tmp_path / "four", [raw_tar(("f", LayerFile(pax=large)))]) as root:
         assert {
             n: len(os.getxattr(root / "f", n)) for n in os.listxattr(root / "f")
         } == dict.fromkeys([f"user.{name}" for name in "abcd"], 60_000)
     assert outcome(
-        [raw_tar(("f", Node(pax=large | {"SCHILY.xattr.user.e": "e" * 60_000})))], tmp_path / "five"
+        [raw_tar(("f", LayerFile(pax=large | {"SCHILY.xattr.user.e": "e" * 60_000})))],
+        tmp_path / "five",
     ) == ("refused", None)
 
 
 def test_a_hard_link_into_a_replaced_folder_is_refused(tmp_path: Path) -> None:
-    assert same(raw_tar(("d/f", Node(b"x")), ("d", hardlink("d/f"))), tmp_path)[0] == "refused"
+    assert same(raw_tar(("d/f", LayerFile(b"x")), ("d", hardlink("d/f"))), tmp_path)[0] == "refused"
 
 
 def test_a_file_at_the_end_of_a_block_shows_no_padding(tmp_path: Path) -> None:
@@ -222,55 +223,57 @@ def test_a_file_at_the_end_of_a_block_shows_no_padding(tmp_path: Path) -> None:
 # ---- layers over each other
 
 STACKS = {
-    "a whiteout": [BASE, raw_tar(("etc/.wh.shadow", Node()), ("opt/.wh.old", Node()))],
+    "a whiteout": [BASE, raw_tar(("etc/.wh.shadow", LayerFile()), ("opt/.wh.old", LayerFile()))],
     "an opaque directory": [
         BASE,
-        raw_tar(("opt", directory()), (f"opt/{OPAQUE}", Node()), ("opt/new", Node(b"n"))),
+        raw_tar(("opt", directory()), (f"opt/{OPAQUE}", LayerFile()), ("opt/new", LayerFile(b"n"))),
     ],
     "a whiteout before its name": [
         BASE,
-        raw_tar(("opt/.wh.old", Node()), ("opt/old/new", Node(b"n"))),
+        raw_tar(("opt/.wh.old", LayerFile()), ("opt/old/new", LayerFile(b"n"))),
     ],
     "a whiteout after its name": [
         BASE,
-        raw_tar(("opt/old", directory()), ("opt/old/new", Node(b"n")), ("opt/.wh.old", Node())),
+        raw_tar(
+            ("opt/old", directory()), ("opt/old/new", LayerFile(b"n")), ("opt/.wh.old", LayerFile())
+        ),
     ],
     "a whiteout beside a file": [
         BASE,
-        raw_tar(("opt/old", Node(b"a file")), ("opt/.wh.old", Node())),
+        raw_tar(("opt/old", LayerFile(b"a file")), ("opt/.wh.old", LayerFile())),
     ],
-    "an opaque root": [BASE, raw_tar((OPAQUE, Node()), ("only", Node(b"x")))],
+    "an opaque root": [BASE, raw_tar((OPAQUE, LayerFile()), ("only", LayerFile(b"x")))],
     "an opaque root with its own looks": [
         BASE,
-        raw_tar((".", directory(0o700, uid=5)), (OPAQUE, Node()), ("etc/x", Node())),
+        raw_tar((".", directory(0o700, uid=5)), (OPAQUE, LayerFile()), ("etc/x", LayerFile())),
     ],
     "undescribed directories": [
         BASE,
-        raw_tar(("tmp/x", Node(b"x")), ("opt/y/z", Node(b"y"))),
-        raw_tar(("opt/w", Node())),
+        raw_tar(("tmp/x", LayerFile(b"x")), ("opt/y/z", LayerFile(b"y"))),
+        raw_tar(("opt/w", LayerFile())),
     ],
     "undescribed, below a whiteout": [
         BASE,
-        raw_tar((".wh.opt", Node())),
-        raw_tar(("opt/new", Node(b"n"))),
+        raw_tar((".wh.opt", LayerFile())),
+        raw_tar(("opt/new", LayerFile(b"n"))),
     ],
     "described twice": [
         BASE,
         raw_tar(("opt", directory(0o711, uid=3))),
-        raw_tar(("opt/x", Node())),
+        raw_tar(("opt/x", LayerFile())),
     ],
-    "a file over a directory": [BASE, raw_tar(("opt", Node(b"now a file")))],
-    "a directory over a file": [BASE, raw_tar(("etc/passwd/new", Node(b"n")))],
+    "a file over a directory": [BASE, raw_tar(("opt", LayerFile(b"now a file")))],
+    "a directory over a file": [BASE, raw_tar(("etc/passwd/new", LayerFile(b"n")))],
     "a link over a directory": [
         BASE,
-        raw_tar(("opt", symlink("etc")), ("opt/through", Node(b"x"))),
+        raw_tar(("opt", symlink("etc")), ("opt/through", LayerFile(b"x"))),
     ],
-    "the root's looks": [raw_tar((".", directory(0o750, uid=9))), raw_tar(("x", Node()))],
-    "a fake whiteout": [BASE, raw_tar(("etc/passwd", Node(kind=b"3", device=(0, 0))))],
-    "one layer twice": [BASE, raw_tar(("opt/.wh.old", Node())), BASE],
+    "the root's looks": [raw_tar((".", directory(0o750, uid=9))), raw_tar(("x", LayerFile()))],
+    "a fake whiteout": [BASE, raw_tar(("etc/passwd", LayerFile(kind=b"3", device=(0, 0))))],
+    "one layer twice": [BASE, raw_tar(("opt/.wh.old", LayerFile())), BASE],
     "hard links, of which one is hidden": [
-        raw_tar(("a", Node(b"x")), ("b", hardlink("a")), ("c", hardlink("a"))),
-        raw_tar((".wh.b", Node())),
+        raw_tar(("a", LayerFile(b"x")), ("b", hardlink("a")), ("c", hardlink("a"))),
+        raw_tar((".wh.b", LayerFile())),
     ],
     "nothing at all": [layer({}), layer({})],
 }
@@ -299,22 +302,24 @@ def test_many_random_mounted_layers_equal_an_overlay_of_unpacked_layers(tmp_path
     for number in range(12):
         tars = []
         for _ in range(chance.randrange(2, 7)):
-            files: list[tuple[str, Node]] = []
+            files: list[tuple[str, LayerFile]] = []
             for _ in range(chance.randrange(1, 14)):
                 place = "/".join(f"d{chance.randrange(2)}" for _ in range(chance.randrange(0, 3)))
                 name = chance.choice(["f0", "f1", "d0", "d1"])
                 path = f"{place}/{name}".lstrip("/")
                 kind = chance.randrange(6)
                 if kind == 0:
-                    files.append((f"{place}/.wh.{name}".lstrip("/"), Node()))
+                    files.append((f"{place}/.wh.{name}".lstrip("/"), LayerFile()))
                 elif kind == 1:
-                    files.append((f"{place}/{OPAQUE}".lstrip("/"), Node()))
+                    files.append((f"{place}/{OPAQUE}".lstrip("/"), LayerFile()))
                 elif kind == 2:
                     files.append(
                         (path, directory(chance.choice([0o700, 0o755]), uid=chance.randrange(9)))
                     )
                 else:
-                    files.append((f"{path}x", Node(chance.randbytes(5), uid=chance.randrange(9))))
+                    files.append(
+                        (f"{path}x", LayerFile(chance.randbytes(5), uid=chance.randrange(9)))
+                    )
             tars.append(raw_tar(*files))
         assert chain_ids([str(n) for n in range(len(tars))])
         (tmp_path / str(number)).mkdir()
@@ -331,16 +336,16 @@ def test_more_entries_than_allowed_are_refused(tmp_path: Path) -> None:
     tar = layer({f"f{number}": "" for number in range(60)})
     with (
         pytest.raises(ResourceExhausted, match="more than 50 entries"),
-        mounted(tmp_path, [tar], Limits(entries=50)),
+        mounted(tmp_path, [tar], UnpackLimits(entries=50)),
     ):
         pass
 
 
 def test_undescribed_folders_count_as_entries(tmp_path: Path) -> None:
-    tar = raw_tar(("/".join("abcdefghij" * 10), Node()))
+    tar = raw_tar(("/".join("abcdefghij" * 10), LayerFile()))
     with (
         pytest.raises(ResourceExhausted, match="more than 50 entries"),
-        mounted(tmp_path, [tar], Limits(entries=50)),
+        mounted(tmp_path, [tar], UnpackLimits(entries=50)),
     ):
         pass
 
@@ -371,7 +376,7 @@ def test_a_tar_without_end_blocks_is_read(tmp_path: Path) -> None:
 def test_device_nodes_keep_every_number(tmp_path: Path) -> None:
     numbers = [(0, 1), (1, 0), (255, 255), (256, 256), (4095, (1 << 20) - 1)]
     members = [
-        (f"{kind}{n}", Node(kind=kind.encode(), device=number))
+        (f"{kind}{n}", LayerFile(kind=kind.encode(), device=number))
         for n, number in enumerate(numbers)
         for kind in "34"
     ]

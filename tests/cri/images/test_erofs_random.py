@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from cri_server.images.archives.build import Node
+from cri_server.images.archives.build import LayerFile
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
-from cri_server.images.erofs.node import Node as TreeNode
+from cri_server.images.erofs.node import ErofsNode as TreeNode
 from cri_server.images.erofs.tar_file import TarFile
-from cri_server.images.layers.inflate import Limits
+from cri_server.images.layers.inflate import UnpackLimits
 from pyrunc.errors import Error
 from tests.cri.images.chance import CHANGES, EXAMPLES, MEMBERS, NAMES, NODES, RANDOM, changed
 from tests.cri.images.test_erofs import outcome, unpacked
@@ -43,7 +43,7 @@ def agree(folder: Path, blob: bytes) -> None:
 @RANDOM
 @given(members=MEMBERS)
 def test_any_sequence_of_members_is_the_same_in_both_stores(
-    scratch: Path, members: list[tuple[str, Node]]
+    scratch: Path, members: list[tuple[str, LayerFile]]
 ) -> None:
     agree(scratch, raw_tar(*members))
 
@@ -83,7 +83,7 @@ VALID_NAMES = NAMES.filter(lambda name: ".." not in name and name != ".")
     chain=some.lists(some.integers(0, 2), min_size=3, max_size=7),
 )
 def test_a_repeated_layer_takes_effect_at_its_last_place(
-    layers: list[list[tuple[str, Node]]], chain: list[int]
+    layers: list[list[tuple[str, LayerFile]]], chain: list[int]
 ) -> None:
     trees = []
     for number, members in enumerate(layers, 1):
@@ -91,7 +91,7 @@ def test_a_repeated_layer_takes_effect_at_its_last_place(
             file.write(raw_tar(*members))
             file.flush()
             try:
-                trees.append(read_layer(TarFile(file.fileno()), number, Limits()))
+                trees.append(read_layer(TarFile(file.fileno()), number, UnpackLimits()))
             except Error:  # the layer is invalid
                 return
     chain = [number % len(trees) for number in chain]

@@ -13,7 +13,7 @@ import pytest
 
 from cri_server.images.archives import build
 from cri_server.images.archives.load import load, open_archive
-from cri_server.images.layers.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.inflate import BadLayer, TarStream, UnpackLimits
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.unpacked_layers import Layers
 from pyrunc.errors import Error, ResourceExhausted
@@ -228,7 +228,7 @@ def test_the_work_for_an_archive_that_names_an_image_often_grows_linearly(
         def run() -> None:
             try:
                 with open_archive(root / "archive") as fd:
-                    load(blobs, Stream(fd, Limits(size_bytes=1 << 30)), None)
+                    load(blobs, TarStream(fd, UnpackLimits(size_bytes=1 << 30)), None)
             except Error:
                 pass
 

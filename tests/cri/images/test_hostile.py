@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.archives.build import Node, directory, symlink
-from cri_server.images.layers.inflate import BadLayer, Limits
+from cri_server.images.archives.build import LayerFile, directory, symlink
+from cri_server.images.layers.inflate import BadLayer, UnpackLimits
 from pyrunc.errors import Error, ResourceExhausted
 from pyrunc.kernel.tree import remove_tree
 from tests.cri.images.conftest import unpack_bytes
@@ -29,19 +29,19 @@ HARD = tarfile.LNKTYPE
 OPAQUE = ".wh..wh..opq"
 
 
-def hardlink(target: str) -> Node:
-    return Node(kind=HARD, link=target)
+def hardlink(target: str) -> LayerFile:
+    return LayerFile(kind=HARD, link=target)
 
 
-def fifo() -> Node:
-    return Node(kind=tarfile.FIFOTYPE)
+def fifo() -> LayerFile:
+    return LayerFile(kind=tarfile.FIFOTYPE)
 
 
-def device(major: int, minor: int, kind: bytes = tarfile.CHRTYPE) -> Node:
-    return Node(kind=kind, device=(major, minor))
+def device(major: int, minor: int, kind: bytes = tarfile.CHRTYPE) -> LayerFile:
+    return LayerFile(kind=kind, device=(major, minor))
 
 
-def xattr(name: str, value: str = "y") -> Node:
+def xattr(name: str, value: str = "y") -> LayerFile:
     return directory(pax={f"SCHILY.xattr.{name}": value})
 
 
@@ -66,7 +66,7 @@ class Jail:
         changed or if it took long."""
         started = time.monotonic()
         try:
-            unpack_bytes(blob, self.layer, Limits(size_bytes=64 << 20, entries=50_000))
+            unpack_bytes(blob, self.layer, UnpackLimits(size_bytes=64 << 20, entries=50_000))
         finally:
             assert time.monotonic() - started < 30
             assert self._outside() == self._before, "something outside the layer changed"
@@ -98,84 +98,86 @@ def shared_jail(tmp_path_factory: pytest.TempPathFactory) -> Jail:
     return Jail(tmp_path_factory.mktemp("shared"))
 
 
-REFUSED: dict[str, list[tuple[str, Node]]] = {
-    "up": [("../canary/file", Node(b"x"))],
-    "far up": [("../" * 20 + "etc/pyrunc-was-here", Node(b"x"))],
-    "up in the middle": [("a/../../canary/file", Node(b"x"))],
+REFUSED: dict[str, list[tuple[str, LayerFile]]] = {
+    "up": [("../canary/file", LayerFile(b"x"))],
+    "far up": [("../" * 20 + "etc/pyrunc-was-here", LayerFile(b"x"))],
+    "up in the middle": [("a/../../canary/file", LayerFile(b"x"))],
     "up at the end": [("a", directory()), ("a/..", directory(0o777))],
     "only up": [("..", directory(0o777))],
-    "absolute and up": [("/../../canary/file", Node(b"x"))],
+    "absolute and up": [("/../../canary/file", LayerFile(b"x"))],
     "the root as a link": [(".", symlink("/tmp"))],
-    "the root as a file": [(".", Node(b"x"))],
-    "an empty name": [("", Node(b"x"))],
+    "the root as a file": [(".", LayerFile(b"x"))],
+    "an empty name": [("", LayerFile(b"x"))],
     "a hard link up": [("a", hardlink("../../canary/file"))],
     "a hard link to a host file": [("a", hardlink("/etc/passwd"))],
-    "a hard link to nothing": [("a", hardlink("b")), ("b", Node(b"later"))],
+    "a hard link to nothing": [("a", hardlink("b")), ("b", LayerFile(b"later"))],
     "a hard link to a directory": [("d", directory()), ("a", hardlink("d"))],
     "a hard link to the root": [("a", hardlink("."))],
-    "a hard link to a whiteout": [(".wh.b", Node()), ("a", hardlink("b"))],
-    "a hard link to a whiteout's name": [(".wh.b", Node()), ("a", hardlink(".wh.b"))],
+    "a hard link to a whiteout": [(".wh.b", LayerFile()), ("a", hardlink("b"))],
+    "a hard link to a whiteout's name": [(".wh.b", LayerFile()), ("a", hardlink(".wh.b"))],
     "a hard link through a link out": [("l", symlink("/../../canary")), ("a", hardlink("l/file"))],
-    "a file as a parent": [("a", Node(b"x")), ("a/b", Node(b"y"))],
-    "a device as a parent": [("a", device(1, 3)), ("a/b", Node(b"y"))],
-    "a fifo as a parent": [("a", fifo()), ("a/b", Node(b"y"))],
-    "a fake whiteout as a parent": [("a", device(0, 0)), ("a/b", Node(b"y"))],
-    "links in a circle": [("a", symlink("b")), ("b", symlink("a")), ("a/c", Node(b"x"))],
-    "a link to itself": [("a", symlink("a")), ("a/c", Node(b"x"))],
-    "a link to nothing at all": [("a", symlink("")), ("b", Node())],
-    "a whiteout of nothing": [(".wh.", Node())],
-    "a whiteout of the folder": [("a/.wh..", Node())],
-    "a whiteout of what is above": [(".wh...", Node())],
-    "a whiteout as a parent": [("a/.wh.b/c", Node(b"x"))],
-    "a name of 256 bytes": [("n" * 256, Node(b"x"))],
-    "a path of 5000 bytes": [("/".join(["d" * 200] * 25), Node(b"x"))],
+    "a file as a parent": [("a", LayerFile(b"x")), ("a/b", LayerFile(b"y"))],
+    "a device as a parent": [("a", device(1, 3)), ("a/b", LayerFile(b"y"))],
+    "a fifo as a parent": [("a", fifo()), ("a/b", LayerFile(b"y"))],
+    "a fake whiteout as a parent": [("a", device(0, 0)), ("a/b", LayerFile(b"y"))],
+    "links in a circle": [("a", symlink("b")), ("b", symlink("a")), ("a/c", LayerFile(b"x"))],
+    "a link to itself": [("a", symlink("a")), ("a/c", LayerFile(b"x"))],
+    "a link to nothing at all": [("a", symlink("")), ("b", LayerFile())],
+    "a whiteout of nothing": [(".wh.", LayerFile())],
+    "a whiteout of the folder": [("a/.wh..", LayerFile())],
+    "a whiteout of what is above": [(".wh...", LayerFile())],
+    "a whiteout as a parent": [("a/.wh.b/c", LayerFile(b"x"))],
+    "a name of 256 bytes": [("n" * 256, LayerFile(b"x"))],
+    "a path of 5000 bytes": [("/".join(["d" * 200] * 25), LayerFile(b"x"))],
     "a link of 5000 bytes": [("a", symlink("x" * 5000))],
-    "a NUL in a name": [("name", Node(b"x", pax={"path": "a\0b"}))],
-    "a NUL in a link": [("name", Node(kind=tarfile.SYMTYPE, link="x", pax={"linkpath": "a\0b"}))],
-    "up by PAX": [("innocent", Node(b"x", pax={"path": "../../canary/file"}))],
-    "up by PAX for sparse files": [
-        ("innocent", Node(b"x", pax={"GNU.sparse.name": "../canary/file"}))
+    "a NUL in a name": [("name", LayerFile(b"x", pax={"path": "a\0b"}))],
+    "a NUL in a link": [
+        ("name", LayerFile(kind=tarfile.SYMTYPE, link="x", pax={"linkpath": "a\0b"}))
     ],
-    "an owner that means nobody": [("a", Node(b"x", pax={"uid": str(2**32 - 1)}))],
-    "an owner out of range": [("a", Node(b"x", pax={"gid": str(2**40)}))],
-    "a negative size": [("a", Node(b"x", pax={"size": "-5"}))],
-    "a size that is no number": [("a", Node(b"x", pax={"size": "1e9"}))],
-    "a size beyond everything": [("a", Node(b"x", pax={"size": "9" * 30}))],
-    "a size beyond the archive": [("a", Node(b"x", pax={"size": "40000000"}))],
-    "a time that is no number": [("a", Node(b"x", pax={"mtime": "nan"}))],
+    "up by PAX": [("innocent", LayerFile(b"x", pax={"path": "../../canary/file"}))],
+    "up by PAX for sparse files": [
+        ("innocent", LayerFile(b"x", pax={"GNU.sparse.name": "../canary/file"}))
+    ],
+    "an owner that means nobody": [("a", LayerFile(b"x", pax={"uid": str(2**32 - 1)}))],
+    "an owner out of range": [("a", LayerFile(b"x", pax={"gid": str(2**40)}))],
+    "a negative size": [("a", LayerFile(b"x", pax={"size": "-5"}))],
+    "a size that is no number": [("a", LayerFile(b"x", pax={"size": "1e9"}))],
+    "a size beyond everything": [("a", LayerFile(b"x", pax={"size": "9" * 30}))],
+    "a size beyond the archive": [("a", LayerFile(b"x", pax={"size": "40000000"}))],
+    "a time that is no number": [("a", LayerFile(b"x", pax={"mtime": "nan"}))],
     "a sparse map that overlaps": [
-        ("a", Node(b"xx", pax={"GNU.sparse.map": "0,1,0,1", "GNU.sparse.size": "9"}))
+        ("a", LayerFile(b"xx", pax={"GNU.sparse.map": "0,1,0,1", "GNU.sparse.size": "9"}))
     ],
     "a sparse map that runs backwards": [
-        ("a", Node(b"xx", pax={"GNU.sparse.map": "5,1,2,1", "GNU.sparse.size": "9"}))
+        ("a", LayerFile(b"xx", pax={"GNU.sparse.map": "5,1,2,1", "GNU.sparse.size": "9"}))
     ],
     "a sparse map that is odd": [
-        ("a", Node(b"xx", pax={"GNU.sparse.map": "0,1,2", "GNU.sparse.size": "9"}))
+        ("a", LayerFile(b"xx", pax={"GNU.sparse.map": "0,1,2", "GNU.sparse.size": "9"}))
     ],
     "a sparse map out of the file": [
-        ("a", Node(b"xx", pax={"GNU.sparse.map": "8,2", "GNU.sparse.size": "9"}))
+        ("a", LayerFile(b"xx", pax={"GNU.sparse.map": "8,2", "GNU.sparse.size": "9"}))
     ],
     "a sparse map for other data": [
-        ("a", Node(b"xx", pax={"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}))
+        ("a", LayerFile(b"xx", pax={"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}))
     ],
     "a sparse map that is text": [
-        ("a", Node(b"xx", pax={"GNU.sparse.map": "a,b", "GNU.sparse.size": "9"}))
+        ("a", LayerFile(b"xx", pax={"GNU.sparse.map": "a,b", "GNU.sparse.size": "9"}))
     ],
-    "a sparse map without a size": [("a", Node(b"x", pax={"GNU.sparse.map": "0,1"}))],
+    "a sparse map without a size": [("a", LayerFile(b"x", pax={"GNU.sparse.map": "0,1"}))],
     "a sparse list without a size": [
-        ("a", Node(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))
+        ("a", LayerFile(b"x" * 512, pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))
     ],
-    "an attribute's name with a NUL": [("a", Node(pax={"SCHILY.xattr.user.a\0b": "x"}))],
-    "an attribute of 100 kB": [("a", Node(pax={"SCHILY.xattr.user.a": "x" * 100_000}))],
+    "an attribute's name with a NUL": [("a", LayerFile(pax={"SCHILY.xattr.user.a\0b": "x"}))],
+    "an attribute of 100 kB": [("a", LayerFile(pax={"SCHILY.xattr.user.a": "x" * 100_000}))],
     "a file that takes its own folder's place": [
         ("a", directory()),
-        ("a/b", Node(b"x")),
+        ("a/b", LayerFile(b"x")),
         ("a", hardlink("a/b")),
     ],
     "a sparse list that is text": [
         (
             "a",
-            Node(
+            LayerFile(
                 b"x" * 512,
                 pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
             ),
@@ -184,7 +186,7 @@ REFUSED: dict[str, list[tuple[str, Node]]] = {
     "a sparse list without end": [
         (
             "a",
-            Node(
+            LayerFile(
                 b"9999999\n" * 64,
                 pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
             ),
@@ -192,81 +194,87 @@ REFUSED: dict[str, list[tuple[str, Node]]] = {
     ],
 }
 
-CONTAINED: dict[str, tuple[list[tuple[str, Node]], set[str]]] = {
-    "absolute names": ([("/etc/pyrunc-was-here", Node(b"x"))], {"etc", "etc/pyrunc-was-here"}),
+CONTAINED: dict[str, tuple[list[tuple[str, LayerFile]], set[str]]] = {
+    "absolute names": ([("/etc/pyrunc-was-here", LayerFile(b"x"))], {"etc", "etc/pyrunc-was-here"}),
     "a link out, written through": (
-        [("l", symlink("/etc")), ("l/pyrunc-was-here", Node(b"x"))],
+        [("l", symlink("/etc")), ("l/pyrunc-was-here", LayerFile(b"x"))],
         {"l", "etc", "etc/pyrunc-was-here"},
     ),
     "a link up, written through": (
-        [("l", symlink("../../canary")), ("l/file", Node(b"x"))],
+        [("l", symlink("../../canary")), ("l/file", LayerFile(b"x"))],
         {"l", "canary", "canary/file"},
     ),
     "a link over a link": (
-        [("a", symlink("..")), ("b", symlink("a/a/a")), ("b/canary/file", Node(b"x"))],
+        [("a", symlink("..")), ("b", symlink("a/a/a")), ("b/canary/file", LayerFile(b"x"))],
         {"a", "b", "canary", "canary/file"},
     ),
     "a link that is replaced by a file": (
-        [("l", symlink("../../canary/file")), ("l", Node(b"x"))],
+        [("l", symlink("../../canary/file")), ("l", LayerFile(b"x"))],
         {"l"},
     ),
     "a link that is replaced by a folder": (
-        [("l", symlink("../../canary")), ("l", directory()), ("l/file", Node(b"x"))],
+        [("l", symlink("../../canary")), ("l", directory()), ("l/file", LayerFile(b"x"))],
         {"l", "l/file"},
     ),
     "a folder that becomes a link between two files": (
         [
             ("d", directory()),
-            ("d/a", Node()),
+            ("d/a", LayerFile()),
             ("d", symlink("../../canary")),
-            ("d/file", Node(b"x")),
+            ("d/file", LayerFile(b"x")),
         ],
         {"d", "canary", "canary/file"},
     ),
     "attributes through a link": (
-        [("l", symlink("../../canary/file")), ("l", Node(b"", 0o777, uid=5))],
+        [("l", symlink("../../canary/file")), ("l", LayerFile(b"", 0o777, uid=5))],
         {"l"},
     ),
     "a link to magic": (
-        [("l", symlink("/proc/self/root/etc")), ("l/x", Node(b"x"))],
+        [("l", symlink("/proc/self/root/etc")), ("l/x", LayerFile(b"x"))],
         {"l", "proc", "proc/self", "proc/self/root", "proc/self/root/etc", "proc/self/root/etc/x"},
     ),
-    "a link to itself by hard link": ([("a", Node(b"x")), ("a", hardlink("a"))], {"a"}),
+    "a link to itself by hard link": ([("a", LayerFile(b"x")), ("a", hardlink("a"))], {"a"}),
     "a hard link to a link": ([("l", symlink("/etc/passwd")), ("a", hardlink("l"))], {"l", "a"}),
     "a whiteout of what leads out": (
-        [("l", symlink("../../canary")), ("l/.wh.file", Node())],
+        [("l", symlink("../../canary")), ("l/.wh.file", LayerFile())],
         {"l", "canary", "canary/file"},
     ),
-    "an opaque link": ([("l", symlink("../../canary")), (f"l/{OPAQUE}", Node())], {"l", "canary"}),
-    "an opaque root": ([(OPAQUE, Node()), ("a", Node())], {"a"}),
+    "an opaque link": (
+        [("l", symlink("../../canary")), (f"l/{OPAQUE}", LayerFile())],
+        {"l", "canary"},
+    ),
+    "an opaque root": ([(OPAQUE, LayerFile()), ("a", LayerFile())], {"a"}),
     "notes of aufs": (
-        [(".wh..wh.plnk/1.2", Node(b"x")), (".wh..wh.aufs", Node()), ("a", Node())],
+        [(".wh..wh.plnk/1.2", LayerFile(b"x")), (".wh..wh.aufs", LayerFile()), ("a", LayerFile())],
         {"a"},
     ),
-    "a whiteout twice": ([(".wh.a", Node()), (".wh.a", Node())], {"a"}),
-    "a whiteout that is a folder": ([(".wh.a", directory()), ("b", Node())], {"a", "b"}),
+    "a whiteout twice": ([(".wh.a", LayerFile()), (".wh.a", LayerFile())], {"a"}),
+    "a whiteout that is a folder": ([(".wh.a", directory()), ("b", LayerFile())], {"a", "b"}),
     "a whiteout with content": (
-        [(".wh.a", Node(b"content " * 200)), ("b", Node(b"y"))],
+        [(".wh.a", LayerFile(b"content " * 200)), ("b", LayerFile(b"y"))],
         {"a", "b"},
     ),
     "case tricks": (
-        [("Link", symlink("../../canary")), ("LINK/file", Node(b"x"))],
+        [("Link", symlink("../../canary")), ("LINK/file", LayerFile(b"x"))],
         {"Link", "LINK", "LINK/file"},
     ),
     "dots and slashes": (
-        [(".//a/./b//", directory()), ("././a/b/c", Node(b"x"))],
+        [(".//a/./b//", directory()), ("././a/b/c", LayerFile(b"x"))],
         {"a", "a/b", "a/b/c"},
     ),
     "a name that looks like up": (
-        [("...", Node(b"x")), ("..a/b", Node(b"y"))],
+        [("...", LayerFile(b"x")), ("..a/b", LayerFile(b"y"))],
         {"...", "..a", "..a/b"},
     ),
-    "a name with a newline": ([("a\nb", Node(b"x"))], {"a\nb"}),
+    "a name with a newline": ([("a\nb", LayerFile(b"x"))], {"a\nb"}),
     "a device": ([("mem", device(1, 1)), ("sda", device(8, 0, tarfile.BLKTYPE))], {"mem", "sda"}),
-    "a time before there was time": ([("a", Node(b"x", pax={"mtime": "-99999999999.5"}))], {"a"}),
-    "a time after all time": ([("a", Node(b"x", pax={"mtime": "9999999999999999.9"}))], {"a"}),
+    "a time before there was time": (
+        [("a", LayerFile(b"x", pax={"mtime": "-99999999999.5"}))],
+        {"a"},
+    ),
+    "a time after all time": ([("a", LayerFile(b"x", pax={"mtime": "9999999999999999.9"}))], {"a"}),
     "five hundred levels": (
-        [("/".join(["d"] * 500) + "/f", Node(b"x"))],
+        [("/".join(["d"] * 500) + "/f", LayerFile(b"x"))],
         {"/".join(["d"] * n) for n in range(1, 501)} | {"/".join(["d"] * 500) + "/f"},
     ),
 }
@@ -305,7 +313,7 @@ def test_overlayfs_attributes_of_a_layer_are_dropped(jail: Jail) -> None:
 
 def test_setuid_and_sticky_bits_stay_and_unknown_mode_bits_are_dropped(jail: Jail) -> None:
     tree = jail.unpack(
-        raw_tar(("a", Node(b"x", 0o6755, uid=3, gid=4)), ("b", Node(b"x", 0o7777777)))
+        raw_tar(("a", LayerFile(b"x", 0o6755, uid=3, gid=4)), ("b", LayerFile(b"x", 0o7777777)))
     )
     assert stat.S_IMODE((tree / "a").stat().st_mode) == 0o6755
     assert stat.S_IMODE((tree / "b").stat().st_mode) == 0o7777

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from cri_server.images.archives.build import Node
+from cri_server.images.archives.build import LayerFile
 from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import KernelError, ResourceExhausted
 from tests.cri.images.chance import CHANGES, EXAMPLES, MEMBERS, RANDOM, WHOLE, changed
@@ -45,5 +45,7 @@ def test_moved_blocks_do_not_escape(shared_jail: Jail, start: int, count: int, t
 
 @RANDOM
 @given(members=MEMBERS)
-def test_no_sequence_of_members_escapes(shared_jail: Jail, members: list[tuple[str, Node]]) -> None:
+def test_no_sequence_of_members_escapes(
+    shared_jail: Jail, members: list[tuple[str, LayerFile]]
+) -> None:
     attempt(shared_jail, raw_tar(*members))

@@ -101,7 +101,9 @@ async def test_a_retry_after_within_the_bound_is_obeyed(
     secure: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(registries.Session, "sleep", lambda self, seconds: waits.append(seconds))
+    monkeypatch.setattr(
+        registries.RegistrySession, "sleep", lambda self, seconds: waits.append(seconds)
+    )
     secure.fault("manifests", times=1, status=503, headers={"Retry-After": "45"})
     end = formatdate(time.time() + 30, usegmt=True)
     secure.fault("manifests", times=1, status=429, headers={"Retry-After": end})

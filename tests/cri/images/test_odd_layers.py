@@ -15,16 +15,16 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images.archives.build import Node, directory, symlink
+from cri_server.images.archives.build import LayerFile, directory, symlink
 from cri_server.images.layers import walk_budget
-from cri_server.images.layers.inflate import BadLayer, Stream
+from cri_server.images.layers.inflate import BadLayer, TarStream
 from tests.cri.images.conftest import unpack_bytes
 from tests.cri.images.indexes import write_index
 from tests.cri.images.test_erofs import same
 from tests.cri.images.test_hostile import OPAQUE, device, fifo, hardlink, header
 from tests.cri.images.test_unpack import raw_tar
 
-Members = list[tuple[str, Node]]
+Members = list[tuple[str, LayerFile]]
 Take = Callable[[bytes], None]
 
 
@@ -56,13 +56,13 @@ def test_names_of_real_layers_need_fewer_steps_than_the_limit(
         raw_tar(
             ("usr/lib/x86_64-linux-gnu", directory()),
             ("lib", symlink("usr/lib")),
-            *((f"lib/x86_64-linux-gnu/lib{n}.so", Node()) for n in range(300)),
+            *((f"lib/x86_64-linux-gnu/lib{n}.so", LayerFile()) for n in range(300)),
             *(
-                (f"app/classes/com/company/part{n // 9}/impl/C{n}.class", Node())
+                (f"app/classes/com/company/part{n // 9}/impl/C{n}.class", LayerFile())
                 for n in range(600)
             ),
             *(
-                (f"srv/{'node_modules/p/' * depth}lib/{n}.js", Node())
+                (f"srv/{'node_modules/p/' * depth}lib/{n}.js", LayerFile())
                 for depth in range(1, 9)
                 for n in range(12)
             ),
@@ -70,11 +70,11 @@ def test_names_of_real_layers_need_fewer_steps_than_the_limit(
     )
 
 
-def whole(*members: tuple[str, Node]) -> bytes:
+def whole(*members: tuple[str, LayerFile]) -> bytes:
     return raw_tar(*members)
 
 
-def without_end(*members: tuple[str, Node]) -> bytes:
+def without_end(*members: tuple[str, LayerFile]) -> bytes:
     """Returns the tar without zero blocks at the end."""
     data = raw_tar(*members)
     while data.endswith(bytes(512)):
@@ -82,7 +82,7 @@ def without_end(*members: tuple[str, Node]) -> bytes:
     return data
 
 
-FILE = Node(b"content")
+FILE = LayerFile(b"content")
 GLOBAL = header(b"pax_global_header", kind=b"g", size=b"%011o\0" % 13) + b"13 comment=x\n".ljust(
     512, b"\0"
 )
@@ -98,15 +98,15 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
         {"app", "app/f"},
     ),
     "kaniko: a whiteout where nothing describes the folder": (
-        whole(("var/cache/.wh.apt", Node())),
+        whole(("var/cache/.wh.apt", LayerFile())),
         {"var", "var/cache"},
     ),
     "BuildKit: an opaque folder is marked behind its content": (
-        whole(("opt", directory()), ("opt/f", FILE), (f"opt/{OPAQUE}", Node())),
+        whole(("opt", directory()), ("opt/f", FILE), (f"opt/{OPAQUE}", LayerFile())),
         {"opt", "opt/f"},
     ),
     "BuildKit: parts of a second": (
-        whole(("f", Node(b"x", pax={"mtime": "1700000000.123456789"}))),
+        whole(("f", LayerFile(b"x", pax={"mtime": "1700000000.123456789"}))),
         {"f"},
     ),
     "Bazel: no folder is described": (
@@ -121,19 +121,24 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
     ),
     "Bazel: bsdtar's own records": (
         whole(
-            ("f", Node(b"x", pax={"LIBARCHIVE.creationtime": "1", "LIBARCHIVE.xattr.user.a": "eA"}))
+            (
+                "f",
+                LayerFile(
+                    b"x", pax={"LIBARCHIVE.creationtime": "1", "LIBARCHIVE.xattr.user.a": "eA"}
+                ),
+            )
         ),
         {"f"},
     ),
     "Bazel: a mode with the type in it": (TYPED + bytes(1024), {"typed"}),
     "Jib: absolute names": (
-        whole(("/app/", directory()), ("/app/classes/C.class", Node(b"x", mtime=1))),
+        whole(("/app/", directory()), ("/app/classes/C.class", LayerFile(b"x", mtime=1))),
         {"app", "app/classes", "app/classes/C.class"},
     ),
     "ko: folders that cannot be written to": (
         whole(
             ("ko-app", directory(0o555)),
-            ("ko-app/main", Node(b"x", 0o555)),
+            ("ko-app/main", LayerFile(b"x", 0o555)),
             ("kodata", symlink("/ko-app")),
         ),
         {"ko-app", "ko-app/main", "kodata"},
@@ -146,7 +151,7 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
         whole(
             ("nix/store", directory(0o555)),
             ("nix/store/a-1", directory(0o555)),
-            ("nix/store/a-1/f", Node(b"x", 0o444, mtime=1)),
+            ("nix/store/a-1/f", LayerFile(b"x", 0o444, mtime=1)),
             ("nix/store/b-1", directory(0o555)),
             ("nix/store/b-1/f", hardlink("nix/store/a-1/f")),
             ("bin", symlink("/nix/store/b-1")),
@@ -163,7 +168,7 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
     ),
     "Docker on aufs: notes": (
         whole(
-            (".wh..wh.aufs", Node()),
+            (".wh..wh.aufs", LayerFile()),
             (".wh..wh.orph", directory()),
             (".wh..wh.plnk", directory()),
             ("f", FILE),
@@ -240,7 +245,7 @@ COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_odd_compression_is_accepted(tmp_path: Path, kind: str) -> None:
-    tar = raw_tar(("a", Node(b"x" * 5000)), ("b", FILE))
+    tar = raw_tar(("a", LayerFile(b"x" * 5000)), ("b", FILE))
     (tmp_path / "blob").write_bytes(COMPRESSED[kind](tar))
     with open(tmp_path / "blob", "rb") as blob:
-        assert b"".join(map(bytes, Stream(blob.fileno()).blocks())) == tar
+        assert b"".join(map(bytes, TarStream(blob.fileno()).blocks())) == tar

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.archives.build import Node, image, layer
+from cri_server.images.archives.build import LayerFile, image, layer
 from cri_server.images.service import ImageService
 from tests.cri.images.trees import names, snapshot
 from tests.support.registry import Registry
@@ -17,7 +17,7 @@ BUILT = image(
     [
         layer({"a": "1", "d/b": "2"}),
         layer({"d/.wh.b": ""}),
-        layer({"c": Node(b"3", 0o4755, uid=7)}),
+        layer({"c": LayerFile(b"3", 0o4755, uid=7)}),
     ],
     {"Cmd": ["/c"]},
 )

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from cri_server.images.archives.build import BuiltImage, Node, image, layer
+from cri_server.images.archives.build import BuiltImage, LayerFile, image, layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.formats.digests import digest_of
 from cri_server.images.model import Auth, Progress
@@ -581,7 +581,7 @@ async def test_a_job_gives_the_same_tree_as_a_thread(
     tar = subprocess.run(pack, check=True, capture_output=True).stdout
     more = raw_tar(
         ("gone", device(1, 5)),
-        ("gone", Node(b"a file")),
+        ("gone", LayerFile(b"a file")),
         ("d", device(7, 7, b"4")),
         ("e", hardlink("d")),
     )

@@ -96,7 +96,7 @@ def both(images: dict[str, BuiltImage]) -> bytes:
             {"Config": f"blobs/sha256/{built.id[7:]}", "RepoTags": [name], "Layers": paths}
         )
     files |= {"index.json": json.dumps(index).encode(), "manifest.json": json.dumps(items).encode()}
-    return layer({name: build.Node(data) for name, data in files.items()}, parents=False)
+    return layer({name: build.LayerFile(data) for name, data in files.items()}, parents=False)
 
 
 async def test_the_machines_busybox_is_loaded_with_all_programs(service: ImageService) -> None:

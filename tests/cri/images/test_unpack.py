@@ -20,10 +20,10 @@ else:
     from backports import zstd
 
 from cri_server.images.archives import build
-from cri_server.images.archives.build import Node, directory, layer, symlink
+from cri_server.images.archives.build import LayerFile, directory, layer, symlink
 from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.formats.digests import digest_of
-from cri_server.images.layers.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
+from cri_server.images.layers.inflate import WINDOW_LOG_LIMIT, BadLayer, TarStream, UnpackLimits
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.conftest import Unpack, unpack_bytes
@@ -159,16 +159,16 @@ def test_later_entries_replace_earlier_entries(unpacked: Unpack) -> None:
     tree = unpacked(
         raw_tar(
             ("d", directory()),
-            ("d/file", Node(b"1")),
-            ("d/file", Node(b"22", mode=0o600)),
+            ("d/file", LayerFile(b"1")),
+            ("d/file", LayerFile(b"22", mode=0o600)),
             ("was-dir", directory()),
-            ("was-dir/inside", Node(b"x")),
-            ("was-dir", Node(b"now a file")),
-            ("was-file", Node(b"x")),
+            ("was-dir/inside", LayerFile(b"x")),
+            ("was-dir", LayerFile(b"now a file")),
+            ("was-file", LayerFile(b"x")),
             ("was-file", directory(0o700)),
-            ("was-file/inside", Node(b"y")),
+            ("was-file/inside", LayerFile(b"y")),
             ("was-link", symlink("d")),
-            ("was-link", Node(b"not through the link")),
+            ("was-link", LayerFile(b"not through the link")),
             ("d", directory(0o711)),
         )
     )
@@ -185,19 +185,19 @@ def test_parents_behind_links_are_found_inside_the_layer(unpacked: Unpack) -> No
         raw_tar(
             ("usr/lib", directory()),
             ("lib", symlink("usr/lib")),
-            ("lib/a", Node(b"a")),
+            ("lib/a", LayerFile(b"a")),
             ("absolute", symlink("/usr/lib")),
-            ("absolute/b", Node(b"b")),
+            ("absolute/b", LayerFile(b"b")),
             ("up", symlink("../../../../usr/lib")),
-            ("up/c", Node(b"c")),
+            ("up/c", LayerFile(b"c")),
             ("var/run", symlink("/run")),
-            ("var/run/made/d", Node(b"d")),
+            ("var/run/made/d", LayerFile(b"d")),
         )
     )
     assert names(tree / "usr/lib") == {"a", "b", "c"} and (tree / "run/made/d").read_bytes() == b"d"
 
 
-def raw_tar(*members: tuple[str, Node]) -> bytes:
+def raw_tar(*members: tuple[str, LayerFile]) -> bytes:
     """Returns a tar of these members in this order, with unchanged names and without other
     members."""
     import io
@@ -256,7 +256,7 @@ class Stack:
 
 BASE = layer(
     {
-        "etc": directory(0o755), "etc/passwd": "root", "etc/shadow": Node(b"secret", 0o600),
+        "etc": directory(0o755), "etc/passwd": "root", "etc/shadow": LayerFile(b"secret", 0o600),
         "opt": directory(0o750, uid=7, gid=8), "opt/old/file": "old", "opt/old/more": "more",
         "tmp": directory(0o1777), "bin/sh": "sh",
     }
@@ -264,13 +264,22 @@ BASE = layer(
 
 
 def test_a_whiteout_hides_the_file_of_lower_layers(stack: Stack) -> None:
-    merged = stack.mount([BASE, raw_tar(("etc/.wh.shadow", Node()), ("opt/.wh.old", Node()))])
+    merged = stack.mount(
+        [BASE, raw_tar(("etc/.wh.shadow", LayerFile()), ("opt/.wh.old", LayerFile()))]
+    )
     assert names(merged / "etc") == {"passwd"} and names(merged / "opt") == set()
 
 
 def test_an_opaque_directory_hides_the_content_of_lower_layers(stack: Stack) -> None:
     merged = stack.mount(
-        [BASE, raw_tar(("opt", directory()), ("opt/.wh..wh..opq", Node()), ("opt/new", Node(b"n")))]
+        [
+            BASE,
+            raw_tar(
+                ("opt", directory()),
+                ("opt/.wh..wh..opq", LayerFile()),
+                ("opt/new", LayerFile(b"n")),
+            ),
+        ]
     )
     assert names(merged / "opt") == {"new"}
 
@@ -283,11 +292,11 @@ def test_a_layer_may_have_a_whiteout_and_a_file_of_the_same_name(
     """The layer's own file stays, the lower one is hidden: a directory must not merge with the
     lower one."""
     new = {
-        "directory": [("opt/old", directory()), ("opt/old/new", Node(b"n"))],
-        "implicit directory": [("opt/old/new", Node(b"n"))],
-        "file": [("opt/old", Node(b"now a file"))],
+        "directory": [("opt/old", directory()), ("opt/old/new", LayerFile(b"n"))],
+        "implicit directory": [("opt/old/new", LayerFile(b"n"))],
+        "file": [("opt/old", LayerFile(b"now a file"))],
     }[what]
-    whiteout = [("opt/.wh.old", Node())]
+    whiteout = [("opt/.wh.old", LayerFile())]
     merged = stack.mount([BASE, raw_tar(*(whiteout + new if whiteout_first else new + whiteout))])
     if what == "file":
         assert (merged / "opt/old").read_bytes() == b"now a file"
@@ -296,13 +305,17 @@ def test_a_layer_may_have_a_whiteout_and_a_file_of_the_same_name(
 
 
 def test_an_opaque_root_hides_everything(stack: Stack) -> None:
-    merged = stack.mount([BASE, raw_tar((".wh..wh..opq", Node()), ("only", Node(b"x")))])
+    merged = stack.mount([BASE, raw_tar((".wh..wh..opq", LayerFile()), ("only", LayerFile(b"x")))])
     assert names(merged) == {"only"}
 
 
 def test_undescribed_directories_have_the_attributes_of_lower_layers(stack: Stack) -> None:
     merged = stack.mount(
-        [BASE, raw_tar(("tmp/x", Node(b"x")), ("opt/y/z", Node(b"y"))), raw_tar(("opt/w", Node()))]
+        [
+            BASE,
+            raw_tar(("tmp/x", LayerFile(b"x")), ("opt/y/z", LayerFile(b"y"))),
+            raw_tar(("opt/w", LayerFile())),
+        ]
     )
     facts = snapshot(merged)
     assert (facts[b"tmp"].mode, facts[b"opt"].mode, facts[b"opt"].owner) == (0o1777, 0o750, (7, 8))
@@ -310,8 +323,8 @@ def test_undescribed_directories_have_the_attributes_of_lower_layers(stack: Stac
 
 
 def test_an_undescribed_directory_has_no_attributes_of_a_hidden_directory(stack: Stack) -> None:
-    hidden = raw_tar((".wh.opt", Node()))
-    merged = stack.mount([BASE, hidden, raw_tar(("opt/new", Node(b"n")))])
+    hidden = raw_tar((".wh.opt", LayerFile()))
+    merged = stack.mount([BASE, hidden, raw_tar(("opt/new", LayerFile(b"n")))])
     facts = snapshot(merged)
     assert names(merged / "opt") == {"new"} and facts[b"opt"].owner == (0, 0)
 
@@ -323,10 +336,10 @@ def test_many_layers_equal_tars_unpacked_by_gnu_tar_into_one_folder(
     chance = random.Random(5)
     tars = []
     for number in range(12):
-        files: dict[str, Node | bytes | str] = {}
+        files: dict[str, LayerFile | bytes | str] = {}
         for _ in range(25):
             name = "/".join(f"d{chance.randrange(3)}" for _ in range(chance.randrange(1, 4)))
-            files[f"{name}/f{chance.randrange(8)}"] = Node(
+            files[f"{name}/f{chance.randrange(8)}"] = LayerFile(
                 chance.randbytes(20), chance.choice([0o644, 0o4755]), uid=number, mtime=number
             )
         tars.append(layer(files))
@@ -360,7 +373,7 @@ def test_a_decompression_bomb_is_stopped_at_the_limit(tmp_path: Path, compress: 
     data = compressed(layer({"zeros": bytes(60 << 20), "more": bytes(60 << 20)}), compress)
     (tmp_path / "layer").mkdir()
     with pytest.raises(ResourceExhausted, match="unpacks to more than 67108864 bytes"):
-        unpack_bytes(data, tmp_path / "layer", Limits(size_bytes=64 << 20))
+        unpack_bytes(data, tmp_path / "layer", UnpackLimits(size_bytes=64 << 20))
 
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
@@ -382,7 +395,7 @@ def test_layers_that_compress_well_are_accepted_and_stored_sparsely(
     assert (tree / "var/log/lastlog").read_bytes() == bytes(5000) + b"login" + bytes(300_000)
     (tmp_path / "blob").write_bytes(data)
     with open(tmp_path / "blob", "rb") as blob:
-        write_tar(Stream(blob.fileno()), str(tmp_path), digest_of(tar))
+        write_tar(TarStream(blob.fileno()), str(tmp_path), digest_of(tar))
     assert (tmp_path / "tar").read_bytes() == tar
     assert (tmp_path / "tar").stat().st_blocks * 512 < 2 << 20
 
@@ -390,8 +403,8 @@ def test_layers_that_compress_well_are_accepted_and_stored_sparsely(
 def test_a_layer_may_exceed_neither_its_size_nor_its_entries(tmp_path: Path) -> None:
     for number, (limits, words) in enumerate(
         [
-            (Limits(size_bytes=1 << 20), "more than 1048576 bytes"),
-            (Limits(entries=50), "more than 50 entries"),
+            (UnpackLimits(size_bytes=1 << 20), "more than 1048576 bytes"),
+            (UnpackLimits(entries=50), "more than 50 entries"),
         ]
     ):
         (tmp_path / str(number)).mkdir()
@@ -419,7 +432,7 @@ def test_a_million_empty_members_are_refused_soon() -> None:
         os.write(fd, gzip.compress(b"", mtime=0) * 1_000_000)
         os.lseek(fd, 0, os.SEEK_SET)
         with pytest.raises(BadLayer, match="empty gzip members"):
-            Stream(fd).drain()
+            TarStream(fd).drain()
     finally:
         os.close(fd)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.streaming.backend import ExecOptions
+from cri_server.streaming.backend import ExecSessionOptions
 from cri_server.streaming.server import StreamingServer
 from tests.cri.streaming.processes import ProcessBackend
 from tests.support.goclient.build import goclient as build_goclient
@@ -70,7 +70,7 @@ class GoExec:
         stdin_fd: int = asyncio.subprocess.PIPE,
     ) -> asyncio.subprocess.Process:
         """Start the client; its stdin is open if the session has one."""
-        options = ExecOptions(
+        options = ExecSessionOptions(
             "c",
             ("/bin/sh", "-c", command),
             stdin=stdin,

@@ -18,13 +18,13 @@ import struct
 import termios
 from dataclasses import dataclass, field
 
-from cri_server.streaming.backend import AttachOptions, ExecOptions, Session
+from cri_server.streaming.backend import AttachOptions, ExecSessionOptions, StreamingSession
 from pyrunc.errors import KernelError, NotFound
 
 CATCHABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
 
 
-class ProcessSession(Session):
+class ProcessSession(StreamingSession):
     """A command with the ends of its stdio, in its own process group that `close` kills."""
 
     def __init__(self, pid: int, stdin: int | None, stdout: int | None, stderr: int | None):
@@ -66,7 +66,7 @@ class ProcessSession(Session):
         return self._code
 
 
-class AttachSession(Session):
+class AttachSession(StreamingSession):
     """A session attached to the process of another session. Closing it does not end the process."""
 
     def __init__(self, session: ProcessSession):
@@ -95,7 +95,7 @@ class ProcessBackend:
     sessions: list[ProcessSession] = field(default_factory=list)
     containers: dict[str, ProcessSession] = field(default_factory=dict)
 
-    async def exec(self, options: ExecOptions) -> ProcessSession:
+    async def exec(self, options: ExecSessionOptions) -> ProcessSession:
         session = start(options)
         self.sessions.append(session)
         return session
@@ -116,7 +116,7 @@ class ProcessBackend:
         return sock
 
 
-def start(options: ExecOptions) -> ProcessSession:
+def start(options: ExecSessionOptions) -> ProcessSession:
     """Start a command with the stdio of the options."""
     if options.tty:
         return _start_on_pty(options)
@@ -135,7 +135,7 @@ def start(options: ExecOptions) -> ProcessSession:
     return ProcessSession(pid, *ours)
 
 
-def _start_on_pty(options: ExecOptions) -> ProcessSession:
+def _start_on_pty(options: ExecSessionOptions) -> ProcessSession:
     """The first terminal that the leader of a session opens becomes its controlling terminal."""
     master, slave = pty.openpty()
     terminal = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)

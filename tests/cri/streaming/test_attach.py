@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.streaming.backend import AttachOptions, ExecOptions
+from cri_server.streaming.backend import AttachOptions, ExecSessionOptions
 from cri_server.streaming.server import StreamingServer
 from tests.cri.streaming.processes import ProcessBackend, ProcessSession, start
 
@@ -17,7 +17,7 @@ from tests.cri.streaming.processes import ProcessBackend, ProcessSession, start
 async def shell(backend: ProcessBackend, server: StreamingServer) -> AsyncIterator[ProcessSession]:
     """Provide a shell as a container's main process."""
     session = backend.containers["c"] = start(
-        ExecOptions("c", ("/bin/sh",), stdin=True, stdout=True, stderr=True)
+        ExecSessionOptions("c", ("/bin/sh",), stdin=True, stdout=True, stderr=True)
     )
     yield session
     await session.close()
@@ -74,7 +74,7 @@ async def test_a_client_without_a_resize_stream_can_attach_to_a_terminal(
     goclient: Path, server: StreamingServer, backend: ProcessBackend
 ) -> None:
     """A client that does not know of the container's terminal opens no stream for its size."""
-    options = ExecOptions(
+    options = ExecSessionOptions(
         "t", ("/bin/sh", "-c", "read line; echo got $line"), stdin=True, stdout=True, tty=True
     )
     session = backend.containers["t"] = start(options)

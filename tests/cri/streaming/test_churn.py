@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
+from cri_server.streaming.backend import AttachOptions, ExecSessionOptions, PortForwardOptions
 from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.streams import StreamGone
@@ -33,7 +33,7 @@ async def once(server: StreamingServer, command: str, *pieces: bytes) -> tuple[i
     with os.fdopen(reading, "rb") as file:
         try:
             url = server.url_for(
-                ExecOptions("c", ("/bin/sh", "-c", command), stdin=True, stdout=True)
+                ExecSessionOptions("c", ("/bin/sh", "-c", command), stdin=True, stdout=True)
             )
             code = await client.run(url, Terminal(stdin=stdin(), stdout_fd=writing))
         finally:

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from cri_server.streaming import connection as connection_module
-from cri_server.streaming.backend import ExecOptions, PortForwardOptions
+from cri_server.streaming.backend import ExecSessionOptions, PortForwardOptions
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.spdy import frames
-from cri_server.streaming.spdy.connection import Connection
+from cri_server.streaming.spdy.connection import SpdyConnection
 from cri_server.streaming.streams import BUDGET_BYTES
 from cri_server.streaming.transport import SocketTransport
 from cri_server.streaming.websocket import Messages
@@ -35,10 +35,12 @@ from tests.support.spdy import SpdyClient
 
 FLOOD_BYTES = 1 << 20
 FRAMES_OF_A_TURN = 1000
-STUCK = ExecOptions("c", ("/bin/sh", "-c", "exec sleep 1000"), stdin=True, stdout=True, stderr=True)
+STUCK = ExecSessionOptions(
+    "c", ("/bin/sh", "-c", "exec sleep 1000"), stdin=True, stdout=True, stderr=True
+)
 
 
-def spdy(*roles: str) -> tuple[Connection, bytes]:
+def spdy(*roles: str) -> tuple[SpdyConnection, bytes]:
     """Return a client's core with a stream for each role, and the bytes that open the streams."""
     client = SpdyClient()
     for role in roles:
@@ -127,7 +129,7 @@ class Turns:
 async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
     """Count the turns in which SPDY and WebSocket frames are handled."""
     turns = Turns()
-    monkeypatch.setattr(Connection, "_frame", turns.counting(Connection._frame))
+    monkeypatch.setattr(SpdyConnection, "_frame", turns.counting(SpdyConnection._frame))
     monkeypatch.setattr(Messages, "_take", turns.counting(Messages._take))
     counting = asyncio.create_task(turns.count())
     yield turns
@@ -223,7 +225,7 @@ async def test_buffered_pieces_are_counted_with_their_overhead(
 async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended: str) -> None:
     """The streams are half-closed from the start or not at all. The session begins with the last
     stream, and its status arrives."""
-    options = ExecOptions(
+    options = ExecSessionOptions(
         "c", ("/bin/sh", "-c", "cat; exit 5"), stdin=True, stdout=True, stderr=True
     )
     for roles in itertools.permutations(("error", "stdin", "stdout", "stderr")):

@@ -20,7 +20,7 @@ import pytest
 from cri_server.streaming import connection as connection_module
 from cri_server.streaming import portforward
 from cri_server.streaming import server as server_module
-from cri_server.streaming.backend import AttachOptions, ExecOptions, PortForwardOptions
+from cri_server.streaming.backend import AttachOptions, ExecSessionOptions, PortForwardOptions
 from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import KernelError
@@ -36,7 +36,9 @@ WEBSOCKET = (
     "Sec-WebSocket-Version: 13",
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
 )
-SHELL = ExecOptions("c", ("/bin/sh", "-c", "echo out; cat"), stdin=True, stdout=True, stderr=True)
+SHELL = ExecSessionOptions(
+    "c", ("/bin/sh", "-c", "echo out; cat"), stdin=True, stdout=True, stderr=True
+)
 
 
 def path_of(url: str) -> str:
@@ -479,7 +481,7 @@ async def test_unrequested_streams_are_reset(server: StreamingServer, role: str)
     client = SpdyClient()
     client.open({"streamtype": ["error"]})
     extra = client.open({"streamtype": [role]})
-    options = ExecOptions("c", ("/bin/sh",), stdout=True)
+    options = ExecSessionOptions("c", ("/bin/sh",), stdout=True)
     async with connection(server) as (reader, writer), asyncio.timeout(60):
         writer.write(request(path_of(server.url_for(options)), *SPDY) + client.data_to_send())
         await reader.readuntil(b"\r\n\r\n")

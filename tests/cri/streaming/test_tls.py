@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedOK
 
-from cri_server.streaming.backend import ExecOptions
+from cri_server.streaming.backend import ExecSessionOptions
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.tls import Tls
 from tests.cri.streaming.processes import ProcessBackend
@@ -62,7 +62,9 @@ def trusting(authority: Authority, client: str = "client") -> ssl.SSLContext:
     return context
 
 
-def session(server: StreamingServer, options: ExecOptions, context: ssl.SSLContext) -> connect:
+def session(
+    server: StreamingServer, options: ExecSessionOptions, context: ssl.SSLContext
+) -> connect:
     url = server.url_for(options)
     assert url.startswith("https://127.0.0.1:")
     return connect(
@@ -84,7 +86,7 @@ async def test_much_output_arrives_over_tls(
 ) -> None:
     data = os.urandom(8 << 20)
     (tmp_path / "data").write_bytes(data)
-    options = ExecOptions("c", ("/bin/cat", str(tmp_path / "data")), stdout=True)
+    options = ExecSessionOptions("c", ("/bin/cat", str(tmp_path / "data")), stdout=True)
     digest = hashlib.sha256()
     async with session(listening, options, trusting(authority)) as client, asyncio.timeout(60):
         with pytest.raises(ConnectionClosedOK):
@@ -98,7 +100,7 @@ async def test_much_output_arrives_over_tls(
 async def test_a_client_that_leaves_ends_its_session(
     listening: StreamingServer, authority: Authority, backend: ProcessBackend
 ) -> None:
-    options = ExecOptions("c", ("/bin/sleep", "600"), stdin=True, stdout=True)
+    options = ExecSessionOptions("c", ("/bin/sleep", "600"), stdin=True, stdout=True)
     async with session(listening, options, trusting(authority)) as client:
         await client.recv()
         client.transport.abort()

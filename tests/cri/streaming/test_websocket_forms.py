@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedOK, InvalidStatus
 
-from cri_server.streaming.backend import ExecOptions, PortForwardOptions
+from cri_server.streaming.backend import ExecSessionOptions, PortForwardOptions
 from cri_server.streaming.server import StreamingServer
 
 
@@ -33,7 +33,7 @@ async def receive_all(client: ClientConnection) -> list[bytes]:
     return messages
 
 
-SHELL = ExecOptions(
+SHELL = ExecSessionOptions(
     "c",
     ("/bin/sh", "-c", "read line; echo got $line; exit 7"),
     stdin=True,

@@ -13,7 +13,7 @@ import pytest
 
 from cri_server.checkpoints import layer, names, read
 from cri_server.images.layers import unpack
-from cri_server.images.layers.inflate import Limits, Stream
+from cri_server.images.layers.inflate import TarStream, UnpackLimits
 from pyrunc.errors import InvalidArgument, Unsupported
 
 OPAQUE = "trusted.overlay.opaque"
@@ -66,7 +66,7 @@ def test_a_layers_files_are_the_same_after_a_restore(
     folder = tmp_path / "new"
     folder.mkdir()
     number = os.open(tar, os.O_RDONLY)
-    unpack.unpack(Stream(number), str(folder), None, Limits())
+    unpack.unpack(TarStream(number), str(folder), None, UnpackLimits())
     os.close(number)
     read.finish_layer(str(folder), removed)
     tree = folder / "tree"
@@ -163,7 +163,7 @@ def test_a_whiteout_behind_a_link_to_the_host_is_refused(tmp_path: Path) -> None
         member.type, member.linkname = tarfile.SYMTYPE, str(outside)
         archive.addfile(member)
     number = os.open(content, os.O_RDONLY)
-    unpack.unpack(Stream(number), str(folder), None, Limits())
+    unpack.unpack(TarStream(number), str(folder), None, UnpackLimits())
     os.close(number)
     with pytest.raises(InvalidArgument, match=f"{names.DELETED} names '/way/file'"):
         read.finish_layer(str(folder), ["/way/file"])

@@ -26,7 +26,7 @@ PATHS = {
 }
 
 
-def pod(volume: str, security: str = "{}") -> pod_model.Pod:
+def pod(volume: str, security: str = "{}") -> pod_model.PodManifest:
     """Return a pod with one volume."""
     text = f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: p}}, spec: {{

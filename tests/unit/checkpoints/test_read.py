@@ -13,7 +13,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import describe, read
 from cri_server.containers import restore
 from cri_server.spec.mounts import MountRequest
-from cri_server.store.model import Container, User
+from cri_server.store.model import Container, ResolvedUser
 from pyrunc.errors import InvalidArgument
 
 SPEC: dict[str, Any] = {
@@ -43,7 +43,7 @@ def container() -> Container:
         image_id="sha256:" + "0" * 64,
         image_ref="registry.test/app@sha256:" + "1" * 64,
         image_name="registry.test/app:1",
-        user=User(0, 0, ()),
+        user=ResolvedUser(0, 0, ()),
         stop_signal="SIGTERM",
         log_path="",
         cgroups_path="/p/c",

@@ -18,11 +18,11 @@ from pyrunc.errors import InvalidSpec
 
 # The fields of k8s.io/api/core/v1 (and of ObjectMeta), v0.36.3.
 KUBERNETES: dict[type, str] = {
-    pod_model.Pod: "apiVersion kind metadata spec status",
+    pod_model.PodManifest: "apiVersion kind metadata spec status",
     pod_model.Metadata: """name generateName namespace selfLink uid resourceVersion generation
         creationTimestamp deletionTimestamp deletionGracePeriodSeconds labels annotations
         ownerReferences finalizers managedFields""",
-    pod_model.Spec: """volumes initContainers containers ephemeralContainers restartPolicy
+    pod_model.PodSpec: """volumes initContainers containers ephemeralContainers restartPolicy
         terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector
         serviceAccountName serviceAccount automountServiceAccountToken nodeName hostNetwork
         hostPID hostIPC shareProcessNamespace securityContext imagePullSecrets hostname
@@ -30,7 +30,7 @@ KUBERNETES: dict[type, str] = {
         dnsConfig readinessGates runtimeClassName enableServiceLinks preemptionPolicy overhead
         topologySpreadConstraints setHostnameAsFQDN os hostUsers schedulingGates resourceClaims
         resources hostnameOverride schedulingGroup""",
-    pod_model.Container: """name image command args workingDir ports envFrom env resources
+    pod_model.ContainerManifest: """name image command args workingDir ports envFrom env resources
         resizePolicy restartPolicy restartPolicyRules volumeMounts volumeDevices livenessProbe
         readinessProbe startupProbe lifecycle terminationMessagePath terminationMessagePolicy
         imagePullPolicy securityContext stdin stdinOnce tty""",
@@ -52,9 +52,9 @@ KUBERNETES: dict[type, str] = {
     pod_model.EmptyDir: "medium sizeLimit",
     pod_model.HostPath: "path type",
     pod_model.Resources: "limits requests claims",
-    pod_model.Dns: "nameservers searches options",
+    pod_model.PodDnsManifest: "nameservers searches options",
     pod_model.DnsOption: "name value",
-    pod_model.Capabilities: "add drop",
+    pod_model.ContainerCapabilities: "add drop",
     pod_model.Profile: "type localhostProfile",
     pod_model.Sysctl: "name value",
 }
@@ -391,7 +391,7 @@ def test_references_are_expanded_as_kubelet_does() -> None:
 def test_dns_config_is_added_to_the_hosts() -> None:
     text = "# resolver\nsearch old\nsearch a b\nnameserver 192.0.2.9\noptions ndots:1 rotate\n"
     assert dns.host(text) == (["192.0.2.9"], ["a", "b"], {"ndots": "1", "rotate": ""})
-    dns_config = pod_model.Dns(
+    dns_config = pod_model.PodDnsManifest(
         nameservers=["192.0.2.1"], options=[pod_model.DnsOption("ndots", "2")]
     )
     assert dns.config(dns_config, own=True) == api.DNSConfig(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cri_server.cli.manifest.pod_model import Pod
+from cri_server.cli.manifest.pod_model import PodManifest
 from cri_server.cli.manifest.read import parse
 from pyrunc.errors import Error
 
@@ -41,7 +41,7 @@ def pod(volumes: Any = (), spec: dict[str, Any] | None = None, **container: Any)
     }
 
 
-def read(*documents: dict[str, Any]) -> tuple[Pod, list[str]]:
+def read(*documents: dict[str, Any]) -> tuple[PodManifest, list[str]]:
     return parse(yaml.safe_dump_all(documents))
 
 

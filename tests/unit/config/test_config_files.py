@@ -11,7 +11,7 @@ from cri_server.cli.server.configuration import config as command
 from cri_server.config import Config, load, load_with_origins
 from cri_server.config.changes import after_reload, changes
 from cri_server.config.loader import problems
-from cri_server.config.sources import Source, lines, read
+from cri_server.config.sources import ConfigSource, lines, read
 from pyrunc.errors import InvalidSpec
 
 MAIN = """\
@@ -246,4 +246,4 @@ def test_check_reads_named_files(tmp_path: Path, setting: str, why: str) -> None
 def test_default_is_a_file_that_can_be_used(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(CliRunner().invoke(command, ["default"]).output)
-    assert load(path, {}) == Config() and not list(problems(Source(path, "", {})))
+    assert load(path, {}) == Config() and not list(problems(ConfigSource(path, "", {})))

@@ -15,7 +15,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.containers import checkpoint, update
 from cri_server.sandboxes import checkpoint as pod_checkpoint
-from cri_server.store.model import Container, User
+from cri_server.store.model import Container, ResolvedUser
 from pyrunc.errors import DeadlineExceeded
 
 PATIENCE_S = 10.0
@@ -51,7 +51,7 @@ def container(name: str) -> Container:
         image_id="",
         image_ref="",
         image_name="",
-        user=User(0, 0, ()),
+        user=ResolvedUser(0, 0, ()),
         stop_signal="SIGTERM",
         log_path="",
         cgroups_path=f"/p/{name}",

@@ -19,7 +19,7 @@ from cri_server.doctor import (
     network,
     registries,
 )
-from cri_server.doctor.model import Check, CheckResult, Host, Level
+from cri_server.doctor.model import Check, CheckResult, Level, Machine
 
 FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""  # noqa: E501
 BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""  # noqa: E501
@@ -78,7 +78,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **config: Any) -> Host:
+def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **config: Any) -> Machine:
     for name, text in {**GOOD, **(changes or {})}.items():
         if text is not None:
             path = tmp_path / name.lstrip("/")
@@ -89,10 +89,10 @@ def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **conf
     for key, value in config.items():
         table, name = key.split("__")
         setattr(getattr(configuration, table), name, value)
-    return Host(configuration, tmp_path, {"PATH": "/usr/bin"})
+    return Machine(configuration, tmp_path, {"PATH": "/usr/bin"})
 
 
-def results(host: Host) -> dict[str, CheckResult]:
+def results(host: Machine) -> dict[str, CheckResult]:
     """Return the results with a problem, by code."""
     results = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
     assert len({f.code for f in results}) == len(results)
@@ -365,7 +365,7 @@ def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
 
 
 def test_a_check_that_fails_is_a_result(tmp_path: Path) -> None:
-    def broken(host: Host) -> list[CheckResult]:
+    def broken(host: Machine) -> list[CheckResult]:
         raise ZeroDivisionError("odd")
 
     (result,) = examine.examine(machine(tmp_path), (broken,))

@@ -17,11 +17,11 @@ import hpack
 import pytest
 
 from cri_server.http2 import frames
-from cri_server.http2.connection import Connection
-from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
+from cri_server.http2.connection import Http2Connection
+from cri_server.http2.events import Data, Drained, Event, Failed, Opened, PeerReady, Reset
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
 from cri_server.http2.hpack import STATUS_200, literal
-from cri_server.http2.limits import Limits
+from cri_server.http2.limits import Http2Limits
 
 REQUEST = [
     (":method", "POST"), (":scheme", "http"), (":path", "/runtime.v1.RuntimeService/Version"),
@@ -43,9 +43,9 @@ class Pair:
     """Our side and an `h2` client; `exchange` carries bytes both ways until there are none, in
     parts of `cut` bytes."""
 
-    def __init__(self, cut: int = 1 << 20, limits: Limits | None = None) -> None:
+    def __init__(self, cut: int = 1 << 20, limits: Http2Limits | None = None) -> None:
         self.cut = cut
-        self.ours = Connection(limits)
+        self.ours = Http2Connection(limits)
         self.client = h2.connection.H2Connection(
             h2.config.H2Configuration(client_side=True, header_encoding=None)
         )
@@ -93,7 +93,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest) -> Pair:
     pair = Pair(request.param)
     pair.exchange()
-    assert pair.taken() == [Ready()]
+    assert pair.taken() == [PeerReady()]
     return pair
 
 
@@ -234,7 +234,7 @@ def test_a_large_request_gets_window_updates(pair: Pair) -> None:
 
 
 def test_the_connections_window_is_enlarged_repeatedly(pair: Pair) -> None:
-    pair = Pair(pair.cut, Limits(window_bytes=70_000))
+    pair = Pair(pair.cut, Http2Limits(window_bytes=70_000))
     pair.exchange()
     for _ in range(20):
         answer(pair, pair.request(b"x" * 16_000), b"")
@@ -283,7 +283,7 @@ def test_the_server_can_reset_a_stream(pair: Pair) -> None:
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 def test_goaway_lets_open_streams_finish(cut: int) -> None:
     """Later streams are ignored, with all their frames."""
-    connection = Connection(clock=Clock())
+    connection = Http2Connection(clock=Clock())
     feed(connection, HELLO + request(1), cut)
     connection.go_away()
     connection.go_away()
@@ -466,7 +466,7 @@ BROKEN: dict[str, tuple[bytes, ErrorCode]] = {
 }
 
 
-def feed(connection: Connection, sent: bytes, cut: int) -> list[Event]:
+def feed(connection: Http2Connection, sent: bytes, cut: int) -> list[Event]:
     events = []
     for begin in range(0, len(sent), cut):
         events += connection.receive(sent[begin : begin + cut])
@@ -477,7 +477,7 @@ def feed(connection: Connection, sent: bytes, cut: int) -> list[Event]:
 @pytest.mark.parametrize("name", BROKEN)
 def test_connection_errors_end_the_connection(name: str, cut: int) -> None:
     sent, code = BROKEN[name]
-    connection = Connection(clock=Clock())
+    connection = Http2Connection(clock=Clock())
     events = feed(connection, sent, cut)
     failed = events[-1]
     assert isinstance(failed, Failed) and failed.code == code, failed
@@ -489,7 +489,7 @@ def test_connection_errors_end_the_connection(name: str, cut: int) -> None:
 
 def test_resets_and_pings_below_the_limits_are_accepted() -> None:
     clock = Clock()
-    connection = Connection(clock=clock)
+    connection = Http2Connection(clock=clock)
     connection.receive(HELLO)
     for number in range(1, 4001, 2):
         clock.now_s += 0.02
@@ -500,7 +500,7 @@ def test_resets_and_pings_below_the_limits_are_accepted() -> None:
 
 
 def test_a_client_that_measures_its_bandwidth_may_ping_with_every_call() -> None:
-    connection = Connection(clock=Clock())
+    connection = Http2Connection(clock=Clock())
     connection.receive(HELLO)
     for number in range(1, 20_001, 2):
         ping = head(8, frames.PING, 0, 0) + bytes(8)
@@ -513,7 +513,7 @@ def test_a_client_that_measures_its_bandwidth_may_ping_with_every_call() -> None
 
 
 def test_a_client_that_is_sent_a_long_stream_may_ping_with_every_message() -> None:
-    connection = Connection(clock=Clock())
+    connection = Http2Connection(clock=Clock())
     connection.receive(HELLO + request(1, END_HEADERS | END_STREAM))
     connection.send_headers(1, STATUS_200)
     for _ in range(10_000):
@@ -586,7 +586,7 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
 @pytest.mark.parametrize("name", STREAM_ERRORS)
 def test_stream_errors_end_only_the_stream(name: str, cut: int) -> None:
     sent, code = STREAM_ERRORS[name]
-    connection = Connection(clock=Clock())
+    connection = Http2Connection(clock=Clock())
     feed(connection, HELLO, cut)
     connection.data_to_send()
     events = feed(connection, sent, cut)
@@ -600,13 +600,13 @@ def test_stream_errors_end_only_the_stream(name: str, cut: int) -> None:
 
 
 def test_a_body_must_have_its_content_length() -> None:
-    connection = Connection()
+    connection = Http2Connection()
     connection.receive(HELLO + request(1, block=plain(LENGTH)) + data(1, b"12"))
     assert connection.receive(data(1, b"345", END_STREAM)) == [Data(1, b"345", True)]
 
 
 def test_streams_beyond_the_limit_are_refused() -> None:
-    connection = Connection(replace(Limits(), streams=3))
+    connection = Http2Connection(replace(Http2Limits(), streams=3))
     events = connection.receive(HELLO + b"".join(request(n) for n in range(1, 11, 2)))
     assert [e.stream_id for e in events if isinstance(e, Opened)] == [1, 3, 5]
     sent = connection.data_to_send()
@@ -619,7 +619,7 @@ def test_streams_beyond_the_limit_are_refused() -> None:
 
 
 def test_headers_longer_than_the_limit_refuse_only_the_request() -> None:
-    connection = Connection()
+    connection = Http2Connection()
     encoder = hpack.Encoder()
     long = encoder.encode([*REQUEST, *((f"x-{n}", "v" * 1000) for n in range(20))], huffman=False)
     first, rest = long[:16000], long[16000:]
@@ -627,7 +627,7 @@ def test_headers_longer_than_the_limit_refuse_only_the_request() -> None:
         request(1, END_STREAM, first) + head(len(rest), frames.CONTINUATION, END_HEADERS, 1) + rest
     )
     ready, opened = connection.receive(HELLO + sent)
-    assert ready == Ready() and opened == Opened(1, None, True)
+    assert ready == PeerReady() and opened == Opened(1, None, True)
     (event,) = connection.receive(request(3, block=encoder.encode(REQUEST)))
     assert isinstance(event, Opened) and event.fields is not None
 
@@ -668,7 +668,7 @@ def test_input_cut_at_any_byte_has_the_same_result_and_raises_nothing() -> None:
         sent = shuffled(chance)
         outcomes = []
         for cut in (len(sent), 1, chance.randrange(2, 60)):
-            connection = Connection(clock=Clock())
+            connection = Http2Connection(clock=Clock())
             outcomes.append(
                 (feed(connection, sent, cut), connection.data_to_send(), len(connection._streams))
             )

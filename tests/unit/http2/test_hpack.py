@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_server.http2 import hpack, huffman
-from cri_server.http2.hpack import BadBlock, Decoder, Field
+from cri_server.http2.hpack import BadBlock, Field, HpackDecoder
 
 LIMIT = 1 << 20
 
 
-def decode(decoder: Decoder, text: str) -> list[Field]:
+def decode(decoder: HpackDecoder, text: str) -> list[Field]:
     fields = decoder.decode(bytes.fromhex(text), LIMIT)
     assert fields is not None
     return fields
@@ -39,7 +39,7 @@ def test_the_requests_of_the_rfc_are_decoded() -> None:
         (b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/index.html"),
         (b":authority", b"www.example.com"), (b"custom-key", b"custom-value"),
     ]  # fmt: skip
-    plain, coded = Decoder(), Decoder()
+    plain, coded = HpackDecoder(), HpackDecoder()
     assert decode(plain, "828684410f7777772e6578616d706c652e636f6d") == first
     assert decode(plain, "828684be58086e6f2d6361636865") == second
     assert decode(plain, "828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565") == third
@@ -90,7 +90,7 @@ def test_blocks_of_the_library_are_decoded(
 ) -> None:
     """The blocks belong to one connection: entries are added and evicted, the table is resized,
     fields are sensitive or not."""
-    encoder, decoder = peer.Encoder(), Decoder()
+    encoder, decoder = peer.Encoder(), HpackDecoder()
     for fields, coded, size in blocks:
         if size is not None:
             encoder.header_table_size = size
@@ -112,7 +112,7 @@ def test_garbage_has_the_same_result_as_in_the_library_or_is_refused() -> None:
     agreed = 0
     for _ in range(20_000):
         block = chance.randbytes(chance.randrange(1, 12))
-        ours, theirs = Decoder(), peer.Decoder(max_header_list_size=LIMIT)
+        ours, theirs = HpackDecoder(), peer.Decoder(max_header_list_size=LIMIT)
         theirs.max_allowed_table_size = hpack.TABLE_LIMIT_BYTES
         try:
             expected = [tuple(f) for f in theirs.decode(block, raw=True)]
@@ -144,12 +144,12 @@ def test_garbage_has_the_same_result_as_in_the_library_or_is_refused() -> None:
 )
 def test_bad_blocks_are_refused(block: str) -> None:
     with pytest.raises(BadBlock):
-        Decoder().decode(bytes.fromhex(block), LIMIT)
+        HpackDecoder().decode(bytes.fromhex(block), LIMIT)
 
 
 def test_a_list_beyond_the_limit_is_dropped_but_its_block_is_decoded() -> None:
     """This is an HPACK bomb: each byte of the block refers to an entry as large as the table."""
-    encoder, decoder = peer.Encoder(), Decoder()
+    encoder, decoder = peer.Encoder(), HpackDecoder()
     assert decoder.decode(encoder.encode([("x-large", "v" * 4000)]), 8192)
     bomb = b"\xbe" * 60_000 + encoder.encode([("x-last", "entry")])
     assert decoder.decode(bomb, 8192) is None
@@ -158,12 +158,12 @@ def test_a_list_beyond_the_limit_is_dropped_but_its_block_is_decoded() -> None:
 
 def test_the_limit_of_a_list_counts_sizes_like_the_table() -> None:
     block = hpack.literal(b"ab", b"cde")
-    assert Decoder().decode(block, 37) == [(b"ab", b"cde")]
-    assert Decoder().decode(block, 36) is None
+    assert HpackDecoder().decode(block, 37) == [(b"ab", b"cde")]
+    assert HpackDecoder().decode(block, 36) is None
 
 
 def test_the_table_stays_within_its_size() -> None:
-    encoder, decoder = peer.Encoder(), Decoder()
+    encoder, decoder = peer.Encoder(), HpackDecoder()
     for number in range(2000):
         decoder.decode(
             encoder.encode([("grpc-timeout", f"{number}u"), ("x", "y" * (number % 900))]), LIMIT

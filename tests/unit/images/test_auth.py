@@ -20,11 +20,11 @@ from cri_server.images.registry.auth import (
     read_token,
     token_request,
 )
-from cri_server.images.registry.hosts import Host
+from cri_server.images.registry.hosts import RegistryHost
 from pyrunc.errors import Error, InvalidArgument, PeerError
 
-UPSTREAM = Host("https://r.example", upstream=True)
-MIRROR = Host("https://mirror.example:5000")
+UPSTREAM = RegistryHost("https://r.example", upstream=True)
+MIRROR = RegistryHost("https://mirror.example:5000")
 R = Reference.parse("r.example/team/app:v1")
 SECRET = Credential("u", "p")
 
@@ -79,7 +79,7 @@ def test_the_error_of_a_malformed_auth_does_not_show_the_secret(text: str) -> No
         ("mirror.example:5000", UPSTREAM, False),
     ],
 )
-def test_a_login_is_sent_only_to_its_server(address: str, host: Host, used: bool) -> None:
+def test_a_login_is_sent_only_to_its_server(address: str, host: RegistryHost, used: bool) -> None:
     sent = credential(Auth("u", "p", server_address=address), R, host)
     assert sent == (SECRET if used else ANONYMOUS)
 
@@ -88,30 +88,34 @@ def test_a_login_is_sent_only_to_its_server(address: str, host: Host, used: bool
     "address", ["docker.io", "https://index.docker.io/v1/", "registry-1.docker.io", ""]
 )
 def test_all_names_of_docker_hub_mean_the_same_registry(address: str) -> None:
-    host = Host("https://registry-1.docker.io", upstream=True)
+    host = RegistryHost("https://registry-1.docker.io", upstream=True)
     assert (
         credential(Auth("u", "p", server_address=address), Reference.parse("busybox"), host)
         == SECRET
     )
 
 
-TRUSTED = Host("https://mirror.example", trusted=True)
+TRUSTED = RegistryHost("https://mirror.example", trusted=True)
 
 
 @pytest.mark.parametrize(
     ("image", "host", "used"),
     [
         ("r.example/a", TRUSTED, True),
-        ("r.example/a", Host("http://mirror.example", trusted=True), False),
-        ("r.example/a", Host("http://127.0.0.1:5000", trusted=True), True),
-        ("localhost:5000/a", Host("http://mirror.example", trusted=True), True),
-        ("r.example/a", Host("https://elsewhere.example", upstream=True), False),
-        ("r.example/a", Host("https://elsewhere.example", upstream=True, trusted=True), True),
+        ("r.example/a", RegistryHost("http://mirror.example", trusted=True), False),
+        ("r.example/a", RegistryHost("http://127.0.0.1:5000", trusted=True), True),
+        ("localhost:5000/a", RegistryHost("http://mirror.example", trusted=True), True),
+        ("r.example/a", RegistryHost("https://elsewhere.example", upstream=True), False),
+        (
+            "r.example/a",
+            RegistryHost("https://elsewhere.example", upstream=True, trusted=True),
+            True,
+        ),
     ],
 )
 @pytest.mark.parametrize("named", [False, True])
 def test_mirrors_get_the_secret_only_from_the_registrys_own_file(
-    image: str, host: Host, used: bool, named: bool
+    image: str, host: RegistryHost, used: bool, named: bool
 ) -> None:
     reference = Reference.parse(image)
     address = reference.domain if named else ""
@@ -121,7 +125,7 @@ def test_mirrors_get_the_secret_only_from_the_registrys_own_file(
 
 
 def test_the_administrators_login_is_used_without_a_pull_secret() -> None:
-    own = Host("https://mirror.example", trusted=True, auth=Auth("admin", "x"))
+    own = RegistryHost("https://mirror.example", trusted=True, auth=Auth("admin", "x"))
     assert credential(None, R, own) == Credential("admin", "x")
     assert credential(Auth("u", "p"), R, own) == SECRET
     assert credential(Auth("u", "p", server_address="third.example"), R, own) == Credential(
@@ -238,7 +242,7 @@ def test_untrusted_token_servers_get_no_request(realm: str) -> None:
 
 
 def test_a_registry_on_http_may_have_a_token_server_on_http() -> None:
-    plain = Host("http://r.example", upstream=True)
+    plain = RegistryHost("http://r.example", upstream=True)
     assert token_request(
         Challenge("bearer", {"realm": "http://a.example/t"}), SECRET, plain, "s"
     ).url.startswith("http://a")

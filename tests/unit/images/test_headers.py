@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from cri_server.images.layers import tar_headers
-from cri_server.images.layers.inflate import BadLayer, Stream
+from cri_server.images.layers.inflate import BadLayer, TarStream
 
 KINDS = {
     tarfile.REGTYPE: tar_headers.FILE,
@@ -27,18 +27,18 @@ KINDS = {
 
 
 @contextmanager
-def stream_of(data: bytes) -> Iterator[Stream]:
+def stream_of(data: bytes) -> Iterator[TarStream]:
     fd = os.memfd_create("tar", os.MFD_CLOEXEC)
     try:
         with io.FileIO(fd, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(fd, 0, os.SEEK_SET)
-        yield Stream(fd)
+        yield TarStream(fd)
     finally:
         os.close(fd)
 
 
-def read(data: bytes) -> list[tuple[tar_headers.Entry, bytes]]:
+def read(data: bytes) -> list[tuple[tar_headers.TarMember, bytes]]:
     with stream_of(data) as stream:
         entries = []
         for entry in tar_headers.members(stream):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.model import Auth
-from cri_server.images.registry.hosts import PULL, RESOLVE, Host, hosts_for, read_file
+from cri_server.images.registry.hosts import PULL, RESOLVE, RegistryHost, hosts_for, read_file
 from pyrunc.errors import InvalidSpec
 
 
@@ -36,7 +36,7 @@ def write(certs_dir: Path, folder: str, text: str) -> Path:
     ],
 )
 def test_a_registry_without_configuration_has_the_defaults(domain: str, url: str) -> None:
-    assert hosts_for(domain, []) == [Host(url, upstream=True)]
+    assert hosts_for(domain, []) == [RegistryHost(url, upstream=True)]
 
 
 def test_the_folder_of_a_registry_is_found_in_the_order_of_containerd(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ FIELD = [
 
 @pytest.mark.parametrize(("source", "text", "holds"), FIELD, ids=[source for source, *_ in FIELD])
 def test_hosts_files_of_other_programs_are_read(
-    tmp_path: Path, source: str, text: str, holds: Callable[[Host], object]
+    tmp_path: Path, source: str, text: str, holds: Callable[[RegistryHost], object]
 ) -> None:
     write(tmp_path, "r.example", f'[host."https://m.example"]\n{text}\n')
     with warnings.catch_warnings():

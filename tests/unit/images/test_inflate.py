@@ -14,7 +14,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images.layers.inflate import Stream
+from cri_server.images.layers.inflate import TarStream
 
 CONTENT = b"the content of a layer"
 ZSTD_OF_CONTENT = bytes(zstd.compress(CONTENT))
@@ -39,7 +39,7 @@ def decode(blob: bytes, first_bytes: int) -> bytes:
                 sending.send(piece)
         fd = os.dup(receiving.fileno())
     try:
-        return b"".join(bytes(block) for block in Stream(fd).blocks())
+        return b"".join(bytes(block) for block in TarStream(fd).blocks())
     finally:
         os.close(fd)
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from cri_server.images.layers.inflate import LayerWork, Limits
+from cri_server.images.layers.inflate import LayerWork, UnpackLimits
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.unpacked_layers import Layers
 from cri_server.zygote.client import JobResult, Zygote
@@ -32,7 +32,7 @@ async def test_a_cancellation_at_the_end_of_a_job_is_not_lost(turns: int) -> Non
     zygote = Ended()
     jobs = LayerJobs(cast(Zygote, zygote), cast(Layers, None))
     work = asyncio.create_task(
-        jobs.run("m:f", LayerWork("/", Limits(), "x"), [], lambda tick: None, lambda: None)
+        jobs.run("m:f", LayerWork("/", UnpackLimits(), "x"), [], lambda tick: None, lambda: None)
     )
     for _ in range(10):
         await asyncio.sleep(0)

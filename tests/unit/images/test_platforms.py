@@ -9,7 +9,7 @@ import pytest
 
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats import platforms
-from cri_server.images.formats.manifest import Index
+from cri_server.images.formats.manifest import ImageIndex
 from cri_server.images.formats.platforms import (
     Platform,
     Processor,
@@ -91,7 +91,7 @@ def test_spellings_of_builders_are_normalized(
     assert str(platform) == text
 
 
-def index(*texts: str) -> Index:
+def index(*texts: str) -> ImageIndex:
     entries = []
     for number, text in enumerate(texts):
         system, _, rest = text.partition("/")
@@ -106,7 +106,7 @@ def index(*texts: str) -> Index:
             {**entry, "platform": platform, "annotations": {"a": "b"}} if text else entry
         )
     document = manifests.parse(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
-    assert isinstance(document, Index)
+    assert isinstance(document, ImageIndex)
     return document
 
 
@@ -188,12 +188,12 @@ def test_a_requested_platform_selects_only_its_image(text: str, chosen: str) -> 
             ]
         )
     ]
-    found = manifests.choose(Index(entries), platforms.parse(text)).platform
+    found = manifests.choose(ImageIndex(entries), platforms.parse(text)).platform
     assert str(found) == f"linux/{chosen}"
     with pytest.raises(
         NotFound, match=r"no image for linux/386; available: linux/amd64, .*linux/arm/v7"
     ):
-        manifests.choose(Index(entries), platforms.parse("linux/386"))
+        manifests.choose(ImageIndex(entries), platforms.parse("linux/386"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cri_server.images.layers.ring import (
     BLOCKS,
     Interrupted,
     Receiver,
-    Sender,
+    RingSender,
     open_ends,
     open_ring,
 )
@@ -24,7 +24,7 @@ from cri_server.images.layers.ring import (
 ALL = BLOCKS * BLOCK_BYTES
 
 
-Ring = tuple[Sender, Receiver]
+Ring = tuple[RingSender, Receiver]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ring() -> Iterator[Ring]:
 def ring_of_a_stranger() -> Iterator[Ring]:
     """Returns a ring whose sender is another process."""
     sending, receiving = open_ends()
-    sender, receiver = Sender(*sending), Receiver(*receiving, copying=True)
+    sender, receiver = RingSender(*sending), Receiver(*receiving, copying=True)
     yield sender, receiver
     sender.close()
     receiver.close()

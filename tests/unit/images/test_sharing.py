@@ -10,7 +10,7 @@ import pytest
 
 from cri_server.images.layers import sharing
 from cri_server.images.layers.ring import Interrupted
-from cri_server.images.layers.sharing import FAST_BYTES, Rate, SharedWork, Streams, StreamTurn
+from cri_server.images.layers.sharing import FAST_BYTES, Rate, SharedWork, StreamLimiter, StreamTurn
 from cri_server.images.waiting import Watch
 
 WATCH = Watch(60, "test")
@@ -74,7 +74,7 @@ async def test_callers_do_not_wait_for_slow_work(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_the_registry_with_the_fewest_streams_gets_the_next_turn() -> None:
-    streams = Streams(2)
+    streams = StreamLimiter(2)
     order: list[str] = []
 
     async def take(origin: str) -> None:
@@ -95,7 +95,7 @@ async def test_a_stream_without_a_turn_in_time_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 0.01)
-    streams = Streams(1)
+    streams = StreamLimiter(1)
     requests: list[str] = []
     slow, rate = StreamTurn("a", Rate()), Rate()
     slow.give_way = lambda: requests.append("slow")
@@ -116,7 +116,7 @@ async def test_a_stream_waits_while_other_streams_end(monkeypatch: pytest.Monkey
     """The pulls of a starting node keep their order; the time of each wait has a limit all the
     same."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 1.0)
-    streams, ended = Streams(1), 0
+    streams, ended = StreamLimiter(1), 0
 
     async def take(duration_s: float) -> None:
         nonlocal ended
@@ -134,7 +134,7 @@ async def test_a_stream_waits_while_other_streams_end(monkeypatch: pytest.Monkey
 
 
 async def test_a_stream_cancelled_during_its_wait_leaves_nothing() -> None:
-    streams = Streams(1)
+    streams = StreamLimiter(1)
 
     async def take() -> None:
         async with streams.hold(StreamTurn("b", Rate()), WATCH):

@@ -27,7 +27,7 @@ def test_each_comment_shows_the_default(tmp_path: Path) -> None:
 
 def test_every_key_occurs_once_with_an_explanation() -> None:
     tables = msgspec.to_builtins(config.Config())
-    tables["runtimes.NAME"] = msgspec.to_builtins(config.model.Runtime())
+    tables["runtimes.NAME"] = msgspec.to_builtins(config.model.RuntimeConfig())
     named = {f"{table}.{key}" for table, keys in tables.items() for key in keys}
     described = [
         f"{section.name}.{key.name}" for section in config_file.sections() for key in section.keys

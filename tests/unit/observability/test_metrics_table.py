@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.observability.metrics import BASE_LABELS, CONTAINER, Figures, Values, descriptors
+from cri_server.observability.metrics import (
+    BASE_LABELS,
+    CONTAINER,
+    ContainerFigures,
+    Values,
+    descriptors,
+)
 from cri_server.observability.stats import NO_MEMORY, RATE_WINDOW_NS, CpuRates
 from tests.support.metric_names import NAMES
 
 SECOND = 1_000_000_000
 
 
-def figures(**changes: object) -> Figures:
+def figures(**changes: object) -> ContainerFigures:
     values: dict[str, object] = {
         "cpu": {},
         "memory": NO_MEMORY,
@@ -33,7 +39,7 @@ def figures(**changes: object) -> Figures:
         "limits": api.LinuxContainerResources(),
         "open_files_limit": None,
     }
-    return Figures(**{**values, **changes})  # type: ignore[arg-type]
+    return ContainerFigures(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def read(name: str, **changes: object) -> int | Values:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cri_server.rpc import grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
-from cri_server.rpc.grpc_framing import Incoming, NotGrpc
+from cri_server.rpc.grpc_framing import IncomingMessage, NotGrpc
 
 FIELDS = [
     (b":method", b"POST"),
@@ -63,7 +63,7 @@ def test_malformed_timeouts_are_refused(text: bytes) -> None:
 
 
 def collect(body: bytes, parts: int, encoding: bytes = b"identity", limit: int = 1 << 20) -> bytes:
-    incoming = Incoming(encoding, limit)
+    incoming = IncomingMessage(encoding, limit)
     for begin in range(0, len(body), parts):
         incoming.add(body[begin : begin + parts])
     return incoming.finish()
@@ -118,7 +118,7 @@ def test_a_gzip_bomb_stops_at_the_limit() -> None:
 
 
 def test_the_credit_for_a_long_message_is_returned_once() -> None:
-    incoming = Incoming(b"identity")
+    incoming = IncomingMessage(b"identity")
     assert incoming.add(b"\0\0\x10\0\0") == (1 << 20) + 5 - 65535
     assert incoming.add(b"x" * 1000) == 0
 

@@ -24,7 +24,7 @@ def test_a_sent_request_is_read_unchanged() -> None:
 
 def test_replies_have_the_form_that_older_clients_read() -> None:
     assert json.loads(
-        private.encode(private.TransferUpdate(private.Progress("fetching", 1, 2)))
+        private.encode(private.TransferUpdate(private.TransferProgress("fetching", 1, 2)))
     ) == {"progress": {"stage": "fetching", "fetched_bytes": 1, "total_bytes": 2}}
     assert json.loads(private.encode(private.TransferUpdate(id="sha256:x"))) == {"id": "sha256:x"}
     images = private.LoadedImages([private.LoadedImage("sha256:x", ["a:b"])])

@@ -27,7 +27,7 @@ import pytest
 
 from cri_server.http2 import frames
 from cri_server.http2.frames import END_HEADERS, END_STREAM, ErrorCode, head
-from cri_server.http2.limits import Limits
+from cri_server.http2.limits import Http2Limits
 from cri_server.rpc import codes, grpc_framing, shared
 from cri_server.rpc import server as server_module
 from cri_server.rpc.codes import UnknownCall
@@ -137,7 +137,7 @@ class Calls:
 class World:
     """A server, its calls and a gRPC channel to it."""
 
-    def __init__(self, folder: Path, limits: Limits | None, greeting_s: float) -> None:
+    def __init__(self, folder: Path, limits: Http2Limits | None, greeting_s: float) -> None:
         self.calls = Calls()
         self.path = folder / "s.sock"
         self.server = Server(self.path, self.calls.table(), limits=limits, greeting_s=greeting_s)
@@ -168,7 +168,7 @@ def open_world(tmp_path: Path) -> Any:
     """Start a World with other limits."""
 
     def make(*, greeting_s: float = 10.0, **limits: Any) -> World:
-        return World(tmp_path, replace(Limits(), **limits), greeting_s)
+        return World(tmp_path, replace(Http2Limits(), **limits), greeting_s)
 
     return make
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pyrunc.atomic_file import DamagedRecord
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.compile.requests import CgroupChoice, Overlay, PauseRequest
-from pyrunc.shim.files import LaunchFile, OtherRuntime, Place, RestoreFolders
+from pyrunc.shim.files import LaunchFile, OtherRuntime, PreparedMount, RestoreFolders
 
-IMAGE = Image("/i/index", ["/i/tar"], "/i/empty")
+IMAGE = MountedImage("/i/index", ["/i/tar"], "/i/empty")
 ROOTFS = Overlay(["/top", "/bottom"], "/c/upper", "/c/work", volatile=True)
 LAUNCH = LaunchFile(
     ROOTFS, CgroupChoice("systemd", "warn"), "pod", log_path="/l/0.log", log_directory="/l"
@@ -68,9 +68,9 @@ def test_a_written_launch_file_is_read_unchanged(tmp_path: Path) -> None:
         LAUNCH.replace(
             runtime=OtherRuntime("/bin/runc", ["--debug"]),
             places=[
-                Place("mounts/1", pinned="shm"),
-                Place("mounts/2", lower=["/l"]),
-                Place("mounts/3", image=IMAGE),
+                PreparedMount("mounts/1", pinned="shm"),
+                PreparedMount("mounts/2", lower=["/l"]),
+                PreparedMount("mounts/3", image=IMAGE),
             ],
         ),
         LAUNCH.replace(restore=RestoreFolders("/r/images", "/r", {"tcp_close": True})),
@@ -90,12 +90,15 @@ def test_a_launch_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     launch = LaunchFile.read(tmp_path)
     assert launch.rootfs == Overlay(image=IMAGE)
     assert launch.other_runtime == OtherRuntime("/bin/runc", [], systemd=True)
-    assert list(launch.places) == [Place("mounts/1", pinned="shm"), Place("mounts/2", lower=["/l"])]
+    assert list(launch.places) == [
+        PreparedMount("mounts/1", pinned="shm"),
+        PreparedMount("mounts/2", lower=["/l"]),
+    ]
 
 
 def test_the_version_before_reads_a_launch_file() -> None:
     """The earlier version takes a key that exists for one that is set."""
-    fields = LAUNCH.replace(places=[Place("mounts/1", lower=["/l"])]).to_fields()
+    fields = LAUNCH.replace(places=[PreparedMount("mounts/1", lower=["/l"])]).to_fields()
     assert not {"runtime", "restore"} & set(fields) and "image" not in fields["rootfs"]
     assert not {"pinned", "image"} & set(fields["places"][0])
 

@@ -13,9 +13,9 @@ from cri_server.config import handlers
 from cri_server.config.changes import after_reload, changes
 from cri_server.spec import external_runtime
 from cri_server.spec.mounts import MountRequest
-from pyrunc.compile.image_mount import Image
+from pyrunc.compile.image_mount import MountedImage
 from pyrunc.errors import InvalidSpec
-from pyrunc.shim.files import Place
+from pyrunc.shim.files import PreparedMount
 
 TEXT = """
 [containers]
@@ -107,7 +107,7 @@ def test_descriptors_become_paths_for_an_external_runtime(tmp_path: Path) -> Non
     maps = {"uidMappings": [{"containerID": 0, "hostID": 1, "size": 1}]}
     path = {"destination": "/k", "type": "bind", "source": "/s", "options": ["rbind", "ro"], **maps}
     spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, layers, image, path]}
-    index = Image("/x", ["/y"], "/z")
+    index = MountedImage("/x", ["/y"], "/z")
     unpacked = MountRequest(api.Mount(), "/i", source="pyrunc:image:/i", layers=["/a:b", "/c"])
     request = MountRequest(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
     of_host = MountRequest(api.Mount(host_path="/link"), "/k", source="/s")
@@ -121,9 +121,9 @@ def test_descriptors_become_paths_for_an_external_runtime(tmp_path: Path) -> Non
         {**path, "source": f"{tmp_path}/mounts/4"},
     ]  # fmt: skip
     assert places == [
-        Place("mounts/1", pinned="shm"),
-        Place("mounts/2", lower=["/a:b", "/c"]),
-        Place("mounts/3", image=index),
-        Place("mounts/4", source="/s"),
+        PreparedMount("mounts/1", pinned="shm"),
+        PreparedMount("mounts/2", lower=["/a:b", "/c"]),
+        PreparedMount("mounts/3", image=index),
+        PreparedMount("mounts/4", source="/s"),
     ]
     assert sorted(p.name for p in (tmp_path / "mounts").iterdir()) == ["1", "2", "3"]

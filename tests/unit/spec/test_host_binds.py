@@ -10,7 +10,7 @@ import pytest
 from cri_server.spec import host_binds
 from cri_server.spec.host_binds import HostBind
 from pyrunc.compile.requests import CgroupChoice, Overlay
-from pyrunc.shim.files import LaunchFile, OtherRuntime, Place
+from pyrunc.shim.files import LaunchFile, OtherRuntime, PreparedMount
 
 OWN = ("/root", "/state")
 LAUNCH = LaunchFile(Overlay(), CgroupChoice(), settled=["/volume", "/root/asked for"])
@@ -68,7 +68,7 @@ def test_the_process_does_not_make_a_bind_of_a_clone(spec: dict[str, Any]) -> No
 
 def test_an_external_runtime_gets_the_attached_binds() -> None:
     spec = specification({**bind("/state/c/mounts/1"), "destination": "/v"}, bind("/of a plugin"))
-    places = [Place("mounts/0", pinned="shm"), Place("mounts/1", source="/volume")]
+    places = [PreparedMount("mounts/0", pinned="shm"), PreparedMount("mounts/1", source="/volume")]
     launch_file = LAUNCH.replace(runtime=OtherRuntime("/bin/runc"), places=places)
     assert host_binds.of(spec, launch_file, OWN) == [
         HostBind("/volume", "/v", links=False, made_inside=False)

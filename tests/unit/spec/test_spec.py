@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_server.api import api_pb2 as api
-from cri_server.config.model import Pods
+from cri_server.config.model import PodsConfig
 from cri_server.sandboxes import sysctls
 from cri_server.spec import (
     capabilities,
@@ -68,13 +68,15 @@ def test_configured_capabilities_replace_the_defaults() -> None:
 
 
 def test_settings_of_pods_apply_to_new_networks_only() -> None:
-    def with_defaults(pods: Pods, requested: dict[str, str], **options: Any) -> dict[str, str]:
+    def with_defaults(
+        pods: PodsConfig, requested: dict[str, str], **options: Any
+    ) -> dict[str, str]:
         return sysctls.with_defaults(requested, api.NamespaceOption(**options), pods)
 
     ports, ping = "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range"
-    both = Pods(unprivileged_ports=True, unprivileged_ping=True)
+    both = PodsConfig(unprivileged_ports=True, unprivileged_ping=True)
     users = api.UserNamespace(mode=api.POD)
-    assert with_defaults(Pods(), {"kernel.sem": "1"}) == {"kernel.sem": "1"}
+    assert with_defaults(PodsConfig(), {"kernel.sem": "1"}) == {"kernel.sem": "1"}
     assert with_defaults(both, {}) == {ports: "0", ping: "0 2147483647"}
     assert with_defaults(both, {}, network=api.NODE) == {}
     assert with_defaults(both, {}, userns_options=users) == {ports: "0"}

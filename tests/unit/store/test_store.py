@@ -14,8 +14,8 @@ from cri_server.api import api_pb2 as api
 from cri_server.operations.locks import Gate, SingleFlight
 from cri_server.operations.steps import Failpoints, InjectedError, Parallel, Step, Steps
 from cri_server.store.facts import ProcessIdentity
-from cri_server.store.index import Index
-from cri_server.store.model import Container, Exit, Sandbox, User
+from cri_server.store.index import StoreIndex
+from cri_server.store.model import Container, Exit, ResolvedUser, Sandbox
 from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, NotFound
@@ -50,7 +50,7 @@ def container(identifier: str, owner: Sandbox, **labels: str) -> Container:
         "sha256:i",
         "ref",
         "name",
-        User(1, 2, (2, 3), "/h"),
+        ResolvedUser(1, 2, (2, 3), "/h"),
         "SIGTERM",
         "/log",
         "/p/c",
@@ -130,7 +130,7 @@ def test_exits_have_cris_reasons(ended: Exit, word: str) -> None:
 
 @pytest.mark.requirement("1.9")
 def test_objects_are_found_by_prefix_and_filter() -> None:
-    index = Index()
+    index = StoreIndex()
     first, second = sandbox("ab" + "0" * 62, app="x"), sandbox("ac" + "0" * 62, app="y")
     index.sandboxes.add(first), index.sandboxes.add(second)
     assert index.sandboxes.find("ab") is first and index.sandboxes.find("a") is None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cri_server.streaming import remotecommand
-from cri_server.streaming.backend import Session
+from cri_server.streaming.backend import StreamingSession
 from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
 from pyrunc.errors import Error, NotFound, PeerError, WrongState
@@ -64,7 +64,7 @@ class Client:
         return json.loads(self.error.data)  # type: ignore[no-any-return]
 
 
-class Process(Session):
+class Process(StreamingSession):
     """A session whose process is the test, which has the other ends of the pipes and sets the exit
     code."""
 

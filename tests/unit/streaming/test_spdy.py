@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from cri_server.streaming.spdy import frames
 from cri_server.streaming.spdy.connection import (
     CONTROL_LIMIT_BYTES,
-    Connection,
-    Data,
+    ConnectionFailed,
     Event,
-    Failed,
-    Opened,
-    Reset,
+    SpdyConnection,
     StreamClosed,
+    StreamData,
+    StreamOpened,
+    StreamReset,
 )
 from cri_server.streaming.spdy.frames import Status, Type
 from cri_server.streaming.spdy.headers import (
@@ -35,11 +35,11 @@ from cri_server.streaming.spdy.headers import (
 from tests.support.spdy import GoneAway, Pong, Replied, SpdyClient, syn_stream
 
 
-def pair() -> tuple[SpdyClient, Connection]:
-    return SpdyClient(), Connection()
+def pair() -> tuple[SpdyClient, SpdyConnection]:
+    return SpdyClient(), SpdyConnection()
 
 
-def opened(**headers: str) -> tuple[SpdyClient, Connection, int]:
+def opened(**headers: str) -> tuple[SpdyClient, SpdyConnection, int]:
     """Returns a client and a server with one stream open in both directions."""
     client, server = pair()
     stream = client.open(
@@ -52,7 +52,7 @@ def opened(**headers: str) -> tuple[SpdyClient, Connection, int]:
 
 
 def failed(events: list[Event]) -> str:
-    assert events and isinstance(events[-1], Failed), events
+    assert events and isinstance(events[-1], ConnectionFailed), events
     return events[-1].reason
 
 
@@ -103,12 +103,16 @@ def test_header_compression_keeps_its_state() -> None:
 def test_a_stream_is_opened_used_and_ended() -> None:
     client, server = pair()
     stream = client.open({"Streamtype": ["stdin"]})
-    assert server.receive(client.data_to_send()) == [Opened(1, {"streamtype": ["stdin"]}, False)]
+    assert server.receive(client.data_to_send()) == [
+        StreamOpened(1, {"streamtype": ["stdin"]}, False)
+    ]
     server.reply(stream)
     assert client.receive(server.data_to_send()) == [Replied(1, {}, False)]
-    assert server.receive(client.data_head(stream, 3) + b"abc") == [Data(1, b"abc", False)]
-    assert server.receive(client.data_head(stream, 0, fin=True)) == [Data(1, b"", True)]
-    assert client.receive(server.data_head(stream, 2, fin=True) + b"de") == [Data(1, b"de", True)]
+    assert server.receive(client.data_head(stream, 3) + b"abc") == [StreamData(1, b"abc", False)]
+    assert server.receive(client.data_head(stream, 0, fin=True)) == [StreamData(1, b"", True)]
+    assert client.receive(server.data_head(stream, 2, fin=True) + b"de") == [
+        StreamData(1, b"de", True)
+    ]
     assert not client.is_open(stream) and not server.is_open(stream)
 
 
@@ -119,7 +123,7 @@ def test_either_side_may_end_first(first: str) -> None:
     sides = [client, server] if first == "client" else [server, client]
     for sender, receiver in (sides, reversed(sides)):
         assert receiver.receive(sender.data_head(stream, 1, fin=True) + b"x") == [
-            Data(stream, b"x", True)
+            StreamData(stream, b"x", True)
         ]
         with pytest.raises(StreamClosed):
             sender.data_head(stream, 1)
@@ -146,7 +150,7 @@ def test_pings_are_answered() -> None:
 def test_a_reset_ends_both_directions() -> None:
     client, server, stream = opened()
     server.reset(stream, Status.CANCEL)
-    assert client.receive(server.data_to_send()) == [Reset(stream, Status.CANCEL)]
+    assert client.receive(server.data_to_send()) == [StreamReset(stream, Status.CANCEL)]
     for side in (client, server):
         with pytest.raises(StreamClosed):
             side.data_head(stream, 1)
@@ -163,8 +167,8 @@ def test_goaway_refuses_only_new_streams() -> None:
     assert client.receive(server.data_to_send()) == [GoneAway(stream, 0)]
     late = client.open({})
     assert server.receive(client.data_to_send()) == []
-    assert client.receive(server.data_to_send()) == [Reset(late, Status.REFUSED_STREAM)]
-    assert server.receive(client.data_head(stream, 1) + b"x") == [Data(stream, b"x", False)]
+    assert client.receive(server.data_to_send()) == [StreamReset(late, Status.REFUSED_STREAM)]
+    assert server.receive(client.data_head(stream, 1) + b"x") == [StreamData(stream, b"x", False)]
 
 
 def test_a_probe_frame_has_no_effect() -> None:
@@ -173,7 +177,7 @@ def test_a_probe_frame_has_no_effect() -> None:
     sent = server.data_to_send()
     assert sent == frames.data_head(stream, 0, False)
     assert client.receive(sent) == []
-    Connection().probe()
+    SpdyConnection().probe()
 
 
 def test_unknown_frames_are_skipped() -> None:
@@ -197,7 +201,7 @@ def test_a_headers_frame_can_end_a_stream() -> None:
     late = frames.control(
         Type.HEADERS, frames.FIN, struct.pack(">I", stream) + packer.pack({"late": ["yes"]})
     )
-    assert server.receive(late) == [Data(stream, b"", True)]
+    assert server.receive(late) == [StreamData(stream, b"", True)]
 
 
 # ---- any cut ----
@@ -227,12 +231,12 @@ def joined(events: list[Event]) -> list[Event]:
     for event in events:
         last = result[-1] if result else None
         if (
-            isinstance(event, Data)
-            and isinstance(last, Data)
+            isinstance(event, StreamData)
+            and isinstance(last, StreamData)
             and last.stream_id == event.stream_id
             and not last.fin
         ):
-            result[-1] = Data(last.stream_id, last.data + event.data, event.fin)
+            result[-1] = StreamData(last.stream_id, last.data + event.data, event.fin)
         else:
             result.append(event)
     return result
@@ -240,7 +244,7 @@ def joined(events: list[Event]) -> list[Event]:
 
 def test_input_byte_by_byte_has_the_same_events() -> None:
     sent, expected = conversation()
-    server = Connection()
+    server = SpdyConnection()
     events = [event for byte in sent for event in server.receive(bytes((byte,)))]
     assert joined(events) == expected
     assert server.data_to_send() == frames.ping(1)
@@ -250,7 +254,7 @@ def test_input_byte_by_byte_has_the_same_events() -> None:
 @settings(max_examples=200, deadline=None)
 def test_input_cut_at_any_byte_has_the_same_events(cuts: list[int]) -> None:
     sent, expected = conversation()
-    server = Connection()
+    server = SpdyConnection()
     events: list[Event] = []
     for size in cuts:
         events += server.receive(sent[:size])
@@ -300,7 +304,7 @@ SAME_SYN = syn_stream(1, _packer.pack({"streamtype": ["error"]}))
     ],
 )
 def test_a_protocol_error_ends_the_connection(sent: bytes, reason: str) -> None:
-    server = Connection()
+    server = SpdyConnection()
     assert reason in failed(server.receive(sent))
     out = server.data_to_send()
     assert out.endswith(struct.pack(">I", 1)) and struct.pack(">HHI", 0x8003, 7, 8) in out
@@ -308,7 +312,7 @@ def test_a_protocol_error_ends_the_connection(sent: bytes, reason: str) -> None:
 
 
 def test_the_goaway_names_the_last_stream() -> None:
-    server = Connection()
+    server = SpdyConnection()
     server.receive(SYN)
     failed(server.receive(b"\x80\x09" + bytes(6)))
     assert server.data_to_send() == frames.goaway(1, 1)
@@ -318,27 +322,27 @@ def test_data_after_the_end_resets_the_stream() -> None:
     client, server, stream = opened()
     server.receive(client.data_head(stream, 0, fin=True))
     late = frames.data_head(stream, 4, False) + b"late"
-    assert server.receive(late) == [Reset(stream, Status.STREAM_ALREADY_CLOSED)]
+    assert server.receive(late) == [StreamReset(stream, Status.STREAM_ALREADY_CLOSED)]
     assert server.data_to_send() == frames.rst_stream(stream, Status.STREAM_ALREADY_CLOSED)
     assert server.receive(late) == [] and server.data_to_send() == b""
 
 
 def test_open_streams_are_limited_and_ended_streams_are_forgotten() -> None:
-    client, server = SpdyClient(), Connection(streams_limit=2)
+    client, server = SpdyClient(), SpdyConnection(streams_limit=2)
     streams = [client.open({}) for _ in range(3)]
     assert [
-        e.stream_id for e in server.receive(client.data_to_send()) if isinstance(e, Opened)
+        e.stream_id for e in server.receive(client.data_to_send()) if isinstance(e, StreamOpened)
     ] == streams[:2]
-    assert client.receive(server.data_to_send()) == [Reset(streams[2], Status.REFUSED_STREAM)]
+    assert client.receive(server.data_to_send()) == [StreamReset(streams[2], Status.REFUSED_STREAM)]
     client.reset(streams[0], Status.CANCEL)
     client.open({})
-    assert [type(e) for e in server.receive(client.data_to_send())] == [Reset, Opened]
+    assert [type(e) for e in server.receive(client.data_to_send())] == [StreamReset, StreamOpened]
 
 
 def test_unidirectional_streams_are_refused() -> None:
     sent = bytearray(SYN)
     sent[4] = frames.UNIDIRECTIONAL
-    server = Connection()
+    server = SpdyConnection()
     assert server.receive(bytes(sent)) == []
     assert server.data_to_send() == frames.rst_stream(1, Status.PROTOCOL_ERROR)
 
@@ -380,7 +384,7 @@ def test_a_zlib_bomb_uses_little_memory() -> None:
     unpacked = Unpacker()
     with pytest.raises(MalformedHeaders, match="exceeds"):
         unpacked.unpack(bomb)
-    assert "exceeds" in failed(Connection().receive(syn_stream(1, bomb)))
+    assert "exceeds" in failed(SpdyConnection().receive(syn_stream(1, bomb)))
 
 
 # ---- nonsense ----
@@ -413,15 +417,15 @@ def frames_of_nonsense() -> st.SearchStrategy[bytes]:
 def test_invalid_frames_raise_nothing_and_use_little_memory(
     nonsense: list[bytes], whole: bool
 ) -> None:
-    server = Connection(streams_limit=8)
+    server = SpdyConnection(streams_limit=8)
     over = False
     for sent in [b"".join(nonsense)] if whole else nonsense:
         events = server.receive(sent)
         assert not (over and events), "events after the end"
         for event in events:
             assert not over
-            over = isinstance(event, Failed)
-            if isinstance(event, Opened):
+            over = isinstance(event, ConnectionFailed)
+            if isinstance(event, StreamOpened):
                 server.reply(event.stream_id)
         assert over == server.failed
         assert len(server._streams) <= 8
@@ -460,12 +464,12 @@ def test_a_million_mutated_frames_raise_nothing() -> None:
                     del mutated[at : at + rng.randrange(1, 30)]
                 case _:
                     mutated[at:at] = mutated[at : at + rng.randrange(1, 30)]
-        server = Connection(streams_limit=8)
+        server = SpdyConnection(streams_limit=8)
         events = server.receive(mutated)
         frames_seen += max(1, len(events))
         heads += bool(server.data_to_send())
         ends += server.failed
-        assert server.failed == any(isinstance(event, Failed) for event in events)
+        assert server.failed == any(isinstance(event, ConnectionFailed) for event in events)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert heads and ends

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_server.streaming import upgrade
-from cri_server.streaming.upgrade import Refused, Request, RequestReader
+from cri_server.streaming.upgrade import Refused, RequestReader, UpgradeRequest
 
 HOST = "Host: node:10250\r\n"
 UPGRADE = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"
 
 
-def read(text: str | bytes) -> Request:
+def read(text: str | bytes) -> UpgradeRequest:
     request = RequestReader().receive(text.encode() if isinstance(text, str) else text)
     assert request is not None
     return request
@@ -113,7 +113,7 @@ def test_a_request_without_a_common_protocol_is_refused() -> None:
     assert refused.value.status == 400
 
 
-def websocket(*fields: str, method: str = "GET") -> Request:
+def websocket(*fields: str, method: str = "GET") -> UpgradeRequest:
     return read(
         f"{method} / HTTP/1.1\r\n{HOST}Connection: Upgrade\r\nUpgrade: websocket\r\n"
         + "".join(f"{f}\r\n" for f in fields)
@@ -141,7 +141,7 @@ def test_the_websocket_response_is_that_of_the_rfc() -> None:
         websocket(KEY, VERSION, method="POST"),
     ],
 )
-def test_an_invalid_websocket_handshake_is_refused(request_: Request) -> None:
+def test_an_invalid_websocket_handshake_is_refused(request_: UpgradeRequest) -> None:
     with pytest.raises(Refused) as refused:
         upgrade.switch_to_websocket(request_, "")
     assert refused.value.status == 400

@@ -187,7 +187,7 @@ def test_anonymous_volumes_are_part_of_the_archive(server: Server, tmp_path: Pat
         for name in ("bin/sh", "bin/cat", "bin/sleep", "bin/mv", "bin/rm", "bin/mkdir")
     }
     layer = build.layer(
-        {name: build.Node(content, mode=0o755) for name, content in files.items()}
+        {name: build.LayerFile(content, mode=0o755) for name, content in files.items()}
         | {"state/of-image": b"x"}
     )
     server.load_image(

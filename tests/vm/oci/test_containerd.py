@@ -82,7 +82,7 @@ def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     images = {
         IMAGE: build.image(build.busybox().layers, {"Env": ["PATH=/bin"], "Cmd": ["sh"]}),
         PAUSE: build.image(
-            [build.layer({"pause": build.Node(pause, mode=0o755)})], {"Entrypoint": ["/pause"]}
+            [build.layer({"pause": build.LayerFile(pause, mode=0o755)})], {"Entrypoint": ["/pause"]}
         ),
     }
     (folder / "images.tar").write_bytes(build.docker_archive(images))

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
-from cri_server.config import Network, Server
+from cri_server.config import NetworkConfig, ServerConfig
 from tests.support import images
 from tests.support.guest import PROJECT
 from tests.support.processes import installed, wait_until
@@ -32,7 +32,7 @@ BRIDGE = "pods0"
 NAME, API = "guest", "127.0.0.1:10250"
 UNIT = Path("/etc/systemd/system/pyrunc-cri.service")
 SETTINGS = Path("/etc/pyrunc/config.toml")
-NETWORK = Path(Network().conf_dir) / "10-pods.conflist"
+NETWORK = Path(NetworkConfig().conf_dir) / "10-pods.conflist"
 FOLDER = Path("/var/lib/standalone")
 MANIFESTS = FOLDER / "manifests"
 PATIENCE_S = 300.0  # for emulated processors
@@ -51,7 +51,7 @@ CONFLIST: Json = {
 KUBELET: Json = {
     "kind": "KubeletConfiguration",
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "containerRuntimeEndpoint": Server().listen,
+    "containerRuntimeEndpoint": ServerConfig().listen,
     "cgroupDriver": "systemd",
     "cgroupsPerQOS": True,
     "enforceNodeAllocatable": ["pods"],

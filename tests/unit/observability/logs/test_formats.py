@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cri_server.observability.logs import fields
-from cri_server.observability.logs.formats import Json, Text
+from cri_server.observability.logs.formats import Json, TextFormatter
 
 
 def record(message: str, *arguments: object, **more: object) -> logging.LogRecord:
@@ -29,7 +29,7 @@ def record(message: str, *arguments: object, **more: object) -> logging.LogRecor
 
 
 def test_text_lines_have_the_fields() -> None:
-    line = Text().format(
+    line = TextFormatter().format(
         record("StartContainer", pod="default/web", duration_ms=1.5, error='no "x"', step=None)
     )
     assert (
@@ -40,7 +40,7 @@ def test_text_lines_have_the_fields() -> None:
 
 @pytest.mark.parametrize("nasty", ["a\nb", "a\r\x1b[2Jb", "a\x9bb", "a b=c", "a\x7f", ""])
 def test_a_value_with_special_characters_stays_a_single_word(nasty: str) -> None:
-    line = Text().format(record("did %s", nasty, name=nasty, last="end"))
+    line = TextFormatter().format(record("did %s", nasty, name=nasty, last="end"))
     assert line.endswith("last=end") and len(line.splitlines()) == 1
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in line)
     object_ = json.loads(Json().format(record("did %s", nasty, name=nasty)))
@@ -67,5 +67,5 @@ def test_a_traceback_follows_the_line_or_is_a_json_string() -> None:
     except ValueError:
         failed = record("not expected")
         failed.exc_info = sys.exc_info()
-    assert Text().format(failed).endswith("ValueError: odd")
+    assert TextFormatter().format(failed).endswith("ValueError: odd")
     assert json.loads(Json().format(failed))["traceback"].endswith("ValueError: odd")

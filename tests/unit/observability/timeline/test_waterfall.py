@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.cli.observe.waterfall import Call, lines
+from cri_server.cli.observe.waterfall import TimelineCall, lines
 from cri_server.cli.observe.waterfall_page import OPEN_LIMIT, page
 
 SPANS = [
@@ -29,14 +29,14 @@ SPANS = [
 ]
 
 
-def call(**more: Any) -> Call:
+def call(**more: Any) -> TimelineCall:
     first = {
         "call": "StartContainer",
         "started_at_ns": 10**18,
         "duration_ms": 100.0,
         "outcome": "OK",
     }
-    return Call.of_entry({**first, "pod": "default/<b>web</b>", "spans": SPANS, **more})
+    return TimelineCall.of_entry({**first, "pod": "default/<b>web</b>", "spans": SPANS, **more})
 
 
 def test_the_text_escapes_control_characters() -> None:
