@@ -42,8 +42,9 @@ def plugin_of(config: PluginConfig) -> str:
 
 
 def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
-    """Run ADD of the address plugin. Returns an empty result for a network without one. `link`: the
-    host's interface of the attachment."""
+    """Run ADD of the address plugin; return its result, an empty one for a network without one.
+    `link`: the name of the veth's end on the host. host-local stores it, so that it reuses a
+    released address only after the kernel has removed that veth. Raises CniError."""
     kind = plugin_of(config)
     if not kind:
         return Result()

@@ -18,8 +18,8 @@ from cni_plugins.skel import CniPlugin, serve
 
 
 def allocate(call: CniCall, config: PluginConfig, *, link: str = "") -> Result:
-    """Run ADD. `link`: the host's interface of the attachment, if the caller knows it. Raises
-    CniError."""
+    """Run ADD. `link`: the name of the veth's end on the host, if the caller knows it: a released
+    address is reused only after the kernel has removed that veth. Raises CniError."""
     options = settings.parse(config, call)
     with leases.open_leases(options.folder, link_exists) as store:
         owner = leases.owner_name(call.container_id, call.ifname)

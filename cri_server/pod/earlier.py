@@ -62,13 +62,15 @@ class Keep(Request):
 
 
 class KeptContainer(Record):
-    """The answer about a container, with the descriptors of its entry."""
+    """The answer to `Keep` for a container: its record, to be stored in the keeper with the
+    descriptors that come with the answer."""
 
     kept: StoredContainer
 
 
 class KeptPause(Record):
-    """The answer about the pause process, with the descriptors of its entry."""
+    """The answer to `Keep` for the pause process: its record, to be stored in the keeper with the
+    descriptors that come with the answer."""
 
     kept: StoredPause
 
@@ -104,7 +106,8 @@ class EarlierShims:
             log.info("shim %d is of an earlier version: its pods move", shim.pid)
 
     async def _store(self, sandbox: Sandbox) -> list[ProcessIdentity]:
-        """Put the entries of the sandbox's processes into the keeper; return the processes."""
+        """Store the records and descriptors of the sandbox's running processes in the keeper;
+        return the processes."""
         client = await ShimClient.connect(self._paths.sandbox_state(sandbox.id))
         try:
             state = await client.state()

@@ -94,8 +94,9 @@ def _query(method: Method) -> Callable[[Any], Any]:
 
 
 def _immediate_query(method: Method) -> Callable[[Any], Any]:
-    """Wrap a handler that returns its reply at once. A coroutine that it returns in a rare case (a
-    verbose status) is not measured."""
+    """Return a handler that calls the method's own, which is not a coroutine function, and counts
+    the call with its outcome and duration. When the method returns a coroutine instead of a reply
+    (a verbose status), the call is not counted."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -112,7 +113,8 @@ def _immediate_query(method: Method) -> Callable[[Any], Any]:
 
 
 def _immediate_verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
-    """Wrap a handler of a verb that returns its reply at once, such as the URL of a session."""
+    """Return a handler that calls the method's own, which is not a coroutine function, and counts
+    and logs the call. Such verbs reply at once, for example with the URL of a session."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -139,7 +141,8 @@ def _record(services: Services, call: str, trace: Trace, record: Fields) -> None
 
 
 def _code(error: BaseException) -> Code:
-    """The code of a failed call; CANCELLED when the client hung up or the deadline passed."""
+    """Return the code of a failed call: CANCELLED when the client hung up or the deadline
+    passed."""
     return codes.code_of(error) if isinstance(error, Exception) else Code.CANCELLED
 
 
@@ -184,13 +187,13 @@ def _outcome(seconds: float, code: Code) -> Fields:
 
 
 def of_sandbox(sandbox: Sandbox) -> Fields:
-    """The fields of a pod."""
+    """Return the log fields of a pod: name and id."""
     metadata = sandbox.config.metadata
     return {"pod": f"{metadata.namespace}/{metadata.name}", "pod_id": sandbox.id}
 
 
 def of_container(services: Services, container: Container) -> Fields:
-    """The fields of a container and its pod."""
+    """Return the log fields of a container and its pod: names and ids."""
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     pod = {"pod_id": container.sandbox_id} if sandbox is None else of_sandbox(sandbox)
     return {**pod, "container": container.config.metadata.name, "container_id": container.id}
@@ -299,7 +302,7 @@ pod's problem, not the node's."""
 
 
 def _result_ids(services: Services, reply: Any) -> Fields:
-    """The ids in the reply of a verb that makes something."""
+    """Return the log fields with the ids in a verb's reply, such as that of a new pod."""
     if isinstance(reply, api.RunPodSandboxResponse):
         return {"pod_id": reply.pod_sandbox_id}
     if isinstance(reply, api.CreateContainerResponse):

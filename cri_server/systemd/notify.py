@@ -63,4 +63,4 @@ def send(message: str) -> None:
             sock.connect("\0" + address[1:] if address[0] == "@" else address)
             sock.send(message.encode())
         except OSError as error:
-            log.warning("NOTIFY_SOCKET: %s", error.strerror)
+            log.warning("cannot notify systemd (NOTIFY_SOCKET): %s", error.strerror)

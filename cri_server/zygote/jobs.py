@@ -30,7 +30,8 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class DialRequest(Record):
-    """The request of `dial`. `pid`: a process that started at `start_time`; 0: the host network."""
+    """The request of `dial`: connect to `port` in the network namespace of the process `pid`, or in
+    the host's if it is 0. `start_time`: of that process, so that a reused pid is detected."""
 
     port: int
     pid: int = 0
@@ -44,14 +45,14 @@ class CompileAppArmorRequest(Record):
 
 
 class FeaturesRequest(Record):
-    """The request of `features`: a path and arguments."""
+    """The request of `features`. `command`: the other runtime's path, then its arguments."""
 
     command: Sequence[str]
 
 
 def dial(arguments: Message, fds: list[int]) -> list[int]:
-    """Connect to a TCP port on the loopback of a process's network namespace; return the socket.
-    Raises PeerError."""
+    """Connect to a TCP port on the loopback interface of a process's network namespace; return the
+    socket as the only descriptor. Raises PeerError."""
     request = DialRequest.of(arguments)
     pid, port = request.pid, request.port
     if pid:
@@ -85,6 +86,6 @@ def compile_apparmor(arguments: Message, fds: list[int]) -> None:
 
 
 def features(arguments: Message, fds: list[int]) -> None:
-    """Execute `RUNTIME features` of another OCI runtime."""
+    """Execute another OCI runtime's `features` command, which prints JSON to stdout."""
     command = list(FeaturesRequest.of(arguments).command)
     os.execv(command[0], command)

@@ -51,5 +51,6 @@ def describe_source(number: int, path: str = "") -> BindSource:
 
 
 def bind_failed(source: str, destination: str, number: int, note: str = "") -> KernelError:
-    """Return the error of a failed bind; its text is that of the plan's line."""
+    """Return the error of a failed bind mount, `bind 'SOURCE' on 'DESTINATION': ERRNO`, as
+    `pyrunc plan` words the operation. `number`: the errno; `note`: an explanation."""
     return KernelError("bind", f"'{source}' on '{destination}'", number, note)

@@ -275,9 +275,11 @@ def open_sources(
 
 
 def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Make detached mounts of device files for a container whose user namespace may make none:
-    separate nodes, which belong to the container's users, in place of the host's. Needs Linux 6.15,
-    which can clone mounts that are attached nowhere."""
+    """Make the device files of a container with a user namespace, where mknod is not permitted.
+    Each is owned by the container's users and added to `descriptors` as a detached mount, which
+    the container attaches. Does nothing where the kernel cannot clone a detached mount (before
+    Linux 6.15) or we may not make devices; the container binds the host's devices then. Raises
+    KernelError."""
     nodes, machine = devices.nodes_from_outside(spec), host.host()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
         return

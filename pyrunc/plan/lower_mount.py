@@ -248,8 +248,8 @@ def _require_same_device(
 
 
 def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
-    """Bind the host's node, because mknod is not permitted in a user namespace. Its path is
-    looked up in our own tree."""
+    """Bind the host's device `path` over a new file `name` in `folder`, because a user namespace
+    may not use mknod. The path is resolved in our own copy of the host's tree."""
     a, node = low.a, low.a.slot(4)
     a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
     low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)
@@ -279,8 +279,9 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
 
 
 def cover_root(low: Lowering, op: m.CoverRoot) -> None:
-    """Mount the root over the old one, like switch_root(8), but without emptying that. First
-    unmount `op.hide`; a mount that is locked in a user namespace gets an empty folder on top."""
+    """Mount the new root over the old one, as switch_root(8) does; the old root's files are not
+    deleted. First unmount each path in `op.hide`; where the kernel refuses that, because the mount
+    is locked in a user namespace, mount an empty folder over it."""
     a = low.a
     for place in op.hide:
         gone, locked = a.label(), a.label()

@@ -53,14 +53,14 @@ class GiveCgroup(ParentStep):
 
 
 class EnterRdt(ParentStep):
-    """Put the first process into the container's resctrl group, which is made when it is
+    """Put the container's first process into its resctrl group (RDT), which is made if it is
     missing."""
 
     rdt: Mapping[str, Any]
 
 
 class JoinRdt(ParentStep):
-    """Put another process into the container's resctrl group."""
+    """Put the process of an exec into the container's resctrl group (RDT), which exists already."""
 
     rdt: Mapping[str, Any]
 

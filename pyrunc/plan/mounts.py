@@ -153,8 +153,9 @@ def _options(mount: Mount) -> MountOptions:
 def operations(
     mount: Mount, index: int, linux: Linux, host: HostFacts, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
-    """Plan the entry `mounts[index]`, and an operation for its SELinux label where it takes none
-    as an option."""
+    """Return the operations for `mounts[index]` of the configuration: one for the mount, and for
+    an mqueue a second one that sets the SELinux label, which mqueue does not take as a mount
+    option. Appends to `warnings`. Raises InvalidSpec."""
     options = _options(mount)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
@@ -181,8 +182,8 @@ def operations(
 
 
 def finishing(mount: Mount) -> Op | None:
-    """Plan the late change of a mount to read-only, None when there is none: in a tmpfs and in a
-    mount at /dev the start makes files first."""
+    """Return the operation that makes a tmpfs or a mount at /dev read-only at the end, because the
+    start makes files in it first; None for all other mounts."""
     options = _options(mount)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
@@ -191,8 +192,8 @@ def finishing(mount: Mount) -> Op | None:
 
 
 def normal(path: str) -> str:
-    """Return the path as absolute, without empty, `.` and `..` parts (which cannot climb above
-    the container's root)."""
+    """Return the path as absolute, without empty, `.` and `..` parts; a `..` at the root is
+    ignored."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -274,8 +275,8 @@ def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
     """Tell whether mounts propagate both ways between host and container: when both this mount
     and the root are shared.
 
-    Otherwise a shared mount is a peer group of the container's own, and a slave of the host's, as
-    under runc.
+    Otherwise a shared mount is shared within the container only and a slave of the host's mount,
+    as under runc.
     """
     shared = any(flags & abi.MS_SHARED for flags in options.propagation)
     return shared and linux.rootfs_propagation in ("shared", "rshared")
@@ -285,9 +286,11 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     """Tell whether the container's process can clone the source itself, in its copy of the
     runtime's mounts.
 
-    Not in a user namespace, where the path may be out of reach and the copy is locked; not a peer
-    of the host's mount, because the copy is a slave, nor a slave where the copy is private; not
-    /proc, which is another process's there.
+    False in these cases:
+    - the container has a user namespace: the path may be out of reach, and the copy is locked;
+    - the mount must be a peer of the host's mount, but in the copy it is a slave;
+    - the mount must be a slave, but the copy is private;
+    - the source is in /proc, where `self` would be another process.
     """
     options, source = _options(mount), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
@@ -340,10 +343,12 @@ def _plan_filesystem(
 
 
 def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
-    """Return a cgroup2 mount's options. Outside its own cgroup namespace a container mounts
-    the machine's superblock, whose options a mount replaces: they are repeated, or all
-    containers lose `nsdelegate` and `memory_recursiveprot` (Linux, cgroup_get_tree,
-    apply_cgroup_root_flags)."""
+    """Return a cgroup2 mount's options; without a new cgroup namespace, add the host's to them.
+
+    Such a container mounts the host's superblock, and its options replace the host's (Linux,
+    cgroup_get_tree, apply_cgroup_root_flags): the host would lose `nsdelegate` and
+    `memory_recursiveprot`.
+    """
     namespace = linux.namespace("cgroup")
     if namespace is not None and not namespace.path:
         return options
@@ -352,9 +357,11 @@ def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
 
 
 def _fallback_bind(kind: str, linux: Linux, host: HostFacts) -> str:
-    """Return the path that is bound where a user namespace may not mount the filesystem: it may
-    mount a sysfs or a cgroup2 only of a network or cgroup namespace that belongs to it, and a
-    joined one need not. Empty when it may."""
+    """Return the host's path to bind if the kernel refuses the mount; empty if it does not.
+
+    A user namespace may mount sysfs only in a network namespace that it owns, and cgroup2 only in
+    a cgroup namespace that it owns. It may not own a namespace that the container joins.
+    """
     owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(
         kind, ("", "")
     )

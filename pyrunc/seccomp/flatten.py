@@ -40,8 +40,9 @@ TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
 
 def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
-    """Return a program with the same results as `program` and fewer instructions. `rest` decides
-    about the calls whose action depends on arguments."""
+    """Return a filter with the same results as `program` and fewer instructions: a tree that
+    looks up the call's number, followed by the filter `rest`. The tree jumps to `rest` for calls
+    whose action depends on their arguments. `architectures`: AUDIT_ARCH values."""
     audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))
     # RuntimeDefault has 639 instructions in this form and takes 0.16 ms to install; libseccomp's
     # has 1312, and takes 0.32.
@@ -64,8 +65,8 @@ def _encode(item: Instruction, at: int, rest_at: int) -> bytes:
 
 
 def _tree(parts: Sequence[Interval]) -> list[Instruction]:
-    """Build a tree of comparisons over the intervals. Each leaf answers or jumps away, so one
-    half can follow the other."""
+    """Build a tree of comparisons over the intervals. Each leaf returns an action or jumps to the
+    rest, so execution never runs from one half of the tree into the other."""
     if len(parts) == 1:
         action = parts[0][2]
         return [TO_REST if action is None else (RETURN, 0, 0, action)]

@@ -56,7 +56,10 @@ ABANDONED_AFTER_S = 60.0
 
 
 class ShimPod:
-    """One sandbox. `sandbox_dir` and `containers_dir` are the folders of the module `messages`."""
+    """One pod that the shim serves: answers the calls about it and supervises its processes.
+
+    `sandbox_dir`: the folder with the sandbox's socket and state; `containers_dir`: the folder
+    with one folder of state for each container."""
 
     def __init__(
         self,

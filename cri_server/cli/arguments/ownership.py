@@ -30,7 +30,8 @@ LISTED_MAX = 20  # names that a question lists
 
 
 def owner(labels: Mapping[str, str]) -> str:
-    """Return `kubelet`, `run` for pods of `pyrunc-cri run`, or an empty string."""
+    """Return who created the pod with these labels: `kubelet`, `run` (that is, `pyrunc-cri run`),
+    or an empty string for any other client."""
     return "kubelet" if KUBELET in labels else labels.get(MARK, "")
 
 

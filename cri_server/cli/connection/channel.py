@@ -331,8 +331,9 @@ class _Connection:
         self._socket.sendall(self._sender.take())
 
     def _limit_wait(self) -> None:
-        """Set the socket's timeout to what is left of the deadlines of the call and of the server's
-        settings."""
+        """Set the socket's timeout to the time left until the call's deadline, or until the time at
+        which the server's first SETTINGS frame must have arrived, whichever is earlier. Raises
+        TimeoutError if the call's deadline has passed."""
         limits = [
             limit
             for limit in (self.deadline, None if self._greeted else self._greet_until)

@@ -53,7 +53,8 @@ class Axis:
 
 
 def page(pod: str, calls: Sequence[TimelineCall]) -> str:
-    """Return the document. `calls` is not empty and in the order of display."""
+    """Return the timeline as an HTML document. `calls`: at least one, in the order of display;
+    `pod`: the name for the title, empty for all pods."""
     title = f"Timeline of {_text(pod)}" if pod else "Timeline of all pods"
     axis = Axis.of(calls)
     body = "\n".join(_call(call, axis, unfolded=len(calls) <= OPEN_LIMIT) for call in calls)
@@ -93,7 +94,7 @@ def _summary(calls: Sequence[TimelineCall], axis: Axis) -> str:
 
 
 def _call(call: TimelineCall, axis: Axis, *, unfolded: bool) -> str:
-    """Return a call with its steps; a call without steps cannot be unfolded."""
+    """Return the HTML of a call with its steps; a call without steps cannot be unfolded."""
     spans = list(tree(call.spans))
     at, width = axis.percent(call)
     classes = " ".join(
@@ -140,7 +141,7 @@ def _waterfall(call: TimelineCall, spans: Sequence[tuple[int, SpanRecord]]) -> s
 
 
 def _tick(number: int, total_ms: float, height: int) -> str:
-    """Return a vertical line of the time axis with its label."""
+    """Return the SVG of a vertical line of the time axis with its label."""
     x = f"{100 * number / TICKS:g}%"
     between = " between" if 0 < number < TICKS else ""
     return (
@@ -151,7 +152,7 @@ def _tick(number: int, total_ms: float, height: int) -> str:
 
 
 def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str) -> str:
-    """Return the name, the bar and the duration of a step, with a sentence for screen readers."""
+    """Return the SVG of a step: name, bar and duration, with a sentence for screen readers."""
     top = HEAD + ROW * number
     name = printable(span.name)
     took = _ms(span.duration_ms)
@@ -176,8 +177,8 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str)
 
 
 def _most(call: TimelineCall) -> str:
-    """Return the steps that took most of the call's time, as a path; empty if no step stands
-    out."""
+    """Return a text that names the slowest step, with the steps it is nested in, such as `93 % of
+    it: network › bridge`; empty if no step took most of the call's time."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

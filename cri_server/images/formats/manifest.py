@@ -209,8 +209,8 @@ def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
 
 
 def media_type(data: bytes) -> str:
-    """Return the media type of a manifest or an index: its `mediaType`, else OCI's for its
-    fields."""
+    """Return the media type of a manifest or an index: the field `mediaType`, or without it the OCI
+    media type of a document with these fields. Raises BadManifest."""
     document = _document(data, "manifest")
     return str(document.get("mediaType") or _kind_by_shape(document))
 

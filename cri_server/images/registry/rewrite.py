@@ -50,8 +50,8 @@ class Rewrite:
         return None if is_first else "".join([*parts, text[end:]])
 
     def unknown_groups(self) -> list[str]:
-        """Return the names in the replacement that are no groups of the pattern. Like Go, `apply`
-        replaces them by an empty text."""
+        """Return the group names in the replacement that the pattern does not define. Like Go,
+        `apply` replaces them by an empty text."""
         names = [name for match in _REFERENCE.finditer(self.replacement) if (name := _name(match))]
         return [name for name in dict.fromkeys(names) if self._number(name) is None]
 
@@ -74,5 +74,6 @@ class Rewrite:
 
 
 def _name(reference: re.Match[str]) -> str:
-    """Return the group's name or number; "" for `$$`."""
+    """Return the name or number of the group that `$name` or `${name}` in a replacement refers to;
+    "" for `$$`, which stands for a dollar sign. `reference`: a match of `_REFERENCE`."""
     return reference[1] or reference[2] or ""

@@ -73,10 +73,13 @@ def check_path(path: str) -> None:
 
 
 def relabel_tree(path: str, label: bytes) -> None:
-    """Label the file or folder at `path` and everything below it on the same mount. Links are
-    labelled, never followed; entries that another program removes meanwhile are skipped. A file
-    with a second name outside the volume is one file with one label; a container cannot make such a
-    name with link(2), because a volume is a separate mount (EXDEV). Raises KernelError."""
+    """Label the file or folder at `path` and everything below it on the same mount. Symlinks are
+    labelled, never followed; entries that another program removes meanwhile are skipped. Raises
+    KernelError.
+
+    A file with a hard link outside the volume gets the label there too. A container cannot make
+    such a link, because a volume is a separate mount (link(2), EXDEV).
+    """
     # The path has been resolved: a link in it now was placed there since.
     with closing_fd(openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)) as top:
         takes_labels = _set(f"/proc/self/fd/{top}", label, path, follow=True)
