@@ -209,8 +209,9 @@ class Pull:
     async def _config(
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
     ) -> ImageConfiguration:
-        """Fetch the configuration, and add it to `blobs`. A stored one is fetched, too, because
-        that proves the right to the image (see `verified`)."""
+        """Fetch the configuration, and add it to `blobs`. It is fetched even if the store has
+        it, because only that proves that the registry lets this user have the image (see
+        `store.verified`)."""
         content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
@@ -254,8 +255,9 @@ class Pull:
     # ---- blobs
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
-        """Download the blob into the layout, once in this pull. A stored blob is downloaded, too
-        (see `verified`)."""
+        """Download the blob into the store, at most once in this pull. Does not look for it there
+        before: whether the image may use stored content was decided by the caller (see
+        `store.verified`)."""
         async with self._turns.hold(descriptor.digest, self._watch.paused()):
             if descriptor.digest in self._downloaded:
                 return

@@ -108,8 +108,8 @@ class NetworkService:
         self._plugins.bin_dirs = _folders(bin_dir)
 
     async def status(self) -> Readiness:
-        """The condition `NetworkReady`. Calls the plugins' STATUS at most every ten seconds, or two
-        while not ready."""
+        """Return the condition `NetworkReady`. Calls the plugins' STATUS at most every ten
+        seconds; while the network is not ready, at most every two."""
         configured = self._read_configuration()
         problem = self._problem_of(configured)
         if problem or configured.network is None:
@@ -129,12 +129,12 @@ class NetworkService:
             return self._status[2]
 
     async def attached(self) -> list[str]:
-        """Ids of the sandboxes with a recorded attachment."""
+        """Return the ids of the sandboxes with a recorded attachment."""
         attachments, _ = await asyncio.to_thread(self._attachments.all)
         return [attachment.sandbox_id for attachment in attachments]
 
     async def leases(self) -> list[LeaseUsage]:
-        """The leased addresses of the current network. Raises OSError."""
+        """Return the leased addresses of the current network. Raises OSError."""
         network = self._read_configuration().network
         return [] if network is None else await asyncio.to_thread(usage, network)
 
@@ -288,7 +288,7 @@ class NetworkService:
         return problems + await self._restore()
 
     def _read_configuration(self) -> ConfiguredNetwork:
-        """The configured network; logs problems when they change."""
+        """Return the configured network; log its problems when they change."""
         configured = self._configuration.current()
         if configured is not self._last_configured:
             before = set() if self._last_configured is None else _warnings(self._last_configured)
@@ -298,7 +298,7 @@ class NetworkService:
         return configured
 
     def _problem_of(self, configured: ConfiguredNetwork) -> str:
-        """Why no pod can be attached, or an empty string. Runs no plugin."""
+        """Return the reason why no pod can be attached, or an empty string. Runs no plugin."""
         if configured.network is None:
             return configured.problem
         missing = self._plugins.missing(configured.network)
@@ -357,8 +357,8 @@ class NetworkService:
                 await self._store(attachment)
 
     async def _collect(self) -> list[str]:
-        """Run GC for every network that pods are or would be attached to, while no other plugin
-        runs."""
+        """Run GC for each network that has attachments and for the configured one, while no other
+        plugin runs. Returns a line per problem; with a damaged record nothing is collected."""
         async with self._turns.alone():
             attachments, problems = await asyncio.to_thread(self._attachments.all)
             if problems:  # the pod of a damaged record must not lose its address
@@ -432,12 +432,13 @@ class _SandboxTurns:
 
 
 def _folders(bin_dir: str) -> tuple[str, ...]:
-    """The folders of `bin_dir`, which `:` separates."""
+    """Return the folders of `bin_dir`, which `:` separates."""
     return tuple(folder for folder in bin_dir.split(":") if folder)
 
 
 def _warnings(configured: ConfiguredNetwork) -> set[str]:
-    """The problems of the folder to log. An empty folder is not one: kubelet reports it."""
+    """Return the problems of the configuration folder that are logged. An empty folder is not among
+    them, because kubelet reports it."""
     return {
         *configured.skipped,
         *([configured.problem] if configured.source and configured.problem else []),
@@ -445,7 +446,8 @@ def _warnings(configured: ConfiguredNetwork) -> set[str]:
 
 
 def _result(attachment: Attachment) -> NetworkResult:
-    """The pod's addresses in the plugins' order. Raises PeerError if its interface has none."""
+    """Return the pod's addresses in the plugins' order. Raises PeerError if its interface has
+    none."""
     assert attachment.result is not None
     assigned = attachment.result.addresses_of(IFNAME, attachment.netns_path)
     ips = tuple(dict.fromkeys(str(each.address.ip) for each in assigned))
@@ -465,7 +467,7 @@ def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
 
 
 def _namespace_id(path: str) -> str:
-    """Device and inode of the file at `path`; empty if there is none."""
+    """Return device and inode of the file at `path`; empty if there is none."""
     try:
         stat = os.stat(path)
     except OSError:

@@ -22,8 +22,8 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Return the spec and mounts of `with_paths`, in a version of the specification that all
-    runtimes accept. Raises OSError."""
+    """Create the directories of mounts in `folder`; return the spec with these paths and with an
+    `ociVersion` that all runtimes accept, and the mounts to attach there. Raises OSError."""
     changed, places = with_paths(spec, requested, folder)
     return {**changed, "ociVersion": OCI_VERSION}, places
 
@@ -32,7 +32,7 @@ def with_paths(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
     """Create the directories of mounts in `folder`; return the spec with these paths, and the
-    mounts to attach there. Raises OSError."""
+    mounts to attach there. `requested`: the mounts of the CRI request. Raises OSError."""
     requests = {request.source: request for request in requested}
     mounts: list[dict[str, Any]] = []
     places: list[PreparedMount] = []

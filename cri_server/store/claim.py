@@ -47,8 +47,8 @@ _REFUSED_BY_EARLIER = f"a later version of pyrunc-cri (pod format {FORMAT})"
 
 class ServerFile(RecordFile):
     """`server.json` in one of the two directories: the path of the other directory for this boot.
-    `format`: of the pods; `written_by`: the version of the server. `root`: the key in which earlier
-    versions wrote the root directory."""
+    `format`: the format of the pods; `written_by`: the server's version; `root`: the path that
+    earlier versions wrote in place of `root_folder`."""
 
     name = "server.json"
     boot_id: str
@@ -64,8 +64,9 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
     """Create and lock the two directories for the block; yield their paths. `Paths.state` is the
     directory that has the pods of this boot, which may differ from `state`.
 
-    Raises WrongState (another server runs in one of them, or pods of this boot belong to another
-    pair, or pods are of a newer format), KernelError and ResourceExhausted with the folder's name.
+    Raises WrongState if another server uses one of them, if the pods of this boot in one of them
+    belong to another root or state directory, or if a newer version has written the pods. Raises
+    KernelError, ResourceExhausted.
     """
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)
@@ -76,7 +77,8 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
         _check_owner(paths)
         _check_format(paths)
         _prepare(paths)
-        # Last, so that a server that is refused above leaves the other one's pair as it was.
+        # Last, so that a server that is refused above leaves the other server's records as they
+        # were.
         _store(paths)
         yield paths
 

@@ -62,8 +62,9 @@ _CPUSETS = {"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}
 
 
 def quota_per_second(quota: int, period: int) -> int:
-    """Convert a quota to CPU time per second, rounded up to whole percents of a CPU, as systemd
-    has it, so that no container gets less than its quota."""
+    """Convert a CPU quota per period, both in microseconds, to microseconds of CPU time per second
+    (CPUQuotaPerSecUSec). The result is rounded up to whole percents of a CPU, because systemd keeps
+    no finer value and no container may get less than its quota. A negative quota is INFINITY."""
     if quota < 0:
         return INFINITY
     # Both divisions round up.
@@ -72,7 +73,8 @@ def quota_per_second(quota: int, period: int) -> int:
 
 
 def bitmap(cpus: str) -> bytes:
-    """Convert `0-2,8` to b"\\x07\\x01": lowest numbers first. Raises InvalidSpec."""
+    """Convert a list of CPUs or memory nodes such as `0-2,8` to a little-endian bit mask, here
+    b"\\x07\\x01". Raises InvalidSpec."""
     path = f"{convert.RESOURCES}.cpu"
     bits = sum(1 << number for number in cpu_list(cpus, path))
     if not bits:

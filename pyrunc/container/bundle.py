@@ -40,7 +40,8 @@ class Bundle(Value):
 
 
 def load(folder: str, config: str = "") -> Bundle:
-    """Read `config.json` of a bundle (or `config` instead). Raises NotFound, InvalidSpec."""
+    """Read and check `config.json` of the bundle in `folder`, or the file `config` instead. Raises
+    NotFound, InvalidSpec."""
     from pyrunc.spec.check import check
     from pyrunc.spec.parse import parse
 
@@ -88,8 +89,9 @@ def make(
     """Claim the id, create the process and record it, then call `after`. A failure, also of
     `after`, undoes everything.
 
-    `create_process` makes the process; the default is `create`. Raises what it raises,
-    AlreadyExists, PeerError for a hook; by then the poststop hooks have run.
+    `create_process` makes the process; the default is `create`. Raises AlreadyExists, the errors
+    of `create_process`, and PeerError for a failed hook. A failure after the id was claimed runs
+    the poststop hooks.
     """
     # Read now: after `enter` we are root of another namespace.
     owner_uid = outer_uid()
@@ -143,11 +145,9 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Cont
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
-    """Return False when we may not make the group and the specification requires none. Root of a
-    user namespace seldom may.
-
-    Raises InvalidSpec when it has a path or limits.
-    """
+    """Tell whether the container gets its own cgroup: False if we may not make one, which is usual
+    for root of a user namespace. Raises InvalidSpec if we may not, but the specification has a
+    cgroup path or limits."""
     from pyrunc.cgroups.naming import place
 
     group = place(spec.linux.cgroups_path, container_id, driver)

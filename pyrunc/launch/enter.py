@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 def enter_steps(
     launch: Launch, undo: Undo, times: Times | None = None
 ) -> Generator[int, None, tuple[ChildProcess, bool]]:
-    """Run `launch_steps` for a process in a running container; returns it, and whether it was
-    cloned into another group than the launch's. The descriptor `container` is the pidfd of the
-    container's first process. Raises WrongState when that has ended."""
+    """Start a process in a running container, by `launch_steps`, whose values it yields. Returns
+    the process, and True if it is in another cgroup than `launch.cgroup`, because the container's
+    first process has moved there. Raises WrongState when that process has ended; the launch's
+    descriptor `container` is its pidfd."""
     try:
         try:
             return (yield from launch_steps(launch, undo, times=times)), False

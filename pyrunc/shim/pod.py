@@ -207,7 +207,7 @@ class ShimPod:
         self.loop.after(PAUSE_GRACE_S, self._kill_pause)
 
     def _take_over_pause(self, call: ShimCall, request: messages.TakeOverPause) -> None:
-        """Go on with the pause process of a shim that was lost, and the pod's network namespace."""
+        """Supervise the pause process of a lost shim, and take over the pod's network namespace."""
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod has a pause process")
         record, fds = self._pods.keeper.get(self._pause_name, messages.StoredPause)
@@ -351,8 +351,8 @@ class ShimPod:
             container.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
     def _take_over_container(self, call: ShimCall, request: messages.TakeOverContainer) -> None:
-        """Go on with a container of a shim that was lost. Its exec sessions, which have no client
-        any more, are killed."""
+        """Supervise a container of a lost shim. Its exec sessions, which have no client any more,
+        are killed."""
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is already in this shim")
@@ -374,7 +374,8 @@ class ShimPod:
         container.kill_sessions(request.sessions)
 
     def _take_back(self, prepared: Prepared | None) -> None:
-        """Close and remove the result of a fork for a process that could not be compiled."""
+        """Close the descriptors and remove the cgroup that a fork has prepared for a process whose
+        compilation failed."""
         if prepared is None:
             return
         fields, descriptors = prepared
@@ -383,7 +384,7 @@ class ShimPod:
             self._clear_away(Cgroup.from_record(fields["cgroup"]))
 
     def _clear_away(self, group: Cgroup | None) -> None:
-        """Kill what a failed start has left in the cgroup that was made for it, and remove that."""
+        """Kill the processes that a failed start has left in its cgroup, and remove the cgroup."""
         if group is None:
             return
         try:
@@ -407,8 +408,8 @@ class ShimPod:
             )
 
     def _delete(self, container: SupervisedContainer) -> None:
-        """Have the other runtime delete the container, which is not forgotten before, because its
-        folder is needed."""
+        """Run the other runtime's command that deletes the container, in the background. `forget`
+        waits for it, because the command needs the container's folder."""
 
         def done(error: Exception | None) -> None:
             if error is not None:
@@ -422,8 +423,8 @@ class ShimPod:
         )
 
     def _use_folder(self, container_id: str) -> None:
-        """Count a runtime's command that runs in the folder: until it has ended, neither is the
-        container forgotten nor its folder removed."""
+        """Count a command of the other runtime that starts in the container's folder. Until
+        `_leave_folder` is called, `forget` and `shutdown` wait, so that the folder remains."""
         self._commands_in_folder[container_id] = self._commands_in_folder.get(container_id, 0) + 1
 
     def _leave_folder(self, container_id: str) -> None:
@@ -435,8 +436,9 @@ class ShimPod:
                 self._server.dispatch(call)
 
     def _signal_by_runtime(self, container: SupervisedContainer, number: int) -> None:
-        """Send a signal by the other runtime, unless the same one is being sent: a stop repeats its
-        last signal."""
+        """Run the other runtime's command that sends a signal, in the background. Does nothing
+        while that command runs for the same signal, because a stop repeats its last signal until
+        the container has ended."""
         key = (container.id, number)
         if key in self._signals_in_flight:
             return
@@ -556,7 +558,7 @@ class ShimPod:
     def _in_background(
         self, work: Callable[[], None], on_end: Callable[[Exception | None], None]
     ) -> None:
-        """Run `work` in a fork, then call `on_end` with its error."""
+        """Run `work` in a forked process, then call `on_end` with its error, or with None."""
 
         def run() -> tuple[Message, list[int]]:
             work()
@@ -570,8 +572,9 @@ class ShimPod:
         on_compiled: Callable[[Compiled], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
-        """Compile a process, after the work of a fork if the compiler needs it. Calls `on_compiled`
-        or `on_failed`, now or later. A failure leaves nothing of the fork's work."""
+        """Compile a process. If the compiler needs a forked process to prepare descriptors and a
+        cgroup (`fork_first`), wait for that first. Calls `on_compiled` or `on_failed`, now or
+        later; after a failure what was prepared is removed."""
 
         def compile(prepared: Prepared | None) -> None:
             try:
@@ -622,7 +625,8 @@ class ShimPod:
         self._end_when_done(tries=END_TRIES)
 
     def _end_when_done(self, tries: int) -> None:
-        """Leave after the pod's forks have ended: a poststop hook or the removal of a scope."""
+        """Stop serving the pod when its forked processes have ended, such as a poststop hook or the
+        removal of a systemd scope."""
         if self._reaper.busy and tries:
             self.loop.after(END_RETRY_S, lambda: self._end_when_done(tries - 1))
         else:
@@ -675,7 +679,8 @@ class ShimPod:
 
 
 def _outcome(process: StartedProcess) -> tuple[Message, list[int]]:
-    """Return the answer of a fork that has started a process."""
+    """Return the message and descriptors with which a forked process reports the process that it
+    has started."""
     started, fds = process.record()
     return started.to_fields(), fds
 
