@@ -211,8 +211,8 @@ def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
             elif error.errno != errno.EEXIST:
                 raise
             try:
-                # The address has a new lease, so the element's owner is gone; its late DEL compares
-                # the comment.
+                # An existing masquerade's address has a new lease, so the pod that had it is gone.
+                # A late DEL of that pod spares the new element, because it compares the comment.
                 change_elements(netfilter, TABLE, add=added, remove=_existing_masquerades(added))
             except KernelError as second:
                 raise _conflict(added) if second.errno == errno.EEXIST else second from None

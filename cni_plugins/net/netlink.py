@@ -1,5 +1,5 @@
-"""Netlink framing of the two codecs: requests are built as bytes, sent as a batch, and every answer
-is read.
+"""Netlink framing for `rtnetlink` and `nfnetlink`: requests are built as bytes, sent as a batch,
+and every answer is read.
 
 One `send` carries many requests: a whole pod is set up in two round trips. The kernel handles them
 in order and reports every error. Only the last success is acknowledged, which means that all

@@ -187,7 +187,8 @@ def plugin_input(
 
     capabilities: all that the runtime offers; the plugin gets those that its `capabilities`
     name."""
-    # The runtime alone writes these (spec, section 4): a file's prevResult would be another pod's.
+    # `capabilities` is for the runtime and not passed on; the other two are added by the runtime
+    # (spec, section 4). A file's prevResult would be another pod's.
     value = {
         k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")
     }

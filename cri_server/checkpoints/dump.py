@@ -51,7 +51,7 @@ def dump(arguments: Message, fds: list[int]) -> int:
         # CRIU's images are the container's memory, with its secrets.
         os.mkdir(f"{work}/{names.IMAGES}", 0o700)
         options = CriuOptions(image_path=f"{work}/{names.IMAGES}", work_path=work, **OPTIONS)
-        # CRIU kills the processes that it has dumped otherwise (criu(8), --leave-running).
+        # By default CRIU kills the processes that it has dumped (criu(8), --leave-running).
         checkpoint(state, options, DumpOptions(leave_running=True))
         binds = list(_binds(document))
         removed = layer.write(

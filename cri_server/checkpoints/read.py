@@ -248,7 +248,9 @@ def deleted(folder: str) -> list[str]:
     for path in paths:
         parts = _parts(path)
         if ".." in parts or not parts or "\0" in path or len(os.fsencode(path)) > PATH_MAX:
-            raise InvalidArgument(f"the checkpoint's {names.DELETED} names {path[:200]!r}")
+            raise InvalidArgument(
+                f"the checkpoint's {names.DELETED} has an invalid path: {path[:200]!r}"
+            )
         split.append(parts)
     # Every folder on the way to a removed path is made: 16 MiB of paths named millions.
     if _count_folders(split) > MOST_FOLDERS:

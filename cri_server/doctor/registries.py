@@ -78,5 +78,6 @@ def _broken(host: Machine, error: Error, effect: str, remedy: str) -> CheckResul
 
 
 def _on_machine(host: Machine, text: str) -> str:
-    """Replace paths below `top` by those of the machine."""
+    """Return the text with paths as the machine has them, without the prefix `top` below which
+    doctor reads its files."""
     return text.replace(f"{host.top}/", "/") if host.top != Path("/") else text

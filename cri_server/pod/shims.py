@@ -258,7 +258,12 @@ class Shims:
             try:
                 await self._take_over_pod(sandbox, living, sessions)
             except (Error, OSError) as error:
-                log.error("sandbox %s: no other shim can take over: %s", sandbox.id, error)
+                log.error(
+                    "sandbox %s: another shim failed to take over (up to %d attempts): %s",
+                    sandbox.id,
+                    len(TAKE_OVER_AFTER_S),
+                    error,
+                )
                 self.drop(sandbox)
             else:
                 log.warning("sandbox %s: another shim has taken over", sandbox.id)
@@ -420,7 +425,11 @@ class Shims:
         except OSError as error:
             log.error("container %s: cannot make %s: %s", container.id, folder, error)
             return
-        log.warning("container %s runs, but its folder %s was deleted", container.id, folder)
+        log.warning(
+            "container %s: its state folder %s was deleted while it runs, and is made again",
+            container.id,
+            folder,
+        )
 
     async def replace_outdated(self) -> None:
         """End the shims of another version, one after the other, and have shims of this version

@@ -99,7 +99,8 @@ def _choose_state(root: Path, configured: Path) -> Path:
         return remembered
     raise WrongState(
         f"the pods of {root} have their state in {remembered}, not in {configured}:"
-        f" start with --state {remembered}, or remove these pods with such a server first"
+        f" start the server with --state {remembered}; to change the directory, remove the pods"
+        " before"
     )
 
 

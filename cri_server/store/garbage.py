@@ -2,9 +2,11 @@
 files stay.
 
 Start and removals clean up after themselves, so garbage results from a full or failing disk, a
-power cut or an older version. A running operation is not disturbed: only names that were listed
-before a moment without operations, and that no record refers to afterwards, are removed, and every
-operation uses new names.
+power cut or an older version.
+
+The files of a running operation are safe. The names are listed first; then the collector waits for
+a moment without operations, and removes only those of the listed names that no record refers to.
+Later operations use new names.
 """
 
 from __future__ import annotations

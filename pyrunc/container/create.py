@@ -1,6 +1,7 @@
-"""`create`: makes a container, up to its program's first instruction or to the wait for `start`.
+"""`create`: makes a container. Afterwards its process waits for `start`, or has executed its
+program if there is no start socket.
 
-The caller's process is its parent (CLONE_PARENT through the launcher), so it is reaped like any
+The caller is the process's parent (the launcher clones with CLONE_PARENT), and reaps it like any
 child. On failure nothing is left.
 """
 

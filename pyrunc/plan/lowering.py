@@ -230,8 +230,8 @@ class Lowering:
         refusal: int,
         rules: dict[int, Label],
     ) -> None:
-        """Open a filesystem context with these options; `refusal`: the errno with which an
-        unmapped group may be refused."""
+        """Open a filesystem context and set these options. `refusal`: the errno to ignore for the
+        option `gid`, which the kernel may refuse for an unmapped group; 0 for none."""
         a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)
         if source:

@@ -159,7 +159,8 @@ class LoweringCache:
         if fragment is not None and fragment.data_bytes <= a.copied_bytes:
             a.append_fragment(fragment)
             return True
-        # Not at the first call: what comes once would take room, and twice the time.
+        # Not at the first call: a fragment that is used only once would take room, and be lowered
+        # twice.
         if fragment is None and key in self._seen and not self._is_full():
             self._low.forget()
             lower(self._low, *arguments)

@@ -360,7 +360,7 @@ class Starter:
 
 
 def _runtime_of(directory: str) -> OtherRuntime:
-    """Return the other runtime of a container that has one."""
+    """Return the OCI runtime, not pyrunc, that runs the container."""
     runtime = LaunchFile.read(directory).other_runtime
     assert runtime is not None
     return runtime

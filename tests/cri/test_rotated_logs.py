@@ -84,7 +84,7 @@ def test_the_author_of_a_kubelets_pod_cannot_ask_for_rotation(server: Server) ->
 
 
 @pytest.mark.parametrize("text", ["10Mi", "10Mi 1", "x 5", "10Mi five"])
-def test_invalid_limits_are_refused_with_their_path(text: str) -> None:
+def test_invalid_log_limits_are_refused_with_the_annotations_name(text: str) -> None:
     metadata = pod_model.Metadata(name="a", annotations={ANNOTATION: text})
     with pytest.raises(InvalidSpec, match=r"metadata.annotations\[io.pyrunc.log-rotation\]"):
         check.log_limits(metadata)

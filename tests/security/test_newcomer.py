@@ -84,9 +84,9 @@ def test_a_process_that_waits_for_start_cannot_be_inspected(runtime: Runtime) ->
 
 
 def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
-    """CVE-2016-9962 for exec, as root and as the same ordinary user: strace stops the entering
-    process before setresuid, capset and execve, and the spy inspects it. Each attempt fails; the
-    kernel makes the process dumpable at each change of ids, and the launcher reverts this."""
+    """CVE-2016-9962 for exec: strace delays setresuid, capset, chdir and execve of the entering
+    process, and a spy with the same user (0, then 1000) inspects it. Each attempt fails. Each
+    change of ids resets the dumpable flag to fs.suid_dumpable, and the launcher clears it again."""
     for user in (0, 1000):
         spy = Spy(runtime, user)
         slow = slowly(runtime, ["setresuid", "capset", "chdir", "execve"], 25)

@@ -300,8 +300,8 @@ def test_sysctls_of_the_machine_are_refused(runtime: Runtime, key: str) -> None:
     "value", ["1+kernel.core_pattern=|/evil", "1\nkernel.core_pattern=|/evil", "1\0", "1=2"]
 )
 def test_a_sysctls_value_with_a_second_setting_is_refused(runtime: Runtime, value: str) -> None:
-    """CVE-2022-0811 (cr8escape): a list of settings would read the value as two settings. Create
-    fails, and core_pattern stays the same."""
+    """CVE-2022-0811 (cr8escape): CRI-O joined all sysctls with `+`, so that a value could contain a
+    second setting. Create fails, and core_pattern stays the same."""
     refused(runtime.run("true", sysctl={"kernel.shm_rmid_forced": value}))
 
 

@@ -1,8 +1,8 @@
 """Who made a pod (kubelet or `run`), and confirmation before one is stopped or removed.
 
-kubelet puts its labels on every pod and container that it makes, also over labels of the same name
-from the manifest. `run` sets MARK. A pod of kubelet that a user stops is made again by kubelet, so
-the user is asked first.
+kubelet sets its labels on every pod and container that it makes, and overwrites labels of the
+manifest that have the same name. `run` sets the label MARK. When a user stops a pod of kubelet,
+kubelet makes it again, so the user is asked first.
 """
 
 from __future__ import annotations

@@ -101,9 +101,10 @@ class LayerJobs:
     async def _decoding(
         self, zygote: Zygote, blob: int | Receiver, limits: UnpackLimits
     ) -> AsyncIterator[Receiver]:
-        """Decode a blob in a job during the block, which reads from the receiver. When the job
-        fails, the block is cancelled. At the end of the block the job is killed: the block has all
-        of the content by then, and a decoder that its blob has taken over must not delay it."""
+        """Provide a receiver from which the block reads the content of the blob, which a job
+        decodes. When the job fails, the block is cancelled. At the end of the block the job is
+        killed: by then all content was read, and a decoder that a malicious blob controls could
+        otherwise delay the end."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds

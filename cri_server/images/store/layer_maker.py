@@ -156,7 +156,8 @@ class LayerMaker:
         return self._blobs.size(layer.digest) != layer.size
 
     def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
-        """Return whether a stored layer may be used for the image (see `verified`)."""
+        """Return whether the image may use the stored layer: the image was listed, or the blob was
+        decoded to this diff id before. The module `verified` has the reasons."""
         return source.is_listed or self._verified.has(layer.digest, diff_id)
 
     # ---- tars and their index
@@ -216,7 +217,7 @@ class LayerMaker:
             tars.finish()
             await asyncio.wait([making])
             if not making.cancelled() and (error := making.exception()):
-                log.debug("an index of partial tars was not finished: %s", error)
+                log.debug("index %s was not built while its tars were written: %s", chain_id, error)
             tars.close()
 
     async def _ensure_tar(

@@ -100,7 +100,7 @@ class Store:
     def _choose_form(self) -> None:
         sharing = sharing_obstacle() if self._kind == "auto" else ""
         if sharing:
-            log.info("new images are unpacked, not mounted: otherwise %s", sharing)
+            log.info("new images are unpacked, because if they were mounted, %s", sharing)
         unpacks = self._kind == "unpacked" or bool(sharing)
         if unpacks and self.files.empty:
             return

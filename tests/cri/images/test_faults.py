@@ -763,16 +763,16 @@ async def test_a_malformed_reference_is_refused(service: ImageService, name: str
         Fault("", status=503, headers={"Retry-After": "-5"}),
     ],
 )
-async def test_false_ranges_fail_the_pull(
+async def test_wrong_replies_to_range_requests_fail_the_pull(
     registry: Registry,
     service: ImageService,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     answer: Fault,
 ) -> None:
-    """A blob breaks off, and each later answer has a wrong range, length or duration. The pull
-    fails with an error that names the registry, without a Python exception, and the store has no
-    new content."""
+    """The download of a blob breaks off. Each reply to the request for the rest has a wrong
+    status, Content-Range, Content-Length or Retry-After. The pull fails with an error that names
+    the registry and no Python exception, and the store has no new content."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")

@@ -11,7 +11,7 @@ from tests.support.registry import Registry
 
 
 @pytest.mark.requirement("5.3.1", "13.6", "1.a.5")
-def test_three_names_of_an_image_are_listed_once(server: Server, registry: Registry) -> None:
+def test_an_image_with_three_tags_is_listed_once(server: Server, registry: Registry) -> None:
     one = an_image("listed")
     name = f"{registry.host}/listed/app"
     for tag in "abc":

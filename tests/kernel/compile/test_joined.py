@@ -155,7 +155,7 @@ def test_a_container_can_join_a_mount_namespace(box: Box, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", sorted(NAMES))
 @pytest.mark.parametrize("what", ["other kind", "file", "missing"])
-def test_a_path_to_another_kind_of_file_is_refused(
+def test_a_namespace_path_must_lead_to_a_namespace_of_its_type(
     box: Box, tmp_path: Path, kind: str, what: str
 ) -> None:
     (tmp_path / "file").touch()

@@ -155,9 +155,9 @@ def test_unified_keys_cannot_leave_the_group(key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["cgroup.procs", "cgroup.threads", "cgroup.kill", "cgroup.freeze", "cgroup.type"]
 )
-def test_unified_limits_and_moves_no_processes(key: str) -> None:
-    """`cgroup.procs = "1"` would take the machine's init into the group, and stopping the container
-    would end it."""
+def test_unified_keys_that_move_or_stop_processes_are_refused(key: str) -> None:
+    """`cgroup.procs = "1"` would move the machine's init into the group, and stopping the container
+    would kill it."""
     with pytest.raises(InvalidSpec, match=key):
         written({"unified": {key: "1"}})
 

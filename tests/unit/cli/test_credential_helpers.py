@@ -144,7 +144,9 @@ def test_a_login_applies_to_all_spellings_of_its_registry(
     assert credentials.find("r.example:5000/team/a") is None
 
 
-def test_a_login_replaces_the_login_of_another_spelling(folder: Path, tmp_path: Path) -> None:
+def test_a_login_replaces_one_for_another_spelling_of_the_registry(
+    folder: Path, tmp_path: Path
+) -> None:
     credentials.save("R.example:443", "old", "p", None)
     credentials.save("r.example", "new", "p", None)
     assert list(json.loads((tmp_path / "auth.json").read_text())["auths"]) == ["r.example"]

@@ -364,7 +364,7 @@ def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
     assert result.code == "cni-config" and "'x'" in result.observation
 
 
-def test_a_check_that_fails_is_a_result(tmp_path: Path) -> None:
+def test_an_exception_in_a_check_becomes_a_warning(tmp_path: Path) -> None:
     def broken(host: Machine) -> list[CheckResult]:
         raise ZeroDivisionError("odd")
 

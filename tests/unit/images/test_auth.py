@@ -114,9 +114,11 @@ TRUSTED = RegistryHost("https://mirror.example", trusted=True)
     ],
 )
 @pytest.mark.parametrize("named", [False, True])
-def test_mirrors_get_the_secret_only_from_the_registrys_own_file(
+def test_a_mirror_gets_the_pull_secret_only_if_the_registrys_own_hosts_toml_names_it(
     image: str, host: RegistryHost, used: bool, named: bool
 ) -> None:
+    """`trusted` means that this file, not that of `_default`, names the host. A mirror on plain
+    http gets the secret only if it is local, or if the registry is on plain http, too."""
     reference = Reference.parse(image)
     address = reference.domain if named else ""
     sent = credential(Auth("u", "p", server_address=address), reference, host)
