@@ -50,7 +50,12 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
 
         tag, op_index, index, wait_status = MESSAGE.unpack(answer)
         if tag == FAILURE:
-            raise KernelError("start", f"operation {op_index} of the program", abs(index))
+            raise KernelError(
+                "start",
+                f"operation {op_index} of the launcher's program",
+                abs(index),
+                "after `start`, before the container's program was executed",
+            )
         raise HookFailed(index, wait_status, output)
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))

@@ -375,7 +375,7 @@ def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> N
         (private.CheckLogin.call, {"registry": "a b"}),
     ],
 )
-def test_a_wrong_private_call_is_an_invalid_argument(
+def test_an_admin_call_with_invalid_fields_is_an_invalid_argument(
     server: Server, name: str, request_: dict[str, object]
 ) -> None:
     with (

@@ -57,7 +57,8 @@ def test_the_working_directory_of_a_container_is_not_on_the_host(
     runtime: Runtime, canary: Canary, tail: str
 ) -> None:
     """CVE-2024-21626: process.cwd is a descriptor that the runtime (or its caller) left open on the
-    host. Create fails, or `..` does not reach the host's canary, which gets no event."""
+    host. Create fails, or the program does not read a file of the host (the canary) over `..`;
+    inotify reports no access to it."""
     with leaked() as numbers:
         for n in (*range(3, 10), numbers[0], numbers[-1]):
             box = runtime.box(
@@ -74,8 +75,9 @@ def test_the_working_directory_of_a_container_is_not_on_the_host(
 def test_the_working_directory_of_an_exec_is_not_on_the_host(
     runtime: Runtime, canary: Canary, tail: str
 ) -> None:
-    """CVE-2024-21626 by exec --cwd, and by a link of the image to /proc/self/fd/N. The exec fails,
-    or `..` does not reach the host's canary, which gets no event."""
+    """CVE-2024-21626 by `exec --cwd`, with /proc/self/fd/N and with a link of the image to it. Each
+    exec fails. A file of the host (the canary) is not read over `..`, and inotify reports no access
+    to it."""
     box = runtime.box("sleep", "60").up()
     for n in range(3, 12):
         (runtime.rootfs / f"cwd{n}").symlink_to(f"/proc/self/fd/{n}{tail}")

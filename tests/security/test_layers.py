@@ -105,10 +105,11 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
 
 
 @pytest.mark.parametrize("kind", OVER_LINKS)
-def test_names_over_long_links_have_a_limit_of_steps(take: Take, kind: str) -> None:
-    """CWE-400, CWE-59: names lead over links of 4,000 bytes, or need hundreds of directories; 13 kB
-    of gzip took 22 seconds, and one of two turns for that time. Such a layer is accepted while it
-    is small, and refused beyond a number of steps that grows only with its entries."""
+def test_a_layer_whose_names_need_too_many_steps_is_refused(take: Take, kind: str) -> None:
+    """CWE-400, CWE-59: the names lead through links with targets of 4,000 bytes, or through
+    hundreds of directories. Without a limit, 13 kB of gzip took 22 seconds of one of two turns.
+    The limit of steps is proportional to the layer's entries: 8 such names are within it, and 60
+    exceed it."""
     take(raw_tar(*OVER_LINKS[kind](8)))
     with pytest.raises(BadLayer, match="steps over directories and links for"):
         take(raw_tar(*OVER_LINKS[kind](60)))
@@ -134,12 +135,12 @@ def test_undescribed_directories_count_as_entries(take: Take) -> None:
         take(raw_tar(*((f"{n}/a/b/f", LayerFile()) for n in range(9))), UnpackLimits(entries=20))
 
 
-def test_a_repeatedly_described_directory_has_a_single_dictionary(
+def test_attributes_of_a_repeated_directory_are_added_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-407: each description of a directory adds an attribute, and copied all earlier ones.
-    Attributes are added in place: the directory has the same dictionary from the first description
-    to the last."""
+    """CWE-407: a layer has many entries for one directory, each with another attribute. Copying
+    the earlier attributes for each entry took quadratic time, so all are added to one
+    dictionary."""
     members = [("d", directory(pax={f"SCHILY.xattr.user.{n}": "v"})) for n in range(40)]
     seen = set()
     take_attributes = MergedNode.take_attributes

@@ -438,8 +438,9 @@ async def test_a_head_request_is_authenticated(
 async def test_a_layer_in_another_compression_is_fetched_once(
     tmp_path: Path, registry: Registry, service: ImageService, each_store: str
 ) -> None:
-    """A blob in another compression is only known to be the layer after decoding, also after a
-    restart; the stored layer stays as it is."""
+    """Three images have one layer: the first as gzip, the others as zstd. The zstd blob is fetched
+    for the second image, because only decoding shows that it is the stored layer. It is not fetched
+    for the third one, although the server was restarted. The stored layer is not replaced."""
     common = layer({"common": random.Random(3).randbytes(100_000)})
     for repository, compress in (("first", "gzip"), ("second", "zstd"), ("third", "zstd")):
         registry.push(f"{repository}:v1", image([common], {"Cmd": [repository]}), compress=compress)

@@ -110,7 +110,7 @@ def test_results_are_stored_in_four_and_eight_bytes(machine: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status"), [("/", 10), ("/nonexistent", 11), ("/dev/null/x", 12), ("x" * 5000, 13)]
 )
-def test_success_and_each_error_rule_go_their_way(machine: str, path: str, status: int) -> None:
+def test_success_and_each_errno_jump_to_their_labels(machine: str, path: str, status: int) -> None:
     a = Assembler(machine)
     opened, missing, no_directory, other = (
         a.label(name) for name in ("opened", "missing", "no directory", "other")

@@ -98,7 +98,7 @@ def test_overlapping_ranges_are_refused() -> None:
 
 
 @given(st.integers(0, 3), st.integers(0, 300))
-def test_going_round_visits_every_address_once(offset: int, start: int) -> None:
+def test_iterating_from_any_address_yields_every_address_once(offset: int, start: int) -> None:
     ranges = RangeSet.parse(
         [{"subnet": "10.0.0.0/28"}, {"subnet": "10.9.0.0/27", "gateway": "10.9.0.7"}], "x"
     )

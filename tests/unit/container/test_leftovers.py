@@ -14,7 +14,9 @@ from pyrunc.container import state
 from pyrunc.container.state import State
 
 
-def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -> None:
+def test_storing_the_program_of_an_exec_does_not_make_a_deleted_container_again(
+    tmp_path: Path,
+) -> None:
     gone = State("gone", str(tmp_path / "gone"))
     program = SimpleNamespace(encoded=b"", pid_op=1)
     lowered = SimpleNamespace(numbers={}, program=program)

@@ -334,9 +334,9 @@ def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> Non
     assert by_code["kubelet"].observation == "kubelet (pid 77) uses the runtime at unix:///new"
 
 
-def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> None:
-    """The unit of kubelet's package names files that `kubeadm join` writes; before that endpoint
-    and driver mean nothing."""
+def test_a_kubelet_is_not_checked_before_kubeadm_join(tmp_path: Path) -> None:
+    """The unit of kubelet's package names files that `kubeadm join` writes. Until they exist,
+    doctor gives only the hint to join, and checks neither the endpoint nor the cgroup driver."""
     drop_in = (
         '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf'
         ' --kubeconfig=/etc/kubernetes/kubelet.conf"\nEnvironment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet'  # noqa: E501

@@ -59,11 +59,11 @@ def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
         ),
     ],
 )
-def test_a_cgroup_mount_of_the_machines_superblock_has_its_options(
+def test_a_cgroup_mount_repeats_the_options_of_the_machines_superblock(
     namespaces: list[dict[str, str]], options: tuple[tuple[str, None], ...]
 ) -> None:
-    """A mount of cgroup2 in the first cgroup namespace replaces the options of the one superblock
-    that there is."""
+    """The machine has one superblock of cgroup2. A mount in the initial cgroup namespace replaces
+    its options, so the plan repeats them, unless the container has a new cgroup namespace."""
     host = HOST.replace(cgroup_options=("nsdelegate", "memory_recursiveprot"))
     spec = plan_spec({"linux.namespaces": namespaces})
     ops = plans.build(spec, host, RootfsFacts(), plans.StartPlanOptions()).ops

@@ -109,7 +109,9 @@ piece = st.one_of(
 @pytest.mark.requirement("11.1")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, max_size=12), st.lists(st.integers(0, 200_000), max_size=12))
-def test_readers_restore_the_bytes_of_any_portions(pieces: list[bytes], cuts: list[int]) -> None:
+def test_a_log_has_the_same_bytes_however_the_output_was_split(
+    pieces: list[bytes], cuts: list[int]
+) -> None:
     content = b"".join(pieces)
     at = sorted({min(cut, len(content)) for cut in cuts} | {0, len(content)})
     portions = [content[a:b] for a, b in itertools.pairwise(at)]
