@@ -137,11 +137,11 @@ async def test_orphans_are_reaped(pod: TestPod) -> None:
 def test_a_child_that_ended_before_the_shim_listened_is_reaped() -> None:
     script = (
         "import os\n"
-        "from pyrunc.shim.loop import Loop\n"
+        "from pyrunc.shim.loop import EventLoop\n"
         "from pyrunc.shim.reaper import Reaper\n"
         "child = os.fork() or os._exit(0)\n"
         "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
-        "Reaper(Loop())\n"
+        "Reaper(EventLoop())\n"
         "assert not os.path.exists(f'/proc/{child}')\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -150,9 +150,9 @@ def test_a_child_that_ended_before_the_shim_listened_is_reaped() -> None:
 def test_an_expected_exit_is_seen_behind_a_zombie_of_a_start() -> None:
     script = (
         "import os\n"
-        "from pyrunc.shim.loop import Loop\n"
+        "from pyrunc.shim.loop import EventLoop\n"
         "from pyrunc.shim.reaper import Reaper\n"
-        "loop = Loop()\n"
+        "loop = EventLoop()\n"
         "reaper = Reaper(loop)\n"
         "reaper.hold()\n"
         "helper = os.fork() or os._exit(0)\n"
