@@ -67,8 +67,8 @@ class Lowering:
         self._folders.clear()
 
     def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
-        """Call `lower(self, *arguments)`, or append what it appended for an earlier plan. It may
-        depend on nothing else but the root's number."""
+        """Call `lower(self, *arguments)`, or append the operations that it appended for an earlier
+        plan. These may depend only on the arguments and on the number of the root's descriptor."""
         cache = self._cache if self.root == ROOT_NUMBER else None
         if cache is None or not cache.append(self.a, lower, arguments):
             lower(self, *arguments)
@@ -187,8 +187,9 @@ class Lowering:
         """Mount a new filesystem detached; returns the slot of the mount. `refused`: the label for
         EPERM.
 
-        A user namespace need not map group 5, the terminals': then a devpts keeps its creator's
-        group. Older kernels report an unmapped group only when the filesystem is created.
+        If the user namespace does not map the group of a devpts (5, `tty`), the devpts is mounted
+        without the option `gid`, and its terminals have the group of their opener. Older kernels
+        report an unmapped group only when the filesystem is created.
         """
         a = self.a
         context = self.a.slot(4)

@@ -96,7 +96,7 @@ class PlanAssembler(Assembler):
 
     def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
         """Append the operations of a fragment that was extracted from the original of this copy.
-        `lines`: those of its operations, if they are not the present one."""
+        `lines`: one for each of the fragment's operations; by default all have the current line."""
         start = len(self._packed)
         self._packed += fragment.packed
         self._calls += fragment.calls

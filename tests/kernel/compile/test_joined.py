@@ -114,7 +114,7 @@ def test_a_container_joins_all_namespaces_of_a_process(
     os.close(writing)
 
 
-def test_other_maps_than_the_namespaces_are_an_error(box: Box, elsewhere: int) -> None:
+def test_id_maps_must_equal_those_of_the_joined_user_namespace(box: Box, elsewhere: int) -> None:
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid")
     box.linux["uidMappings"] = box.linux["gidMappings"] = [{**MAPS[0], "size": 10}]
     with pytest.raises(

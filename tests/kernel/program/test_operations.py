@@ -38,7 +38,7 @@ def test_arguments_of_every_kind_arrive(machine: str) -> None:
 @pytest.mark.parametrize(
     ("width", "expected"), [(1, 0x88), (4, 0x55667788), (8, 0x1122334455667788)]
 )
-def test_set_stores_the_width_and_nothing_beside(machine: str, width: int, expected: int) -> None:
+def test_set_writes_only_the_bytes_of_its_field(machine: str, width: int, expected: int) -> None:
     a = Assembler(machine)
     block = a.data(b"\xee" * 24)
     a.set(a.field(block, 8, width), 0x1122334455667788)
@@ -75,7 +75,7 @@ def test_set_copies_slots(machine: str) -> None:
         (1 << 63, "lt", 0, -1, True),
     ],
 )
-def test_compare_jumps_by_its_relation(
+def test_compare_jumps_to_the_label_of_its_result(
     machine: str, value: int, relation: str, constant: int, mask: int, holds: bool
 ) -> None:
     a = Assembler(machine)
@@ -275,7 +275,7 @@ def test_fail_takes_a_number_or_a_slot(machine: str) -> None:
         assert (ended.status, ended.messages) == (125, [(FAILURE, 0, value, 0)])
 
 
-def test_exit_has_its_code(machine: str) -> None:
+def test_exit_ends_the_process_with_its_code(machine: str) -> None:
     for code in (0, 1, 200):
         a = Assembler(machine)
         a.exit(code)

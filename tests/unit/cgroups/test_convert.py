@@ -23,7 +23,7 @@ def written(
     100), (2048, 174),
      (262143, 10000), (262144, 10000), (1 << 40, 10000)],
 )  # fmt: skip
-def test_shares_become_weight_by_the_quadratic(shares: int, expected: int) -> None:
+def test_shares_become_weight_by_the_formula_of_runc(shares: int, expected: int) -> None:
     assert weight(shares) == expected
 
 
@@ -96,7 +96,7 @@ def test_order_is_swap_limit_then_unified_last() -> None:
         ({"period": 50000}, None, "max 50000"),
     ],
 )
-def test_cpu_max_keeps_the_half_that_is_not_named(
+def test_setting_only_quota_or_period_keeps_the_other_in_cpu_max(
     cpu: dict[str, int], before: str | None, expected: str
 ) -> None:
     assert written({"cpu": cpu}, {"cpu.max": before} if before else {}) == [("cpu.max", expected)]
@@ -198,7 +198,7 @@ def test_a_limit_below_the_usage_is_rejected_on_request() -> None:
         written({"memory": {"limit": 10, "checkBeforeUpdate": True}}, {"memory.current": "11\n"})
 
 
-def test_null_parts_are_absent_parts() -> None:
+def test_null_resources_are_ignored() -> None:
     assert (
         written(
             {"memory": None, "cpu": None, "pids": None, "unified": None, "hugepageLimits": None}

@@ -402,7 +402,7 @@ def test_a_starting_server_logs_only_problems(
         ("unpacked", "no EROFS", "", Level.FINE, "unpacked"),
     ],
 )
-def test_whether_images_are_mounted(
+def test_the_images_check_says_whether_images_are_mounted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     store: str,
@@ -420,7 +420,7 @@ def test_whether_images_are_mounted(
     assert bool(result.effect and result.remedy) == (level > Level.FINE)
 
 
-def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
+def test_an_selinux_policy_for_containers_is_fine(tmp_path: Path) -> None:
     host = machine(tmp_path, {"/sys/fs/selinux/enforce": "0", "/sys/fs/selinux/context": ""})
     (result,) = limits.selinux(host)
     assert (result.level, result.observation) == (

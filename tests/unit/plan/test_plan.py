@@ -319,7 +319,7 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
     assert scores == [[-5], [100], [-5]]
 
 
-def test_the_oom_score_is_written_whatever_ours_is() -> None:
+def test_the_oom_score_is_written_even_if_it_equals_ours() -> None:
     """The process that carries out the plan, a shim, may have another score than the one that
     makes it."""
     document = default()
