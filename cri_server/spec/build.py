@@ -52,7 +52,8 @@ class ImageFacts:
 
 @dataclass(slots=True)
 class Inputs:
-    """All that a spec depends on. The host paths of mounts and devices have been looked up."""
+    """Everything that a container's spec depends on. The server has already resolved the host paths
+    of its mounts and devices."""
 
     container_id: str
     config: api.ContainerConfig
@@ -78,14 +79,15 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A spec, and the user that CRI reports."""
+    """A container's OCI spec, and the user and groups that ContainerStatus reports."""
 
     spec: dict[str, Any]
     user: ResolvedUser
 
 
 def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
-    """Check all that depends on neither image nor host. Raises InvalidArgument."""
+    """Check those fields of a CreateContainer request whose validity depends on neither the image
+    nor the host. Raises InvalidArgument."""
     if not config.metadata.name:
         raise InvalidArgument("config.metadata.name is empty")
     security_context = config.linux.security_context
@@ -232,7 +234,8 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
 
 
 def _devices(inputs: Inputs) -> list[dict[str, Any]]:
-    """The device nodes to make: with the host's owner, or the container's if so configured and not
+    """Return the OCI object `linux.devices`. A node has its host owner; with the setting
+    `device_ownership` an unprivileged container's RunAsUser and RunAsGroup own it, unless they are
     root."""
     uid = gid = 0
     context = inputs.config.linux.security_context
@@ -251,8 +254,8 @@ def _device_rules(devices: list[HostDevice], privileged: bool) -> list[dict[str,
 
 
 def _annotations(inputs: Inputs) -> dict[str, str]:
-    """The annotations that the configuration passes on, and the keys that tools for people read in
-    a bundle, named as by containerd."""
+    """Return the spec's annotations: those of pod and container that the configuration selects, and
+    the `io.kubernetes.cri.…` keys of containerd, which tools read in a bundle."""
     return {
         # Selected ones only: runc passes org.systemd.property.* on to systemd, which acts as root
         # of the node (CVE-2024-3154).

@@ -16,7 +16,7 @@ def to_oci(
     available: int,
     default: Iterable[str] = DEFAULT_CAPABILITIES,
 ) -> dict[str, list[str]]:
-    """The OCI object `process.capabilities`. `default`: the capabilities of a container that
+    """Return the OCI object `process.capabilities`. `default`: the capabilities of a container that
     requests none. `available`: the server's effective set as a mask, which limits privileged
     containers. Raises InvalidArgument for unknown names."""
     if context.privileged:
@@ -43,7 +43,8 @@ def _apply(start: set[str], drop: set[str], add: set[str]) -> set[str]:
 
 
 def _names(requested: Iterable[str]) -> set[str]:
-    """Full names; `ALL` is returned as it is."""
+    """Convert `NET_ADMIN` or `cap_net_admin` to `CAP_NET_ADMIN`; `ALL` stays `ALL`. Raises
+    InvalidArgument for an unknown capability."""
     words = {name.upper().removeprefix("CAP_") for name in requested}
     names = {word if word == ALL else f"CAP_{word}" for word in words}
     unknown = names - set(CAPABILITIES) - {ALL}

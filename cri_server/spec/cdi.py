@@ -85,8 +85,8 @@ class Specification(CdiObject):
 
 
 def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
-    """The devices that a container requests, each once. Raises InvalidArgument for a malformed
-    name."""
+    """Return the devices that a container requests, each once. Raises InvalidArgument for a
+    malformed name."""
     requested = list(devices)
     for key, value in annotations.items():
         if key.startswith(ANNOTATIONS):
@@ -98,8 +98,8 @@ def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
 
 
 def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[CdiEdits]:
-    """The edits of the devices, preceded by those of their specifications. Raises InvalidArgument
-    for an unknown device."""
+    """Return the edits of the requested devices, preceded by those of the specifications that
+    define them. Raises InvalidArgument for an unknown device."""
     devices: dict[str, tuple[Specification, CdiDevice]] = {}
     for folder in folders:
         devices.update(_devices(folder))
@@ -117,7 +117,8 @@ def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[CdiEdits]:
 
 
 def _devices(folder: str) -> dict[str, tuple[Specification, CdiDevice]]:
-    """The devices that the files of one folder define; a name that two files define is left out."""
+    """Return the devices that the CDI files of one folder define, by full name. A name that two
+    files define is left out."""
     devices: dict[str, tuple[Specification, CdiDevice]] = {}
     duplicates: set[str] = set()
     try:
@@ -158,12 +159,13 @@ def _read(path: Path) -> Specification:
 
 
 def _yaml(content: bytes) -> Any:
-    """Parse YAML with limits. Raises ValueError, RecursionError."""
+    """Parse a CDI file in YAML, which may have at most `ALIASES_LIMIT` aliases and `DEPTH_LIMIT`
+    levels. Raises ValueError, RecursionError."""
     import yaml  # takes 20 ms to import, and few servers need it
 
     class CdiLoader(yaml.SafeLoader):
-        """Limits aliases, because the target of each is read again and nested aliases multiply, and
-        depth, because the scanner's work per token grows with it."""
+        """Loads plain YAML, but limits aliases and depth. Nested aliases multiply the nodes that
+        later code reads, and the scanner's work per token grows with the depth."""
 
         aliases = depth = 0
 
@@ -231,7 +233,7 @@ def _device(node: CdiDeviceNode) -> dict[str, Any]:
 
 
 def device_rule(device: Mapping[str, Any], access: str) -> dict[str, Any]:
-    """The rule that permits `access` to an OCI device."""
+    """Return the cgroup rule that permits `access` (letters of `rwm`) to an OCI device."""
     number = {key: device[key] for key in ("type", "major", "minor")}
     return {"allow": True, **number, "access": access}
 

@@ -2,8 +2,9 @@
 descriptors.
 
 The shim attaches these mounts in a private mount namespace and runs the other program in it, so the
-host does not see them. The request's host paths are attached the same way: the other program would
-follow a link that was placed in one since it was checked (CVE-2021-25741).
+host does not see them. The request's host paths are attached there, too: if the other program
+opened them itself, it would follow a symlink that was placed in the path after the server checked
+it (CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Create the directories of mounts in `folder`; return the spec with these paths and with an
-    `ociVersion` that all runtimes accept, and the mounts to attach there. Raises OSError."""
+    """Prepare a bundle for an external runtime: create mount points in `folder`, and return the
+    spec that names them as mount sources, with an `ociVersion` that all runtimes accept, and the
+    mounts that the shim attaches to them. Raises OSError."""
     changed, places = with_paths(spec, requested, folder)
     return {**changed, "ociVersion": OCI_VERSION}, places
 
@@ -31,8 +33,9 @@ def bundle(
 def with_paths(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Create the directories of mounts in `folder`; return the spec with these paths, and the
-    mounts to attach there. `requested`: the mounts of the CRI request. Raises OSError."""
+    """Create mount points in `folder`; return the spec that names them as mount sources, and the
+    mounts that the shim attaches to them. `requested`: the mounts of the CRI request. Raises
+    OSError."""
     requests = {request.source: request for request in requested}
     mounts: list[dict[str, Any]] = []
     places: list[PreparedMount] = []
@@ -52,8 +55,8 @@ def with_paths(
 def _content(
     mount: dict[str, Any], place: str, requests: Mapping[str, MountRequest]
 ) -> PreparedMount | None:
-    """Return the mount to attach at the source of an OCI mount; None if the source is a path, or
-    missing."""
+    """Return the mount that the shim attaches at `place` and that replaces the source of the OCI
+    mount `mount`; None if the source stays as it is."""
     source = mount.get("source", "")
     if source == POD_SHM:
         return PreparedMount(place, pinned=source.removeprefix(OUR_MOUNTS))

@@ -1,4 +1,5 @@
-"""Names cgroups: `cgroupsPath` from the pod's parent and an id, by driver.
+"""Names cgroups: builds OCI's `cgroupsPath` from the pod's parent cgroup, the id of a sandbox or
+container, and the cgroup driver.
 
 cgroupfs: `<parent>/<id>`; systemd: `<slice>:cri-pyrunc:<id>`, the scope `cri-pyrunc-<id>.scope`.
 kubelet and cAdvisor recognise the cgroup by the id in its last part. A parent in the other driver's
@@ -18,27 +19,30 @@ DEFAULT_PARENT = {"cgroupfs": "/pyrunc", "systemd": "system.slice"}
 
 
 def parent(requested: str, driver: str, default: str) -> str:
-    """The parent cgroup for the request's `cgroup_parent`. Raises InvalidArgument."""
+    """Return the parent cgroup of a pod: `requested`, the request's `cgroup_parent`, else
+    `default`, else the driver's default. Raises InvalidArgument."""
     if driver == "systemd":
         return _slice(requested, default or DEFAULT_PARENT[driver])
     return _path(requested or default or DEFAULT_PARENT[driver])
 
 
 def path(parent_group: str, identifier: str, driver: str) -> str:
-    """The OCI `cgroupsPath` of the sandbox or container with this id."""
+    """Return the OCI `cgroupsPath` of the sandbox or container with the id `identifier`."""
     if driver == "systemd":
         return f"{parent_group}:{SCOPE_PREFIX}:{identifier}"
     return posixpath.join(parent_group, identifier)
 
 
 def driver_of(name: str) -> str:
-    """The driver of a parent or `cgroupsPath`; after a change of the configuration it differs from
-    the server's."""
+    """Return the driver, cgroupfs or systemd, in whose form a parent cgroup or `cgroupsPath` is
+    written. A pod that was created before the configuration changed may have another driver than
+    the server."""
     return "cgroupfs" if name.startswith("/") else "systemd"
 
 
 def place(cgroups_path: str, identifier: str) -> Cgroup:
-    """The cgroup of a sandbox's pause process or of a container."""
+    """Return the cgroup of a sandbox's pause process or of a container from its `cgroupsPath` and
+    id; creates nothing."""
     return naming.place(cgroups_path, identifier, driver_of(cgroups_path))
 
 

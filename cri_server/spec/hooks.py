@@ -49,8 +49,8 @@ class _HookFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredHook:
-    """A hook of one file. `entry` is the OCI hook; the other fields are conditions, of which None
-    is always met."""
+    """A hook file's content. `entry`: the OCI hook; `stages`: where it runs; the other fields: the
+    file's conditions, None where the file has none."""
 
     entry: dict[str, Any]
     stages: tuple[str, ...]
@@ -77,10 +77,11 @@ class ConfiguredHook:
 
 
 def read(folders: Sequence[str]) -> list[ConfiguredHook]:
-    """The hooks of all files, ordered by lower-case name.
+    """Return the hooks of all files, ordered by lower-case name.
 
     Raises WrongState for an invalid file: a container must not start without a hook that was meant
-    for it."""
+    for it.
+    """
     files: dict[str, Path] = {}
     for folder in folders:
         try:

@@ -1,5 +1,5 @@
-"""Selects the binds of a container's spec whose sources are foreign host paths, not files of the
-server."""
+"""Selects the bind mounts of a container's spec whose source is a path of the host that is not one
+of the server's own files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class HostBind:
     """A bind of a host path.
 
     `links`: the path may contain symlinks, because the server has not resolved it. `made_inside`:
-    the container's process makes the bind itself if its source is in every mount namespace.
+    the container's process makes the bind itself if it can open the source by its path
+    (`BindSource.is_in_every_namespace`).
     """
 
     source: str
@@ -34,16 +35,16 @@ class HostBind:
 
 
 def read(folder: Path, own_folders: tuple[str, ...]) -> list[HostBind]:
-    """Like `of`, from the files in the container's folder. Raises NotFound, DamagedRecord,
-    InvalidSpec."""
+    """Return the binds of host paths of the container whose files are in `folder`: the results of
+    `of` for its config.json and launch file. Raises NotFound, DamagedRecord, InvalidSpec."""
     return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own_folders)
 
 
 def of(
     spec: dict[str, Any], launch_file: LaunchFile, own_folders: tuple[str, ...]
 ) -> list[HostBind]:
-    """The binds of an OCI spec whose sources are foreign host paths: not files in `own_folders`.
-    Raises InvalidSpec."""
+    """Return the binds in an OCI spec whose source is a host path outside `own_folders`, the
+    folders of the server's files. Raises InvalidSpec."""
     if launch_file.runtime or launch_file.restore:
         # The shim attaches clones of these; the external runtime or CRIU opens all other sources.
         return [

@@ -58,7 +58,8 @@ class MountRequest:
 
 
 def check_requests(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[MountRequest]:
-    """Check each request by itself. Raises InvalidArgument naming the entry."""
+    """Check each mount of a request by itself. Raises InvalidArgument with the name of the invalid
+    mount: `where` and its index."""
     return [_check_request(request, f"{where}[{i}]") for i, request in enumerate(requests)]
 
 
@@ -112,8 +113,10 @@ def defaults(
     writable_cgroup: bool = False,
     sysfs_bind: bool = False,
 ) -> list[Mount]:
-    """The mounts of every container. `shared_shm`: the pod has its own /dev/shm, which the shim
-    holds. `writable_cgroup`: /sys/fs/cgroup is writable also without privilege."""
+    """Return the default mounts of a container. `ipc`: its effective IPC namespace mode.
+    `shared_shm`: the pod has its own /dev/shm, which the shim holds. `readonly_root`: the pod's
+    files are read-only, too. `writable_cgroup`: /sys/fs/cgroup is writable without privilege.
+    `sysfs_bind`: bind the host's /sys, for a user namespace that may not mount sysfs."""
     access = "rw" if privileged else "ro"
     cgroup_access = "rw" if writable_cgroup else access
     result = [
@@ -138,7 +141,8 @@ def defaults(
 
 
 def _sysfs(access: str, bound: bool) -> Mount:
-    """Return the mount of sysfs, or a bind of the host's (`bound`)."""
+    """Return the mount of /sys: sysfs with `access` (`ro` or `rw`), or if `bound` a read-only bind
+    of the host's /sys."""
     if bound:
         # The kernel mounts sysfs only for a user namespace that owns the network namespace
         # (fs/sysfs/mount.c, kobj_ns_current_may_mount).
@@ -157,10 +161,10 @@ def _shm(ipc: int, shared: bool) -> Mount:
 
 
 def merge(default: Sequence[Mount], requested: Sequence[MountRequest]) -> list[Mount]:
-    """Combine defaults and requested mounts, ordered by the depth of their destination. A default
-    is left out at the place of a requested mount, and below one that would cover it: with the
-    host's /sys a container reads the host's cgroups, as under containerd. The pod's own files stay,
-    even over the host's /etc."""
+    """Combine default and requested mounts, ordered by the depth of their destination. A requested
+    mount replaces the default at its destination and drops the defaults below: with the host's /sys
+    a container sees the host's cgroups, as under containerd. The pod's own files (hosts, hostname,
+    resolv.conf) stay, even over the host's /etc."""
     occupied = {a.destination for a in requested}
     covered = tuple(
         f"{a.destination}/" for a in requested if a.request.host_path or a.image or a.layers
@@ -182,7 +186,7 @@ def by_depth(mounts: Iterable[Mount]) -> list[Mount]:
 
 
 def to_oci(mount_request: MountRequest) -> Mount:
-    """The OCI mount of a request whose source is known."""
+    """Return the OCI mount of a request whose source on the host is known."""
     request = mount_request.request
     extra = sorted(set(request.mount_options))
     if mount_request.image is not None or mount_request.layers:
@@ -209,8 +213,8 @@ def to_oci(mount_request: MountRequest) -> Mount:
 
 
 def root_propagation(requested: Iterable[MountRequest]) -> str:
-    """The strongest propagation that a mount needs from the container's root; empty for the
-    default."""
+    """Return OCI's `linux.rootfsPropagation` for the requested mounts: `rshared` if any is
+    bidirectional, else `rslave` if any is host-to-container, else empty for the default."""
     kinds = {a.request.propagation for a in requested}
     if api.PROPAGATION_BIDIRECTIONAL in kinds:
         return "rshared"

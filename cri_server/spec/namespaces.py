@@ -11,9 +11,10 @@ Entries = list[dict[str, str]]
 def entries(
     options: api.NamespaceOption, pause_pid: int, target_pid: int, *, privileged: bool
 ) -> Entries:
-    """The OCI list `linux.namespaces`. The pod's namespaces are those of its pause process.
+    """Return the OCI list `linux.namespaces`. The pod's namespaces are those of its pause process.
 
-    `target_pid`: the process whose pid namespace mode TARGET joins, else 0."""
+    `target_pid`: the process whose pid namespace mode TARGET joins, else 0.
+    """
     result: Entries = [{"type": "mount"}]
     # A privileged container manages the node's cgroups (KEP-2254; containerd and CRI-O agree).
     if not privileged:
@@ -40,7 +41,8 @@ def check_sandbox(options: api.NamespaceOption) -> None:
 
 
 def _check_modes(options: api.NamespaceOption) -> None:
-    """Check that each mode exists, and the user namespace. Raises InvalidArgument."""
+    """Check that the network, IPC and pid modes exist and that the user namespace, if any, is
+    valid. Raises InvalidArgument."""
     if options.network not in (api.POD, api.NODE):
         raise InvalidArgument("namespace_options.network must be POD or NODE")
     if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
@@ -61,10 +63,11 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
 
 
 def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api.NamespaceOption:
-    """A container's effective modes: POD in a pod that uses the host's namespace means the host's.
+    """Return a container's effective modes: a pid or IPC mode of POD becomes NODE where the sandbox
+    has NODE, and the network mode is always the sandbox's.
 
-    POD is also protobuf's default, so it does not contradict the sandbox. The network is always the
-    sandbox's."""
+    POD is also protobuf's default, so it does not contradict the sandbox.
+    """
     result = api.NamespaceOption()
     result.CopyFrom(options)
     result.network = sandbox.network
@@ -107,7 +110,8 @@ def has_user_namespace(options: api.NamespaceOption) -> bool:
 
 
 def id_maps(options: api.NamespaceOption) -> dict[str, list[dict[str, int]]]:
-    """OCI's `uidMappings` and `gidMappings` of a pod with a user namespace; empty without one."""
+    """Return OCI's `uidMappings` and `gidMappings` of a pod with a user namespace; empty without
+    one."""
     if not has_user_namespace(options):
         return {}
     users = options.userns_options
@@ -118,7 +122,7 @@ def id_maps(options: api.NamespaceOption) -> dict[str, list[dict[str, int]]]:
 
 
 def root_of(options: api.NamespaceOption) -> tuple[int, int]:
-    """The host uid and gid of the pod's root."""
+    """Return the host uid and gid of the pod's root."""
     maps = id_maps(options)
     return (maps["uidMappings"][0]["hostID"], maps["gidMappings"][0]["hostID"]) if maps else (0, 0)
 

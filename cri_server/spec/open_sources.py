@@ -44,24 +44,27 @@ class OpenSources:
         close_all(fds)
 
     def subject(self) -> str:
-        """Return a phrase for errors with the path that is being opened."""
+        """Return `path '/the/path'`, the path that is being opened, for the message of a missed
+        deadline."""
         return f"path {self.current!r}"
 
     def begin(self, path: str) -> None:
-        """Note `path` for the error of a deadline. Raises WrongState after `close`."""
+        """Set `path` as the one that `subject` names while it is opened. Raises WrongState after
+        `close`."""
         if self._closed:
             raise WrongState(f"{path} is no longer needed")
         self.current = path
 
     def open(self, source: str, destination: str, *, links: bool) -> None:
-        """Open the source of one bind. Raises KernelError, WrongState."""
+        """Open the source of one bind and add its descriptor. `links`: follow symlinks; otherwise a
+        symlink is an error. Raises KernelError, WrongState."""
         self.begin(source)
         number = open_source(source, destination, links=links)
         self.add(source, destination, number, "" if links else source)
 
     def add(self, source: str, destination: str, number: int, path: str) -> None:
-        """Take over the descriptor of a source, and probe the source. `path`: see
-        `describe_source`. Raises KernelError, WrongState."""
+        """Take over `number`, the descriptor of a source, and read the facts about the source.
+        `path`: its real path, empty if unknown. Raises KernelError, WrongState after `close`."""
         try:
             source_facts = describe_source(number, path)
         except OSError as error:

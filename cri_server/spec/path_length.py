@@ -24,5 +24,6 @@ def check(path: str, field: str) -> None:
 
 
 def _size(text: str) -> int:
-    """Length in bytes; a byte that is not UTF-8 is one surrogate here, and counts as one."""
+    """Return the length of a path in bytes. A byte that is not UTF-8 is one surrogate in `text` and
+    counts as one byte."""
     return len(text.encode("utf-8", "replace"))

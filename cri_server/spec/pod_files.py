@@ -22,10 +22,11 @@ PATH_ERRNOS = (
 
 
 def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
-    """The pod's hostname: the requested one, else the host's with host networking, else the first
-    characters of the id.
+    """Return the pod's hostname: the requested one, else the host's with host networking, else the
+    first characters of the id.
 
-    Raises InvalidArgument for a name that sethostname(2) would refuse."""
+    Raises InvalidArgument for a name that sethostname(2) would refuse.
+    """
     if config.hostname:
         name = config.hostname
         if len(name.encode()) > HOSTNAME_LIMIT or any(c.isspace() or c in "\0/" for c in name):
@@ -38,8 +39,9 @@ def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
 
 
 def resolv_conf(config: api.PodSandboxConfig) -> str | None:
-    """The file's text; None for a copy of the host's. A present but empty DNS configuration is an
-    empty file."""
+    """Return the text of the pod's resolv.conf: empty for a DNS configuration that is present but
+    empty, None for a missing one, with which the pod gets a copy of the host's file. Raises
+    InvalidArgument."""
     if not config.HasField("dns_config"):
         return None
     dns = config.dns_config
@@ -58,7 +60,7 @@ def resolv_conf(config: api.PodSandboxConfig) -> str | None:
 
 
 def paths(folder: Path) -> PodFiles:
-    """The paths of the three files."""
+    """Return the host paths of resolv.conf, hostname and hosts in the sandbox's folder."""
     return PodFiles(str(folder / "resolv.conf"), str(folder / "hostname"), str(folder / "hosts"))
 
 
@@ -69,9 +71,8 @@ def write(
     owner: tuple[int, int] = (0, 0),
     label: str = "",
 ) -> None:
-    """Write the three files into a new folder, owned by the pod's root (`owner`: uid and gid) and
-    with its SELinux `label`, if any. The folder is not shared yet, so no reader sees a half. Raises
-    OSError, InvalidArgument."""
+    """Write resolv.conf, hostname and hosts into a new folder, owned by the pod's root (`owner`:
+    uid and gid) and with its SELinux `label`, if any. Raises OSError, InvalidArgument."""
     resolver = resolv_conf(config)
     contents = {
         "resolv.conf": _host_file("/etc/resolv.conf") if resolver is None else resolver.encode(),
@@ -96,8 +97,8 @@ def _open_readable(path: str, flags: int) -> int:
 
 
 def make_log_directory(path: str) -> None:
-    """Make the pod's log directory and its parents. Raises InvalidArgument for a path that cannot
-    be one, KernelError."""
+    """Make the pod's log directory and its parents. Raises InvalidArgument for a path that the
+    kernel refuses (too long, below a file, a loop of symlinks), KernelError for other failures."""
     try:
         os.makedirs(path, mode=0o755, exist_ok=True)
     except OSError as error:
@@ -109,7 +110,8 @@ def make_log_directory(path: str) -> None:
 
 
 def is_bad_log_path(error: Error) -> bool:
-    """Whether a start failed because of the log's path: a directory, below a file, or a link."""
+    """Whether `error` says that a container's log could not be opened because of its path: a
+    directory, a path below a file, or a symlink."""
     return isinstance(error, KernelError) and error.note == LOG_NOTE and error.errno in PATH_ERRNOS
 
 

@@ -42,8 +42,8 @@ def environment(
     tty: bool,
     home: str,
 ) -> list[str]:
-    """`KEY=VALUE` lines: the image's, overridden by the request's, with PATH, HOSTNAME, TERM and
-    HOME as defaults."""
+    """Return the environment as `KEY=VALUE`: the image's variables, overridden by the request's
+    (`envs`), with PATH, HOSTNAME, TERM and HOME as defaults."""
     result: dict[str, str] = {}
     for line in image:
         key, equals, value = line.partition("=")
@@ -65,13 +65,13 @@ def environment(
 
 
 def cri_envs(config: api.ContainerConfig) -> list[tuple[str, str]]:
-    """The request's variables; bytes that are not UTF-8 become surrogates."""
+    """Return the request's variables; bytes that are not UTF-8 become surrogates."""
     return [(env.key, env.value.decode("utf-8", "surrogateescape")) for env in config.envs]
 
 
 def working_dir(cri: str, image: str) -> str:
-    """The request's, else the image's, else `/`. Raises InvalidArgument unless absolute, and for a
-    path that is too long."""
+    """Return the process's working directory: the request's, else the image's, else `/`. Raises
+    InvalidArgument for a relative path and for one that is too long."""
     path = cri or image or "/"
     # A WORKDIR of 10,000 bytes took 1.5 s to compile, a step for each component, before the kernel
     # refused it at the start.
@@ -83,7 +83,8 @@ def working_dir(cri: str, image: str) -> str:
 
 
 def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
-    """OCI's objects; Python's -1 becomes the kernel's highest number."""
+    """Return the OCI object `process.rlimits` from `limits`: name -> (soft, hard). -1, Python's
+    RLIM_INFINITY, becomes the kernel's 2^64 - 1."""
     return [
         {"type": name, "soft": soft & UNLIMITED, "hard": hard & UNLIMITED}
         for name, (soft, hard) in limits.items()
@@ -93,8 +94,8 @@ def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
 def with_arguments(
     process: Mapping[str, object], command: Sequence[str], *, tty: bool
 ) -> dict[str, object]:
-    """The OCI process of an exec: `process` with another argv and terminal. Raises
-    InvalidArgument."""
+    """Return the OCI process of an exec: `process` with the argv `command` and with or without a
+    terminal. Raises InvalidArgument."""
     if not command or not command[0]:
         raise InvalidArgument("the command is empty")
     _no_nul(command, "command")

@@ -1,11 +1,11 @@
 """Classes of caches and memory bandwidth (RDT): an annotation of the pod selects a container's
 class.
 
-A class is a group of the resctrl filesystem with the same name (Intel's closID). The file defines a
-class; its first container makes the group, which stays, as runtime-spec requires. An existing
-group, made by any program, needs no definition. The annotations are those of containerd and CRI-O
-(goresctrl's doc/rdt.md). The file has its own format: goresctrl's divides the machine into
-partitions, and its program writes the groups.
+A class is a group of the resctrl filesystem with the same name (Intel's closID). The file that the
+administrator writes defines a class; the class's first container makes the group, which stays, as
+runtime-spec requires. An existing group, made by any program, needs no definition. The annotations
+are those of containerd and CRI-O (goresctrl's doc/rdt.md). The file's format is ours: goresctrl's
+format divides the machine into partitions, from which goresctrl's own program writes the groups.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class _RdtFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: str) -> dict[str, RdtClass]:
-    """The classes of a file. Raises WrongState."""
+    """Return the classes that the file at `path` defines, by name. Raises WrongState for an
+    unreadable or invalid file."""
     try:
         classes = resource_classes.read(path, _RdtFile).classes
         for name, entry in classes.items():
@@ -67,10 +68,11 @@ def _is_name(name: str) -> bool:
 
 
 def to_oci(path: str, name: str) -> dict[str, Any]:
-    """The OCI object `linux.intelRdt` of the class `name`.
+    """Return the OCI object `linux.intelRdt` of the class `name`.
 
     Raises InvalidArgument for a class that is neither in the file nor an existing group, WrongState
-    for an invalid file and for a machine without resctrl."""
+    for an invalid file and for a machine without resctrl.
+    """
     try:
         root = rdt.mounted()
     except Unsupported:

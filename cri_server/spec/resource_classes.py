@@ -13,10 +13,11 @@ ClassFile = TypeVar("ClassFile")
 
 
 def find(kind: str, name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
-    """The class of `kind` (blockio, rdt) of the container `name` by its own and its pod's
-    annotations; empty for none.
+    """Return the class of `kind` (blockio, rdt) that its own and its pod's annotations select for
+    the container `name`; empty for none.
 
-    The most specific annotation applies; an empty one selects no class."""
+    The most specific annotation applies; an empty one selects no class.
+    """
     container_key = f"io.kubernetes.cri.{kind}-class"
     if container_key in container:
         return container[container_key]

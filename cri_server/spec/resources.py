@@ -16,11 +16,12 @@ CGROUP_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
 def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
-    """The OCI object `linux.resources` without devices. Raises InvalidArgument for values that no
-    kernel accepts.
+    """Convert a CRI request to the OCI object `linux.resources` without devices. Raises
+    InvalidArgument for values that no kernel accepts.
 
-    Without a swap limit a memory limit also limits memory and swap together: the container gets no
-    swap."""
+    A memory limit without a swap limit becomes a limit of memory and swap together, so the
+    container gets no swap.
+    """
     check(request)
     cpu = {
         "shares": request.cpu_shares,

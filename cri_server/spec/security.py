@@ -54,7 +54,7 @@ def seccomp_profile(
 
 
 def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoice:
-    """The requested profile; without a request the runtime's default."""
+    """Return the requested AppArmor profile; without a request the runtime's default."""
     if context.privileged:
         return ProfileChoice(UNCONFINED)
     if context.HasField("apparmor"):
@@ -64,7 +64,7 @@ def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoic
 
 
 def _named_profile(text: str, field: str) -> ProfileChoice:
-    """The profile that the text of a deprecated field names. Raises InvalidArgument."""
+    """Return the profile that the text of a deprecated field names. Raises InvalidArgument."""
     if text == UNCONFINED:
         return ProfileChoice(UNCONFINED)
     if text == RUNTIME_DEFAULT:
@@ -88,9 +88,9 @@ def _profile(requested: api.SecurityProfile, what: str) -> ProfileChoice:
 def seccomp_object(
     profile: ProfileChoice, capabilities: list[str], default_path: str = ""
 ) -> dict[str, Any] | None:
-    """The OCI object `linux.seccomp`; None when unconfined. `capabilities`: the granted `CAP_…`
-    names, which permit further calls in the default profile; `default_path`: a file to use instead
-    of that profile. Reads the file of a localhost profile. Raises InvalidArgument."""
+    """Return the OCI object `linux.seccomp`; None when unconfined. `capabilities`: the granted
+    `CAP_…` names, which permit further calls in the default profile; `default_path`: a file to use
+    instead of that profile. Reads the file of a localhost profile. Raises InvalidArgument."""
     if profile.kind == UNCONFINED:
         return None
     if profile.kind == DEFAULT and default_path:
@@ -123,11 +123,11 @@ def _read_profile(path: str) -> dict[str, Any]:
 
 
 def apparmor_name(profile: ProfileChoice, *, enabled: bool, default: str, loaded: set[str]) -> str:
-    """The name of the profile to use, empty for none. `default` is the runtime's own, empty where
-    it could not be loaded.
+    """Return the name of the AppArmor profile to use, empty for none. `default` is the runtime's
+    own, empty where it could not be loaded.
 
-    Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not
-    loaded."""
+    Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not loaded.
+    """
     if profile.kind == DEFAULT:
         return default
     if profile.kind == UNCONFINED:

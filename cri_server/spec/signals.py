@@ -14,7 +14,7 @@ _ALIASES = {"SIGCLD": "SIGCHLD", "SIGIOT": "SIGABRT"}
 
 
 def stop_signal(requested: int, image: str) -> str:
-    """The name of the stop signal: the request's, else the image's, else SIGTERM. Raises
+    """Return the name of the stop signal: the request's, else the image's, else SIGTERM. Raises
     InvalidArgument."""
     if requested:
         return from_cri(requested)
@@ -32,13 +32,15 @@ def from_cri(value: int) -> str:
 
 
 def to_cri(name: str) -> int:
-    """The enum value of a name; SIGNAL_RUNTIME_DEFAULT for one that the enum does not have."""
+    """Return the CRI enum value of a signal's name; SIGNAL_RUNTIME_DEFAULT for a name that the enum
+    lacks."""
     word = _ALIASES.get(name, name).replace("+", "PLUS").replace("-", "MINUS")
     return dict(api.Signal.items()).get(_PREFIX + word, 0)
 
 
 def from_text(text: str) -> str:
-    """The full name for `15`, `TERM`, `SIGTERM` or `SIGRTMIN+3`. Raises InvalidArgument."""
+    """Return the full name of the signal that `15`, `TERM`, `SIGTERM` or `SIGRTMIN+3` means. Raises
+    InvalidArgument."""
     word = text.strip().upper()
     if word.isascii() and word.isdigit():
         return _named(int(word[:4]))
@@ -48,7 +50,7 @@ def from_text(text: str) -> str:
 
 
 def number(name: str) -> int:
-    """The kernel's number of a signal on this architecture. Raises InvalidArgument."""
+    """Return the kernel's number of a signal on this architecture. Raises InvalidArgument."""
     base, offset = _ALIASES.get(name, name), 0
     for sign in ("+", "-"):
         head, has_sign, tail = base.partition(sign)

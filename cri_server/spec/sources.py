@@ -44,7 +44,7 @@ class HostDevice:
     access: str = "rwm"
 
     def to_oci(self) -> dict[str, Any]:
-        """The fields of an OCI device except its path."""
+        """Return the fields of an OCI device except its path."""
         return {
             "type": self.type,
             "major": self.major,
@@ -62,9 +62,9 @@ async def run_with_deadline(
     *arguments: Any,
     discard: Callable[[Result], object] | None = None,
 ) -> Result:
-    """Run `function(*arguments)` in a daemon thread and return its result. Raises DeadlineExceeded
-    naming `what`. The thread is abandoned then, because nothing can interrupt it in the kernel; it
-    passes a late result to `discard`."""
+    """Run `function(*arguments)` in a daemon thread and return its result. After `timeout_s` raises
+    DeadlineExceeded naming `what` and abandons the thread, because nothing can interrupt it in the
+    kernel; a result that comes later is passed to `discard`."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # a cancelled waiter cannot cancel a running future
 
@@ -107,8 +107,8 @@ def resolve(requested: list[MountRequest], open_sources: OpenSources) -> None:
 
 
 def open_real(path: str, destination: str, open_sources: OpenSources) -> str:
-    """Open a path and add it to `open_sources`; returns the path without symlinks, see `real_path`.
-    Raises KernelError."""
+    """Open a path and add its descriptor to `open_sources`; return the path with all symlinks
+    resolved. Creates missing directories at its end. Raises KernelError."""
     open_sources.begin(path)
     try:
         number, real = open_source(path, destination, links=False), clean(path)
@@ -141,8 +141,8 @@ def real_path(path: str) -> str:
 
 
 def make_folders(resolved: str) -> None:
-    """Make the folder and its parents, each relative to its parent's descriptor, so that a link
-    that replaces one in between is not followed."""
+    """Make a folder and its missing parents. Each is opened relative to its parent's descriptor, so
+    that a symlink which replaces one of them meanwhile is not followed."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in resolved.strip("/").split("/"):
@@ -202,7 +202,8 @@ def all_devices() -> list[HostDevice]:
 
 
 def device_facts(path: str) -> HostDevice:
-    """The device at a path, symlinks followed. Raises InvalidArgument if it is not one."""
+    """Return the device at a path, symlinks followed. Raises InvalidArgument if the path is not a
+    device."""
     nodes = _nodes(os.path.realpath(path), path)
     if len(nodes) != 1:
         raise InvalidArgument(f"{path!r} is not a device")

@@ -58,10 +58,11 @@ class Accounts:
 def resolve(
     context: api.LinuxContainerSecurityContext, image_user: str, accounts: Accounts
 ) -> ResolvedUser:
-    """The user of the process: the request's name, else its number, else the image's USER, else
-    root.
+    """Return the user and groups of the process: those of the request's user name, else of its
+    number, else of the image's USER, else root.
 
-    Raises InvalidArgument for unknown names, ids out of range, and a group without a user."""
+    Raises InvalidArgument for unknown names, ids out of range, and a group without a user.
+    """
     named = bool(context.run_as_username) or context.HasField("run_as_user")
     if context.HasField("run_as_group") and not named:
         raise InvalidArgument(
@@ -114,8 +115,8 @@ def _primary(
 def _supplemental(
     context: api.LinuxContainerSecurityContext, account: Account, gid: int, accounts: Accounts
 ) -> tuple[int, ...]:
-    """The supplementary groups: the primary one, those of the image's /etc/group if the policy is
-    Merge, then the request's. containerd, CRI-O and Kubernetes' tests have this order
+    """Return the supplementary groups: the primary group, those of the image's /etc/group if the
+    policy is Merge, then the request's. containerd, CRI-O and Kubernetes' tests have this order
     (test/e2e_node, "SupplementalGroupsPolicy")."""
     requested = [_require_id(g, "supplemental_groups") for g in context.supplemental_groups]
     image_groups = []

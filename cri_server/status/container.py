@@ -61,8 +61,8 @@ def _mount(requested: api.Mount, container: Container) -> api.Mount:
 
 
 def build_item(container: Container) -> api.Container:
-    """Build the list entry. Its image has no runtime handler, as in ListImages (see
-    `rpc.image`)."""
+    """Build the container's entry of ListContainers. `image.runtime_handler` is empty, as it is in
+    ListImages."""
     config = container.config
     result = api.Container(
         id=container.id,
@@ -111,7 +111,8 @@ def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
 
 
 def _info(services: Services, container: Container) -> dict[str, Any]:
-    """Return the verbose details. The environment is left out, because it may contain secrets."""
+    """Return the verbose details of ContainerStatus as a JSON object: the pid, cgroup, writable
+    layer and OCI spec. Leaves out the environment, because it may contain secrets."""
     try:
         spec = atomic_file.read_json(
             str(services.paths.container_state(container.id) / "config.json")

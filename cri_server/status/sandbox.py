@@ -115,7 +115,8 @@ def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
 
 
 def _figures(resources: api.LinuxContainerResources) -> dict[str, object]:
-    """Convert to JSON with integers, which protobuf's JSON format writes as strings."""
+    """Convert the resources that are set to a JSON object with numbers. Protobuf's own JSON format
+    writes 64-bit integers as strings."""
     figures: dict[str, object] = {
         field.name: value for field, value in resources.ListFields() if not field.is_repeated
     }

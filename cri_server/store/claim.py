@@ -1,17 +1,19 @@
-"""Claims the two directories for one server, and binds them to each other.
+"""Claims the two directories for one server, and records in each the path of the other.
 
-Both are locked while a server runs. Pods outlive it, so each directory records the other for this
-boot: a server that would look for the pods of one in a wrong place, and remove them as unfinished,
-does not start.
+Both are locked while a server runs. Pods outlive the server, so for this boot each directory names
+the other. A server that is started with one of them and another second directory would not find the
+pods' other half and would remove the pods as unfinished, so it does not start.
 
     <root>/server.json     {state, boot_id}: where this boot's pods have their sockets and facts
     <state>/server.json    {root_folder, boot_id}: where their records and layers are
     <root>/server.lock, <state>/server.lock    flock(2), mode 0600: every user who can open a
                                                file can lock it
 
-Both records have the format of the pods (`FORMAT`) and the version that wrote it: a server does not
-start over pods of a newer format. The versions before know no format, but refuse pods whose `root`
-is not theirs: `root` names no folder, but the format (`_REFUSED_BY_EARLIER`).
+Both records also have the format of the pods (`FORMAT`) and the version of the server that wrote
+the record. A server does not start over pods of a newer format. Earlier versions do not read
+`format`, but refuse to start if `root` in the state directory is not their root directory. So this
+version writes no path there, but a text with its format (`_REFUSED_BY_EARLIER`), and the path to
+`root_folder`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
-    """Record that the sandbox was stopped and its network released. Raises as `save_sandbox`.
+    """Record that the sandbox was stopped and its network released. Raises NotFound (removed
+    meanwhile), ResourceExhausted, KernelError.
 
     Makes an empty file on the state directory's tmpfs, without waiting for a disk. A power cut,
     which stops all pods anyway, removes this file. Writes the record if the file cannot be made:
@@ -57,7 +58,8 @@ async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def save_container(paths: Paths, container: Container) -> None:
-    """Write the container's record. Raises as `save_sandbox`."""
+    """Write the container's record. Raises NotFound (removed meanwhile), ResourceExhausted,
+    KernelError."""
     await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
@@ -145,8 +147,9 @@ async def remove_record(path: Path) -> None:
 
 
 async def delete_sandbox_folders(paths: Paths, trash: Trash, identifier: str) -> None:
-    """Move the sandbox's folder on the disk to the trash, then delete the state folder, by which
-    unfinished sandboxes are found. Raises KernelError."""
+    """Move the sandbox's folder on the disk to the trash, then delete its state folder. The state
+    folder goes last, because by it a restarted server finds an unfinished sandbox. Raises
+    KernelError."""
     await asyncio.to_thread(_delete_sandbox, paths, trash, identifier)
     trash.empty_soon()
 

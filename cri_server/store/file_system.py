@@ -1,12 +1,12 @@
 """Checks at the server's start that the two directories can hold pods: binds a socket and mounts an
 overlay there, as the first pod would.
 
-The root must hold an overlay's upper layer, with whiteouts and opaque folders; an overlay cannot,
-nor a file system without xattrs. Without the type of a folder's entries (d_type) overlayfs can be
-mounted, but shows deleted files (overlayfs.rst, "upper fs needs to support d_type"). The state
-directory must hold a socket. nodev, nosuid and noexec do no harm: each overlay is a separate mount
-with its own flags. Only CNI plugins, which other programs execute, lie directly in the root
-directory.
+The root directory must be able to hold an overlay's upper layer, with whiteouts and opaque
+directories; another overlay, or a file system without xattrs, cannot. Without the type of a
+folder's entries (d_type) overlayfs can be mounted, but shows deleted files (overlayfs.rst, "upper
+fs needs to support d_type"). The state directory must hold a socket. nodev, nosuid and noexec do no
+harm: each overlay is a separate mount with its own flags. Only CNI plugins, which other programs
+execute, lie directly in the root directory.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class _GarbageCollector:
         return "pinned ([images] pinned)" if image.pinned else ""
 
     async def store(self) -> None:
-        """Remove unused blobs, layers and downloads; the store keeps those of running pulls."""
+        """Remove unused blobs, layers and downloads, except those that a running pull needs."""
         for entry in await self._services.images.unused():
             if entry.kind == "unknown":
                 self._unknown(entry)
@@ -238,7 +238,7 @@ class _GarbageCollector:
         return unfinished_sandboxes(self._services), unfinished_containers(self._services), odd
 
     async def _idle(self) -> bool:
-        """Wait for a moment without operations; return False after `PATIENCE_S`."""
+        """Wait until no operation runs; return False if that takes longer than `PATIENCE_S`."""
         end_s = time.monotonic() + PATIENCE_S
         while len(self._services.running) or self._services.pending:
             if time.monotonic() > end_s:
@@ -254,8 +254,13 @@ class _GarbageCollector:
         still: Callable[[Services], list[str]],
         drop: Callable[[Services, str], Any],
     ) -> None:
-        """Remove folders of a pod or container without a record, unless an operation has finished
-        it meanwhile."""
+        """Remove the folders of pods or containers that have no record.
+
+        `listed`: the ids without a record before the wait for a moment without operations;
+        `still(services)` returns those of now, and only ids in both are removed. `idle`: there was
+        such a moment; otherwise the folders are kept. `drop(services, id)` removes the folders of
+        one id.
+        """
         unknown = set(still(self._services))
         for identifier in sorted(unknown.intersection(listed)):
             size = await asyncio.to_thread(self._size, kind, identifier)

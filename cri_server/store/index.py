@@ -12,7 +12,8 @@ Object = TypeVar("Object", Sandbox, Container)
 
 
 class ObjectTable(Generic[Object]):
-    """Objects of one kind, by id."""
+    """The sandboxes, or the containers, in memory: finds one by its id, a unique prefix of the id,
+    or its name."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

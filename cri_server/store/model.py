@@ -31,8 +31,8 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
 def copy(message: AnyMessage) -> AnyMessage:
-    """Copy a CRI message. A part of a request would keep the memory of the whole request: 10 KiB
-    in place of 2 for a small container."""
+    """Copy a CRI message. Store a copy of a part of a request, not the part itself, which keeps the
+    whole request in memory: 10 KiB instead of 2 for a small container."""
     copied = type(message)()
     copied.CopyFrom(message)
     return copied
@@ -222,8 +222,8 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: str) -> dict[str, Any]:
-    """Return the fields of `source` that a `kind` of record and its object share; the others, whose
-    names are in `converted`, have two forms."""
+    """Return the fields of `source`, a record or its object, that have the same form in both.
+    `kind`: the record's class; `converted`: the names of its other fields, separated by blanks."""
     others = converted.split()
     return {name: getattr(source, name) for name in kind.__annotations__ if name not in others}
 

@@ -46,7 +46,8 @@ class Paths:
 
     @property
     def earlier_shims(self) -> Path:
-        """Contains a file for each stopped shim of the version before (`pod.earlier`)."""
+        """Contains a file for each shim of the previous server version that is stopped by SIGSTOP
+        until its last container has ended (`pod.earlier`)."""
         return self.state / "earlier-shims"
 
     @property
@@ -67,13 +68,13 @@ class Paths:
         return self.sandbox_states / sandbox_id
 
     def sandbox_stopped(self, sandbox_id: str) -> Path:
-        """An empty file that exists if the sandbox was stopped since its record was written."""
+        """An empty file, which exists if the sandbox was stopped since its record was written."""
         return self.sandbox_state(sandbox_id) / "stopped"
 
     def sandbox_root(self, sandbox_id: str) -> Path:
-        """Contains the files that containers see (resolv.conf, hostname, hosts). Containers may
-        write to them without limit: on this disk kubelet watches that, on the state directory's
-        tmpfs it would fill the host's memory and /run."""
+        """Contains the files that containers see (resolv.conf, hostname, hosts), to which
+        containers may write without limit. They are on the disk, whose usage kubelet limits; on the
+        state directory's tmpfs they could fill the host's memory and /run."""
         # Such a file that counted for no limit was CVE-2020-8557 (kubelet's /etc/hosts of a pod).
         return self.sandbox_records / sandbox_id
 

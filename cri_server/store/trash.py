@@ -37,8 +37,8 @@ class Trash:
         self._stuck: set[str] = set()  # names that failed; tried again at the next start
 
     def take(self, path: Path) -> None:
-        """Move `path` here, if it exists; delete it directly when that fails or too many folders
-        wait. Blocking. Raises OSError, as `remove_tree` does."""
+        """Move `path` here, if it exists, for later deletion. Deletes it at once, which blocks, if
+        it cannot be moved or `MOST_WAITING` folders wait. Raises OSError."""
         try:
             # The deletion of a small layer took 2.6 of the 4.2 ms of RemoveContainer.
             if len(os.listdir(self._folder)) < MOST_WAITING:
@@ -58,7 +58,8 @@ class Trash:
             self._emptying = asyncio.get_running_loop().create_task(self._empty())
 
     async def wait_deleted(self, timeout_s: float) -> list[str]:
-        """Wait until everything that can be deleted is; return the names of the rest."""
+        """Wait up to `timeout_s` until the folders here are deleted; return the names of those that
+        are left, for example because their deletion fails."""
         if self._emptying is not None:
             await asyncio.wait([self._emptying], timeout=timeout_s)
         return sorted(entries(self._folder))
