@@ -1,5 +1,5 @@
-"""The table as click commands: help texts, and the verbs that only people type. click takes 25
-ms to import, so the fast verbs avoid it."""
+"""Builds click commands from the table of verbs, for help texts and for the verbs that only people
+type. Importing click takes 25 ms, so the fast verbs avoid it."""
 
 from __future__ import annotations
 

@@ -77,8 +77,9 @@ def attend_and_delete(
 def _await_ready(
     proxy: NotifyProxy, created: ContainerProcess, attached: bool, log: CommandLog
 ) -> None:
-    """Report readiness to the service manager: with --detach now, else in a thread beside our
-    other work."""
+    """Wait until the container sends READY, and pass that on to the service manager. With
+    `attached` this happens in a background thread, whose errors become warnings, and MAINPID is our
+    own pid instead of the container's."""
     if not attached:
         proxy.wait(created.pidfd, created.pid)
         return
@@ -187,8 +188,8 @@ def start(call: CommandLine, log: CommandLog) -> int:
 
 
 def _ready_waiter(state: State) -> Callable[[], object] | None:
-    """Return a function that waits until the container is ready, if a service manager started us
-    and create made a folder for its socket."""
+    """Return a function that waits until the container sends READY. None without NOTIFY_SOCKET,
+    without the folder that `create` makes for the container's socket, or when init has ended."""
     manager = os.environ.get("NOTIFY_SOCKET", "")
     if not manager or not os.path.isdir(f"{state.folder}/notify"):
         return None
@@ -213,8 +214,8 @@ def _refuse_start(current: str) -> None:
 
 
 def _poststart(state: State, config: dict[str, Any], log: CommandLog) -> None:
-    """Run the hooks after the program was executed; when one fails the container is destroyed
-    (runtime-spec 1.3)."""
+    """Run the poststart hooks, if there are any; the program has been executed by then. When a hook
+    fails the container is destroyed and the hook's error raised (runtime-spec 1.3)."""
     if not (config.get("hooks") or {}).get("poststart"):
         return
     from pyrunc.container.delete import destroy

@@ -34,8 +34,8 @@ WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlace:
-    """The program's place: its interpreter, the folders that are searched after the standard
-    library, and the folder of the plain script and the snapshot."""
+    """Paths of an installation: `python`, the interpreter; `searched`, the folders that follow the
+    standard library in sys.path; `native`, the folder of the plain script and the snapshot."""
 
     python: str
     searched: tuple[str, ...]
@@ -51,7 +51,7 @@ class ProgramPlace:
 
 
 def here() -> ProgramPlace:
-    """Return the place with this interpreter and the modules of this installation."""
+    """Return the paths of this installation: this interpreter and the folders of its modules."""
     folders = [
         os.path.dirname(PACKAGE),
         sysconfig.get_path("purelib"),
@@ -61,15 +61,16 @@ def here() -> ProgramPlace:
 
 
 def at(library: str) -> ProgramPlace:
-    """Return the place with this interpreter and all modules in the folder `library`, which need
-    not exist here."""
+    """Return the paths of an installation with this interpreter and all modules in the folder
+    `library`, which need not exist yet."""
     return ProgramPlace(
         os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native")
     )
 
 
 def script(python: str, searched: Sequence[str]) -> str:
-    """Return the text of the plain script. `searched` follows the standard library."""
+    """Return the text of the plain script. `python`: the interpreter's path; `searched`: folders
+    that the script appends to sys.path."""
     return (
         f"#!{python} -IS\n"
         "import os, sys\n"
@@ -180,8 +181,9 @@ def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> 
 
 
 def _static_if_there(target: BuildTarget, option: str) -> str:
-    """Return the static archive of zlib or expat, which come with Python's static library, if it
-    exists. As shared libraries they take a hundred microseconds of each start."""
+    """Return the path of the static archive for the linker options `-lz` and `-lexpat` if it
+    exists, else `option` unchanged. A shared zlib or expat costs each start a hundred
+    microseconds."""
     archive = target.path(target.variables["LIBDIR"], f"lib{option[2:]}.a")
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 

@@ -42,8 +42,8 @@ def activated() -> int:
 def pass_descriptors(
     options: dict[str, Any], process: ChildProcess | ContainerProcess, detached: bool
 ) -> None:
-    """Send the terminal and the pidfd to the sockets of the options, and write the pid file
-    last."""
+    """Send the pidfd to --pidfd-socket and, when detached, the terminal's master to
+    --console-socket; write --pid-file last. Raises KernelError, OSError."""
     if process.console_fd is not None and detached:
         _send_descriptor(options["console_socket"], process.console_fd, b"/dev/ptmx")
         os.close(process.console_fd)
@@ -57,8 +57,8 @@ def pass_descriptors(
 
 
 def check_terminal(process: Process | None, console_socket: str | None, detached: bool) -> None:
-    """Refuse a detached process with a terminal and without the socket that gets its master, and a
-    socket without such a process. Raises InvalidArgument."""
+    """Raise InvalidArgument when a detached process with a terminal has no --console-socket, or
+    when any other process has one."""
     has_terminal = process is not None and process.terminal
     if has_terminal and detached and not console_socket:
         raise InvalidArgument(

@@ -23,8 +23,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def list(call: CommandLine, log: CommandLog) -> int:
-    """Run `list [--format table|json] [--quiet]`; without --root a missing folder counts as
-    empty."""
+    """Run `list [--format table|json] [--quiet]`. A root folder that does not exist is an error
+    with --root; the default one counts as empty."""
     from pyrunc.container.list import containers
 
     check_format(call.options["format"], "table", "json")
@@ -115,7 +115,7 @@ def events(call: CommandLine, log: CommandLog) -> int:
 
 
 def duration_s(text: str) -> float:
-    """Convert `5s`, `500ms`, `1m` to seconds, more than none. Raises InvalidArgument."""
+    """Convert `5s`, `500ms`, `1m` or `1h` to seconds. Raises InvalidArgument, also for zero."""
     for unit in ("ms", "s", "m", "h"):
         number = text.removesuffix(unit)
         if number != text and number.replace(".", "", 1).isdigit() and float(number) > 0:

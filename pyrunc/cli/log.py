@@ -88,7 +88,7 @@ class CommandLog:
             _to_stderr(message)
 
     def record(self, message: str) -> None:
-        """Write an error's line to the log alone."""
+        """Write an error line to the log, without `error`'s additional copy on stderr."""
         self._write("error", one_line(message))
 
     def warning(self, message: str) -> None:
@@ -117,8 +117,9 @@ class CommandLog:
 
 
 def _open(path: str) -> int:
-    """Open the log file, made when it is missing, on a number that is not used for stdio, which
-    may be closed, or for descriptors that the caller passes to the container. Raises OSError."""
+    """Open the log file for appending, creating it when it is missing. Returns a descriptor of at
+    least LOWEST_NUMBER: lower numbers may be closed stdio, or descriptors that the caller passes to
+    the container. Raises OSError."""
     import fcntl
 
     # O_APPEND, because an engine may have the same file open; runc opens it with O_SYNC as well.

@@ -80,7 +80,8 @@ def restore(call: CommandLine, log: CommandLog) -> int:
 
 
 def _folders(options: dict[str, object]) -> dict[str, object]:
-    """Return the options with absolute folders; the default of the images is `checkpoint`."""
+    """Return the options with `image_path` and `work_path` as absolute paths. The default of
+    `image_path` is `checkpoint`; an empty `work_path` stays empty."""
     work = options["work_path"]
     return {
         **options,
@@ -90,8 +91,8 @@ def _folders(options: dict[str, object]) -> dict[str, object]:
 
 
 def _descriptor(text: str | None) -> int | None:
-    """Return the number of a descriptor that our caller has opened; None without a text. Raises
-    InvalidArgument."""
+    """Return the number of --status-fd, which our caller must have opened; None without the option.
+    Raises InvalidArgument."""
     if not text:
         return None
     try:

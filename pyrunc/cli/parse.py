@@ -20,8 +20,9 @@ TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", 
 
 
 class CommandLine:
-    """A parsed command line. `verb` is None without one; keys are the options' long names with
-    underscores."""
+    """A parsed command line: `globals` are the options before the verb, `options` the verb's own,
+    both by long name with underscores (`pid_file`). `verb` is None when the command line has no
+    verb."""
 
     __slots__ = ("arguments", "globals", "help", "options", "verb")
 
@@ -40,8 +41,8 @@ class CommandLine:
 
 
 class Misuse(InvalidArgument):
-    """A wrong command line. `verb`: the verb whose options or arguments are wrong, None for the
-    words before it; `globals`: the options before the verb."""
+    """A wrong command line. `verb`: the verb whose options or arguments are wrong, None when the
+    words before the verb are; `globals`: the options before the verb, None when these are wrong."""
 
     def __init__(self, message: str, verb: Verb | None = None) -> None:
         super().__init__(message)
@@ -90,7 +91,8 @@ def _count(verb: Verb, arguments: list[str]) -> None:
 def _options(
     options: tuple[Option, ...], words: Sequence[str], leading: bool, verb: Verb | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the values by key, and the words that are no options."""
+    """Parse the options among `words`. Returns every option's value by key, defaults included, and
+    the words that are not options. `leading`: options end at the first such word. Raises Misuse."""
     by_name = {name: option for option in options for name in option.names}
     values: dict[str, Any] = {option.key: option.absent for option in options}
     rest: list[str] = []

@@ -24,8 +24,8 @@ COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 
 
 def plan(call: CommandLine, log: CommandLog) -> int:
-    """Run `plan [BUNDLE]`, which prints what `create` would do, one line per operation; as JSON,
-    a list of these lines.
+    """Run `plan [BUNDLE]`, which prints what `create` would do, one line per operation; as JSON, an
+    object with the lists `operations` (line and text) and `warnings`.
 
     `plan --diff BUNDLE OTHER` prints the difference like diff(1) -u.
     """
@@ -48,7 +48,8 @@ def plan(call: CommandLine, log: CommandLog) -> int:
 
 
 def of_bundle(bundle: Bundle) -> Plan:
-    """Return the plan of a bundle. Raises the errors of `preview`."""
+    """Return the plan by which `create` would start the bundle. Raises InvalidSpec, KernelError,
+    Unsupported."""
     from pyrunc.compile.container import CreateRequest, preview
     from pyrunc.compile.sources import Directory
 
@@ -66,8 +67,8 @@ def of_bundle(bundle: Bundle) -> Plan:
 
 
 def _diff(folders: Sequence[str], as_json: bool) -> int:
-    """Print the difference of two plans. Lines are compared without their numbers, so that one
-    more operation at the beginning is one line."""
+    """Print the difference of two bundles' plans. Lines are compared without their line numbers, so
+    an operation that is added at the beginning shows as one changed line."""
     import difflib
 
     from pyrunc.container import bundle as bundles
@@ -102,7 +103,8 @@ def _coloured(line: str) -> str:
 
 
 def why(call: CommandLine, log: CommandLog) -> int:
-    """Run `why [BUNDLE]`, which prints each line of the plan with its places in config.json."""
+    """Run `why [BUNDLE]`, which prints each line of the plan with the places in config.json that
+    cause it."""
     from pyrunc.cli.why import causes
     from pyrunc.container import bundle as bundles
 

@@ -1,5 +1,5 @@
-"""Builds the OCI process object of an `exec`: from a file, or from the container's process and the
-options of the command line."""
+"""Builds the OCI process object of an `exec`: read from a file, or the container's own process
+object, changed by the command's options."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def process_from_file(path: str, text: bytes) -> dict[str, Any]:
 
 
 def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
-    """Parse `UID` or `UID:GID`, whole numbers and nothing else (CVE-2026-30892: a number that is
-    read only in part is another user's)."""
+    """Return the user object `base` with the ids of `text`, `UID` or `UID:GID`, and the additional
+    `groups`. Only whole numbers are accepted: a number that is read in part would name another user
+    (CVE-2026-30892). Raises InvalidArgument."""
     user = dict(base)
     if text:
         uid, colon, gid = text.partition(":")

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 
 def for_an_ordinary_user(document: dict[str, Any], uid: int, gid: int) -> dict[str, Any]:
-    """Change the configuration to a user namespace with one id, the host's network, /sys as a
-    bind, no limits and no other owners."""
+    """Change the configuration for an ordinary user: a user namespace that maps `uid` and `gid` to
+    root, the host's network, /sys as a bind mount, no limits, no mount options `uid=` and
+    `gid=`."""
     linux = document["linux"]
     linux["namespaces"] = [item for item in linux["namespaces"] if item["type"] != "network"] + [
         {"type": "user"}

@@ -1,5 +1,5 @@
-"""The table of verbs and options: for the fast parser, for click's help, and with the functions
-that run them.
+"""The table of verbs and options. The fast parser and click's help read it; each verb names the
+function that runs it.
 
 Names and meanings are runc's where runc has them, because containerd, podman and CRI-O type them;
 crun's additions that podman uses are here as well. `fast` verbs never load click.

@@ -1,10 +1,10 @@
-"""Finds the places in config.json behind each operation of the plan: those without which it
-would not be planned.
+"""Finds the parts of config.json that cause each operation of the plan.
 
-Each part of the document is left out in turn and the plan made again: operations that disappear
-come from that part. So the plan need not record where its operations come from, and the result is
-right by construction. A part that cannot be left out is entered, and a single value that cannot is
-changed. An item of a list, such as a mount, is one part.
+The plan is made again without one part of the document at a time: the operations that disappear are
+caused by that part. So the plan need not record where its operations come from, and the result is
+right by construction. The parts inside a part are tried in the same way, because the smallest part
+that explains an operation counts. A single value that is required is changed instead of removed. A
+list item, such as a mount, counts as one part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Cause:
 
 @dataclass(slots=True)
 class Row:
-    """A line of the plan and its causes; without causes the runtime always does it."""
+    """A line of the plan and the places in config.json that cause it. Without causes the line is in
+    every plan."""
 
     number: str
     text: str
@@ -102,13 +103,14 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Return the lines of the plan that disappear without this part of the configuration; None when
-    there is no plan without it."""
+    """Return the lines of the plan that disappear when the part at `path` is removed or, if none
+    does, when its value is changed. None when no changed value is possible or valid."""
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
 
 def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -> list[str] | None:
-    """Return the lines that disappear when the part is left out, or has another value."""
+    """Plan the bundle without the part at `path`, or with `change` with another value of it; return
+    the lines of `whole` that disappear. None when that is no valid configuration."""
     document: Any = copy.deepcopy(bundle.document)
     parent = document
     for key in path[:-1]:
@@ -146,7 +148,8 @@ def _other(value: Any) -> Any:
 
 
 def _joined(paths: set[Path]) -> set[Path]:
-    """Join parts of one object: several become that object."""
+    """Return the paths with list items in place of their parts, and with an object in place of its
+    members where two or more of these are in `paths`."""
     joined = {_item(path) for path in paths}
     while True:
         parents = Counter(path[:-1] for path in joined if len(path) > 1)
@@ -209,7 +212,9 @@ def _positions(text: str) -> Iterator[tuple[Path, int]]:
 
 
 def _enter(text: str, at: int, part: list[Any]) -> tuple[Path, int, int]:
-    """Return the next member: its path, where it begins, and where its value does."""
+    """Step to the next member of the open object or list `part` in the JSON `text`, from offset
+    `at`. Returns the member's path, its offset (of an object's member, that of the name), and the
+    offset of its value."""
     kind, path, number = part
     if kind == "[":
         part[2] = number + 1

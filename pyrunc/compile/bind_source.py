@@ -1,9 +1,9 @@
-"""Opens the source of a bind on the host, once, as an O_PATH descriptor, and determines its
+"""Opens the source of a bind mount on the host, once, as an O_PATH descriptor, and determines its
 kind.
 
-The command line opens its sources itself. A server opens them for its shims, in a thread that can
-be abandoned: storage such as FUSE or NFS may never answer, and fstat(2) of an open descriptor asks
-it again.
+Storage such as FUSE or NFS may never answer, neither an open nor fstat(2) of the open descriptor.
+The command line opens its sources itself; a server opens them for its shims, in a thread that can
+be abandoned.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pyrunc.plan.model import LINK_CAME
 
 
 def open_source(source: str, destination: str, *, links: bool) -> int:
-    """Open (O_PATH) a bind's source. Without `links` a link in its path is an error. Raises
-    KernelError."""
+    """Open the source of a bind mount as an O_PATH descriptor, which the caller closes. Without
+    `links`, a symbolic link in its path is an error (ELOOP). Raises KernelError."""
     number = 0
     for flags in (O_PATH | os.O_DIRECTORY, O_PATH):  # the first triggers an automount
         try:

@@ -1,10 +1,10 @@
-"""Compiles a container's request into a launch: opens what it needs from outside, reads its
-files, makes its cgroup, builds and lowers its plan. Nothing of the container runs yet.
+"""Compiles a container's request into a launch: opens what it needs from outside, reads its files,
+makes its cgroup, builds and lowers its plan. Nothing of the container runs yet.
 
 Everything that the container needs from outside is a descriptor made here: the root as a detached
-mount, clones of bind sources, namespaces, the cgroup. Nothing is mounted on the host. The compiling
-process need not be the launching one: stdio and the mounts and namespaces that a launcher pins for
-a pod are named here and added there.
+mount, clones of bind sources, namespaces, the cgroup. Nothing is mounted on the host. Another
+process, such as a shim, may carry the launch out. It adds stdio and the mounts and namespaces that
+it pins for a pod, which the launch names.
 """
 
 from __future__ import annotations
@@ -52,23 +52,30 @@ if TYPE_CHECKING:
 
 
 class CreateRequest(Value):
-    """The request for a container.
+    """The request for a container, which `compile_container` compiles.
 
-    The caller closes `stdio`. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that
-    detached mount. `pinned`: names of mounts that the launching process adds (`Launch.pinned`);
-    `stdio` None: it adds the pipes, too, and `nulls` tells which of them will be null devices.
-    `sources`: facts of the binds' sources, by their paths in `spec`, and `source_fds`, O_PATH,
-    which the caller closes: their paths are not looked up again. Binds that the container's process
-    makes need no descriptor. `start_immediately`: return when the program was executed; else the
-    process waits on `<state_dir>/start.sock`. `record`: puts the process into the container's state
-    on disk as soon as it exists. `attached`: see `plan.parent`. `preserve_fds`: numbers of
-    the caller that become 3, 4, …. `cgroup` None: stay in the caller's; `existing_cgroup`: use it.
-    `mount_namespace`: path of the mount namespace in which a pause process attached the mounts of
-    `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the
-    caller keeps, by the paths of their indexes; `image_volumes`: the volume that a bind's source
-    `pyrunc:NAME` stands for. `pivot` False: the root covers the host's, `keep_groups`: the caller's
-    groups stay, see `plan.build`. `trace`: called with the plan and its times
-    (`launch.run.launch_steps`). `timed`: the program reports when each operation is done.
+    The caller closes `stdio`. With `stdio` None the launching process adds the pipes, and `nulls`
+    are the numbers among 0 to 2 that will be null devices. `preserve_fds`: the caller's descriptors
+    that become 3, 4, …
+
+    `mount_fds`: detached mounts by name; a mount whose source is `pyrunc:NAME` is a clone of one.
+    `mount_namespace`: path of the mount namespace in which a pause process attached these mounts,
+    for kernels that cannot clone detached ones. `pinned`: names of mounts that the launching
+    process adds (`Launch.pinned`). `image_volumes`: images and overlays by the NAME of a bind's
+    source `pyrunc:NAME`. `images`: the caller's mounts of images, by the paths of their indexes.
+
+    `sources`: facts about bind sources, by their paths in `spec`. `source_fds`: open O_PATH
+    descriptors of the same paths, which the caller closes; the paths are not looked up again. A
+    bind that the container's process makes itself needs no descriptor.
+
+    `cgroup` None: stay in the caller's cgroup; `existing_cgroup`: use this one. `pivot` False:
+    mount the root over the host's root. `keep_groups`: keep the caller's supplementary groups.
+    `attached`: the runtime stays and copies the process's terminal to its own.
+
+    `start_immediately`: return when the program was executed; else the process waits on
+    `<state_dir>/start.sock`. `record` puts the process into the container's state on disk as soon
+    as it exists. `timed`: the program reports when each operation is done. `trace` is called with
+    the plan and its times (`launch.run.launch_steps`).
     """
 
     id: str
@@ -192,8 +199,9 @@ def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts
 
 
 def preview(request: CreateRequest) -> Plan:
-    """Return the plan that would be carried out now. Nothing is made; the detached mounts for
-    its probe are closed again."""
+    """Return the plan that `create` would carry out now. Makes no process, cgroup or socket; the
+    detached mounts that it looks into are closed again. Raises InvalidSpec, KernelError,
+    Unsupported."""
     check(request.spec)
     with NamedDescriptors() as descriptors:
         request = _with_namespaces(request, descriptors)

@@ -33,8 +33,8 @@ PINNED = "pinned:"  # replaces a namespace's path; the launching process adds th
 
 
 class NamedDescriptors:
-    """Descriptors by name, which a program inherits. All are closed at the end, because the
-    program has copies."""
+    """The descriptors that a launch's program inherits, by name in the plan. A context manager that
+    closes all of them at its end; by then the started process has its own copies."""
 
     __slots__ = ("numbers",)
 
@@ -42,7 +42,7 @@ class NamedDescriptors:
         self.numbers: dict[str, int] = {}
 
     def take(self, name: str, number: int) -> int:
-        """Add a descriptor, which is closed at the end; returns it."""
+        """Add the descriptor `number` under `name` and return it; `close` closes it."""
         self.numbers[name] = number
         return number
 
@@ -68,8 +68,8 @@ def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
 
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Raise InvalidSpec for sysctls, host names and links when the joined namespace is the
-    host's own."""
+    """Raise InvalidSpec for sysctls, hostname, domainname and netDevices if the namespace that they
+    change is joined and is the host's own."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:
@@ -139,7 +139,9 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
 
 
 def compiled_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:
-    """Compile the configuration's seccomp filter, if it has one."""
+    """Compile the OCI object `linux.seccomp` into the operation that loads its filter; None when it
+    filters nothing. `store`: the folder of compiled programs, None for the default one, empty for
+    none. Raises InvalidSpec, Unsupported, KernelError."""
     if not seccomp:
         return None
     from pyrunc.seccomp.compiler import compile as compile_filter

@@ -1,8 +1,8 @@
-"""Compiles an exec into a launch: takes what its request does not name from the container's
-configuration.
+"""Compiles an exec into a launch; fields that the request's process object lacks are the
+container's.
 
-The launcher joins the namespaces of the container's first process by its pidfd, all at once, and
-clones; the identity half of a start follows.
+The launcher joins all namespaces of the container's first process at once, by its pidfd, and clones
+the new process, which then sets its limits, capabilities, ids and filter as a container does.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PROGRAMS_AT_MOST, SEEN_AT_MOST = 2, 8  # of one container; a program has 28 KiB
 
 
 class ExecPrograms:
-    """The plans and programs of commands that were executed before in one container, such as those
-    of probes."""
+    """A cache of plans and lowered programs for commands that are executed again and again in one
+    container, such as probes."""
 
     __slots__ = ("_programs", "_seen")
 
@@ -46,11 +46,13 @@ class ExecPrograms:
         self._seen: list[int] = []
 
     def load(self, key: Hashable) -> tuple[Plan, LoweredProgram] | None:
-        """Return the plan and the program that were stored for these inputs."""
+        """Return the plan and the program that were stored for the inputs `key`; None when there
+        are none."""
         return self._programs.get(key)
 
     def store(self, key: Hashable, plan: Plan, program: LoweredProgram) -> None:
-        """Store a plan and its program, when the inputs come for the second time."""
+        """Store a plan and its program if `key`, the inputs, was seen before and the cache is not
+        full. The first call with a key only remembers its hash."""
         if hash(key) not in self._seen:
             self._seen = [*self._seen[1 - SEEN_AT_MOST :], hash(key)]
         elif len(self._programs) < PROGRAMS_AT_MOST:
@@ -58,14 +60,15 @@ class ExecPrograms:
 
 
 class ExecRequest(Value):
-    """The request for a process in a running container: the container's first process and
-    configuration, and the process to run (see `merged`).
+    """The request for a process in a running container: the container's first process (`pid`,
+    `pidfd`) and configuration (`spec`), and the process to run, for example from `merged`.
 
     `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
-    the caller's. The caller closes `stdio`, which a terminal replaces. `id` and `bundle` are sent
-    to a seccomp agent; `id` names the group of intelRdt, too. `attached`: see `plan.parent`.
-    `timed`: the program reports when each operation is done. `programs`: those of earlier requests
-    with the same configuration.
+    the caller's cgroup. The caller closes `stdio`; a process with a terminal gets that in place of
+    `stdio`. `id` and `bundle` are sent to a seccomp agent; `id` also names the container's resctrl
+    group. `attached`: the runtime stays and copies the process's terminal to its own. `timed`: the
+    program reports when each operation is done. `programs`: the cache of plans and programs for
+    this configuration.
     """
 
     pid: int
@@ -184,8 +187,8 @@ def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan
 
 
 def _with_maps(spec: Spec, pid: int) -> Spec:
-    """Return the configuration with the id maps of the container's process, if it only names its
-    user namespace."""
+    """Return the configuration with the id maps read from the container's process, if it has a user
+    namespace but no maps: it joined the namespace by path."""
     linux = spec.linux
     if linux.namespace("user") is None or linux.uid_mappings:
         return spec

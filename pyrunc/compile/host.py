@@ -24,7 +24,8 @@ _host: HostFacts | None = None
 
 
 def host() -> HostFacts:
-    """Return the facts; cheap after the first time."""
+    """Return the facts about this process and machine. Later calls return the facts of the first;
+    only oom_score_adj is read again, if we may not lower it."""
     global _host
     if _host is None:
         capabilities = _held_capabilities()

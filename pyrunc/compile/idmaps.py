@@ -1,7 +1,7 @@
-"""User namespaces seen from outside: reads their id maps, and opens one for mapped mounts.
+"""Reads the id maps of user namespaces, and opens a user namespace for idmapped mounts.
 
-A mapped mount needs the descriptor of a user namespace that has the map. When no process of the
-container lives in one yet, a child that only waits is cloned into a new one until it is opened.
+An idmapped mount needs the descriptor of a user namespace that has the map. If none exists yet, a
+waiting child is cloned into a new user namespace and killed once the namespace is open.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def maps_of_process(pid: int) -> Maps:
 
 
 def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
-    """Return the maps of a user namespace. They are read from the process to which `path`
-    belongs, if it does, else from a child that enters the namespace."""
+    """Return the uid and gid maps of the user namespace behind `namespace_fd`. They are read from
+    process PID if `path` is /proc/PID/ns/user and PID is still in it, else from a child that enters
+    the namespace. Raises KernelError."""
     parts = path.split("/")
     if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():
         maps = maps_of_process(int(parts[2]))
@@ -68,8 +69,9 @@ def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
 
 
 class _WaitingProcess:
-    """A context with a process that only waits, cloned by the program that `a` begins, in new
-    namespaces `flags`; entering returns its pid."""
+    """A context manager around a child that only waits: entering returns its pid, leaving kills and
+    reaps it. The program in `a` runs first, with the descriptors `fds` (number there -> ours), then
+    clones the child into new namespaces (`flags`, CLONE_NEW…)."""
 
     def __init__(self, a: Assembler, flags: int, fds: Mapping[int, int] = {}) -> None:
         macros.fork_parent(a, flags)

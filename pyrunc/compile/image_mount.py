@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class MountedImage(Record):
-    """The paths of an image's index and of its devices in order; `place`: an empty directory on
-    which its mount is put for a moment, in a mount namespace of ours; `folder`: a directory of
-    the image, reached over no link; `digests`: of fs-verity, of the index and of each device,
-    where the files are sealed."""
+    """The files of an image that is mounted by EROFS: `index`, and `devices` in the order of its
+    device table; `digests`: the fs-verity digests of the index and of each device, if the files are
+    sealed. `folder`: the directory of the image to use, whose path has no symbolic link. `place`:
+    an empty directory to which the mount is attached while `folder` is cloned, in a private mount
+    namespace."""
 
     index: str
     devices: Sequence[str]
@@ -62,8 +63,9 @@ def open_overlay_of(
     work: str,
     options: kernel_mount.Options,
 ) -> int:
-    """Mount an overlay detached over detached mounts, top first; `places`: for older kernels, a
-    folder for each mount. Raises KernelError."""
+    """Mount an overlay detached, with the detached mounts `mounts` as its lower layers, top first.
+    `places`: a directory for each layer, where kernels before 6.15 need it attached, in a private
+    mount namespace. Raises KernelError."""
     if host.host().clones_detached:
         return kernel_mount.open_overlay(mounts, upper or None, work or None, options=options)
     from pyrunc.kernel import detached

@@ -128,8 +128,8 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return the entry; if the launching process adds the namespace, with a name in place of its
-    path."""
+    """Return `entry` with the path PINNED and its type if `chosen` says that the launching process
+    adds this namespace, else `entry` unchanged."""
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
     )
@@ -155,8 +155,9 @@ _pause: int | None = None
 
 
 def _open_pause(label: str = "") -> int:
-    """Return a copy of the descriptor of the sealed pause program, made once per process like
-    the launcher's; `label`: SELinux's, which is the same for all. Raises KernelError."""
+    """Return a copy of the descriptor of the sealed memfd with the pause program, which the caller
+    closes. The memfd is made once per process; `label`, an SELinux label or empty, is set then and
+    must not change between calls. Raises KernelError."""
     global _pause
     if _pause is None:
         program_fd = open_program(os.path.join(os.path.dirname(LAUNCHER), "pause"))

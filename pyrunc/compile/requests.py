@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 class CgroupChoice(Record):
-    """How the cgroup is made: `driver` cgroupfs or systemd; `missing_controllers` error or warn."""
+    """How the cgroup is made. `driver`: `cgroupfs` or `systemd`; `missing_controllers`: `error` or
+    `warn` when a limit needs a controller that the cgroup does not have."""
 
     driver: str = "cgroupfs"
     missing_controllers: str = "error"
 
 
 class Overlay(Record):
-    """An overlay as the container's root; `lower` top first, or `image` in place of it. Without
-    `upper` it is read-only."""
+    """An overlay as the container's root. `lower`: paths of layers, top first; or `image`, whose
+    mount is the lower layer. Without `upper` and `work` the overlay is read-only."""
 
     lower: Sequence[str] = ()
     upper: str = ""
@@ -34,13 +35,16 @@ class Overlay(Record):
 class PauseRequest(RecordFile):
     """The request for a pod's pause process, as the server writes it to the sandbox's folder.
 
-    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join,
-    `pinned` for one that the launching process adds (`Launch.pinned`), or `host` or `none` for the
-    caller's. The mount namespace is always its own. A new user namespace needs the mappings, OCI's
-    `{containerID, hostID, size}` objects, and owns the others. `shm_size_bytes` and `shm_owner`,
-    uid and gid, are of the /dev/shm that belongs to a new ipc namespace, `mount_label` is its
-    SELinux label. `selinux_label`: the process's; `program_label`: of the program's file, a memfd
-    without a label by which a policy would let a process enter its domain.
+    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`; an absolute path to join;
+    `pinned` for a namespace that the launching process adds (`Launch.pinned`); `host` or `none` to
+    stay in the caller's. A pause process always gets a new mount namespace. A new user namespace
+    needs `uid_mappings` and `gid_mappings`, OCI's `{containerID, hostID, size}` objects, and owns
+    the other new namespaces.
+
+    `shm_size_bytes`, `shm_owner` (uid, gid) and `mount_label` (SELinux) are for the /dev/shm of a
+    new ipc namespace. `selinux_label`: label of the process. `program_label`: label for the memfd
+    of the pause program; from a memfd's default label the policy may not let a process enter its
+    domain.
     """
 
     name, earlier_name = "pause.json", "holder.json"

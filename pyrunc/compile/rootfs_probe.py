@@ -42,13 +42,12 @@ def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
 
 
 def resolve_binds(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
-    """Return the binds that the container's process makes itself: index of the mount -> its
-    source's real path, and whether that is a directory.
+    """Return the bind mounts that the container's process makes itself: index of the mount -> real
+    path of the source, and whether that is a directory.
 
-    Links are followed here and never again: the process opens the real path and refuses to follow
-    links, so that a path that is swapped meanwhile is refused. Sources in `sources` were looked up
-    by the caller, and are not looked up again. The ids of these mounts, by which they are listed,
-    are in the order of the configuration.
+    Symbolic links are followed here only: the process opens the real path and refuses links, so a
+    path that is swapped meanwhile is an error. Sources in `sources` were looked up by the caller,
+    and are not looked up again.
     """
     binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
@@ -80,10 +79,11 @@ def probe(
     pinned: Collection[str] = (),
     pivot: bool = True,
 ) -> RootfsFacts:
-    """Collect the facts. `descriptors` has the detached root and the trees of the other bind
-    mounts by their plan names; `pinned` are the names of mounts, all of folders, that are added
-    later. `nulls`: which of stdio are null devices. `sources`: facts of binds' sources, whose
-    storage may not answer a second time."""
+    """Collect the facts about the root's files on which the plan depends. `descriptors` has the
+    detached root (`root`) and the detached bind mounts (`tree:INDEX`); `pinned` are the names of
+    those that the launching process adds, all of them directories. `nulls`: the numbers of stdio
+    that are null devices. `own_binds`: the result of `resolve_binds`. `sources`: facts about bind
+    sources, used instead of asking their storage again."""
     root = descriptors["root"]
     directories = {i: is_folder for i, (_, is_folder) in own_binds.items()}
     destinations = {}
@@ -124,9 +124,10 @@ def probe(
 
 
 def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
-    """Return which of stdio are null devices that the process reopens in the container, where
-    CRIU's dump finds them. In a user namespace /dev/null may be the host's, and without mounts
-    it is: there they are replaced (`Launch.own_nulls`)."""
+    """Return the numbers among `nulls` that the process opens again in the container, where CRIU's
+    dump finds the file. Returns () with a terminal, with a user namespace (/dev/null may be the
+    host's) or without a mount namespace (it is the host's): `Launch.own_nulls` replaces them
+    there."""
     linux, process = spec.linux, spec.process
     if (
         process is None

@@ -72,12 +72,12 @@ def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
 
 
 def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -> int:
-    """Mount the overlay detached. In a user namespace the lower layers are mapped, so that files
-    of root belong to its root.
+    """Mount the overlay detached. With a user namespace the lower layers are idmapped, so that
+    files of the host's root belong to the container's root.
 
-    The upper and work folders are not mapped: overlayfs writes to them as the mounter, whose id a
-    map would not have (the mount would silently be read-only), so they must belong to the
-    namespace's root.
+    The upper and work folders are not idmapped and must belong to the namespace's root: overlayfs
+    writes to them as the mounter, whose id the map would not have, and the mount would silently be
+    read-only.
     """
     options = _overlay_options(rootfs, linux)
     if linux.namespace("user") is not None:
@@ -119,12 +119,13 @@ def open_image_volume(
     image: MountedImage, linux: Linux, images: Mapping[str, int], descriptors: NamedDescriptors
 ) -> int:
     """Mount an image as a volume, detached and read-only, so that the container cannot change it
-    for others. `images`: the caller's mounts of images, by the paths of their indexes.
+    for others. `images`: the caller's mounts of images, by the paths of their indexes. Raises
+    KernelError, OSError.
 
-    CAP_SYS_ADMIN in the superblock's user namespace may remount it, even if it is read-only: with
-    `noacl`, the image's files would lose their ACLs for every container that shares it. So such a
-    container gets an overlay, its own superblock. A container with its own user namespace may
-    not remount. Raises KernelError, OSError.
+    A container with CAP_SYS_ADMIN in the superblock's user namespace could remount a shared image,
+    even a read-only one: with `noacl` the image's files would lose their ACLs in every container.
+    So a container without its own user namespace gets an overlay, which is a separate superblock. A
+    container with its own user namespace may not remount, and gets an idmapped mount.
     """
     with closing_fd(open_image(image, images)) as tree:
         if linux.namespace("user") is not None:
@@ -161,9 +162,9 @@ def _open_read_only(path: str) -> int:
 
 
 def overlay_of(mount: Mount) -> Overlay:
-    """Parse the layers in the options of a mount of type overlay, as overlayfs does: `lowerdir+`
-    has one path, taken literally; `lowerdir` has several with `:` between them and a backslash
-    as an escape, as the writable ones do."""
+    """Parse the layers in the options of a mount of type overlay by the rules of overlayfs.
+    `lowerdir+` is one path, taken literally; `lowerdir` is several, with `:` between them; in
+    `lowerdir`, `upperdir` and `workdir` a backslash escapes the next character."""
     layers: list[str] = []
     writable = {"upperdir": "", "workdir": ""}
     volatile = False
@@ -232,7 +233,9 @@ def _idmap(tree: int, owner: int, what: str, *, recursive: bool) -> None:
 
 
 def _explain_refusal(path: str) -> str:
-    """Explain a refused map. Kubernetes' tokens, secrets and volumes in memory are on a tmpfs."""
+    """Return the probable reason why a mount of `path` cannot be idmapped (EINVAL): its tmpfs needs
+    a newer kernel, or its file system supports no idmapped mounts. Kubernetes keeps tokens and
+    secrets on a tmpfs."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
     # By the list of mounts, because statfs(2) asks the storage, which may not answer.
@@ -324,8 +327,8 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
 
 
 def clone_bind(mount: Mount, source: int) -> int:
-    """Clone an open source detached, with the mounts below it for `rbind`. Does not ask its
-    storage. Raises KernelError."""
+    """Clone the mount of an open bind source detached, with the mounts below it for `rbind`. The
+    source's storage is not accessed, so the call cannot hang. Raises KernelError."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
     try:
         return kernel_mount.open_tree(source, "", flags)
@@ -350,8 +353,9 @@ def _pinned_name(mount: Mount) -> str:
 
 
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:
-    """Clone a mount that the caller keeps without attaching it anywhere (before Linux 6.15:
-    attached in the pause process)."""
+    """Clone the mount `pyrunc:NAME` of the caller's `mount_fds`, which is detached, or before Linux
+    6.15 attached in the pause process's mount namespace. `path`: where the source is in the
+    configuration, for InvalidSpec. Raises Unsupported, KernelError."""
     name = source[len(OUR_MOUNTS) :]
     mount = request.mount_fds.get(name)
     if mount is None:
