@@ -180,8 +180,8 @@ def unfinished_containers(services: Services) -> list[str]:
 
 
 def _ids_with_folders(states: Path, records: Path) -> set[str]:
-    """Return the names of the folders in `states` and `records`. A file beside them has a suffix in
-    its name."""
+    """Return the names of all entries of `states`, and of the folders in `records`, where each name
+    with a dot is a file."""
     return {*entries(states), *(name for name in entries(records) if "." not in name)}
 
 

@@ -1,5 +1,5 @@
-"""The parts that verbs use, made once at start: configuration, facts of the host, index, images,
-network, shims."""
+"""Holds the objects that verbs use, created once at the server's start: configuration, facts of the
+host, index, images, network, shims."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from cri_server.zygote.client import Zygote
 
 @dataclass(slots=True)
 class Services:
-    """The server's parts. `running`: running operations, which repeated calls join."""
+    """The objects that verbs use. `running`: the running operations by key; a repeated call waits
+    for the operation of the first one."""
 
     config: Config
     node: NodeFacts

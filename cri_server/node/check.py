@@ -13,14 +13,16 @@ from pyrunc.errors import Error, InvalidSpec
 
 
 def check(config: Config) -> None:
-    """Raise the first of `problems`."""
+    """Check the configuration against this machine. Raises InvalidSpec for the first key whose
+    value this machine does not permit."""
     for problem in problems(config):
         raise problem
 
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
-    """Yield each problem as an InvalidSpec whose path is the configuration key. Yields nothing for
-    users other than root."""
+    """Yield an InvalidSpec for each key whose value this machine does not permit, or whose file is
+    missing or invalid; the path of the error is the key. Yields nothing for users other than
+    root."""
     # Other users cannot read the limits of process 1 or root's files, and cannot run the server.
     if os.geteuid() != 0:
         return

@@ -46,11 +46,11 @@ DEFAULT_LIMITS: Limits = {
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts of the host.
+    """The properties of the host that the server reads once, at its start.
 
     `cgroup_root`: the mount point of cgroup v2; `cgroup_controllers`: the controllers on v2;
-    `oom_score_adj_floor`: the lowest score that this server may set, None without a limit;
-    `selinux`: None if nothing is labelled.
+    `oom_score_adj_floor`: the lowest oom_score_adj that this server may set, None without a limit;
+    `selinux`: None on a kernel without SELinux, or when the configuration disables it.
     """
 
     boot_id: str
@@ -88,11 +88,11 @@ def probe(config: Config) -> NodeFacts:
 
 
 def limits(requested: Sequence[str]) -> Limits:
-    """Return the limits of containers: the `requested` ones of the configuration, for all others
-    the defaults, lowered to the permitted values.
+    """Return the resource limits of containers by name, such as RLIMIT_NOFILE: the defaults,
+    lowered to what this process may set, overridden by the `requested` ones (`nofile=1024:524288`).
 
-    Raises InvalidSpec for a requested limit that is not permitted: without CAP_SYS_RESOURCE a hard
-    limit cannot exceed this process's.
+    Raises InvalidSpec for a requested limit that is malformed, or whose hard limit setrlimit(2)
+    would refuse with EPERM.
     """
     may_raise = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
     result = {}
@@ -193,11 +193,12 @@ def _driver(configured: str, systemd: bool) -> str:
 
 
 def oom_score_adj_floor(mode: str) -> int | None:
-    """Return the lowest oom_score_adj that this process may set, None without a limit; `mode`:
-    auto, always, never.
+    """Return the lowest oom_score_adj that the server may set for containers; None without a limit.
+    `mode`: `always` returns the server's own oom_score_adj, `never` None, `auto` None if the server
+    has CAP_SYS_RESOURCE.
 
-    A process needs CAP_SYS_RESOURCE in the initial user namespace to set a score below its own
-    (proc(5)).
+    A process needs CAP_SYS_RESOURCE in the initial user namespace to set an oom_score_adj below its
+    own (proc(5)).
     """
     if mode == "never":
         return None

@@ -294,7 +294,8 @@ def _mounts(spec: Spec, requested: Iterable[api.Mount]) -> None:
 
 
 def _propagation(linux: Spec, options: Iterable[str]) -> None:
-    """Set the propagation of the container's root that a mount with these options requires."""
+    """Set `rootfsPropagation` to the mount propagation that a mount with `options` needs: a mount
+    `rshared` or `rslave` needs the same of the root file system. Never lowers rshared to rslave."""
     if "rshared" in options:
         linux["rootfsPropagation"] = "rshared"
     elif "rslave" in options and linux.get("rootfsPropagation") != "rshared":

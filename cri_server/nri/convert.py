@@ -56,7 +56,8 @@ DEVICE_OWNER = {"file_mode": "fileMode", "uid": "uid", "gid": "gid"}
 
 
 def pod(sandbox: Sandbox) -> api.PodSandbox:
-    """Convert a pod. A stopped pod has no network namespace, because its path may be reused."""
+    """Convert a pod. The path of the network namespace is left out for a stopped pod, because
+    another pod may have that path by then."""
     config = sandbox.config
     has_network = sandbox.netns_path and sandbox.phase != "stopped"
     network = [api.LinuxNamespace(type="network", path=sandbox.netns_path)] if has_network else []
@@ -247,9 +248,11 @@ def from_cri(resources: cri.LinuxContainerResources) -> api.LinuxResources:
 
 
 def to_cri(resources: api.LinuxResources) -> cri.LinuxContainerResources:
-    """Convert to CRI's resources, which lack class names and limits of cgroup v1.
+    """Convert NRI's resources to CRI's. Drops fields that CRI lacks: the classes of block I/O and
+    RDT, and limits that only cgroup v1 has.
 
-    Raises InvalidArgument for a number that CRI cannot hold, as some are unsigned in NRI alone.
+    Raises InvalidArgument for a number outside of CRI's range: some fields are unsigned in NRI and
+    signed in CRI.
     """
     try:
         return cri.LinuxContainerResources(

@@ -29,8 +29,9 @@ class PluginProgram:
 
 
 def find(folder: Path, configurations: Path) -> list[PluginProgram]:
-    """Return the programs of `folder` in order of their indices. Files with other names, and files
-    that users other than root can write, are logged and skipped."""
+    """Return the plugin programs in `folder` in order of their indices. Logs and skips files with
+    other names, and files that users other than root can write; returns no program if such users
+    can write to `folder` itself."""
     programs = []
     try:
         entries = sorted(folder.iterdir())

@@ -37,8 +37,12 @@ def removal(key: str) -> str | None:
 
 
 class Merge:
-    """The merged responses to one request: to create `container`, to set `limits` of the container
-    `updated`, or neither (a stop, a synchronization)."""
+    """Merges the responses of all plugins to one request.
+
+    `container`: the container that CreateContainer creates; `updated` and `limits`: the id and the
+    new limits of the container that UpdateContainer changes. Other requests (StopContainer,
+    Synchronize) have none of these.
+    """
 
     def __init__(
         self,
@@ -119,7 +123,8 @@ class Merge:
             self._rdt(plugin, adjustment.rdt)
 
     def _pairs(self, plugin: str, field: int, changes: Any, result: Any, current: Any) -> None:
-        """Merge a map: `-KEY` removes an entry; `-KEY` and KEY replace it."""
+        """Merge a map: the key `-KEY` removes KEY; `-KEY` and KEY in one response replace its
+        value. Raises Conflict."""
         for key in changes:
             name = removal(key)
             if name is not None:
@@ -137,7 +142,8 @@ class Merge:
     def _entries(
         self, plugin: str, field: int, changes: Any, result: Any, current: Any, key: str
     ) -> None:
-        """Merge a list whose entries are named by their field `key`."""
+        """Merge a list whose elements are identified by their field `key`: an element named `-NAME`
+        removes the element NAME. Raises Conflict."""
         if not changes:
             return
         names = {getattr(entry, key) for entry in changes}
@@ -156,7 +162,8 @@ class Merge:
                 result.append(entry)
 
     def _environment(self, plugin: str, variables: Sequence[api.KeyValue]) -> None:
-        """Merge the environment, which the container has as lines."""
+        """Merge environment variables by name. NRI has a plugin's as pairs of name and value, and
+        the container's as NAME=VALUE."""
         if not variables:
             return
         lines = {line.partition("=")[0]: line for line in self.container.env}
@@ -251,7 +258,8 @@ class Merge:
         changes: api.LinuxResources,
         targets: list[api.LinuxResources],
     ) -> None:
-        """Set all fields of `changes` in each of `targets`."""
+        """Copy each field that is set in `changes` to all `targets`, and record `plugin` as its
+        owner in the container `identifier`. Raises Conflict."""
         parts: tuple[tuple[Callable[[Any], Any], Mapping[str, api.Field]], ...] = (
             (lambda resources: resources.memory, MEMORY_FIELDS),
             (lambda resources: resources.cpu, CPU_FIELDS),

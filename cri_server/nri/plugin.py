@@ -55,8 +55,9 @@ class Timeouts:
 
 
 class Plugin:
-    """A plugin and its connection. `process` and `config` are those of a plugin that the server has
-    started."""
+    """A plugin and its connection. `process` and `config` are the process and configuration of a
+    plugin that the server has started; None and empty for an external plugin, which connected
+    itself."""
 
     def __init__(
         self,
@@ -132,8 +133,9 @@ class Plugin:
             raise self._drop(error, "the plugin did not answer in time", "Synchronize: ") from None
 
     def _drop(self, error: Exception, timeout: str, call: str = "") -> PeerError:
-        """Close the plugin after a failed handshake; return the error to raise. `timeout`: the
-        reason after a TimeoutError."""
+        """Close the plugin after its registration or synchronization has failed, and return the
+        PeerError to raise. `timeout`: the message if `error` is a TimeoutError; `call`: a prefix of
+        the message."""
         self.close()
         why = timeout if isinstance(error, TimeoutError) else str(error)
         return PeerError(f"NRI plugin {self.name}: {call}{why}")

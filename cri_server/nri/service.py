@@ -203,7 +203,8 @@ class NriObserver(LifecycleObserver):
         overhead: cri.LinuxContainerResources,
         limits: cri.LinuxContainerResources,
     ) -> None:
-        """Send UpdatePodSandbox, before the figures are stored. Raises PeerError."""
+        """Send UpdatePodSandbox with the pod's new overhead and limits, before they are stored.
+        Raises PeerError."""
         request = api.UpdatePodSandboxRequest(
             pod=convert.pod(sandbox),
             overhead_linux_resources=convert.from_cri(overhead),
@@ -281,7 +282,9 @@ class NriObserver(LifecycleObserver):
     async def _validate(
         self, plugin: Plugin, request: api.ValidateContainerAdjustmentRequest
     ) -> None:
-        """Ask a validator, whose timeout counts as a refusal. Raises PeerError."""
+        """Ask a validating plugin whether the merged adjustment of a container is permitted. Raises
+        PeerError when the plugin rejects it or does not answer in time: the container is
+        refused."""
         response = await plugin.request(api.VALIDATE_CONTAINER_ADJUSTMENT, request)
         if response is None:
             raise PeerError(f"NRI validator {plugin.name} did not answer")
@@ -410,7 +413,8 @@ class NriObserver(LifecycleObserver):
     async def _request(
         self, event: int, sandbox: Sandbox | None, container: Container | None
     ) -> Any:
-        """Return the request of an event about the pod, or about a container of it."""
+        """Build the request message for `event` with the pod, or with the container and its pod's
+        id. It stays empty when no plugin is connected."""
         request = getattr(api, f"{METHODS[event]}Request")()  # type: ignore[index]
         # The conversion reads the container's files, so it is left out when no plugin needs it.
         if self._plugins and sandbox is not None:
@@ -430,15 +434,17 @@ class NriObserver(LifecycleObserver):
         may_refuse: bool = False,
         merge: Merge | None = None,
     ) -> None:
-        """Send an event about the pod, or about a container of it."""
+        """Build the request message for an event of the pod, or of a container in it, and send it
+        to all plugins. `may_refuse`: a plugin's error is raised, not logged; `merge`: collects the
+        responses."""
         request = await self._request(event, sandbox, container)
         await self._notify(event, request, may_refuse=may_refuse, merge=merge)
 
     async def _notify(
         self, event: int, request: Any, *, may_refuse: bool = True, merge: Merge | None = None
     ) -> None:
-        """Send a request to all plugins. The error of a plugin that may refuse the operation is
-        raised; any other error is logged. The responses go into `merge`."""
+        """Send a request to all plugins. `may_refuse`: a plugin's error refuses the operation and
+        is raised; else it is logged. `merge`: collects the responses."""
         for plugin in list(self._plugins):
             try:
                 response = await plugin.request(event, request)

@@ -41,7 +41,8 @@ class Events:
         return len(self._queues)
 
     def publish(self, event: api.ContainerEventResponse) -> None:
-        """Queue `event` for every subscriber; the stream of one whose queue is full ends."""
+        """Queue `event` for every subscriber. A subscriber whose queue is full gets no more events:
+        its stream ends with ResourceExhausted."""
         for queue in list(self._queues):
             if queue.qsize() >= QUEUE_LIMIT:
                 self._queues.discard(queue)

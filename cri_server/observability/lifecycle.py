@@ -26,10 +26,11 @@ class LifecycleObserver:
         overhead: api.LinuxContainerResources,
         limits: api.LinuxContainerResources,
     ) -> None:
-        """Announce new figures of a pod before they are stored. May raise PeerError."""
+        """Announce a pod's new overhead and limits before they are stored. May raise PeerError,
+        which refuses the update."""
 
     async def updated_pod(self, sandbox: Sandbox) -> None:
-        """Announce that the new figures of a pod are stored."""
+        """Announce that the pod's new overhead and limits are stored."""
 
     async def stop_pod(self, sandbox: Sandbox) -> None:
         """Announce that the pod's containers have ended, while its network still exists."""

@@ -19,8 +19,8 @@ BOUNDS_S = (
 
 @dataclass(slots=True)
 class Durations:
-    """A histogram: `counts[i]` measurements up to `BOUNDS_S[i]`; the last count is of longer
-    ones."""
+    """A histogram of durations. `counts[i]`: how many were longer than `BOUNDS_S[i - 1]` and at
+    most `BOUNDS_S[i]`; the last element counts durations above all bounds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     sum_s: float = 0.0

@@ -78,27 +78,28 @@ def _gauge(name: str, help: str, read: Reader, *labels: str) -> Metric:
 
 
 def _cpu(key: str) -> Reader:
-    """A number of cpu.stat."""
+    """Return a reader of the field `key` of cpu.stat."""
     return lambda figures: figures.cpu.get(key, 0)
 
 
 def _cpu_seconds(key: str) -> Reader:
-    """A time of cpu.stat, which the kernel counts in microseconds."""
+    """Return a reader of the time `key` of cpu.stat, converted from microseconds to seconds."""
     return lambda figures: figures.cpu.get(key, 0) // 1_000_000
 
 
 def _memory_stat(key: str) -> Reader:
-    """A number of memory.stat."""
+    """Return a reader of the field `key` of memory.stat."""
     return lambda figures: figures.stat(key)
 
 
 def _memory_events(key: str) -> Reader:
-    """A number of memory.events."""
+    """Return a reader of the field `key` of memory.events."""
     return lambda figures: figures.memory.events.get(key, 0)
 
 
 def _limit(name: str) -> Reader:
-    """A limit of the container's resources; 0 without one."""
+    """Return a reader of the field `name` of the container's LinuxContainerResources; 0 without a
+    limit."""
     return lambda figures: max(0, getattr(figures.limits, name))
 
 
@@ -132,7 +133,8 @@ def _huge_pages(key: str) -> Reader:
 
 
 def _pressure(name: str, kind: str) -> Reader:
-    """Pressure. `kind`: `some` (a task waited) or `full` (all tasks waited)."""
+    """Return a reader of stalled time in seconds from the PSI of the resource `name`. `kind`:
+    `some` (at least one task waited) or `full` (all tasks waited)."""
 
     def read(figures: ContainerFigures) -> Values:
         pressure = figures.pressure.get(name, {}).get(kind)
@@ -142,7 +144,8 @@ def _pressure(name: str, kind: str) -> Reader:
 
 
 def _soft_limits(figures: ContainerFigures) -> Values:
-    """The limit of open files, the only one that cAdvisor exports."""
+    """Return the soft limit of open files as `max_open_files`, the only ulimit that cAdvisor
+    exports; empty if the process has ended."""
     limit = figures.open_files_limit
     return [] if limit is None else [(("max_open_files",), limit)]
 

@@ -111,8 +111,9 @@ class CpuRates:
         self._cache: dict[str, tuple[int, int, int | None]] = {}
 
     def of(self, key: str, now_ns: int, used_ns: int) -> int | None:
-        """Return nanoseconds of CPU time per second; None for a first sample, and after a decrease,
-        which means another group of the same name."""
+        """Return the nanoseconds of CPU time that the cgroup `key` uses per second. `used_ns`: its
+        total CPU time at `now_ns`. Returns None for the first sample, and when `used_ns` has
+        decreased, because the cgroup was then deleted and created again."""
         sample = self._cache.get(key)
         # Two clients, such as kubelet and `pyrunc-cri stats`, may ask at the same time.
         if sample is not None and used_ns >= sample[1] and now_ns - sample[0] < RATE_WINDOW_NS:
@@ -173,7 +174,8 @@ async def _container(
 
 
 def _attributes(services: Services, container: Container) -> bytes:
-    """The constant part of the message, encoded."""
+    """Return an encoded ContainerStats with the fields that never change: ids, labels, annotations
+    and the mount point of the images."""
 
     def make() -> bytes:
         config = container.config
@@ -252,7 +254,8 @@ def _pod_attributes(sandbox: Sandbox) -> bytes:
 
 
 def measure(group: Cgroup) -> tuple[Stats, Memory]:
-    """Return all figures of the group; memory is the sum of its processes if v2 has no files."""
+    """Return the group's statistics and its memory. Without the memory controller on cgroup v2,
+    memory is added up over the group's processes."""
     stats = group.stats()
     return stats, stats.memory or _memory_of(group.processes())
 
@@ -314,7 +317,8 @@ def _memory_of(pids: Iterable[int]) -> Memory:
 
 
 def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, stats: Stats) -> None:
-    """Fill CPU and memory usage. `key`: identifies the group across samples."""
+    """Fill CPU and memory usage from `stats`. `key`: the id of the container or sandbox, by which
+    the CPU rate finds the previous sample."""
     now = time.time_ns()
     cpu.timestamp = memory.timestamp = now
     # cpu.stat has the usage also without the controller cpu (admin-guide/cgroup-v2.rst, "CPU").
@@ -359,8 +363,9 @@ def _psi(message: Any, stats: Stats, name: str) -> None:
 
 
 def _network(usage: api.NetworkUsage, pid: int) -> None:
-    """Fill the counters of the network namespace of `pid` from /proc/PID/net/dev; the default
-    interface is always present."""
+    """Fill `usage` with the counters of all interfaces in the network namespace of `pid`, from
+    /proc/PID/net/dev. `default_interface` always has its name; its counters are unset if the
+    namespace lacks it."""
     usage.timestamp = time.time_ns()
     usage.default_interface.name = DEFAULT_INTERFACE
     for name, columns in interface_counters(pid).items():

@@ -180,7 +180,8 @@ class Steps(Generic[Context]):
     async def _do(
         self, group: tuple[Step[Context], ...], context: Context, times: list[tuple[str, float]]
     ) -> None:
-        """Run the steps of `group` at the same time."""
+        """Run the steps of `group` at the same time, and append the name and duration of each to
+        `times`. Raises the first failure, after all steps have ended."""
         if len(group) == 1:
             await self._do_one(group[0], context, times)
             return

@@ -143,13 +143,14 @@ class ShimClient:
         return await self._ask(request, messages.ContainerCreated, fds)
 
     async def drop_container(self, container: str) -> None:
-        """Forget a container that was created and will not be started. Unknown containers are
-        ignored."""
+        """Have the shim drop a container that was created and will not be started; its cgroup
+        stays. Unknown containers are ignored."""
         await self._ask(messages.DropContainer(container), messages.Done)
 
     async def start_container(self, container: str) -> messages.ContainerStarted:
-        """Start a container that was created; on failure its exit record is written and its cgroup
-        removed."""
+        """Start a container that was created. When its start fails, the shim writes the exit record
+        and removes the cgroup. Raises Error, also for a start that the shim refuses: it then writes
+        no exit record."""
         return await self._ask(messages.StartContainer(container), messages.ContainerStarted)
 
     async def take_over_pause(self) -> str | None:
@@ -248,7 +249,7 @@ class ShimClient:
         await self._ask(messages.ReopenLog(container), messages.Done)
 
     async def state(self) -> messages.PodState:
-        """Return the state of the pod that the shim has."""
+        """Ask the shim for the states of the pod's pause process and containers."""
         return await self._ask(messages.GetState(), messages.PodState)
 
     async def take_pod(
@@ -258,17 +259,17 @@ class ShimClient:
         *,
         network: bool = False,
     ) -> str | None:
-        """Have the shim serve a pod, so that clients can `connect` to the pod's folder. With
-        `network`, return the path of a new network namespace, which the shim keeps open. For a
-        connection to the shim's own folder."""
+        """Have the shim serve another pod: clients can then `connect` to the folder `sandbox_dir`.
+        `network`: the shim creates a network namespace, keeps it open, and its path is returned.
+        Call this on a connection to the shim's own folder, not to a pod's."""
         with _listener(sandbox_dir) as listener:
             request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
             answer = await self._ask(request, messages.NetworkNamespace, [listener.fileno()])
         return answer.netns_path
 
     async def shim(self) -> messages.ShimInfo:
-        """Return the shim's pid, version and protocol. For a connection to the shim's own
-        folder."""
+        """Return the shim's pid, version and protocol. Call this on a connection to the shim's own
+        folder, not to a pod's."""
         return await self._ask(messages.GetShim(), messages.ShimInfo)
 
     async def stop_pause(self) -> None:
@@ -276,7 +277,8 @@ class ShimClient:
         await self._ask(messages.StopPause(), messages.Done)
 
     async def forget(self, container: str) -> None:
-        """Forget a container that has exited. Unknown containers are ignored."""
+        """Have the shim delete its state of a container that has exited. Unknown containers are
+        ignored."""
         await self._ask(messages.Forget(container), messages.Done)
 
     async def shutdown(self) -> None:

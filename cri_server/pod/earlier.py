@@ -141,9 +141,9 @@ class EarlierShims:
             keeper.put(name, data, fds)
 
     async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
-        """Kill the shim, or stop it until its children have ended. Raises Unavailable when it has
-        already reaped one of the processes in `running`, because it is about to write an exit
-        record then."""
+        """Kill the shim, or stop it by SIGSTOP until its children have ended. Raises Unavailable
+        when it has already reaped one of the `running` processes: the shim then continues, so that
+        it can write the exit record of that process."""
         self._paths.earlier_shims.mkdir(mode=0o700, exist_ok=True)
         file = self._paths.earlier_shims / f"{shim.pid}-{shim.start_time}"
         file.touch()
@@ -161,8 +161,9 @@ class EarlierShims:
             self._resume_unless_stopped(file)
 
     def _resume_unless_stopped(self, file: Path) -> None:
-        """Send SIGCONT to the shim that `file` names, unless it must stay stopped. The file exists
-        while a server ends the shim, and after the death of that server."""
+        """Send SIGCONT to the shim that `file` names and remove `file`, unless `file` contains
+        STOPPED: then the shim stays stopped, and its sockets, logs and records are removed. A
+        server that dies while it ends a shim leaves such a file to the next server."""
         shim = _process_of(file)
         if file.read_text() == STOPPED:
             self._remove_traces(shim)

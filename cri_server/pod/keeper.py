@@ -1,9 +1,10 @@
-"""Reads the entries of pods in the keeper (`pyrunc.keeper.client`), starts the keeper and replaces
-a dead one.
+"""Reads the keeper's entries of pods (`pyrunc.keeper.client`), starts the keeper and replaces a
+dead one.
 
-The shims send their entries to a new keeper again. Zygote and shims are replaced, so that the
-keeper is the ancestor of the next pods. The containers of earlier shims have another ancestor: the
-exit codes that they have after the death of their shim can be read from Linux 6.15 on.
+When a keeper has died, the shims send their entries to its successor. The server also replaces its
+zygotes and shims, so that new pods descend from the new keeper, which reaps their processes after
+the death of a shim. Containers of the old shims do not: if their shim dies, their exit codes can be
+read only on Linux 6.15 or newer.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class KeeperWatch:
             self._keeper = None
 
     def _lost(self) -> None:
-        """Connect again after the end of the connection: the keeper has died, or has closed it for
-        another client."""
+        """Connect again after the connection has ended, because the keeper has died, or has closed
+        this connection to make room for another client."""
         self._disconnect()
         self.begin()
 

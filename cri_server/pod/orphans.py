@@ -28,8 +28,8 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
-    """Wait until the sandbox's shim and all its forks have ended. They share a lock in its folder
-    (up to version 0.1.0 the lock of its log).
+    """Wait until the sandbox's shim and all its forks have ended. Each of them holds a lock on a
+    file in the sandbox's folder: on shim.lock, or on the shim's log up to version 0.1.0.
 
     The kernel kills the forks when the shim dies, but not at the same moment. A fork could still
     make a cgroup after the cgroups were removed.
@@ -53,7 +53,9 @@ async def _wait_for_lock(lock: int, sandbox_id: str) -> None:
 
 
 def read_records(paths: Paths, container: Container) -> None:
-    """Read the container's exit and process from its folder, where the shim has written them."""
+    """Set the exit, process and start time of `container` from the records that the shim has
+    written into the container's folder. Missing records change nothing; a damaged exit record
+    counts as an exit with reason Unknown."""
     folder = paths.container_state(container.id)
     try:
         record = atomic_file.read_json(str(folder / messages.EXIT_RECORD))
@@ -87,8 +89,8 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Whether the container's start had begun, even if no record says so: then its cgroup, which
-    exists since its creation, contains processes."""
+    """Whether the container's start had begun, even without a record of it: the cgroup, which
+    exists since the creation, contains processes only after the start has begun."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
 
@@ -118,7 +120,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def kill_process(process: ProcessIdentity) -> None:
-    """Send SIGKILL to the process, as `send_signal` does."""
+    """Send SIGKILL to the process through a pidfd. Does nothing when the process has ended."""
     send_signal(process, signal.SIGKILL)
 
 

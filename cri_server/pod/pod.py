@@ -91,7 +91,8 @@ class Pod:
         await self._shims.kill_pod(self._sandbox)
 
     async def _abandon(self, what: str, waited_s: float) -> None:
-        """Log that the shim did not answer a call about `what`, and kill the shim."""
+        """Log that the shim did not answer a call about `what` for `waited_s` seconds, then kill
+        the shim and all processes of the pod."""
         log.error("%s: its shim did not answer for %g s and is abandoned", what, waited_s)
         await self._kill_pod()
 
@@ -107,8 +108,8 @@ class Pod:
         return started.netns_path
 
     async def stop_pause(self, boot_id: str) -> None:
-        """End the pause process. Without a shim it is killed by its pid if it was started in this
-        boot."""
+        """End the pause process. If no shim does it, the server kills the process by its pid, but
+        only if it was started in this boot: `boot_id` is the current one."""
         sandbox, client = self._sandbox, self._shims.find(self._sandbox)
         try:
             if client is not None:
@@ -138,8 +139,9 @@ class Pod:
         self, container: Container, request: messages.CreateContainer, fds: Sequence[int]
     ) -> None:
         """Have the shim compile the container and create its cgroup. `fds`: the descriptors of the
-        request's images and opened mount sources, which the caller keeps. A shim that does not
-        answer in time is killed, and another one takes over its pods. Raises Error."""
+        request's images and opened mount sources, which the caller keeps. Raises Error;
+        DeadlineExceeded when the shim does not answer in time: it is killed, and another shim takes
+        over its pods."""
         shim, client = self._sandbox.shim, self._shims.get(self._sandbox)
         with span("compile"):
             try:
@@ -179,7 +181,8 @@ class Pod:
         await orphans.kill_group(container.cgroups_path, container.id)
 
     async def start(self, container: Container) -> None:
-        """Start a created container. Raises Error after its exit record was written."""
+        """Start a created container. Raises Error: Unavailable when no shim answers; when the start
+        itself has failed, the shim has written the exit record."""
         container.created_in = None
         started = await self._shims.get(self._sandbox).start_container(container.id)
         add_remote_spans(started.parts)
@@ -187,9 +190,10 @@ class Pod:
         container.started_at_ns = started.started_at_ns
 
     async def stop(self, container: Container, signal: int, timeout_s: float) -> None:
-        """Send `signal`, and SIGKILL after `timeout_s`; return when the container has ended. If the
-        shim is lost, the shim that takes over continues; without one the container is killed.
-        Raises DeadlineExceeded when SIGKILL does not end it."""
+        """Send `signal` to the container, and SIGKILL after `timeout_s`; return when it has ended.
+        If the shim dies meanwhile, the shim that takes over continues the stop; if none takes over,
+        the container is killed. Raises DeadlineExceeded when SIGKILL does not end the container,
+        Unavailable when `SHIMS_LIMIT` shims have died."""
         for _ in range(SHIMS_LIMIT):
             if not await self.reach():
                 await self._kill_pod()

@@ -111,8 +111,8 @@ class Shims:
         return path
 
     def _has_dropped_pod(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim has dropped this pod: it removes its record from the pod's
-        folder then."""
+        """Whether the sandbox's shim has dropped this pod: a shim that drops a pod removes its shim
+        record from the pod's folder."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
@@ -221,7 +221,8 @@ class Shims:
             orphans.read_records(self._paths, container)
 
     def _save_stdins(self, shim: ProcessIdentity | None) -> None:
-        """Copy the stdin pipes of all containers of a shim that is about to be ended."""
+        """Copy the writing ends of the stdin pipes of all containers of `shim`, which is about to
+        be ended. Does nothing for None."""
         if shim is not None:
             for sandbox in self._index.sandboxes:
                 if sandbox.shim == shim:

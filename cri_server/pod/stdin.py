@@ -14,8 +14,9 @@ from pyrunc.kernel.process import open_from_process, open_pidfd
 
 
 class StdinPipes:
-    """The writing ends of containers' stdin between one shim and the next, by container id. If the
-    server is killed meanwhile, they are lost, and the containers read the end of their input."""
+    """Holds the writing ends of containers' stdin, by container id, from the end of one shim until
+    the next shim has taken over. If the server is killed meanwhile, the containers read the end of
+    their input."""
 
     def __init__(self) -> None:
         self._pipes: dict[str, int] = {}

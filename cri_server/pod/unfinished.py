@@ -27,7 +27,9 @@ unknown."""
 
 
 async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
-    """End the pod's processes, through its shim if the shim answers, and remove its cgroup."""
+    """End the pod's processes, through its shim if the shim answers, and remove its cgroup.
+    `detach` is called with the path of the network namespace while the namespace exists, or with
+    None if the shim cannot end the pod."""
     folder = paths.sandbox_state(identifier)
     try:
         await _end_by_shim(folder, detach)
@@ -61,8 +63,8 @@ async def _end_by_shim(folder: Path, detach: Detach) -> None:
 
 
 def _kill_shim(folder: Path) -> None:
-    """Kill the shim that the record in `folder` names. The pod's processes are in the sandbox's
-    cgroup."""
+    """Kill the shim that the record in `folder` names. The pause process does not end with it: the
+    caller kills the cgroup of the sandbox."""
     try:
         shim = ProcessIdentity.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
     except (Error, OSError):

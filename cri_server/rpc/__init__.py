@@ -1,1 +1,1 @@
-"""The edge: gRPC messages in, verbs called, messages and status codes out."""
+"""Serves gRPC: decodes requests, calls the verbs, and encodes replies and status codes."""

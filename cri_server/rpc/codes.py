@@ -79,7 +79,9 @@ class UnknownCall(CallFailed):
 
 
 def code_of(error: BaseException) -> Code:
-    """The gRPC code of `error`: by its kind, and RESOURCE_EXHAUSTED by errno."""
+    """Return the gRPC code of `error`: of a CallFailed its own; RESOURCE_EXHAUSTED for an errno
+    that means a lack of space, memory or descriptors; else the code of the error's kind. INTERNAL
+    for an exception that is not an Error."""
     if isinstance(error, CallFailed):
         return error.code
     number = getattr(error, "errno", None)
@@ -100,9 +102,11 @@ def message_of(error: BaseException) -> str:
 
 
 def report(call: str, error: BaseException) -> None:
-    """Log that `call` failed, at debug level if `verbs` has logged it already (`has_line`).
+    """Log that `call` failed: faults of the node as warnings, calls that the transport refuses at
+    level info, exceptions that are no Error with a traceback.
 
-    The caller's errors are debug, too: kubelet often requests removed objects.
+    Other errors, which are the caller's, are logged at level debug, because kubelet often requests
+    removed objects; so are faults that `verbs` has logged already.
     """
     import logging  # the command line imports this module for the codes alone
 

@@ -57,8 +57,8 @@ class Call:
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """The asyncio protocol of one connection. `shared`: the part of the server that all its
-    connections use; `on_open` and `on_close` are called once each."""
+    """The asyncio protocol of one gRPC connection. `shared`: the methods, limits and counters of
+    the server; `on_open` and `on_close` are called once each."""
 
     def __init__(
         self,
@@ -257,8 +257,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._on_data(call, b"", True)
 
     def _on_non_grpc_data(self, stream_id: int, size: int, ended: bool) -> None:
-        """Count a part of a request that is not gRPC, and answer at its end, or earlier when it is
-        long (RFC 9113, section 8.1)."""
+        """Count `size` bytes of a request that is not gRPC, and skip them. Answers with the HTTP
+        status at the request's end, or as soon as it exceeds `SKIPPED_BYTES` (RFC 9113, section
+        8.1)."""
         state = self._non_grpc[stream_id]
         state[1] += size
         if not ended and state[1] <= SKIPPED_BYTES:
@@ -315,7 +316,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # -- answers
 
     def _dispatch(self, call: Call, payload: bytes) -> None:
-        """Decode the request, and answer it or start the task that does."""
+        """Decode the request and call its handler. Sends the reply that the handler returns, or
+        starts a task for its coroutine or generator. While the client does not read, the call is
+        queued instead."""
         if self._is_backlogged():
             self._waiting.append((call, payload))
             return
@@ -537,7 +540,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def evict(self) -> None:
-        """Close in favour of a new connection; a gRPC client reconnects when it needs to."""
+        """Close this connection to make room for a new one; a gRPC client reconnects when it needs
+        to."""
         self._http.go_away()
         self._write()
         self._close_when_flushed()

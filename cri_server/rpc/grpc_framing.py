@@ -154,8 +154,9 @@ class IncomingMessage:
         return len(self._body)
 
     def add(self, data: bytes) -> int:
-        """Append a part. Returns, once, the bytes by which the message exceeds a stream's initial
-        window: the credit that the client needs to send it.
+        """Append `data` to the message. When the length prefix is complete, return once how many
+        bytes the message needs above the initial window of a stream, to be granted by
+        WINDOW_UPDATE; else 0.
 
         Raises CallFailed for a message that is too long, a second one, or an unknown encoding.
         """

@@ -74,8 +74,9 @@ def table(**services: object) -> Table:
 
 
 def private_table(handlers: Mapping[type[Request], Callable[[Any], Any]]) -> Table:
-    """Return the methods of `pyrunc.v1.Admin`. `handlers`: by the record that each takes; they
-    return records, JSON objects, bytes or None, as above."""
+    """Return the methods of `pyrunc.v1.Admin`. `handlers`: functions by the class of the request
+    that each takes; a handler returns a record, a JSON object, bytes or None, or a coroutine or
+    async generator of such replies."""
     return {
         private.path(kind.call).encode(): Method(
             kind.call, private.decoder(kind), answer, private.encode

@@ -81,8 +81,8 @@ class LoadedImages(Record):
 
 
 class PullImage(AdminRequest):
-    """Pull an image. Reply: a stream of `TransferUpdate`. `auth`, here and below: the fields of
-    CRI's AuthConfig."""
+    """Pull an image. Reply: a stream of `TransferUpdate`. `auth`: an object with the fields of
+    CRI's AuthConfig, also in the other requests."""
 
     image: str
     auth: Message | None = None
@@ -108,7 +108,8 @@ class PushImage(AdminRequest):
 
 
 class TransferProgress(Record):
-    """The progress of a transfer, as `images.model.Progress`."""
+    """How far a pull or push is. `stage`: resolving, fetching, done for a pull; compressing,
+    sending, done for a push. `fetched_bytes`, `total_bytes`: of the blobs of all layers."""
 
     stage: str
     fetched_bytes: int
@@ -116,7 +117,8 @@ class TransferProgress(Record):
 
 
 class TransferUpdate(Record):
-    """The progress of a pull or push; at its end the image's id or the manifest's digest."""
+    """The `progress` of a pull or push. The last update has `id` instead: the id of the pulled
+    image, or the digest of the pushed manifest."""
 
     progress: TransferProgress | None = None
     id: str | None = None
@@ -152,7 +154,8 @@ class ContainerConfig(AdminRequest):
 
 
 class ContainerConfigs(Record):
-    """The configurations of a CreateContainerRequest, with the environment: messages in base64."""
+    """The ContainerConfig, with the environment, and the PodSandboxConfig of a container's
+    CreateContainerRequest, each as an encoded message in base64."""
 
     container: str
     sandbox: str
@@ -165,16 +168,16 @@ class PodConfig(AdminRequest):
 
 
 class SandboxConfig(Record):
-    """The PodSandboxConfig of a RunPodSandboxRequest, in base64."""
+    """The PodSandboxConfig of a RunPodSandboxRequest, as an encoded message in base64."""
 
     sandbox: str
 
 
 class ExecAs(AdminRequest):
-    """Exec with settings that CRI's ExecRequest lacks. Reply: `SessionUrl`.
+    """Run a process in a container with settings that CRI's ExecRequest lacks. Reply: `SessionUrl`.
 
-    `user`: as in an OCI process; `env`: NAME=VALUE, added to the container's; `cwd`: empty for the
-    container's.
+    `user`: an object as `process.user` in an OCI configuration; `env`: NAME=VALUE, added to the
+    environment of the container; `cwd`: empty for the working directory of the container.
     """
 
     id: str
@@ -220,7 +223,8 @@ class ContainerIds(Record):
 class Timeline(AdminRequest):
     """List past calls. Reply: `Calls`.
 
-    `pod`: a reference, empty for all pods; `last`, `slowest`: how many calls, 0 for all.
+    `pod`: a pod's id, a prefix of the id, NAME or NAMESPACE/NAME, empty for all pods; `last`,
+    `slowest`: how many calls, 0 for all.
     """
 
     pod: str = ""
@@ -229,7 +233,7 @@ class Timeline(AdminRequest):
 
 
 class Calls(Record):
-    """Entries of the timeline, as on disk (`timeline.ring`)."""
+    """Recorded calls of the timeline, in the format of its files (`timeline.ring.Entry`)."""
 
     calls: Sequence[Message]
 
@@ -268,7 +272,8 @@ class CollectGarbage(AdminRequest):
 
 
 class GarbageItem(Record):
-    """An object on disk and the action on it, like `store.garbage.Item`."""
+    """An object on disk that the garbage collector has examined. `action`: keep, remove, removed,
+    convert, converted or failed; `why`: the reason."""
 
     kind: str
     name: str

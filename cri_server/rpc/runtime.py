@@ -102,8 +102,8 @@ class RuntimeService:
         return api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=driver))
 
     async def UpdateRuntimeConfig(self, request: api.UpdateRuntimeConfigRequest) -> None:
-        """Pass the node's pod CIDRs to the CNI plugins that take ranges; the configuration itself
-        is the administrator's."""
+        """Store the node's pod CIDRs, which CNI plugins with the capability ipRanges get. Writes no
+        CNI configuration: that is the administrator's file."""
         await self._services.network.set_pod_ranges(
             request.runtime_config.network_config.pod_cidr.split(",")
         )
@@ -340,7 +340,8 @@ def exec_response(outcome: execution.ExecOutcome) -> StreamedReply:
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Split into lists of at most `BATCH` items, whose messages are far below the size limit."""
+    """Yield the items in lists of at most `BATCH`, so that the message of each list stays far below
+    the size limit."""
     listed = list(items)
     for begin in range(0, len(listed), BATCH):
         yield listed[begin : begin + BATCH]

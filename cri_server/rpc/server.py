@@ -104,8 +104,9 @@ class Server:
         self._empty.clear()
 
     def _longest_idle(self) -> GrpcConnection | None:
-        """Return the oldest connection that has never made a call; else the longest idle one
-        without an open call; else the longest idle one whose requests are incomplete."""
+        """Return the connection to close for a new one: the oldest that has never made a call; else
+        the longest idle one without an open call; else the longest idle one whose requests are
+        incomplete. None if all are busy."""
         for connection in self._connections:
             if not connection.has_called:
                 return connection
@@ -123,7 +124,8 @@ class Server:
 
 
 def connections_limit() -> int:
-    """A quarter of RLIMIT_NOFILE, at most `CONNECTIONS_LIMIT`."""
+    """Return how many connections the server accepts: a quarter of RLIMIT_NOFILE, at most
+    `CONNECTIONS_LIMIT`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_LIMIT

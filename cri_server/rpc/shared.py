@@ -18,7 +18,8 @@ WARNING_INTERVAL_S = 10.0
 
 
 class Shared:
-    """The part of a server that its connections use.
+    """The methods and limits of a server, and the counters of its tasks and large requests, which
+    all its connections use.
 
     `greeting_s`: the time in which a client must send the HTTP/2 preface.
     """
@@ -41,7 +42,7 @@ class Shared:
         return True
 
     def on_task_done(self) -> None:
-        """Uncount a task of `admit_task`."""
+        """Uncount a task that `admit_task` has counted."""
         self.calls -= 1
 
     def reserve(self, size: int) -> bool:

@@ -94,9 +94,9 @@ def _query(method: Method) -> Callable[[Any], Any]:
 
 
 def _immediate_query(method: Method) -> Callable[[Any], Any]:
-    """Return a handler that calls the method's own, which is not a coroutine function, and counts
-    the call with its outcome and duration. When the method returns a coroutine instead of a reply
-    (a verbose status), the call is not counted."""
+    """Wrap a query's handler that returns its reply without a coroutine: count each call with its
+    outcome and duration. If the handler returns a coroutine all the same (a verbose status), the
+    call is not counted."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -113,8 +113,8 @@ def _immediate_query(method: Method) -> Callable[[Any], Any]:
 
 
 def _immediate_verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
-    """Return a handler that calls the method's own, which is not a coroutine function, and counts
-    and logs the call. Such verbs reply at once, for example with the URL of a session."""
+    """Wrap a verb's handler that returns its reply without a coroutine, such as the URL of a
+    session: count and log each call."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -302,7 +302,8 @@ pod's problem, not the node's."""
 
 
 def _result_ids(services: Services, reply: Any) -> Fields:
-    """Return the log fields with the ids in a verb's reply, such as that of a new pod."""
+    """Return the log fields that describe a verb's reply: the id of a new pod, container or image,
+    or how many objects were removed."""
     if isinstance(reply, api.RunPodSandboxResponse):
         return {"pod_id": reply.pod_sandbox_id}
     if isinstance(reply, api.CreateContainerResponse):

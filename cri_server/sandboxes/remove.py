@@ -51,8 +51,9 @@ async def notify_plugins(context: RemoveSandboxContext) -> None:
 
 
 async def release_network(context: RemoveSandboxContext) -> None:
-    """Detach the network once more, without its namespace, in case StopPodSandbox could not detach
-    it or its record was never written."""
+    """Detach the pod's network in case StopPodSandbox could not, and remove a name of its network
+    namespace that has no record. Does nothing for a detached pod. Raises the errors of the CNI
+    plugins."""
     if not context.sandbox.host_network:
         await context.services.network.detach(context.sandbox.id, None)
 

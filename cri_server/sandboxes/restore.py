@@ -66,7 +66,7 @@ def _read(folder: str) -> pods.Options:
 
 def _open_regular(path: str) -> int | None:
     """Open a file of the checkpoint; return None if it does not exist. Raises InvalidArgument for a
-    link, pipe, device or folder, whose reading might never end."""
+    symlink, FIFO, device or folder, because reading from it might never end."""
     try:
         number = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

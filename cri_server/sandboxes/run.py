@@ -150,8 +150,9 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
-    """Give the sandbox SELinux labels with a unique level. The level is reserved during the block;
-    afterwards the sandbox must be in the index. Raises InvalidArgument."""
+    """Give the sandbox SELinux labels with a level that no other pod has. The level is reserved
+    only during the block: the caller adds the sandbox to the index within it, else another pod
+    could get the level. Raises InvalidArgument."""
     policy = services.node.selinux
     if policy is None:
         yield

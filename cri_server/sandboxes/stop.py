@@ -64,7 +64,9 @@ async def stop(services: Services, reference: str) -> None:
 
 
 async def stop_sandbox(services: Services, sandbox: Sandbox) -> None:
-    """Stop `sandbox` as `stop` does. Concurrent calls wait for the same operation."""
+    """Stop the sandbox: end its containers and pause process, and detach its network. Does nothing
+    if it is stopped; concurrent calls wait for the same operation. Raises the errors of the network
+    plugins."""
     if _is_stopped(services, sandbox):
         return
     context = StopContext(services, sandbox, sandbox.phase == "ready" and sandbox.pause_alive)

@@ -29,7 +29,8 @@ IPC_PREFIX, NET_PREFIX = "fs.mqueue.", "net."
 
 
 def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
-    """Check a pod's sysctls. Raises InvalidArgument naming the one that is wrong."""
+    """Check a pod's sysctls. Raises InvalidArgument for a malformed key or value, and for a sysctl
+    that is not namespaced, or whose namespace is the host's."""
     for key, value in requested.items():
         name = dotted(key)
         if any(part in ("", ".", "..") for part in key.replace("/", ".").split(".")) or "\0" in key:
@@ -69,8 +70,8 @@ def with_defaults(
 
 
 def concern_network(requested: Mapping[str, str]) -> bool:
-    """Whether a sysctl of the pod's network is among these. Such a key may name an interface, which
-    CNI plugins make."""
+    """Whether one of the sysctls belongs to the network namespace. Such a sysctl may name an
+    interface, so it can be set only after CNI plugins have created the interface."""
     return any(dotted(key).startswith(NET_PREFIX) for key in requested)
 
 
@@ -80,8 +81,9 @@ def is_refused(error: KernelError) -> bool:
 
 
 def dotted(key: str) -> str:
-    """Return the key with dots between its parts. Its first separator, dot or slash, separates the
-    parts (sysctl(8))."""
+    """Convert a sysctl's name to the form with dots as separators. As in sysctl(8), the first dot
+    or slash of `key` is its separator; in a name with slashes, a dot belongs to a part
+    (`net/ipv4/conf/eth0.1/…`) and becomes a slash."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key.translate({ord("."): "/", ord("/"): "."})

@@ -57,7 +57,7 @@ class _BlockIoFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: str) -> dict[str, list[BlockIoEntry]]:
-    """The classes of a file. Raises WrongState."""
+    """Read the classes in a file by name. Raises WrongState for an unreadable or invalid file."""
     try:
         return resource_classes.read(path, _BlockIoFile).classes
     except (OSError, ValueError) as error:
@@ -65,10 +65,11 @@ def read(path: str) -> dict[str, list[BlockIoEntry]]:
 
 
 def to_oci(path: str, name: str) -> dict[str, Any]:
-    """The OCI object `linux.resources.blockIO` of the class `name`.
+    """Return the OCI object `linux.resources.blockIO` for the class `name` in the file `path`.
 
     Raises InvalidArgument for a class that the file does not have, WrongState for an invalid file
-    or class."""
+    or class.
+    """
     if not path:
         raise InvalidArgument(
             f"block I/O class {name[:80]!r}: no classes are configured on this node"
@@ -114,7 +115,8 @@ def _limits(entries: list[BlockIoEntry]) -> dict[str, Any]:
 
 
 def _devices(patterns: list[str]) -> list[tuple[int, int]]:
-    """The block devices that the patterns name, links followed; a pattern may match none."""
+    """Return major and minor numbers of the block devices whose paths match the patterns, symlinks
+    followed; a pattern may match none. Raises ValueError for a pattern outside of /dev."""
     devices = []
     for pattern in patterns:
         if not pattern.startswith("/dev/"):
@@ -134,7 +136,7 @@ def _weight(value: str | int) -> int:
 
 
 def _quantity(value: str | int) -> int:
-    """A number with Kubernetes' suffixes."""
+    """Parse a number with a suffix of Kubernetes, such as 50M. Raises ValueError."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         raise ValueError(f"{value!r} is not a quantity such as 50M")

@@ -94,8 +94,9 @@ class Endpoint:
             writer.transport.abort()
 
     def _make_room(self) -> bool:
-        """Return whether another connection fits. At the limit the one that has waited longest for
-        its client is closed: any local user can connect by TCP."""
+        """Return whether another connection is accepted. At `CONNECTIONS_LIMIT` this closes the
+        connection that has been idle longest, so that a local user with many silent connections
+        does not lock Prometheus out; False if none is idle."""
         if len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._idle), None)

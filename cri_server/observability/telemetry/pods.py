@@ -16,7 +16,8 @@ _TOTAL = "_total"
 
 
 async def take(services: Services) -> Snapshot:
-    """The families of ListMetricDescriptors with the samples of ListPodSandboxMetrics."""
+    """Measure all ready pods; return a Prometheus family for each metric of ListMetricDescriptors,
+    with the values that ListPodSandboxMetrics returns as samples."""
     kinds = {metric.full_name: metric.kind for metric in metrics.CONTAINER}
     families = {
         descriptor.name: _family(descriptor, kinds.get(descriptor.name, api.COUNTER))

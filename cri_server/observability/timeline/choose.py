@@ -1,4 +1,4 @@
-"""Selects entries of the timeline: of a pod, the last, the slowest."""
+"""Selects calls from the timeline: those of a pod, the last ones, the slowest ones."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from cri_server.observability.timeline.ring import Entry
 
 
 def choose(entries: Sequence[Entry], pod: str = "", last: int = 0, slowest: int = 0) -> list[Entry]:
-    """Return the entries of `pod` (an id, its prefix, NAME or NAMESPACE/NAME; empty: all), of these
-    the `last` or the `slowest` N; 0: all.
+    """Return the calls in `entries` that concern `pod`: its id, a prefix of the id, NAME or
+    NAMESPACE/NAME; empty for all pods. `last`: only the last N of them; `slowest`: only the slowest
+    N, slowest first, and `last` is ignored; 0: all.
 
-    A name selects all its pods: kubelet recreates a pod under the same name.
+    A name selects all pods that ever had it, because kubelet recreates a pod under the same name.
     """
     chosen = [entry for entry in entries if not pod or _is_of(entry, pod)]
     if slowest:

@@ -37,7 +37,8 @@ Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
 
 
 class Ring:
-    """The entries in `folder`, which is made with mode 0700."""
+    """The recorded calls of the server, in two files in `folder`, which is created with mode
+    0700."""
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
@@ -48,7 +49,8 @@ class Ring:
         self._ended_at_ns = 0
 
     def add(self, entry: Entry, trace: Trace | None = None) -> None:
-        """Add an entry, in a microsecond. Call on the event loop."""
+        """Record a call that has ended: set its `ended_at_ns`, queue it for the next write, and
+        send it to followers. Takes a microsecond. Call on the event loop."""
         # The time increases also when the clock is set back: a follower names its last entry by it.
         self._ended_at_ns = entry["ended_at_ns"] = max(time.time_ns(), self._ended_at_ns + 1)
         if len(self._waiting) < WAITING_LIMIT:
@@ -136,7 +138,8 @@ class Ring:
 
 
 def complete(entry: Entry, trace: Trace | None) -> Entry:
-    """Return the entry with the spans that have ended."""
+    """Return the recorded call with the spans of its trace that have ended; unchanged without a
+    trace."""
     if trace is None:
         return entry
     spans = [

@@ -16,10 +16,11 @@ ROOT = -1
 
 @dataclass(slots=True)
 class Span:
-    """A part of a call, in seconds of `time.perf_counter`, which all processes share. `end_s` 0: it
-    is running.
+    """A timed section of a call. `begin_s`, `end_s`: seconds of `time.perf_counter`, whose clock
+    all processes share; `end_s` is 0 while the section runs.
 
-    `failed`: it ended with an error. `parent`: the index of the enclosing span.
+    `failed`: the section ended with an error. `parent`: the index of the enclosing span in its
+    trace.
     """
 
     name: str

@@ -33,10 +33,11 @@ NONE = SelinuxLabels()
 
 
 def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) -> SelinuxLabels:
-    """The labels of a pod; its pause process is confined even if the pod is privileged. `level`:
-    used unless the pod requests one.
+    """Return the labels of a pod; its pause process is confined even if the pod is privileged.
+    `level`: the level of the labels, unless `options` request one.
 
-    Raises InvalidArgument."""
+    Raises InvalidArgument.
+    """
     check(options)
     return _build(policy, options, level)
 

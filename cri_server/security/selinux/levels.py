@@ -1,7 +1,7 @@
 """Assigns each pod a level: two categories that no other pod of this node has.
 
-The sandboxes' records keep them over a restart. A level is free again when no sandbox has it;
-nothing has to return it.
+The level of a pod is in its sandbox's record, so it survives a restart of the server. Removing the
+sandbox frees the level.
 """
 
 from __future__ import annotations

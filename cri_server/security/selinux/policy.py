@@ -48,8 +48,8 @@ def probe(root: Path = Path("/")) -> SelinuxPolicy | None:
 
 
 def is_known(context: SelinuxContext, kernel: Path = Path(KERNEL)) -> bool:
-    """Whether the loaded policy has the context: the kernel accepts it in selinuxfs' file
-    `context`, or refuses it."""
+    """Whether the loaded policy has the context: writes it to the file `context` of selinuxfs,
+    which the kernel refuses for an unknown context."""
     try:
         with closing_fd(os.open(kernel / "context", os.O_RDWR | os.O_CLOEXEC)) as descriptor:
             os.write(descriptor, str(context).encode() + b"\0")

@@ -64,7 +64,8 @@ def relabel(arguments: Message, fds: list[int]) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raise InvalidArgument for a path of the system."""
+    """Raise InvalidArgument for a folder of the host's system that must keep its labels, such as
+    /etc, /var/log or any path below /dev, /proc and /sys."""
     plain = os.path.normpath(path)
     if plain in REFUSED or plain.startswith(REFUSED_BELOW):
         raise InvalidArgument(
@@ -88,7 +89,8 @@ def relabel_tree(path: str, label: bytes) -> None:
 
 
 def _reopen(folder: int, path: str) -> int:
-    """Open the folder for reading; on NFS the folders of other users refuse that (EACCES)."""
+    """Open the folder for reading, from its O_PATH descriptor. Raises KernelError, on NFS with
+    EACCES for folders of other users."""
     with kernel_errors("open", repr(path)):
         return os.open(".", FOLDER, dir_fd=folder)
 
@@ -119,11 +121,13 @@ def _label_entries(folder: int, label: bytes, shown_path: str) -> list[str]:
 
 
 def _label_entry(folder: int, name: str, label: bytes, shown_path: str) -> bool:
-    """Label one entry unless a mount covers it; return whether it is a folder. Raises KernelError.
+    """Label the entry `name` of the folder unless a mount covers it; return whether it is a folder.
+    Raises KernelError.
 
-    A path would lead to a mount on it, file or folder. openat2(2) refuses that with EXDEV, and the
-    descriptor stays on the same inode even if the name is replaced. O_PATH opens neither a FIFO nor
-    a device."""
+    openat2(2) with RESOLVE_NO_XDEV refuses an entry that is a mount point (EXDEV); an operation by
+    path would label the mounted file. The descriptor stays on the same inode even if the name is
+    replaced. O_PATH opens neither a FIFO nor a device.
+    """
     try:
         place = openat2(folder, name, os.O_PATH | os.O_NOFOLLOW, resolve=BENEATH_MOUNT)
     except KernelError as error:
