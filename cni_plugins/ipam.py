@@ -94,7 +94,8 @@ def _head(path: str) -> bytes:
 
 
 def _run(program: str, call: CniCall, config: PluginConfig) -> dict[str, Any]:
-    """Execute a foreign address plugin with the same request. Raises its error."""
+    """Execute an address plugin that is not built in with the same request, and decode its answer.
+    Raises the CniError that the plugin reports."""
     import subprocess  # takes 3 ms, and the built-in host-local does not need it
 
     name = os.path.basename(program)

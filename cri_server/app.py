@@ -1,8 +1,9 @@
-"""Starts and stops the server: opens its parts in order, and listens after pods and images are
+"""Starts and stops the server: opens its services in order, and listens after pods and images are
 loaded.
 
-The event loop never forks, blocks on foreign storage or enters a namespace: one zygote forks shims,
-another one jobs, and threads wait for disks. Pods run on when the server ends, also after SIGKILL.
+The event loop never forks, blocks on foreign storage or enters a namespace: one zygote forks the
+shims, a second zygote forks the jobs, and threads wait for disks. Pods run on when the server ends,
+also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ async def _start(
 
 
 def _begin_imports(services: Services) -> None:
-    """Start zygotes, keeper and shims, which import for some 0.2 s of processor time."""
+    """Start the zygotes, the shims for the next pods, and the watch of the keeper. The Python
+    processes import for some 0.2 s of CPU time before they can serve."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
     for zygote in services.zygotes.values():
@@ -168,8 +170,8 @@ def _begin_imports(services: Services) -> None:
 def open_services(
     config: Config, stack: contextlib.AsyncExitStack, received: Mapping[str, int]
 ) -> Services:
-    """Open the parts that the verbs use; `stack` closes them in reverse order. `received`: the
-    descriptors in systemd's store."""
+    """Create the services that CRI calls use (images, network, shims, …); `stack` closes them in
+    reverse order. `received`: descriptors from systemd's descriptor store."""
     # The claim comes first: a second server with this root and another state directory would find
     # no shims, and end every pod.
     paths = stack.enter_context(claimed(config.root, config.state))
@@ -199,7 +201,8 @@ def open_services(
 
 
 def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """Open the zygote of the shims, which is started below the keeper, and the zygote of jobs."""
+    """Create two zygotes, closed by `stack`: the one that forks shims, a descendant of the keeper,
+    and the one that forks jobs."""
     zygote = Zygote(SHIM_MODULES, keeper=str(paths.state))
     jobs = Zygote(JOB_MODULES)
     stack.push_async_callback(zygote.close)
@@ -247,8 +250,8 @@ def _open_network(
 
 
 async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
-    """Store the mounts of images in a new keeper. If it has `replaced` a dead one, also start a
-    zygote and shims below it for the next pods."""
+    """Store the image mounts in the new keeper. If it replaces a dead keeper (`replaced`), also
+    start a zygote and shims for the next pods as its descendants."""
     await services.images.store_mounts()
     if replaced:
         await zygote.renew()
@@ -295,7 +298,8 @@ async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None
 async def open_streaming(
     config: Config, services: Services, stack: contextlib.AsyncExitStack
 ) -> StreamingServer:
-    """Start the HTTP server of exec, attach and port-forward. Raises WrongState."""
+    """Start the HTTP server of exec, attach and port-forward. Raises WrongState if its address
+    cannot be bound."""
     settings = config.streaming
     tls = None
     if settings.tls_certificate:
@@ -362,8 +366,8 @@ async def _finish_operations(services: Services) -> None:
 
 @contextlib.asynccontextmanager
 async def _prepare_sessions(config: Config) -> AsyncIterator[None]:
-    """During the block, import the code of sessions and run the doctor, in a thread. Both are only
-    needed after the first calls."""
+    """Run the block while a thread imports the code of exec, attach and port-forward and runs the
+    doctor's checks. Waits for the thread at the end of the block."""
     working = asyncio.create_task(asyncio.to_thread(_import_and_examine, config))
     try:
         yield

@@ -27,7 +27,8 @@ _ANYWHERE: dict[int, Network] = {
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
-    """The pod's addresses, its routes as in the result, and the bridge's own addresses."""
+    """The addressing of one attachment: the pod's addresses `ips`, its routes as ADD reports them,
+    the addresses of the bridge as `gateways`, and the hardware address `mac` of the pod's end."""
 
     ips: tuple[AssignedAddress, ...]
     reported: tuple[Route, ...]
@@ -36,7 +37,7 @@ class Addressing:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The routes to install."""
+        """The routes to install in the pod: the reported ones, completed by `installed_routes`."""
         return installed_routes(self.reported, self.ips)
 
     @property
@@ -68,7 +69,8 @@ def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
 
 
 def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, Address]:
-    """The gateway of each family's first address that has one; routes without a gateway use it."""
+    """Map each IP version (4, 6) to the gateway of its first address that has a gateway. A route
+    without a gateway uses the gateway of its version."""
     gateways: dict[int, Address] = {}
     for assigned in ips:
         if assigned.gateway is not None:
@@ -79,7 +81,8 @@ def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, Address]:
 def installed_routes(
     routes: tuple[Route, ...], ips: tuple[AssignedAddress, ...]
 ) -> tuple[Route, ...]:
-    """The routes to install: each once, with its family's gateway if it has none."""
+    """Return `routes` without duplicates. A route that has no gateway gets the first gateway of its
+    IP version, unless its scope is link."""
     gateways = first_gateways(ips)
     return tuple(dict.fromkeys(_with_default_gateway(route, gateways) for route in routes))
 
@@ -111,8 +114,8 @@ def _bridge_addresses(
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
-    """The hardware address 0a:58 followed by the IPv4 address. The address's next pod has the same
-    one, so no neighbour's ARP entry becomes stale."""
+    """Return 0a:58 followed by the pod's IPv4 address, or by a hash of `seed` without one. The next
+    pod with the same IPv4 address gets the same hardware address, so ARP entries stay valid."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
     # 0a:58 is the prefix of the reference plugins (pkg/utils/hwaddr): locally administered,
     # unicast.

@@ -75,8 +75,8 @@ def attach_veth(
     tag: str,
     mac: str,
 ) -> None:
-    """Create a veth in place: the host's end on the bridge and up, the pod's end in its namespace,
-    called `ifname`."""
+    """Create a veth: the host's end is called `name`, attached to the bridge, up, and has the alias
+    `tag`; the pod's end is created inside the pod's namespace as `ifname`. Raises KernelError."""
     # A separate request: rtnl_newlink() reads a port's options and the alias only for a link that
     # exists already (net/core/rtnetlink.c).
     port = set_link(
@@ -102,8 +102,8 @@ def attach_veth(
 def configure_pod(
     pod: PodNamespace, ifname: str, addressing: Addressing, settings: BridgeSettings
 ) -> Link:
-    """Set the addresses and routes of the pod's end in one send, the only visit to the namespace;
-    return the link."""
+    """Set the pod's end up, with its addresses and routes, in one netlink batch; return its link.
+    Raises CniError, KernelError."""
     with pod.entered() as inner:
         if 6 in addressing.versions:
             # A new namespace may have IPv6 disabled: it starts with the kernel's defaults, or with
@@ -159,8 +159,8 @@ def configure_gateway(
 
 
 def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
-    """Wait until the bridge forwards packets of the host's end, 0.3 ms; return the end. A bridge
-    with STP may take longer, and is not waited for."""
+    """Wait until the bridge forwards packets of the host's end `name`, usually 0.3 ms; return its
+    link. Gives up silently after 0.5 s, because STP delays forwarding much longer."""
     # Without this wait the first packets of 5 pods of 72 were lost, and sent again after a second.
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:
@@ -224,8 +224,9 @@ def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
 
 
 def _collides(existing: LinkAddress, gateway: AddressInNetwork, addressing: Addressing) -> bool:
-    """Whether an address of the bridge conflicts with the gateway. IPv4: any other address; IPv6:
-    one with an overlapping subnet. Never an address that is a gateway itself."""
+    """Return whether the bridge must not keep the address `existing` beside `gateway`. For IPv4 any
+    other address conflicts, for IPv6 one with an overlapping subnet that is not link-local. An
+    address of `addressing.gateways` never conflicts."""
     if existing.address.version != gateway.version or existing.address in addressing.gateways:
         return False
     if gateway.version == 4:

@@ -21,8 +21,9 @@ def elements(addresses: Iterable[AssignedAddress], tag: str) -> list[Element]:
 def expected(
     call: CniCall, config: PluginConfig, previous: Result
 ) -> tuple[list[Element], set[Network]]:
-    """Derive from a recorded configuration and result the elements, and the subnets whose chains
-    they jump into; empty without ipMasq."""
+    """Derive what ADD must have created from its configuration and its result: the masquerade
+    elements, and the subnets whose nftables chains the elements jump to. Both are empty without
+    ipMasq."""
     if not parse(config, call).ip_masq:
         return [], set()
     addresses = previous.addresses_of(call.ifname, call.netns)

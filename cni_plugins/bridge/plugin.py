@@ -112,8 +112,8 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
-    """The result: the address plugin's, with the derived addressing; the network's own `dns` if
-    that plugin gave none."""
+    """Return the result of ADD without interfaces: the derived addresses and routes, and the `dns`
+    of the address plugin or, if it gave none, of the network's configuration."""
     dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
     return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 

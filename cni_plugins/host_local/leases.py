@@ -135,7 +135,8 @@ class NetworkLeases:
         return addresses
 
     def addresses_of(self, owner: str) -> list[str]:
-        """The addresses of `owner` by a record of this boot."""
+        """Return the addresses in the record of `owner`; none if the record is missing or of an
+        earlier boot."""
         record = self._record(_owner_path(owner), OwnerRecord)
         return [*record.addresses] if record and record.boot == self._boot else []
 
@@ -220,8 +221,10 @@ class NetworkLeases:
         return self._next_free(index, each)
 
     def _next_free(self, index: int, each: RangeSet) -> Lease:
-        """The next free address, round robin. The first probes read single files; after those the
-        folder is listed once."""
+        """Return the next free address of range set number `index`, round robin. After 32 taken
+        addresses the folder is listed once, instead of reading a file for each further one. Raises
+        CniError 110 if every address is leased, 11 if the links of all free addresses still exist.
+        """
         leased: set[str] | None = None
         leaving: Lease | None = None
         for probe, (address, address_range) in enumerate(each.after(self._last(index))):
@@ -256,7 +259,8 @@ class NetworkLeases:
         return True
 
     def _wait_for_link(self, name: str) -> None:
-        """Wait for the kernel to remove the link of the only address left. Raises CniError 11."""
+        """Wait until the kernel has removed the link of the previous owner of address `name`, or
+        raise CniError 11 after 1 s."""
         deadline = time.monotonic() + _LINK_TIMEOUT_S
         while self._exists(f"leaving/{name}") and not self._is_link_gone(name):
             if time.monotonic() > deadline:
@@ -272,7 +276,8 @@ class NetworkLeases:
             return None
 
     def _write_last(self, index: int, address: Address) -> None:
-        """Write the address in place, padded."""
+        """Store `address` as the last assigned one of range set number `index`. Overwrites the file
+        in place; padding covers a longer old address."""
         # A rename onto an existing file would make ext4 allocate and flush at once, which takes
         # 5 ms (ext4(5), auto_da_alloc).
         os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
@@ -327,8 +332,8 @@ class NetworkLeases:
             return None
 
     def _owner_in(self, name: str) -> str:
-        """The owner in a lease; empty if it is missing or damaged. Old leases of the reference
-        plugin have no interface."""
+        """Read the owner from the lease file `name`; empty if the file is missing or damaged. Old
+        leases of the reference plugin hold the container id without an interface."""
         words = self._read(name).decode("utf-8", "replace").split()
         return "/".join(words) if 0 < len(words) <= 2 else ""
 

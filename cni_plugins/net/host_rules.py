@@ -124,9 +124,11 @@ table inet TABLE {
 
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
-    """The owner of an element or a link; at most 128 characters, nft's limit for a comment.
+    """Build the tag that names the owner of an nftables element or a link: NETWORK/CONTAINER
+    ID/IFNAME, and /`scope` unless that is empty. It has at most 128 characters, nft's limit for a
+    comment; longer parts are hashed.
 
-    scope: the runtime's name for itself (`PluginConfig.scope`), after the last slash."""
+    scope: the runtime's name for itself (`PluginConfig.scope`)."""
     tag = f"{network}/{container_id}/{ifname}"
     # 110 characters leave room for the slash and a scope of 16.
     if len(tag) > 110:
@@ -141,7 +143,7 @@ def belongs_to(tag: str, network: str, scope: str = "") -> bool:
 
 
 def tag_of(call: CniCall, config: PluginConfig) -> str:
-    """The owner of the elements and the link of the call's attachment."""
+    """Build the tag of the elements and the link that belong to the call's attachment."""
     return owner_tag(config.name, call.container_id, call.ifname, config.scope())
 
 
@@ -170,8 +172,8 @@ def port_elements(
     near: Network | None,
     tag: str,
 ) -> tuple[Element, ...]:
-    """A host port's elements. `near`: the subnet whose clients, and those on loopback, are
-    masqueraded; None: none (no snat)."""
+    """Return the map elements that forward a host port to a pod. `near`: clients in this subnet,
+    and on loopback, are masqueraded; with None no client is (snat off)."""
     packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
     target = pod.packed + _port(pod_port)
     if host_address is None:
@@ -246,7 +248,7 @@ def elements_of(sets: Iterable[str], tag: str) -> list[Element]:
 
 
 def all_elements(sets: Iterable[str], tag: str | None = None) -> list[Element]:
-    """The elements of the named sets, of all owners or of one."""
+    """List the elements of the named sets; only those with the comment `tag` if it is given."""
     with filter_socket() as netfilter:
         return [e for name in sets for e in elements(netfilter, TABLE, name, tag)]
 

@@ -1,8 +1,8 @@
-"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC: they are rare,
-and must not depend on the code that ADD uses.
+"""Reads the kernel's links, addresses and routes through pyroute2. Only CHECK and GC use it: they
+are rare, and must not depend on the code that ADD uses.
 
-pyroute2 takes 150 ms and 23 MiB to import, so the worker that needs it imports it first then. Every
-function reads the namespace of the process.
+Importing pyroute2 takes 150 ms and 23 MiB, so a worker imports it at the first call. Every function
+reads the network namespace of the calling process.
 """
 
 from __future__ import annotations

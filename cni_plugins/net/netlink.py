@@ -163,8 +163,9 @@ class NetlinkSocket:
         return None
 
     def dump(self, request: NetlinkRequest) -> list[bytes]:
-        """All objects of a kind; repeats the request while they change during the listing
-        (NLM_F_DUMP_INTR)."""
+        """Send a dump request and return the bodies of all objects that it lists. Repeats the dump
+        if objects changed meanwhile (NLM_F_DUMP_INTR). Raises KernelError, EINTR if they keep
+        changing."""
         dump_request = replace(request, flags=request.flags & ~NLM_F_ACK | NLM_F_DUMP)
         for _ in range(_DUMP_ATTEMPTS):
             self._interrupted = False
@@ -178,8 +179,9 @@ class NetlinkSocket:
     def send_batch(
         self, begin: bytes, requests: tuple[NetlinkRequest, ...], end: bytes
     ) -> list[KernelError | None]:
-        """Send an nfnetlink transaction: requests between two frames that are not answered. The
-        first error aborts all."""
+        """Send an nfnetlink transaction: `requests` between the frames `begin` and `end`. Returns
+        the error of each request, None for a success; one error makes the kernel undo the whole
+        transaction."""
         first = self._sequence + 1
         self._sequence += len(requests) + 2
         frames = [_HEADER.pack(16 + len(begin), 0x10, NLM_F_REQUEST, first - 1, 0) + begin]
@@ -224,8 +226,9 @@ class NetlinkSocket:
 
 
 class HostSocket:
-    """The host's netlink socket of one protocol. A call provides it for a block: the socket of
-    `keep_open`, or a new one in the namespace of the process."""
+    """Provides a netlink socket of one protocol: `with host_socket() as socket`. The socket is the
+    one of `keep_open` or, without it, a new one in the current namespace, closed after the block.
+    """
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol

@@ -87,13 +87,11 @@ def elements(
     netfilter: NetlinkSocket, table: str, set_name: str, comment: str | None = None
 ) -> list[Element]:
     """Return the elements of a set, or only those with `comment`; empty if the table or the set
-    does not exist.
-
-    A set is a hash table that grows in the background. Between two packets of a listing that moves
-    elements past the reader without NLM_F_DUMP_INTR (rhashtable_walk_next() starts over, nf_tables
-    skips by count). So a listing of several packets is valid only if the next one equals it.
-    """
+    does not exist. Raises KernelError, EINTR if no two listings agree."""
     request = NetlinkRequest(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
+    # A set is a hash table that grows in the background. If it grows between two packets of a
+    # listing, elements move past the reader without NLM_F_DUMP_INTR (rhashtable_walk_next() starts
+    # over, nf_tables skips by count). So a listing of several packets must equal the next one.
     previous: set[Element] | None = None
     for _ in range(_AGREE_ATTEMPTS):
         try:
@@ -143,7 +141,8 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
 def _requests(
     kind: int, table: str, members_to_send: tuple[Element, ...], flags: int
 ) -> list[NetlinkRequest]:
-    """Encode one request per set and hundred elements."""
+    """Encode the elements as requests of `kind` (add or delete), each with at most a hundred
+    elements of one set."""
     by_set: dict[str, list[Element]] = {}
     for element in members_to_send:
         by_set.setdefault(element.set_name, []).append(element)

@@ -22,7 +22,8 @@ _shared: dict[str, PodNamespace] = {}
 
 
 class PodNamespace:
-    """The namespace of descriptor `fd`, which `close` closes."""
+    """A pod's network namespace: its descriptor `fd`, and the sockets that were opened in it.
+    `close` closes all of them."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -51,7 +52,8 @@ class PodNamespace:
             yield self._route
 
     def bring_loopback_up(self) -> None:
-        """Set `lo` up with the next requests, at the latest by `send_pending`."""
+        """Queue the request that sets `lo` up; `send_pending` sends it together with the other
+        queued ones."""
         self.pending.append(set_link(index=_LOOPBACK, flags=IFF_UP, change=IFF_UP))
 
     def send_pending(self) -> None:

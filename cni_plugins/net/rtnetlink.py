@@ -106,8 +106,8 @@ def new_veth(
     mtu: int = 0,
     peer_mac: str = "",
 ) -> NetlinkRequest:
-    """Create both ends of a veth: the host's end up and enslaved to `master`, the peer in the
-    namespace of descriptor `peer_netns`."""
+    """Build the request that creates both ends of a veth: the host's end up and a port of the
+    bridge with index `master`, the peer in the namespace of descriptor `peer_netns`."""
     # The default is a queue for each possible processor, on both ends (veth_get_num_queues,
     # drivers/net/veth.c), which takes memory for each pod.
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
@@ -143,7 +143,7 @@ def new_veth(
 
 
 def new_bridge(name: str, *, mac: str, mtu: int = 0) -> NetlinkRequest:
-    """Create a bridge that is up."""
+    """Build the request that creates a bridge, set up."""
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, name)
     body += attribute(_IFLA_ADDRESS, pack_mac(mac)) + (attribute(_IFLA_MTU, mtu) if mtu else b"")
     # Without IFLA_ADDRESS the bridge takes the lowest address of its ports, which changes with the
@@ -162,7 +162,8 @@ def set_link(
     hairpin: bool | None = None,
     isolated: bool | None = None,
 ) -> NetlinkRequest:
-    """Change a link by index or name; `hairpin` and `isolated` are for a bridge's port."""
+    """Build the request that changes a link, named by `index` or `name`: those bits of `flags` that
+    `change` has, and the alias; for a port of a bridge also `hairpin` and `isolated`."""
     body = _link_header(index=index, flags=flags, change=change)
     body += attribute(_IFLA_IFNAME, name) if name and not index else b""
     body += attribute(_IFLA_IFALIAS, alias.encode()) if alias else b""
@@ -177,15 +178,15 @@ def set_link(
 
 
 def delete_link(name: str) -> NetlinkRequest:
-    """Delete a link; removing one end of a veth removes both. The kernel answers after a grace
-    period, 16 to 24 ms."""
+    """Build the request that deletes a link; deleting one end of a veth deletes both. The kernel
+    answers after an RCU grace period, 16 to 24 ms."""
     body = _link_header() + attribute(_IFLA_IFNAME, name)
     return NetlinkRequest(_DELLINK, body, "RTM_DELLINK", f"link {name}")
 
 
 def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True) -> NetlinkRequest:
-    """Add an address to a link. `skip_dad`: without duplicate address detection, so that an IPv6
-    address is usable at once."""
+    """Build the request that adds an address to link `index`. `skip_dad`: without duplicate address
+    detection, so that an IPv6 address is usable at once."""
     packed = address.ip.packed
     body = (
         _address_header(address, index)
@@ -213,8 +214,8 @@ def new_route(
     gateway: Address | None = None,
     numbers: Iterable[tuple[str, int]] = (),
 ) -> NetlinkRequest:
-    """Add a unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as
-    in CNI."""
+    """Build the request that adds a unicast route out of the link with index `oif`. `numbers`:
+    CNI's mtu, advmss, priority, table and scope, as pairs of name and value."""
     options = dict(numbers)
     family = _FAMILIES[destination.version]
     table = options.get("table", _TABLE_MAIN)
@@ -248,8 +249,8 @@ def new_route(
 
 
 def new_neighbour(index: int, address: Address, mac: str) -> NetlinkRequest:
-    """Set a neighbour entry, replacing an existing one; the kernel confirms it when it is used
-    (NUD_STALE)."""
+    """Build the request that sets a neighbour entry, replacing an existing one. Its state is
+    NUD_STALE: the kernel verifies the entry when it uses it."""
     family = _FAMILIES[address.version]
     body = struct.pack("BxxxiHBB", family, index, _NUD_STALE, 0, 0)
     body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, pack_mac(mac))

@@ -1,7 +1,8 @@
-"""The plugin portmap: host ports as elements of the nftables maps, one transaction per change.
+"""The plugin portmap: stores host ports as elements of nftables maps, one transaction per change.
 
-A port on loopback is forwarded as well: the client's address is masqueraded and the bridge may
-route 127.0.0.0/8 (route_localnet); the table's guard prevents other hosts from using that.
+A host port is forwarded from 127.0.0.1 as well. This needs masquerade of the client and the sysctl
+route_localnet on the bridge; the chain `guard` drops packets of other hosts to 127.0.0.0/8, which
+route_localnet alone would let in (CVE-2020-8558).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from cni_plugins.skel import CniPlugin, serve
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The elements of an attachment, the subnets whose chains they jump into, and the IPv4
-    addresses that loopback may reach."""
+    """What ADD installs for an attachment: its map elements, the subnets whose chains the elements
+    jump to, and the pod's IPv4 addresses that clients on 127.0.0.1 may reach."""
 
     elements: tuple[Element, ...]
     subnets: frozenset[Network]
@@ -46,11 +47,10 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL: remove the elements with the attachment's tag; the configuration may have changed or
-    be incomplete.
+    """Run DEL: remove the elements with the attachment's tag, whatever the configuration says now.
 
-    pyrunc's server gives DEL the port mappings of the ADD: without any, the search through the
-    elements of all pods is skipped."""
+    A call from pyrunc's server (it sets a scope) carries the port mappings of the ADD. If it
+    carries none, DEL returns without searching the elements of all pods."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.elements_of(host_rules.PORT_SETS, host_rules.tag_of(call, config))
@@ -132,7 +132,8 @@ def _previous(config: PluginConfig) -> Result:
 
 
 def _pod_addresses(call: CniCall, previous: Result) -> dict[int, AssignedAddress]:
-    """The pod's first address of each family. Raises CniError 7 if it has none."""
+    """Map each IP version to the pod's first address of it. Raises CniError 7 if the previous
+    result has no address of the pod."""
     addresses: dict[int, AssignedAddress] = {}
     for assigned in previous.addresses_of(call.ifname, call.netns):
         addresses.setdefault(assigned.address.version, assigned)
@@ -142,7 +143,8 @@ def _pod_addresses(call: CniCall, previous: Result) -> dict[int, AssignedAddress
 
 
 def _route_loopback(pods: Iterable[IPv4Address]) -> None:
-    """Allow packets from 127.0.0.1 to leave by the link to the pod."""
+    """Enable route_localnet on the links to `pods`, so that packets from 127.0.0.1 can leave by
+    them."""
     with host_socket() as route:
         for pod in pods:
             # route_localnet alone lets neighbours of the host reach its services on 127.0.0.1

@@ -103,11 +103,11 @@ class PluginConfig:
         return value
 
     def valid_attachments(self) -> set[tuple[str, str]]:
-        """GC's (container id, interface) pairs. Raises CniError if the list is missing: GC would
-        otherwise release everything.
+        """Return the (container id, interface) pairs in GC's `cni.dev/valid-attachments`. Raises
+        CniError without the list, because GC would then release every attachment.
 
-        libcni writes an empty list as null, and uses a second name for the key (an error of the
-        first edition of 1.1.0)."""
+        libcni writes null for an empty list, and a second name for the key (an error in the first
+        edition of spec 1.1.0); both are accepted."""
         key = VALID_ATTACHMENTS if VALID_ATTACHMENTS in self.raw else _OTHER_ATTACHMENTS
         # False stands for a missing key, since null is a valid value.
         value = self.raw.get(key, False)
@@ -165,11 +165,11 @@ def parse_list_object(value: dict[str, Any]) -> NetworkList:
 
 
 def plugin_folder(value: dict[str, Any]) -> str:
-    """The name of the folder beside a list's file whose plugins are appended to the list (spec
-    1.1.0): the network's name.
+    """Return the name of the folder beside a network list's file from which plugins are added to
+    the list (spec 1.1.0): the network's name.
 
-    Empty for a single plugin's configuration and with `loadOnlyInlinedPlugins`. Raises CniError
-    7."""
+    Empty for a single plugin's configuration and with `loadOnlyInlinedPlugins`. Raises CniError 7.
+    """
     if ("type" in value and "plugins" not in value) or _flag(value, "loadOnlyInlinedPlugins"):
         return ""
     return _name(value) if isinstance(value.get("name"), str) and value["name"] else ""
@@ -183,10 +183,11 @@ def plugin_input(
     previous: Result | None = None,
     valid_attachments: list[dict[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """The input of `plugin` in `network` (spec, section 4, "Deriving request configuration").
+    """Build the JSON object that `plugin` of `network` reads on stdin (spec, section 4, "Deriving
+    request configuration").
 
-    capabilities: all that the runtime offers; the plugin gets those that its `capabilities`
-    name."""
+    capabilities: the values of all capabilities that the runtime offers; the plugin gets those that
+    its own `capabilities` sets to true, as `runtimeConfig`."""
     # `capabilities` is for the runtime and not passed on; the other two are added by the runtime
     # (spec, section 4). A file's prevResult would be another pod's.
     value = {
@@ -209,7 +210,8 @@ def plugin_input(
 
 
 def decode_object(content: bytes, what: str) -> dict[str, Any]:
-    """A JSON object of at most 1 MiB. Raises CniError 6."""
+    """Decode `content` as a JSON object of at most 1 MiB; `what` names it in errors. Raises
+    CniError 6."""
     if len(content) > LIMIT_BYTES:
         raise CniError(DECODING_FAILURE, f"{what} has more than {LIMIT_BYTES} bytes")
     try:
@@ -243,7 +245,8 @@ def _check_plugin(plugin: object, where: str) -> None:
 
 
 def _choose_version(value: dict[str, Any]) -> str:
-    """The newest supported one of `cniVersions`, else `cniVersion` (spec 1.1.0)."""
+    """Return the newest supported version in `cniVersions` or, without that list, `cniVersion`
+    (spec 1.1.0)."""
     versions = value.get("cniVersions")
     single: object = value.get("cniVersion") or version.DEFAULT
     if not isinstance(single, str):

@@ -99,10 +99,10 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a chain of plugins so far, with addresses in the plugins' order.
+    """The result of the plugins that have run so far; `ips` keeps their order of addresses.
 
-    `raw` is the object that it was read from, which `to_json` prefers; None for a result of this
-    process."""
+    `raw`: the JSON object from which the result was parsed; None if this process made the result.
+    `to_json` returns it where its form fits."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[AssignedAddress, ...] = ()
@@ -131,7 +131,8 @@ class Result:
         return replace(read, raw={**raw, "cniVersion": result_version})
 
     def to_json(self, cni_version: str) -> dict[str, Any]:
-        """The object in the form of `cni_version`. Raises CniError 1."""
+        """Encode the result as JSON in the form of `cni_version`. Raises CniError 1 for an
+        unsupported version."""
         version.require_supported(cni_version)
         form = version.form_of(cni_version)
         if (
@@ -150,12 +151,14 @@ class Result:
         return value
 
     def with_interfaces(self, interfaces: tuple[Interface, ...], index: int) -> Result:
-        """A copy with other interfaces; every address belongs to interface number `index`."""
+        """Return a copy with other interfaces, in which every address names interface number
+        `index`."""
         ips = tuple(replace(a, interface=index) for a in self.ips)
         return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
     def with_path(self, before: str, after: str) -> Result:
-        """A copy for a namespace that was at the path `before` and is now at `after`."""
+        """Return a copy in which each interface with the sandbox path `before` has the path
+        `after`."""
         moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
         raw = self.raw
         if raw is not None and raw.get("interfaces"):
@@ -167,13 +170,13 @@ class Result:
         return replace(self, interfaces=tuple(moved), raw=raw)
 
     def addresses_of(self, ifname: str, netns: str) -> tuple[AssignedAddress, ...]:
-        """The addresses of the pod's interface, and those that name no interface. Raises CniError 6
-        if one is invalid.
+        """Return the addresses of the pod's interface, and those that name no interface. Raises
+        CniError 6 if one of them is invalid.
 
-        The pod's interface is `ifname` in `netns`. If no address belongs to it, it is `ifname` in
-        any sandbox or none (kindnet and OVN name none, others the container's id), as in
-        containerd, and otherwise any interface in `netns` (kube-ovn has its own name for a
-        port)."""
+        The first rule that yields an address decides what the pod's interface is: `ifname` in
+        `netns`; then `ifname` in any sandbox or none, as in containerd (kindnet and OVN name no
+        sandbox, other plugins the container id); then any interface in `netns` (kube-ovn names the
+        interface otherwise)."""
         inside = {
             index
             for index, interface in enumerate(self.interfaces)
@@ -191,7 +194,8 @@ class Result:
 
 
 def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
-    """The form since 0.3.0. Raises CniError 6."""
+    """Parse a result in the form since 0.3.0, with lists `interfaces`, `ips` and `routes`.
+    `strict`: invalid addresses, routes and dns are errors. Raises CniError 6."""
     interfaces = tuple(_interface(v, w) for v, w in _items(raw, "interfaces", INTERFACES_LIMIT))
     ips: list[AssignedAddress] = []
     unreadable: list[Unreadable] = []
@@ -264,8 +268,8 @@ def _lists_json(result: Result, form: version.Form) -> dict[str, Any]:
 
 
 def _single_addresses_json(result: Result) -> dict[str, Any]:
-    """The first address of each family with the family's routes, as libcni converts a result to
-    0.2.0."""
+    """Encode `ip4` and `ip6` of a 0.2.0 result: the first address of each family with the routes of
+    the family, as libcni converts it."""
     value: dict[str, Any] = {}
     for key, family in _FAMILIES.items():
         first = next((a for a in result.ips if a.address.version == family), None)
@@ -301,7 +305,8 @@ def dns_from_json(value: object) -> Dns:
 
 
 def dns_json(dns: Dns) -> dict[str, Any]:
-    """The object without empty keys, as the reference writes it."""
+    """Encode `dns` as CNI's JSON object; empty fields are left out, as in the reference
+    implementation."""
     fields = {
         "nameservers": list(dns.nameservers),
         "domain": dns.domain,

@@ -1,5 +1,5 @@
-"""Messages between the server and a CNI worker (`cni_plugins.jobs`), and the arguments of jobs
-beside it.
+"""The messages between the server and a CNI worker (`cni_plugins.jobs.serve`), and the arguments of
+the other jobs in that module.
 
 Plugin inputs, results and errors are CNI's JSON objects, which `cni_plugins.protocol` parses on
 both sides.
@@ -52,8 +52,9 @@ class PluginError(Record):
 
 
 class Answer(Record):
-    """`result`: the last one of an ADD; `restored`: the number of missing elements; `error`: of the
-    plugin that failed. `last`: see `zygote.messages.FromWorker`."""
+    """A worker's answer. `result`: of the chain's last plugin, for ADD; `restored`: how many
+    elements were missing, for `Restore`; `error`: of the plugin that failed; `last`: the worker's
+    memory has grown, so the server sends it no further request."""
 
     result: Message | None = None
     restored: int = 0

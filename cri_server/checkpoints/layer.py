@@ -1,8 +1,9 @@
 """Writes a container's writable layer as a tar of its files and a list of removed paths.
 
-overlayfs represents a removal as a character device 0:0, and a folder that hides the image's with
-`trusted.overlay.opaque`; both become paths in the list, in the format of checkpointctl, podman and
-CRI-O. The layer does not change meanwhile, because the container is frozen.
+The list has a path for each whiteout of overlayfs (a character device 0:0), and for each path of
+the image below an opaque directory (`trusted.overlay.opaque`) that the layer does not replace.
+checkpointctl, podman and CRI-O use the same format. The container is frozen, so that the layer does
+not change meanwhile.
 """
 
 from __future__ import annotations

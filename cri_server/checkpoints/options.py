@@ -1,8 +1,8 @@
-"""CRIU's options for containers of pods, in both directions; fields of
+"""CRIU's options for checkpoint and restore of containers in pods; the keys are fields of
 `pyrunc.checkpoint.checkpoint.CriuOptions`.
 
-Connections are not dumped, because their peers go on without the container, and a restored pod has
-another address. They are restored closed; listening sockets are restored as they were.
+Established TCP connections are not dumped: their peers go on without the container, and a restored
+pod has another address. A restored process finds them closed. Listening sockets are restored.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ class _Spec(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpointed container, as a restore needs it. `images`: references of its image, best
-    first; `binds`: destinations of mounts from the host; `terminal`: whether it had a terminal;
-    `namespaces`: the types of the namespaces in its OCI configuration."""
+    """What a restore needs to know of a checkpointed container. `images`: references of its image,
+    that with a digest first; `binds`: container paths of bind mounts from the host; `terminal`:
+    whether it had a terminal; `namespaces`: the types in its OCI configuration."""
 
     name: str
     images: list[str]
@@ -151,14 +151,15 @@ class Take(Record):
 
 
 class Fill(Record):
-    """The arguments of `fill`. `source`: a folder that UNPACK has made."""
+    """The arguments of `fill`. `source`: a folder that `unpack_archive` has written."""
 
     source: AbsolutePath
 
 
 def unpack_archive(arguments: Message, fds: list[int]) -> int:
-    """Unpack an archive into the folder TREE of `folder`, as a job of the zygote. The arguments are
-    an `Unpack`. `fds`: the archive. Raises InvalidArgument, ResourceExhausted."""
+    """Unpack a checkpoint's archive, as a job of the zygote. The arguments are an `Unpack`; the
+    files appear in the subfolder `tree` of its `folder`. `fds`: the archive. Raises
+    InvalidArgument, ResourceExhausted."""
     request = Unpack.of(arguments)
     folder = request.folder
     with disk_errors("unpack a checkpoint", folder):

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 def names(metavar: str, complete: Completer, *, required: bool = True) -> Callable[[Any], Any]:
-    """Return the argument of a verb that takes several names, as its parameter `names`."""
+    """Return a click decorator that gives a verb an argument of several names, passed to its
+    function as `names`. `metavar` is shown in the help; `complete` completes a name."""
     return click.argument(
         "names", nargs=-1, required=required, metavar=metavar, shell_complete=complete
     )
 
 
 def labels(text: str) -> Callable[[Any], Any]:
-    """Return the option for label selectors, as the parameter `labels`; `text` is its help."""
+    """Return a click decorator that gives a verb the option --label, passed to its function as
+    `labels` (the selectors' texts). `text` is the option's help."""
     return click.option(
         *("--label", "--selector", "labels"), multiple=True, metavar="SELECTOR", help=text
     )

@@ -242,7 +242,8 @@ class _Connection:
         return dict(fields)
 
     def _consumed(self, size: int) -> None:
-        """Enlarge the flow-control windows again when half of them is used."""
+        """Count `size` consumed bytes of the reply. When they fill half of the flow-control
+        windows, send a WINDOW_UPDATE for the connection and one for the stream."""
         self._unread_bytes += size
         if self._unread_bytes >= WINDOW_BYTES // 2:
             # Data counts in both windows, that of the connection and that of the stream (section

@@ -95,7 +95,8 @@ class Client:
         yield from self._stream(path, request.SerializeToString(), decode)
 
     def load_image(self, path: str, name: str | None) -> Sequence[private.LoadedImage]:
-        """Have the server load the images of an archive at `path`."""
+        """Have the server load the images of the archive at `path`, and return them. `name`: for an
+        image that has no name in the archive. Raises ServerError."""
         return self.admin(private.LoadImage(path, name), private.LoadedImages, None).images
 
     def admin(
@@ -313,7 +314,7 @@ class Client:
 
 
 def _first_matches(items: list[Item], *rules: Callable[[Item], bool]) -> list[Item]:
-    """Return the items that fit the first rule that any item fits."""
+    """Return the items that match the first rule with any match; empty if no rule has one."""
     for rule in rules:
         matches = [each for each in items if rule(each)]
         if matches:

@@ -26,7 +26,8 @@ def write(folder: int, name: str) -> None:
 
 
 def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
-    """Add `name` depth first, with a descriptor for each level."""
+    """Add the file or folder `name` in `folder`, with its contents, to the archive as `path`. A
+    folder is entered through a descriptor, so no symbolic link is followed."""
     status = os.lstat(name, dir_fd=folder)
     info = tarfile.TarInfo(path or ".")
     info.mode = stat.S_IMODE(status.st_mode)
@@ -108,7 +109,8 @@ def _parts(content: IO[bytes]) -> Iterator[bytes]:
 
 
 def _status(member: tarfile.TarInfo) -> os.stat_result:
-    """Return the fields of a file status that `Copy` reads."""
+    """Return an archive member's type, mode, owner, size and time as the stat result that `Copy`
+    takes."""
     kind = stat.S_IFDIR if member.isdir() else stat.S_IFLNK if member.issym() else stat.S_IFREG
     mtime_ns = int(member.mtime * 1_000_000_000)
     fields = (kind | member.mode & 0o7777, 0, 0, 1, member.uid, member.gid, member.size, 0, 0, 0)

@@ -1,7 +1,7 @@
-"""Access to the files of a running container through /proc/PID/root, below which the kernel
-resolves every path (openat2).
+"""Access to the files of a running container through /proc/PID/root.
 
-Links in a container lead to where the container sees them, and never out of it. Needs root, and a
+The kernel resolves every path below this root (openat2 with RESOLVE_IN_ROOT): a symbolic link leads
+to what the container's processes would see, and never out of the container. Needs root, and a
 server on this machine.
 """
 

@@ -120,8 +120,9 @@ def copy_path(
 
 @contextlib.contextmanager
 def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
-    """Open the parent folder of a path, and yield its descriptor and the last component of the
-    path; for the root the component is `.`. Raises KernelError."""
+    """Open the parent folder of a path; yield its descriptor and the last component of the path,
+    which is `.` for the root. `follow`: resolve all symbolic links first, also in the last
+    component. Raises InvalidArgument for a path that ends with `..`, KernelError."""
     path = resolve(root, path) if follow else path
     while path.endswith(("/", "/.")):
         path = path.removesuffix("/").removesuffix("/.")

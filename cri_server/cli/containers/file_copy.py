@@ -23,8 +23,9 @@ CHUNK_BYTES = 1 << 20
 
 
 class _Level(NamedTuple):
-    """A folder that is being copied: descriptors of it and of its copy, and its remaining names.
-    `status`: for owner, mode and times of the copy, which stay as they are if it is None."""
+    """A folder that is being copied: the descriptors `source` and `target` of the folder and its
+    copy, and the names not yet copied. The copy gets owner, mode and times from `status`; with None
+    it keeps its own."""
 
     status: os.stat_result | None
     source: int

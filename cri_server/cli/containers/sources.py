@@ -1,8 +1,9 @@
-"""The sources of a container's mounts, after the server has resolved them.
+"""Checks that no host path of a mount has become a symbolic link since a container was created.
 
-The host path of a subPath was resolved below its volume and had no link in it. Later a container
-with that volume may put a link there, which the server follows when it resolves the path for the
-next attempt. The server mounts what it resolved, without following links (CVE-2021-25741).
+`run` resolves a subPath below its volume, so the host path has no symbolic link at first. A
+container with the volume can put one there, and the server follows it when it resolves the host
+path for the next attempt of a container. The server reports the source that it has mounted without
+following links (CVE-2021-25741); these functions compare it with the request.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from cri_server.cli.connection.client import Client, ServerError
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:
-    """Return the source of each mount by its path in the container; nothing if the server does not
-    report mounts."""
+    """Map the container path of each mount to the source that the server has mounted; empty if the
+    server does not report mounts."""
     mounts = client.container_info(container).get("runtimeSpec", {}).get("mounts", ())
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 
 
 def paths_without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
-    """Return the container paths of the mounts whose host paths had no link when `container` was
-    created. The mounts of its next attempt are checked for the same."""
+    """Return the container paths of those mounts in `config` whose host paths had no symbolic link
+    when `container` was created. The caller passes them to `check` for the container's next
+    attempt."""
     sources_by_path = real_sources(client, container)
     return [
         m.container_path
@@ -35,8 +37,8 @@ def paths_without_links(client: Client, container: str, config: api.ContainerCon
 def check(
     client: Client, container: str, config: api.ContainerConfig, places: Collection[str]
 ) -> None:
-    """Raise ServerError if the server followed a link to the source of one of the mounts at
-    `places` when it created `container`."""
+    """Raise ServerError if the server, creating `container`, followed a symbolic link in the host
+    path of a mount. `places`: the container paths of the mounts to check."""
     if not places:
         return
     sources_by_path = real_sources(client, container)

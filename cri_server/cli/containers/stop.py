@@ -33,7 +33,8 @@ FORCED = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A named pod or container. `running`: the container itself, or those of the pod, that run."""
+    """A pod or container that the user has named. `running`: the pod's running containers, or the
+    container itself if it runs."""
 
     name: str
     id: str
@@ -61,14 +62,15 @@ def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
 
 
 def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
-    """Return the argument of the verbs that stop or remove."""
+    """Return a click decorator with the argument `names` for the verbs that stop or remove."""
     if only_pods:
         return options.names("POD...", completion.pods, required=False)
     return options.names("POD|CONTAINER...", completion.both, required=False)
 
 
 def time_option(default: int | None = None) -> Callable[[Any], Any]:
-    """Return the option `-t` of stop and rm; for None see `grace`."""
+    """Return a click decorator for `-t SECONDS` of stop and rm. `default` None: without the option,
+    a container gets its manifest's grace period, else 10 s."""
     default_text = (
         f"{default}" if default is not None else f"the manifest's grace period, else {GRACE_S}"
     )
@@ -81,8 +83,8 @@ def time_option(default: int | None = None) -> Callable[[Any], Any]:
 
 
 def grace(container: api.Container, option_s: int | None) -> int:
-    """Return the grace period of a container in seconds: the user's, else that of the manifest,
-    which kubelet and `run` put into an annotation, else 10."""
+    """Return the grace period of a container in seconds: the option `-t`, else the manifest's from
+    an annotation that kubelet and `run` set, else 10."""
     if option_s is not None:
         return option_s
     text = container.annotations.get(ownership.GRACE, "")
@@ -114,10 +116,11 @@ class Choice:
     def act(
         self, address: str, verb: str, act: Act, *, only_pods: bool = False, kills: bool = False
     ) -> None:
-        """Ask for confirmation where needed, then call `act` for each and print the name.
+        """Find each chosen pod or container, ask for confirmation where needed, call `act` for it
+        and print its name.
 
-        `kills`: also ask about running containers. Raises Error.
-        """
+        `kills`: also ask before a named target with running containers. Raises Error,
+        click.UsageError."""
         if bool(self.names) == (self.all_pods or bool(self.labels)):
             raise click.UsageError(f"needs either names to {verb}, or --all or --label")
         with Client(address) as client:
@@ -304,7 +307,7 @@ def _release_network(client: Client, pod: str) -> bool:
 
 
 def stop_container(client: Client, container: api.Container, grace_s: int | None) -> None:
-    """Stop a container; for the grace period see `grace`."""
+    """Stop a container. `grace_s`: its grace period in seconds; None: the manifest's, else 10 s."""
     seconds = grace(container, grace_s)
     request = api.StopContainerRequest(container_id=container.id, timeout=seconds)
     # the additional time is for processes that take long to die after SIGKILL

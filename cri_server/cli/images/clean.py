@@ -113,7 +113,8 @@ def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> No
 
 
 def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
-    """Return the pods that are not ready, and the exited containers of ready pods."""
+    """Return the pods that are not ready, and the exited containers of ready pods. Pods of kubelet
+    are left out with their containers."""
     own = [p for p in client.pods() if ownership.owner(p.labels) != "kubelet"]
     pods = [p for p in own if p.state == api.SANDBOX_NOTREADY]
     ready = {p.id for p in own} - {p.id for p in pods}

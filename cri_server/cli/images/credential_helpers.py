@@ -150,7 +150,8 @@ def from_provider(image: str) -> api.AuthConfig | None:
 
 
 def from_helper(helper: str, key: str, server: str) -> api.AuthConfig:
-    """Return the login that a docker helper has for `key`. Raises PeerError."""
+    """Run `docker-credential-HELPER get` for `key`, the registry as docker's config.json spells it;
+    return the login as one for the registry `server`. Raises PeerError."""
     if "/" in helper:
         raise PeerError(f"credential helper {helper!r} is not the name of a program")
     secret = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
@@ -160,8 +161,8 @@ def from_helper(helper: str, key: str, server: str) -> api.AuthConfig:
 
 
 def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any) -> Any:
-    """Run a program and decode its output. Errors do not quote the output, because it contains a
-    secret."""
+    """Run a credential program with `text` on stdin, and decode its stdout, JSON, to the type
+    `kind`. Raises PeerError, which does not quote stdout, because that contains a secret."""
     try:
         result = subprocess.run(
             command,

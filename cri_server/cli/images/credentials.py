@@ -1,9 +1,10 @@
 """Registry logins in the files of podman and docker: `auth.json`, an object per registry with
 base64 of USER:PASSWORD.
 
-Read are $REGISTRY_AUTH_FILE, or else podman's and docker's files, of which the first one that has
-the registry counts; after them the credential providers. New logins are written to the first file,
-readable by the owner only. Sources: containers-auth.json(5), docker's config.json.
+A login is searched in $REGISTRY_AUTH_FILE if that is set, else in podman's files and then docker's.
+The first file with the registry decides; the credential providers come after the files. New logins
+are written to the first file, readable by its owner only. Sources: containers-auth.json(5),
+docker's config.json.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ DOCKERS_NAME = "https://index.docker.io/v1/"  # docker's key for Docker Hub
 
 
 class _FileLogin(NamedTuple):
-    """A login for a registry: the file and the key where it is, and its content or the name of the
-    helper program that has it."""
+    """A login for a registry: the file that has it, its key in the file, and either its JSON
+    `content` or the credential helper to ask for it."""
 
     file: Path
     key: str
@@ -36,7 +37,8 @@ class _FileLogin(NamedTuple):
 
 
 def files(chosen: Path | None = None) -> list[Path]:
-    """Return the files that may contain logins, in order."""
+    """Return the files that may contain logins, in the order in which they are searched: `chosen`,
+    else $REGISTRY_AUTH_FILE, else podman's and docker's."""
     if chosen is not None:
         return [chosen]
     if path := os.environ.get("REGISTRY_AUTH_FILE"):
@@ -105,8 +107,8 @@ def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _normal_key(key: str) -> str:
-    """Normalize a key of `auths`: a registry, a repository or a prefix of one. docker uses the URL
-    of its API for Docker Hub."""
+    """Normalize a key of `auths` (a registry, a repository, or a repository's prefix): removes the
+    scheme and docker's /v1/ and /v2/, and replaces other names of a registry by one."""
     host, slash, path = key.removeprefix("https://").removeprefix("http://").partition("/")
     registry = normal_registry(host)
     path = path.rstrip("/")

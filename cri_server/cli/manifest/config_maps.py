@@ -1,7 +1,8 @@
 """Replaces a Pod's references to ConfigMaps and Secrets, in `env`, `envFrom` and volumes, by plain
 values, with kubelet's rules. Also removes probes, with a message for each.
 
-Values from elsewhere are not expanded: their `$` becomes `$$`, which the expansion turns into `$`.
+kubelet does not expand `$(NAME)` in a value that comes from an object or a field of the pod. So
+each `$` in such a value is written as `$$`, which the later expansion turns into `$` again.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class MapVolume(_Object):
 
 
 class SecretVolume(MapVolume):
-    """The same fields, but outside of a projected volume Kubernetes calls the name secretName."""
+    """A volume with `secret`: like one with `configMap`, but Kubernetes calls the object's name
+    secretName. In a projected volume it is called name, and `MapVolume` is used."""
 
     name: str = msgspec.field(name="secretName")
 
@@ -247,7 +249,8 @@ def _environment(
 
 
 def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> tuple[str, str]:
-    """Return the kind for the only key of `source`, and that key. Raises InvalidSpec."""
+    """Return the value in `kinds` for the only key of `source`, and that key. Raises
+    UnsupportedField for a key not in `kinds`, InvalidSpec unless there is exactly one key."""
     unknown = [key for key in source if key not in kinds]
     if unknown:
         raise UnsupportedField(
@@ -266,7 +269,9 @@ def _value_from(
     objects: Objects,
     path: str,
 ) -> str | None:
-    """Return the value of a variable; None for a missing optional one, which is then left out."""
+    """Return the value of the variable `entry`, read from its `valueFrom`; None if an optional
+    object or key is missing. A field of the pod's addresses returns "" and is noted as `@status` in
+    `entry`, because it is known only after the pod runs. Raises InvalidSpec."""
     source = entry.pop("valueFrom")
     if not isinstance(source, dict):
         raise InvalidSpec(f"{path}.valueFrom", "expected an object")
@@ -298,7 +303,8 @@ def _value_from(
 
 
 def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
-    """Return the value of a downward API field that is known before the pod runs."""
+    """Return the value of the downward API field `field` that is known before the pod runs. Raises
+    UnsupportedField."""
     metadata = pod.get("metadata") or {}
     plain: dict[str, Callable[[], Any]] = {
         "metadata.name": lambda: metadata.get("name", ""),
@@ -377,7 +383,8 @@ def _volume(volume: dict[str, Any], pod: Mapping[str, Any], objects: Objects, pa
 def _files(
     key: str, source: Any, pod: Mapping[str, Any], objects: Objects, path: str
 ) -> list[dict[str, Any]]:
-    """Return the files of a volume's source."""
+    """Return the files of a volume's source `key` (configMap, secret, downwardAPI or projected), as
+    the JSON objects of `pod_model.VolumeFile`. Raises InvalidSpec."""
     if key == "configMap":
         return _files_of_object("ConfigMap", _typed(source, MapVolume, path), objects, path)
     if key == "secret":

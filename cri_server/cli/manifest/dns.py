@@ -1,5 +1,5 @@
-"""The dnsConfig of a manifest: added to the host's resolver settings as kubelet does, or alone with
-dnsPolicy None."""
+"""Translates dnsConfig of a manifest: the host's resolver settings with those of dnsConfig added,
+as kubelet does, or only those of dnsConfig (dnsPolicy None)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ HOST = Path("/etc/resolv.conf")
 
 
 def config(dns: pod_model.PodDnsManifest, *, own: bool) -> api.DNSConfig:
-    """Return the DNS configuration; `own`: without the host's settings. A resolver uses three
-    servers (resolv.conf(5)), the host's first. Raises OSError."""
+    """Return the pod's DNS configuration. `own`: without the host's /etc/resolv.conf. Only three
+    servers are kept, as resolvers use no more (resolv.conf(5)); the host's come first. Raises
+    OSError."""
     servers, searches, options = ([], [], {}) if own else host(HOST.read_text())
     options |= {option.name: option.value for option in dns.options}
     return api.DNSConfig(

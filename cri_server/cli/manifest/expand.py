@@ -10,7 +10,8 @@ REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Replace the references in `text` by their values."""
+    """Replace each $(NAME) in `text` by its value and `$$` by `$`; an undefined name stays as it
+    is."""
     return REFERENCE.sub(lambda match: _value(match, values), text)
 
 

@@ -20,8 +20,8 @@ LOCAL = (
 
 
 def text(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
-    """Return the content for a pod with these addresses; with hostNetwork the host's file and the
-    aliases."""
+    """Return the content of /etc/hosts for a pod: localhost, the pod's name with `addresses`, and
+    the hostAliases; with hostNetwork the host's own file `host_file` and the hostAliases."""
     aliases = [f"{alias.ip}\t{' '.join(alias.hostnames)}" for alias in spec.host_aliases]
     if spec.host_network:
         return host_file + _lines(aliases)

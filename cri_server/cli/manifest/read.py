@@ -38,8 +38,8 @@ def _text(path: Path) -> str:
 
 
 def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.PodManifest, list[str]]:
-    """Return the pod of a YAML or JSON text, and a line for each ignored part; only with `lenient`
-    these include fields. Raises InvalidSpec."""
+    """Return the pod of a YAML or JSON text, and a line for each part of it that is ignored. Raises
+    InvalidSpec, also for a field that `run` would ignore unless `lenient`."""
     manifest, others = document.parse(text)
     metadata = manifest.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"

@@ -103,8 +103,9 @@ def container(
     folder: Path,
     addresses: Sequence[str] = (),
 ) -> api.ContainerConfig:
-    """Return the configuration of a container in a pod with these addresses. Raises InvalidSpec,
-    and the errors of `volumes.source`."""
+    """Return the configuration of a container in a pod with `addresses`; creates the missing
+    subPaths of its mounts. Raises InvalidSpec; WrongState and KernelError if a subPath cannot be
+    used."""
     of_status = {"podIP": "".join(addresses[:1]), "podIPs": ",".join(addresses)}
     values = environment((e.name, of_status.get(e.status, e.value)) for e in spec.env)
     labels = {
@@ -228,8 +229,9 @@ def _user(
     container: pod_model.ContainerManifest,
     image: api.Image,
 ) -> None:
-    """Set the user: the container's, else the pod's, else the image's. Raises InvalidSpec if it
-    would be root against runAsNonRoot."""
+    """Set the user and group in `target` from the container's security context, else from the
+    pod's. With a group and no user, the user is the image's, as CRI takes no group alone. Raises
+    InvalidSpec if runAsNonRoot is set and the user would be root."""
     security, pods = container.security_context, spec.security_context
     user = security.run_as_user if security.run_as_user is not None else pods.run_as_user
     group = security.run_as_group if security.run_as_group is not None else pods.run_as_group

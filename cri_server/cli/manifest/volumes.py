@@ -103,7 +103,9 @@ def _check_host_path(volume: pod_model.HostPath, where: str) -> None:
 
 
 def _create(volume: pod_model.HostPath) -> None:
-    """Create a hostPath with kubelet's modes, 0755 and 0644; the folder of a file must exist."""
+    """Create the folder of a DirectoryOrCreate (mode 0755) or the file of a FileOrCreate (0644), as
+    kubelet does, unless it exists. Missing parents are created for a folder only. Raises
+    KernelError."""
     before = os.umask(0o022)
     try:
         if volume.type == "DirectoryOrCreate":

@@ -85,8 +85,9 @@ def _nanoseconds(when: datetime.datetime | None) -> int | None:
 
 
 def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Iterator[Any]:
-    """Yield the events from `begin_ns` to `end_ns`, those of the timeline first. All entries are
-    read, because an older one may have created a container that is deleted with its pod."""
+    """Yield the events from `begin_ns` to `end_ns` (nanoseconds since 1970), read from the server's
+    timeline; with `end_ns` None the past ones, then new ones as they happen. Entries before
+    `begin_ns` are read too: they tell which containers a removed pod had."""
     if end_ns is None:
         entries: Iterable[Any] = client.admin_stream(private.FollowTimeline(pod), private.decode)
     else:

@@ -21,7 +21,7 @@ LIMITS = {
 
 
 class Origin(NamedTuple):
-    """A value for people, and its origin."""
+    """A line of the report: the item, its value as text, and where the value comes from."""
 
     item: str
     value: str
@@ -143,7 +143,8 @@ def _security(
 
 
 def _flag(item: str, value: object, field: str) -> Origin:
-    """Return the origin of a flag, which is set only if the field of the request is set."""
+    """Return the line for the flag `item`: its origin is `field` of the request if `value` is true,
+    else the default."""
     return Origin(item, "true" if value else "false", f"{REQUEST}: {field}" if value else DEFAULT)
 
 

@@ -87,8 +87,8 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 
 
 def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
-    """Yield the processes in the cgroup of `init`, in all hierarchies, and in the cgroups below
-    it."""
+    """Yield the processes whose cgroups are the cgroups of process `init` or beneath them, on every
+    hierarchy. `label` names the container in each result."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -100,7 +100,9 @@ def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
 
 
 def _groups(pid: int) -> dict[str, str]:
-    """Map hierarchy to path, without the root cgroups of controllers that containers do not use."""
+    """Map the number of each cgroup hierarchy to the cgroup path of a process. Leaves out root
+    cgroups, which belong to v1 controllers that containers do not use. Empty if the process has
+    ended."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

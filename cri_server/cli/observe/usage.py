@@ -59,8 +59,12 @@ class _View:
         cpu: Callable[[Any], Any],
         listing: Callable[[CpuSamples], Listing[Any]],
     ) -> None:
-        """Take two samples of the chosen objects with a CRI request and print the table; with
-        `watching` repeat it with further samples. `cpu` returns the CpuUsage of an object."""
+        """Print the resource usage of the objects that `chosen` returns, from the CRI call of
+        `request`. A table with a CPU rate takes two samples, `seconds` apart; with `watching` it
+        repeats.
+
+        `cpu` returns the CpuUsage of an object; `listing` makes the table's columns from the
+        samples."""
         samples = CpuSamples()
 
         def sampled() -> list[Any]:
