@@ -58,7 +58,8 @@ def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
 
 
 def run(command: str, call: CniCall, config: PluginConfig) -> None:
-    """Run a command other than ADD of the address plugin, if there is one."""
+    """Run `command`, any but ADD, of the network's address plugin; does nothing for a network
+    without one. Raises CniError."""
     kind = plugin_of(config)
     if not kind:
         return

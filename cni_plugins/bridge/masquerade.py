@@ -14,7 +14,7 @@ from cni_plugins.protocol.result import AssignedAddress, Result
 
 
 def elements(addresses: Iterable[AssignedAddress], tag: str) -> list[Element]:
-    """The masquerades of a pod's addresses."""
+    """Return the nftables elements that masquerade a pod's addresses; `tag` is their comment."""
     return [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addresses]
 
 

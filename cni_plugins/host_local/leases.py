@@ -149,10 +149,11 @@ class NetworkLeases:
         return owner if record and record.boot == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
-        """Release the addresses of owners that are not valid, and void leases; returns the owners
-        that lost any.
+        """Release the addresses of owners for which `valid` is false, and void leases; return the
+        owners that lost addresses.
 
-        With a `scope` only owners in it can lose any: several runtimes may share a network."""
+        `scope`: only owners of this scope can lose valid leases, because several runtimes may share
+        a network."""
         losers = []
         for name in self._names("owners"):
             path = f"owners/{name}"

@@ -254,7 +254,8 @@ def all_elements(sets: Iterable[str], tag: str | None = None) -> list[Element]:
 
 
 def lookup(expected: Iterable[Element]) -> list[Element | None]:
-    """The kernel's elements with the keys of `expected`, None where it has none."""
+    """Return for each element of `expected` the kernel's element of the same set and key, None
+    without one."""
     with filter_socket() as netfilter:
         return [find_element(netfilter, TABLE, e.set_name, e.key) for e in expected]
 
@@ -267,8 +268,8 @@ def is_intact() -> bool:
 
 
 def restore(expected: list[Element], subnets: Iterable[Network]) -> int:
-    """Add missing rules and missing elements of `expected`; returns how many elements were missing.
-    Keeps an element of another owner."""
+    """Add missing rules and missing elements of `expected`; return how many elements were missing.
+    An element with the same key that belongs to another owner is kept."""
     if expected and not is_intact():
         install(subnets)
     missing = [

@@ -85,8 +85,8 @@ def open_pod(path: str) -> Iterator[PodNamespace]:
 
 @contextlib.contextmanager
 def shared_pod(path: str) -> Iterator[PodNamespace]:
-    """Open the namespace for a block like `open_pod`; `open_pod` of the same path in the block
-    yields the same one."""
+    """Open the namespace at `path` for a block, in which `open_pod(path)` yields the same
+    `PodNamespace` instead of a new one. Raises CniError 3 if there is none."""
     with open_pod(path) as pod:
         _shared[path] = pod
         try:

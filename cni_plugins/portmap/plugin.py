@@ -86,7 +86,7 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
-    """The elements that ADD creates; pure. Raises CniError."""
+    """Derive what ADD installs, from the configuration and the previous result. Raises CniError."""
     options = settings.parse(config)
     pods = _pod_addresses(call, previous) if options.mappings else {}
     elements: list[Element] = []

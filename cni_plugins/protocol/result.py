@@ -113,8 +113,8 @@ class Result:
 
     @classmethod
     def from_json(cls, value: object, *, default_version: str, strict: bool = False) -> Result:
-        """Parse a result of any supported version; one without a version has that of the
-        configuration, as in libcni.
+        """Parse a result of any supported version. A result without a version has
+        `default_version`, the configuration's, as in libcni.
 
         strict: for a plugin that sets up the result; every address, gateway, route and dns entry
         must be valid. Raises CniError 1 or 6."""

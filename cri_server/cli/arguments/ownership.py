@@ -45,8 +45,8 @@ def permitted(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.Pod
 
 
 def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
-    """Ask the user on the terminal whether to go on; with `force` return True without a question.
-    Raises WrongState without a terminal."""
+    """Ask the user on the terminal before `verb` acts on `things`; return the answer. With `force`,
+    or without things, returns True without a question. Raises WrongState without a terminal."""
     if force or not things:
         return True
     if not sys.stdin.isatty():

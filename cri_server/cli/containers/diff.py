@@ -70,7 +70,8 @@ def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
 
 
 class LayerChange(NamedTuple):
-    """A changed path. `hides`: it is a folder that hides what the image has there."""
+    """A changed path. `hides`: the path is below an opaque directory, which hides the image's files
+    there."""
 
     kind: str
     path: bytes
@@ -79,8 +80,8 @@ class LayerChange(NamedTuple):
 
 
 def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[LayerChange]:
-    """Return the changes in one folder, sorted by name. `hides`: a folder above hides what the
-    image has here."""
+    """Return the changes in one folder, sorted by name. `hides`: an opaque directory above it hides
+    the image's files at `path`."""
     folder = _open(upper, path)
     if folder is None:
         return []

@@ -322,7 +322,8 @@ def _address(text: str, path: str) -> None:
 
 
 def _once(values: Iterable[tuple[str, object]], problem: str) -> None:
-    """Raise InvalidSpec for the second occurrence of a value."""
+    """Raise InvalidSpec at the second of two equal values. `values`: pairs of path and value;
+    `problem`: the end of the message."""
     unique: set[object] = set()
     for path, value in values:
         if value in unique:
