@@ -51,8 +51,8 @@ def after_reload(before: Config, after: Config) -> Config:
 
 
 def keys() -> Iterator[tuple[str, str, bool]]:
-    """Yield each table and key, and True if a running server applies a new value. Without
-    [runtimes.NAME], whose keys a running server applies."""
+    """Yield (table, key, reloads) for each key; `reloads` is True if a running server applies a new
+    value. [runtimes.NAME] is left out: a running server applies all of its keys."""
     for table in msgspec.structs.fields(Config):
         if table.name == "runtimes":
             continue

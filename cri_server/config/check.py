@@ -1,6 +1,7 @@
-"""Checks of values beyond their types: forms of addresses and paths. They read no file.
+"""Checks values of a configuration beyond their types, such as the forms of addresses and paths,
+without reading files.
 
-Each part yields all its errors as InvalidSpec with the path `table.key`.
+Each check yields all its errors as InvalidSpec with the path `table.key`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 
 
 def check(config: Config) -> None:
-    """Raise the first of `problems`."""
+    """Raise InvalidSpec for the first wrong value of a configuration."""
     for problem in problems(config):
         raise problem
 
@@ -95,7 +96,7 @@ def _check_pinned(config: Config) -> Iterator[InvalidSpec]:
 
 
 def _absolute(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the keys with paths, and those paths."""
+    """Yield (`table.key`, path) for each path that must be absolute."""
     yield "server.root", config.server.root
     yield "server.state", config.server.state
     yield "network.conf_dir", config.network.conf_dir

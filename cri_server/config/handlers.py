@@ -1,7 +1,8 @@
 """Runtime handlers: the OCI runtime and the settings for the containers of a RuntimeClass.
 
-The default handler has no name, is also called `pyrunc`, and is this runtime; `[runtimes.NAME]`
-adds others. A handler without `binary` is this runtime with other settings.
+The default handler, `pyrunc` or the empty name, is this program's own runtime. `[runtimes.NAME]`
+adds handlers: with `binary` an external OCI runtime, without it the own runtime with other
+settings.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ OVERRIDES = tuple(
 
 
 def names(config: Config) -> list[str]:
-    """Return all handlers, the default one first."""
+    """Return the names of all handlers, first the two names of the default handler: empty and
+    `pyrunc`."""
     return list(dict.fromkeys((*OURS, *config.runtimes)))
 
 
 def find(config: Config, name: str) -> RuntimeConfig | None:
-    """Return the handler with this name, or None."""
+    """Return the table [runtimes.NAME] of a handler; an empty table for the default handler without
+    one; None for an unknown handler."""
     if name in OURS:
         return config.runtimes.get(name) or RuntimeConfig()
     return config.runtimes.get(name)
@@ -42,7 +45,8 @@ def require(config: Config, name: str) -> RuntimeConfig:
 
 
 def settings(config: Config, name: str) -> ContainersConfig:
-    """Return the settings for containers of the handler."""
+    """Return the settings of the handler's containers: [containers], overridden by the keys of
+    [runtimes.NAME]. An unknown handler has no overrides."""
     handler = find(config, name)
     if handler is None:
         return config.containers

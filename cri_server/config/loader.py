@@ -24,8 +24,8 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration and the files it was read from, in order. `origins`: the source of each value
-    that is no default; None is the command line."""
+    """A configuration and the files it was read from, in order. `origins`: for each key that was
+    set, the file with its value, or None for the command line."""
 
     config: Config
     files: tuple[Path, ...]
@@ -51,8 +51,9 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def load_with_origins(
     path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
 ) -> LoadedConfig:
-    """Load a configuration as `load` does, with the origin of each value. `also` checks the result
-    once more, such as for limits of this machine; its errors get file and line, too."""
+    """Load a configuration as `load` does, and record where each value comes from. `also` makes
+    further checks of the result, such as limits of this machine; `FILE:LINE` is added to its
+    InvalidSpec."""
     files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
     origins: dict[Key, ConfigSource | None] = {}
@@ -170,7 +171,8 @@ def _choices(key: str) -> list[str]:
 
 
 def _inner(kind: Any) -> Any:
-    """Return the annotated type, the type beside None, or the type of a list's items."""
+    """Return the type that a msgspec type contains: the annotated type, the type of `X | None`
+    other than None, or the type of a list's items."""
     if isinstance(kind, msgspec.inspect.Metadata):
         return kind.type
     if isinstance(kind, msgspec.inspect.UnionType):
@@ -179,14 +181,15 @@ def _inner(kind: Any) -> Any:
 
 
 def _with_place(error: InvalidSpec, origins: Mapping[Key, ConfigSource | None]) -> InvalidSpec:
-    """Add the place of the key to the error of a check, unless the value is a default."""
+    """Return the error of a check with `FILE:LINE` or `command line` in front of its key; unchanged
+    if the key has its default."""
     place = _place(tuple(re.sub(r"\[.*", "", error.path).split(".")), origins)
     return error if place == DEFAULT else InvalidSpec(f"{place}: {error.path}", error.detail)
 
 
 def _place(key: Key, origins: Mapping[Key, ConfigSource | None]) -> str:
-    """Return `FILE:LINE`, `command line` or `default` for a key; for a table that of its first
-    key."""
+    """Return where a key was set: `FILE:LINE`, `command line` or `default`. A table has the origin
+    of its first key that was set."""
     sources_of_key = [source for each, source in origins.items() if each[: len(key)] == key]
     if not sources_of_key:
         return DEFAULT

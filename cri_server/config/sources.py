@@ -80,8 +80,8 @@ def _reason(error: OSError) -> str:
 def lines(text: str) -> dict[Key, int]:
     """Return the line number, from 1, of each key and each table of a valid TOML file.
 
-    Adds lines to a statement until it parses. That finds its end, because the beginning of a TOML
-    statement never parses.
+    A statement is extended line by line until it parses. The first success is its end, because an
+    incomplete TOML statement never parses.
     """
     # tomllib does not report the lines of keys.
     result: dict[Key, int] = {}
@@ -105,7 +105,8 @@ def lines(text: str) -> dict[Key, int]:
 
 
 def _deepest(values: Any) -> Key:
-    """Return the name of the table that a header opens; `[[name]]` opens one in a list."""
+    """Return the key of the table that a parsed header opens: `("a", "b")` for `[a.b]` and for
+    `[[a.b]]`, whose table is in a list."""
     key: Key = ()
     while values:
         if isinstance(values, list):

@@ -97,8 +97,9 @@ def _open_folder(folder: str) -> Iterator[int]:
 
 
 def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:
-    """Copy the image's content of one volume. Its path and links come from the image, so they are
-    resolved inside the image (CVE-2022-23648)."""
+    """Copy the files at a volume's path in the image into the volume's folder; nothing if the image
+    has no such path. The path and its symbolic links come from the image, so they are resolved
+    inside it (CVE-2022-23648)."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
     except KernelError as error:

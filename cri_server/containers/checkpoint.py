@@ -1,5 +1,5 @@
-"""CheckpointContainer: CRIU dumps a running container, which then continues. The complete archive
-is renamed to `location`, so that a partial one is never there.
+"""CheckpointContainer: CRIU dumps a running container, which then continues. The archive gets the
+name `location` by rename(2) when it is complete.
 
 The container is frozen while its processes and its writable layer are captured, so that both have
 the same state, and runs while the archive is packed. A running CRIU is never killed, because it
@@ -56,7 +56,8 @@ class CheckpointContext:
 
     @property
     def work(self) -> Path:
-        """Return the folder of the checkpoint's parts, on the disk of the writable layer."""
+        """Return the checkpoint's work folder, with CRIU's images and the copied files of the
+        writable layer, on the disk of the writable layer."""
         return self.services.paths.checkpoint_work(self.container.id)
 
 
@@ -101,7 +102,9 @@ def _check_location(location: str) -> None:
 
 
 def require(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Raise WrongState unless a checkpoint of the container can begin."""
+    """Raise WrongState unless the container is running, not paused, of pyrunc's own runtime and
+    without a user namespace, no checkpoint of it or of its pod is under way, and CRIU is
+    installed."""
     if not container.running:
         raise WrongState(f"container {container.id} is not running")
     refuse_paused(container)
@@ -161,8 +164,8 @@ def _publish(context: CheckpointContext, target: str, location: str) -> None:
 
 
 def make_work(work: Path, target: str) -> None:
-    """Make the folder of a checkpoint's parts, which contains the path `target` of the archive.
-    Removes the folder that a killed server has left. Raises ResourceExhausted, KernelError."""
+    """Create a checkpoint's work folder and record the archive's path `target` in it. A work folder
+    that a killed server has left is removed first. Raises ResourceExhausted, KernelError."""
     with disk_errors("mkdir", str(work)):
         remove_path(work)
         work.mkdir(mode=0o700)

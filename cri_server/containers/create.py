@@ -170,8 +170,9 @@ def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) 
 
 
 async def find_checkpoint(context: CreateContext) -> None:
-    """Load the checkpoint if the request names an archive, or an image that contains a
-    checkpoint."""
+    """Load the checkpoint into `context` if the request names an archive, or an image that contains
+    a checkpoint. Raises InvalidArgument for a checkpoint in a pod of an external runtime or with a
+    user namespace, NotFound, WrongState, ResourceExhausted, KernelError."""
     reference = context.archive or context.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")

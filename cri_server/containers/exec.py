@@ -257,10 +257,12 @@ async def begin(
     changes: Mapping[str, Any] | None = None,
     **streams: bool,
 ) -> ExecSession:
-    """Start a command in a container and return the session. `changes`: see `ExecSessionOptions`. A
-    missing program raises InvalidArgument, because kubelet takes NotFound for a missing container.
+    """Start a command in a container and return the session. `changes`: `user`, `cwd` and `env`
+    that override those of the container's OCI process; `streams`: `stdin`, `stdout` and `stderr`,
+    each True if the session has that stream.
 
-    Raises InvalidArgument, WrongState, KernelError, PeerError.
+    A missing program raises InvalidArgument, because kubelet takes NotFound for a missing
+    container. Raises InvalidArgument, WrongState, KernelError, PeerError.
     """
     pause.refuse_paused(container)
     try:

@@ -35,7 +35,8 @@ async def remove(services: Services, reference: str) -> None:
 
 
 async def remove_container(services: Services, container: Container) -> None:
-    """Remove `container` as `remove` does. Concurrent calls wait for the same operation."""
+    """Remove `container`; return when neither lists nor status show it. Concurrent calls wait for
+    the same removal."""
     await services.running.join(
         ("remove", container.id), lambda: STEPS.run(RemoveContainerContext(services, container))
     )

@@ -156,7 +156,8 @@ def _is_whole_id(reference: str) -> bool:
 def check(
     checkpoint: Checkpoint, spec: Mapping[str, Any], requested: Sequence[MountRequest]
 ) -> None:
-    """Check that the requested container matches that of the checkpoint. Raises InvalidArgument."""
+    """Raise InvalidArgument unless the requested container has the terminal setting, the namespaces
+    and the host mounts of the checkpoint's container."""
     if checkpoint.terminal != bool(spec["process"].get("terminal")):
         had = "had a terminal" if checkpoint.terminal else "had no terminal"
         raise InvalidArgument(f"the container of the checkpoint {had}: config.tty must match")
@@ -228,7 +229,8 @@ def _set_root_mode(upper: Path, images: Path) -> None:
 
 
 def bundle(services: Services, identifier: str) -> RestoreFolders:
-    """Return the folders of the restore for launch.json."""
+    """Return the `restore` field of the container's launch.json: the folder with CRIU's images,
+    CRIU's work folder and its options."""
     folder = services.paths.restore_folder(identifier)
     return RestoreFolders(str(folder / names.IMAGES), str(folder), OPTIONS)
 

@@ -30,7 +30,8 @@ DIAL_TIMEOUT_S = 10.0
 def check_exec(
     services: Services, request: api.ExecRequest, changes: Mapping[str, Any] | None = None
 ) -> ExecSessionOptions:
-    """Check the request and return the session's options. `changes`: see `ExecSessionOptions`.
+    """Check the request and return the session's options. `changes`: `user`, `cwd` and `env` that
+    override those of the container's OCI process.
 
     Raises InvalidArgument, NotFound, WrongState.
     """
@@ -51,7 +52,8 @@ def check_exec(
 
 
 def check_attach(services: Services, request: api.AttachRequest) -> AttachOptions:
-    """Check a request. Raises InvalidArgument, NotFound, WrongState."""
+    """Check an Attach request and return the session's options. Raises InvalidArgument, NotFound,
+    WrongState."""
     _check_streams(request)
     container, _ = execution.require_running(services, request.container_id)
     tty = bool(container.config.tty)
@@ -61,7 +63,8 @@ def check_attach(services: Services, request: api.AttachRequest) -> AttachOption
 
 
 def check_port_forward(services: Services, request: api.PortForwardRequest) -> PortForwardOptions:
-    """Check a request. Raises InvalidArgument, NotFound, WrongState."""
+    """Check a PortForward request and return the session's options. Raises InvalidArgument,
+    NotFound, WrongState."""
     sandbox = services.index.sandboxes.get(request.pod_sandbox_id)
     for port in request.port:
         _check_port(port)

@@ -126,7 +126,7 @@ def is_bad_path(error: Error) -> bool:
 
 
 async def end(context: StartContext) -> None:
-    """Kill the container after a failure later in the start."""
+    """Undo `execute` after a later step has failed: kill the container's process with SIGKILL."""
     if context.container.running:
         await context.services.pod(context.sandbox).kill(context.container, signal.SIGKILL)
 

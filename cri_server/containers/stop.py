@@ -36,7 +36,9 @@ async def kill(services: Services, container: Container) -> None:
 
 
 async def end(services: Services, container: Container, signal: int, timeout_s: float) -> None:
-    """Stop `container` as `stop` does, with this signal and timeout."""
+    """Send `signal` to the container, SIGKILL after `timeout_s`; return when it has exited. Thaws a
+    paused container first. Does nothing for created and exited containers. Raises DeadlineExceeded
+    when SIGKILL does not end it."""
     async with container.lock:
         pass  # a start in progress decides first whether there is a process to stop
     if container.state not in (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN):

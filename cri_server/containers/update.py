@@ -50,7 +50,8 @@ def _require_not_exited(container: Container) -> None:
 async def apply(
     services: Services, container: Container, changes: api.LinuxContainerResources
 ) -> None:
-    """Change the limits of `container` as `update` does, without calling NRI plugins."""
+    """Change the limits of `container` without calling NRI plugins. Fields of `changes` that are
+    zero leave their limits unchanged. Raises WrongState (exited), InvalidArgument, KernelError."""
     async with container.lock:
         _require_not_exited(container)
         merged = resources.merge(container.resources, changes)

@@ -59,7 +59,7 @@ ACTIVE: tuple[Check, ...] = (
 
 
 def examine(host: Machine, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iterator[CheckResult]:
-    """Yield the results of all checks. A check that fails is a result itself."""
+    """Run the checks and yield their results. A check that raises an exception yields a warning."""
     for check in checks:
         try:
             yield from check(host)

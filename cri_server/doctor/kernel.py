@@ -38,7 +38,8 @@ def _debian_name() -> str:
 
 
 def version(host: Machine) -> Iterator[CheckResult]:
-    """Check that the kernel is not older than the supported ones."""
+    """Check that the kernel is not older than OLDEST, the oldest version that the server
+    supports."""
     release = host.text("/proc/sys/kernel/osrelease")
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
@@ -54,7 +55,8 @@ def version(host: Machine) -> Iterator[CheckResult]:
 
 
 def calls(host: Machine) -> Iterator[CheckResult]:
-    """Try the calls on the running kernel, also if `host` has other files."""
+    """Check that the kernel has the system calls in CALLS, by trying each. They run on the running
+    kernel, also when `host.top` is another root."""
     missing = [name for name, arguments in CALLS.items() if raw(name, *arguments) == -errno.ENOSYS]
     if missing:
         yield wrong(

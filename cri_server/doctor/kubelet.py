@@ -49,8 +49,8 @@ def kubelet(host: Machine) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
-    """Return True if none of the files exists that kubeadm writes and the unit of kubelet's package
-    names from the beginning: kubelet then waits for kubeadm."""
+    """Return True if kubelet waits for kubeadm: its command line names a bootstrap kubeconfig, and
+    neither that file, its kubeconfig nor its configuration exists yet."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written
@@ -108,7 +108,8 @@ def _command(host: Machine) -> tuple[list[str] | None, str]:
 
 
 def _unit(host: Machine) -> list[str] | None:
-    """Return the arguments of the unit, with variables from its files expanded."""
+    """Return kubelet's command line from its systemd unit, with the variables of Environment= and
+    EnvironmentFile= expanded; None if there is no unit."""
     # A later ExecStart= replaces an earlier one, because drop-ins reset it with an empty one first.
     command, variables = "", dict[str, str]()
     for file in unit_files(host.top, "kubelet.service"):
@@ -150,7 +151,8 @@ def _flags(arguments: list[str]) -> dict[str, str]:
 
 
 def _settings(host: Machine, path: str) -> tuple[dict[str, Any], str]:
-    """Return kubelet's configuration file, and a problem with it."""
+    """Read kubelet's configuration file. Return its settings and "", or {} and a text that says why
+    the file is unusable; {} and "" if `path` is empty."""
     if not path:
         return {}, ""
     import yaml  # imported only where there is a kubelet

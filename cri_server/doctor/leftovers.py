@@ -1,5 +1,5 @@
-"""Checks for leftovers: pods of shims and cgroups without a record, mounts below the server's
-directories, damaged records. Also checks whether a server answers."""
+"""Checks for leftovers: shims, network namespaces and cgroups of pods without a record, mounts
+below the server's directories, damaged records. Also checks whether a server answers."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _unanswered(path: Path) -> str:
 
 
 def pods(host: Machine) -> Iterator[CheckResult]:
-    """Look for pods of shims that have no record in this state directory; a starting server ends
-    them."""
+    """Look for running shims whose pods have no record below the root directory; a starting server
+    ends such pods."""
     recorded = set(records_in(_paths(host).sandbox_records))
     stray = {name: pid for name, pid in _shims(host).items() if name not in recorded}
     if stray:
@@ -93,8 +93,8 @@ def mounts(host: Machine) -> Iterator[CheckResult]:
 
 
 def names(host: Machine) -> Iterator[CheckResult]:
-    """Look for names of network namespaces that are ids of sandboxes, but of sandboxes without a
-    record and without a network."""
+    """Look in `netns_dir` for network namespaces that are named like a sandbox, but whose sandbox
+    has no record, no state folder and no network record."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
     recorded = {
         *records_in(paths.sandbox_records),
@@ -151,7 +151,8 @@ def groups(host: Machine) -> Iterator[CheckResult]:
 
 
 def records(host: Machine) -> Iterator[CheckResult]:
-    """Look for records that the server could not read."""
+    """Look for `*.damaged`: records that the server could not read at its start and therefore
+    renamed."""
     paths = _paths(host)
     folders = (paths.sandbox_records, paths.container_records)
     damaged = [f / name for f in folders for name in entries(f) if name.endswith(".damaged")]
@@ -167,7 +168,7 @@ def records(host: Machine) -> Iterator[CheckResult]:
 
 
 def _shims(host: Machine) -> dict[str, int]:
-    """Return, for each sandbox whose shim lives, the pid of the shim by the sandbox's id."""
+    """Return the pid of each running shim by the id of its sandbox."""
     pids = {}
     states = _paths(host).sandbox_states
     for name in entries(states):

@@ -103,7 +103,7 @@ def descriptors(host: Machine) -> Iterator[CheckResult]:
 
 
 def sysctls(host: Machine) -> Iterator[CheckResult]:
-    """Check the limits of the kernel in SYSCTLS."""
+    """Check that each sysctl in SYSCTLS has at least the value given there."""
     low = []
     for name, (least, effect) in SYSCTLS.items():
         value = host.number("/proc/sys/" + name.replace(".", "/"))

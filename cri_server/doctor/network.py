@@ -21,7 +21,8 @@ NFT_S = 10.0
 
 
 def network(host: Machine) -> ConfiguredNetwork:
-    """Return the network that pods get; its texts name paths as the machine has them."""
+    """Return the CNI network that pods get, as the server would choose it. Its texts name paths of
+    the machine, without `host.top`."""
     settings, default = host.config.network, None
     if settings.builtin:
         folder = str(host.path(host.config.root / "network" / "leases"))
@@ -159,7 +160,8 @@ def forwarding(host: Machine) -> Iterator[CheckResult]:
 
 
 def firewall(host: Machine) -> Iterator[CheckResult]:
-    """List chains that drop forwarded packets with nft. Needs root."""
+    """Run nft to find chains that drop forwarded packets by default, and check that nft works.
+    Needs root."""
     import subprocess  # not for a starting server, which skips this check
 
     program = host.program("nft")

@@ -10,7 +10,8 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An explanation; pages.toml describes the fields, and its tables have name and chapter."""
+    """A page of `explain`: a table of pages.toml, whose head describes the fields. A table's header
+    gives `chapter` and `name`."""
 
     title: str
     text: str

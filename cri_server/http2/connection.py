@@ -222,7 +222,8 @@ class Http2Connection:
             self._request(stream_id, block.ended, bytes(block.data))
 
     def _request(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """Process a whole header block."""
+        """Process a complete header block: open its stream, refuse it, or process the block as
+        trailers. Raises Broken for a block that cannot be decoded."""
         # A refused block is decoded, too: both sides must keep the same dynamic table (section
         # 4.3).
         try:

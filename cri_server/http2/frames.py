@@ -63,7 +63,7 @@ class ErrorCode(IntEnum):
 
 
 def head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """The header of a frame."""
+    """Encode a frame header."""
     return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
 
 

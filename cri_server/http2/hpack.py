@@ -59,8 +59,8 @@ class HpackDecoder:
         self._size_bytes, self._limit_bytes = 0, TABLE_LIMIT_BYTES
 
     def decode(self, block: bytes, list_limit_bytes: int) -> list[Field] | None:
-        """Decode the fields of `block`; None when they exceed `list_limit_bytes`, counted as table
-        entries.
+        """Decode the fields of `block`; return None if they exceed `list_limit_bytes`. The size of
+        a field is that of its name and value plus ENTRY_OVERHEAD_BYTES, as in the dynamic table.
 
         Raises BadBlock. Memory is bounded by the block: a reference to an entry costs a pointer.
         """
@@ -98,7 +98,9 @@ class HpackDecoder:
         return fields if size_bytes <= list_limit_bytes else None
 
     def _literal(self, block: bytes, at: int, octet: int) -> tuple[Field, int]:
-        """Decode a literal field, which the second bit adds to the table."""
+        """Decode the literal field that begins with `octet` and continues at `at`; return the field
+        and the position behind it. A field with incremental indexing (0x40) is added to the dynamic
+        table."""
         # Literals "never indexed" (0001) are decoded like those "without indexing" (0000): the
         # difference concerns proxies (section 6.2.3).
         mask = 0x3F if octet & 0x40 else 0x0F
@@ -145,8 +147,9 @@ def _size(field: Field) -> int:
 
 
 def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
-    """Decode the rest of an integer whose prefix was all ones (section 5.1). Raises IndexError at
-    the block's end."""
+    """Decode the integer whose prefix `value` was all ones and which continues at `at` (section
+    5.1). Return the integer and the position behind it. Raises IndexError at the block's end,
+    BadBlock for an integer that is too large."""
     shift = 0
     while True:
         octet = block[at]

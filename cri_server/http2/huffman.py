@@ -1,7 +1,8 @@
 """Huffman decoding of header strings (RFC 7541, appendix B), four bits a step.
 
 The code is canonical: codes of one length are consecutive in the order of their symbols, so the
-table of lengths defines them. Steps are computed when first taken; at most 256 nodes times 16.
+table of lengths defines them. A step is computed on its first use and cached; there are at most 256
+× 16 steps, one for each node and each value of four bits.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class _CodeTree:
         self.children[node][code & 1] = ~symbol
 
     def step(self, node: int, nibble: int) -> Step:
-        """Compute the step of four bits from `node`."""
+        """Compute and cache the step of four bits from `node`: the next node, and the symbols
+        decoded on the way. Raises BadHuffman for the end-of-string symbol."""
         out = bytearray()
         at = node
         for shift in (3, 2, 1, 0):

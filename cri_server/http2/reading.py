@@ -75,6 +75,7 @@ def unpadded(body: bytes) -> bytes:
 
 
 def check_size(valid: bool, name: str) -> None:
-    """Raise Broken unless the size and stream of the frame `name` are valid."""
+    """Raise Broken with FRAME_SIZE_ERROR unless `valid`. `name`: the type of the frame whose size
+    and stream were compared, for the error."""
     if not valid:
         raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a {name} frame has a wrong size or stream")

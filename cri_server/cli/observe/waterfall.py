@@ -33,20 +33,22 @@ class TimelineCall(Record):
 
     @classmethod
     def of_entry(cls, entry: Entry) -> TimelineCall:
-        """Convert an entry. Raises InvalidArgument. Earlier versions wrote no ids and parents of
-        spans; the index replaces the id."""
+        """Convert a timeline entry. A span without an `id`, as earlier versions wrote it, gets its
+        index in the list as id. Raises InvalidArgument for a missing field or a field of a wrong
+        type."""
         spans = [{"id": number, **span} for number, span in enumerate(entry.get("spans", ()))]
         return cls.of({**entry, "spans": spans})
 
     @property
     def took_ms(self) -> float:
-        """The duration; 0 for an event."""
+        """Return the call's duration in milliseconds; 0 for an event, which has no duration."""
         return self.duration_ms or 0.0
 
 
 def lines(call: TimelineCall, first_ns: int, width: int = 0) -> list[str]:
-    """Return the line of the call and those of its steps. `first_ns` is the begin of the first call
-    of the list, `width` the terminal's width, to which names are shortened."""
+    """Return the text of a call: a line for the call, then a line for each step. `first_ns`: the
+    begin of the first call of the list, in nanoseconds since 1970; `width`: the terminal's columns,
+    to which names of steps are shortened, 0 for no limit."""
     since_s = (call.started_at_ns - first_ns) / 1e9
     error = f": {call.error}" if call.error else ""
     # Steps may continue after the end of a call that was cancelled.
@@ -81,13 +83,14 @@ def subject(call: TimelineCall) -> str:
 
 
 def outcome(call: TimelineCall) -> str:
-    """Return the gRPC code, or the exit code of a container."""
+    """Return the gRPC code of a call; `exit code N` for the exit of a container, which has no gRPC
+    code."""
     return call.outcome or f"exit code {call.exit_code}"
 
 
 def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
-    """Yield depth and span, each span followed by its parts in the order of their begin. A span
-    without a known parent belongs to the call."""
+    """Yield (depth, span) for each span of a call, and after each span its child spans in the order
+    of their begin. A span whose parent is unknown has depth 0."""
     ids = {span.id for span in spans}
     parts: dict[int | None, list[SpanRecord]] = {}
     for span in spans:

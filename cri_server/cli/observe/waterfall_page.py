@@ -141,7 +141,8 @@ def _waterfall(call: TimelineCall, spans: Sequence[tuple[int, SpanRecord]]) -> s
 
 
 def _tick(number: int, total_ms: float, height: int) -> str:
-    """Return the SVG of a vertical line of the time axis with its label."""
+    """Return the SVG of the vertical line `number` of the time axis, from 0 to TICKS, with its
+    label. `height`: in pixels."""
     x = f"{100 * number / TICKS:g}%"
     between = " between" if 0 < number < TICKS else ""
     return (
@@ -152,7 +153,9 @@ def _tick(number: int, total_ms: float, height: int) -> str:
 
 
 def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str) -> str:
-    """Return the SVG of a step: name, bar and duration, with a sentence for screen readers."""
+    """Return the SVG of step `number`, from 0: name, bar and duration, with a sentence for screen
+    readers. `total_ms`: the length of the time axis; `place`: the SVG attributes `x` and `width` of
+    the bars' column."""
     top = HEAD + ROW * number
     name = printable(span.name)
     took = _ms(span.duration_ms)

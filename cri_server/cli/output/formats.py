@@ -67,7 +67,7 @@ VISIBLE_IN_LINES = {code: text for code, text in VISIBLE.items() if chr(code) no
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """The output options of a call."""
+    """The output options of a command line: -o, --template, -q, --no-trunc and --no-headers."""
 
     format: str = "table"
     template: Template | None = None
@@ -76,13 +76,14 @@ class OutputOptions:
     headers: bool = True
 
     def short(self, identifier: str) -> str:
-        """Return an id as tables show it."""
+        """Return an id without its algorithm (`sha256:`) and cut to SHORT characters; with
+        --no-trunc in full length."""
         identifier = identifier.rpartition(":")[2]
         return identifier if self.no_trunc else identifier[:SHORT]
 
     def render_list(self, listing: Listing[Item], items: Sequence[Item]) -> str:
         """Return the items as text without a final newline. Raises InvalidArgument for a template
-        that does not fit."""
+        that fails on an item, such as by naming an unknown field."""
         if self.quiet:
             return "\n".join(map(listing.identity, items))
         if self.template is not None:
@@ -226,7 +227,8 @@ def _parse(
 
 
 def watch(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --watch and --interval to a verb, which gets `watching`: seconds, or None."""
+    """Add --watch and --interval to a verb. The verb's argument `watching` is the interval in
+    seconds, or None without --watch."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, watch: bool, interval: float, **rest: Any) -> Any:
@@ -269,8 +271,8 @@ def repeat(draw: Callable[[], str], watching: float | None) -> None:
 
 
 def table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose columns are as wide as their widest cell. `say` removes the colours of
-    states where they do not belong."""
+    """Return a table whose columns are as wide as their widest cell. Cells that name a state are
+    coloured; `say` removes the colours where the output is no terminal."""
     cells_of_rows = [[printable(cell) for cell in row] for row in rows]
     if header is not None:
         cells_of_rows.insert(0, list(header))

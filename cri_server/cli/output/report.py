@@ -19,8 +19,8 @@ def report(text: str) -> None:
 
 
 def exit_code(error: Error) -> int:
-    """Return the exit code: 2 for a wrong value on the command line, 1 for all other errors, also
-    in files."""
+    """Return the exit code for an error: 2 for a wrong argument on the command line
+    (InvalidArgument), 1 for any other error, such as a wrong value in a file (InvalidSpec)."""
     return 2 if isinstance(error, InvalidArgument) and not isinstance(error, InvalidSpec) else 1
 
 

@@ -57,7 +57,7 @@ def command_line(pid: int) -> str:
 
 
 def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
-    """Return a line for each process: pid, name, resident memory, command."""
+    """Return a line for each (name, pid) of `pids`: pid, name, resident memory, command."""
     lines = []
     for name, pid in pids:
         try:
@@ -71,7 +71,9 @@ def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def namespaces(pid: int) -> str:
-    """Return which namespaces a process shares with this one: `net own, ipc own, … user host`."""
+    """Compare the namespaces of a process with those of this program: `host` for the same
+    namespace, `own` for another one, such as `net own, ipc own, … user host`. Return `(gone)` if
+    they cannot be read."""
     parts = []
     for kind in NAMESPACES:
         try:

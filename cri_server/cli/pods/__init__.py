@@ -1,1 +1,2 @@
-"""Verbs that make pods, also again: run, runp, create, restart, start and demo."""
+"""Verbs that create, start and restart pods and containers: run, runp, create, restart, start,
+demo."""

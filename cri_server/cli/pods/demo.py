@@ -100,7 +100,7 @@ def demo_server(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the server, in its own session."""
+    """Run the demo's server for the block, in its own session, and terminate it afterwards."""
     network = NETWORK | {}
     network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
     (folder / "net.d").mkdir()

@@ -136,11 +136,12 @@ def restart_container(client: Client, container: api.Container, grace_s: int | N
 
 
 def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> str:
-    """Make another attempt of a stopped pod and its containers, and return the new id. Init
-    containers run first, one after the other.
+    """Make another attempt of a stopped pod and its containers, and return the new pod's id. Init
+    containers run first, one after the other. `folder`: the value of --folder, below which `run`
+    made the pod's folder.
 
-    The previous attempt is removed after the new one has started, and stays if that fails.
-    `folder`: see `folders.option`. Raises ServerError.
+    The previous attempt is removed after the new one has started, and stays if the start fails.
+    Raises ServerError.
     """
     containers = _newest(client, pod)
     configs = {c.id: client.container_config(c.id)[0] for c in containers}
@@ -172,7 +173,8 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
 
 
 def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
-    """Replace the pod's former addresses by its new ones where the manifest uses status.podIP."""
+    """Replace the pod's former addresses by its new ones in a container's environment, command and
+    arguments, if the manifest used status.podIP or status.podIPs there."""
     before = config.annotations.get(ownership.ADDRESSES, "").split(",")
     if before == [""]:
         return
@@ -194,8 +196,9 @@ def _make(
     attempt: int,
     without_links: Sequence[str],
 ) -> str:
-    """Create and start an attempt of a container, and return its id. `without_links`: the paths
-    that `sources.check` checks. Raises ServerError."""
+    """Create and start an attempt of a container, and return its id. `without_links`: container
+    paths of the mounts whose host paths must not contain a symbolic link. Raises ServerError; if
+    one of them has become a link, the container is not started."""
     config.metadata.attempt = attempt
     config.log_path = next_log(config.log_path, attempt)
     identifier = client.create_container(pod, config, sandbox)

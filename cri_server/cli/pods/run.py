@@ -45,7 +45,7 @@ class Running:
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Measure a step."""
+        """Add `step` and the duration of the block, in milliseconds, to `times`."""
         began = time.perf_counter()
         yield
         self.times.append((step, (time.perf_counter() - began) * 1e3))
@@ -86,8 +86,8 @@ def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, fold
 
 
 def load(*files: Path, lenient: bool = False) -> pod_model.PodManifest:
-    """Read the pod from files, with warnings about fields that `lenient` ignores. Raises
-    InvalidSpec."""
+    """Read the pod's manifest from files. With `lenient`, unsupported fields are ignored with a
+    warning on stderr instead of an error. Raises InvalidSpec."""
     pod, ignored = read.read(*files, lenient=lenient)
     for line in ignored:
         report(f"warning: ignored {line}")
@@ -164,8 +164,9 @@ def addresses(client: Client, pod: str) -> list[str]:
 def find_images(
     client: Client, pod: pod_model.PodManifest, running: Running
 ) -> dict[str, api.Image]:
-    """Return the images by name. A local image is used unless the manifest says Always. A path is
-    that of a checkpoint archive."""
+    """Return the images of all containers by their names in the manifest. Pulls an image if its
+    imagePullPolicy is Always, or if it is missing and the policy is not Never. A name that begins
+    with `/` is the path of a checkpoint archive, which the server reads. Raises ServerError."""
     images_by_name: dict[str, api.Image] = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         reference = container.image
@@ -198,7 +199,8 @@ def launch(
     sandbox: api.PodSandboxConfig,
     running: Running,
 ) -> None:
-    """Create and start one container. Errors name it."""
+    """Create and start one container, and add its id to `running`. The message of a ServerError
+    names the container."""
     with _errors_of(container):
         config = translate.container(pod, container, image, running.folder, running.addresses)
         with running.timed(f"create {container.name}"):
@@ -213,7 +215,8 @@ def launch(
 
 @contextlib.contextmanager
 def _errors_of(container: pod_model.ContainerManifest) -> Iterator[None]:
-    """Add the container's name to the errors of the server that lack it."""
+    """Add the container's name to the message of a ServerError from the block, unless it is there
+    already."""
     try:
         yield
     except ServerError as error:

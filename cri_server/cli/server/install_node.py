@@ -81,7 +81,7 @@ def install_node(
 
 
 def command_lines() -> dict[str, click.Group]:
-    """Return the programs with their commands."""
+    """Return the command groups of `pyrunc-cri` and `pyrunc`, by the program's name."""
     from cri_server.cli.main import program
     from pyrunc.cli import click_front
 

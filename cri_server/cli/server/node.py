@@ -61,7 +61,7 @@ def images_fs(address: str, output: OutputOptions) -> None:
 
 
 def _answer(verb: str, request: Any, text: str) -> click.Command:
-    """Make a verb that prints the reply to an empty request."""
+    """Return the command `verb` with the help `text`: it sends `request` and prints the reply."""
 
     @click.command(verb, help=text)
     @formats.options(("json", "yaml"), listing=False)

@@ -91,5 +91,6 @@ def require_root() -> None:
 
 
 def _key(value: Any) -> Any:
-    """Return a repeatable flag as the list of its key; None if the flag is not set."""
+    """Convert a flag's value to that of its configuration key: a repeatable flag becomes a list, or
+    None if it is not set."""
     return (list(value) or None) if isinstance(value, tuple) else value

@@ -37,8 +37,8 @@ def _variable(text: str) -> str:
 
 
 def _user(client: Client, container: str, text: str) -> dict[str, object]:
-    """Look up USER[:GROUP] in the container's passwd and group files. Raises InvalidArgument,
-    WrongState."""
+    """Return `user` for an OCI process: the ids of USER[:GROUP], looked up in the container's
+    passwd and group files. Raises InvalidArgument, WrongState."""
     from cri_server.cli.containers.container_root import open_root
     from cri_server.spec.user import Accounts, resolve
 

@@ -190,8 +190,8 @@ def _receive(connection: socket.socket, channel: Any) -> None:
 
 
 def _feed(connection: socket.socket, channel: Any) -> None:
-    """Copy the connection's bytes to the pod. A WebSocket cannot be half-closed: the pod ends the
-    session."""
+    """Copy the local client's bytes to the pod until the client closes or the WebSocket breaks. The
+    end of the client's bytes cannot be forwarded, because a WebSocket has no half-close."""
     with contextlib.suppress(Exception):
         while data := connection.recv(READ_BYTES):
             channel.send(bytes([DATA]) + data)

@@ -65,7 +65,8 @@ class Log:
         _close(self._files)
 
     def seek_last(self, count: int) -> None:
-        """Move to the last `count` records. Call it before `new`."""
+        """Move to the last `count` records of all files. Has to be called before the first
+        `new`."""
         for number, file in reversed(list(enumerate(self._files))):
             position, records = last(file, count)
             file.seek(position)
@@ -86,8 +87,9 @@ class Log:
             self._files.pop(0).close()
 
     def _open_later(self) -> list[BinaryIO]:
-        """Open the files that are newer than the current one. The writer no longer writes to the
-        current one, except for its last lines."""
+        """Return the open files that a rotation made newer than the current one, oldest first; none
+        if there was no rotation. After a rotation the writer may still add its last lines to the
+        current file."""
         own = os.fstat(self._files[0].fileno())
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), own):

@@ -264,8 +264,8 @@ def _images(archive: _Archive, name: Reference | None) -> list[ArchivedImage]:
 
 
 def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[ArchivedImage]:
-    """Return the images of an OCI layout. `docker`: the entries of manifest.json, which may have
-    more names for them."""
+    """Return the images of the OCI layout whose index.json has this digest. `docker`: the parsed
+    manifest.json, whose names are added to the images with the same configuration."""
     index = manifests.parse(archive.read(digest), manifests.OCI_INDEX)
     assert isinstance(index, ImageIndex)
     tags = {

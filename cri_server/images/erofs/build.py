@@ -1,5 +1,5 @@
-"""Builds the index of an image from its layers' tars, in a job. The kernel will read the index, so
-the job runs no decoder, which a layer could take over."""
+"""Builds the index of an image from its layers' tars, in a job. The kernel parses the index, so
+this job runs no decompressor: a hostile layer that took it over could write an index of its own."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def build(
     growth: Growth | None = None,
 ) -> None:
     """Write the index to `out_fd`, an empty file. `tar_fds`: the layers' tars, which become the
-    devices of the mount; `diff_ids`: of these tars. `chain`: for each layer of the image, bottom
-    first, the number of its tar, from 0. `growth`: notifies of tars that are still being written.
+    devices of the mount; `diff_ids`: their digests, in the same order. `chain`: for each layer of
+    the image, bottom first, the number of its tar, from 0. `tick` is called regularly, and may
+    raise. `growth` waits for more data in tars that are still being written; None if all are
+    complete.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """
@@ -99,8 +101,8 @@ class IndexWork(Record):
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Build an index, as a job of the zygote. The arguments are an `IndexWork`. `fds`: those of
-    `build_in`, then the progress pipe."""
+    """Build an index, as a job of the zygote; return the exit code 0. `arguments`: an `IndexWork`;
+    `fds`: the argument `fds` of `build_in`, then the pipe on which progress is reported."""
     *tar_fds, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_job.begin(progress_fd)
@@ -118,9 +120,10 @@ def build_in(
 ) -> None:
     """Write the index to FILE in the job's folder. `fds`: none for complete tars; for tars that are
     still being written, the pipe of a `Growth` and the tars. `restrict` is called with the folder
-    when all tars are open; it returns the path that the folder has from then on.
+    when all tars are open, and returns the path that the folder has from then on, such as in a new
+    root.
 
-    Raises as `build` does.
+    Raises BadLayer, ResourceExhausted, OSError.
     """
     growth, tars = (Growth(fds[0]), list(fds[1:])) if fds else (None, [])
     with ExitStack() as stack:

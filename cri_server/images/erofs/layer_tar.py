@@ -66,8 +66,9 @@ def open_new(folder: str) -> int:
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Write a layer's tar, as a job of the zygote. The arguments are those of
-    `layer_job.receive`."""
+    """Write a layer's tar, as a job of the zygote; return the exit code 0. `arguments`: a
+    `LayerWork`; `fds`: the descriptors of a `Receiver` of the decoded content, then the pipe on
+    which progress is reported."""
     work, stream, tick = layer_job.receive(arguments, fds)
     with layer_job.writing(work.folder, "writing a layer's tar"):
         folder = jail.enter(work.folder, jail.TAR_MEMORY_LIMIT_BYTES)

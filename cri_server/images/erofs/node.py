@@ -12,11 +12,12 @@ Sparse = list[tuple[int, int]]
 class ErofsNode:
     """A file of any kind; hard links are one node under several names.
 
-    - `device`, `block`: the number of the tar with a regular file's data, from 1, and the block in
-      it where the data begins.
-    - `stored`: the bytes of data in the tar.
-    - `sparse`: their (offset, length) pieces in the file, when they are not the whole file.
-    - `implicit`: a directory that the layer needed but did not describe.
+    - `device`, `block`: where a regular file's data begins: the number of its tar, from 1, and the
+      block in that tar.
+    - `stored`: the number of bytes of the file that the tar contains.
+    - `sparse`: the (offset, length) pieces of the file that the stored bytes fill; None when the
+      whole file is stored.
+    - `implicit`: a directory that the layer needs but does not describe.
     - `opaque`: a directory that hides the contents of the layers below.
     """
 
@@ -54,7 +55,8 @@ class ErofsNode:
 
 
 def directory() -> ErofsNode:
-    """Return a new empty directory that no entry describes."""
+    """Return a new empty directory, owned by root and with mode 0755. It is `implicit` until it
+    gets the attributes of a directory in a layer's tar."""
     node = ErofsNode(stat.S_IFDIR | 0o755)
     node.children = {}
     node.implicit = True

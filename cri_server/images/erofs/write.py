@@ -89,11 +89,12 @@ class _Inode:
 
 
 class _Chunks:
-    """The chunks of a sparse file, of 2^`bits` blocks each. The data of those `with_data` lies one
-    after the other in the index."""
+    """The chunks of a sparse file, of 2^`bits` blocks each. `with_data`: the numbers of the chunks
+    that contain data; only these are in the index, one after the other."""
 
     def __init__(self, node: ErofsNode, limit: int) -> None:
-        """`limit`: the highest number of chunks; there is at least one."""
+        """`limit`: the highest number of chunks that the file may have; chunks are enlarged to
+        comply."""
         self._pieces = [piece for piece in node.sparse or () if piece[1]]
         self.bits = _sparse_chunk_bits(node.size, len(self._pieces))
         while self.bits < _chunk_bits(node.size) and _ceil(node.size, self._bytes) > limit:
@@ -118,8 +119,8 @@ class _Chunks:
         return chunks
 
     def places(self, start: int) -> list[tuple[int, int]]:
-        """Return the pieces as (offset in the index, length), for data that begins at the offset
-        `start`."""
+        """Return where each piece of the file's data lies in the index, as (offset, length) in
+        bytes. `start`: the offset in the index at which the file's data begins."""
         places, rank = [], -1
         remaining = iter(self.with_data)
         chunk = -1
@@ -195,8 +196,8 @@ class _IndexWriter:
             self._directories.append((here, blocks))
 
     def _lay_out(self) -> tuple[int, int]:
-        """Place every inode, in the order of the tree. Return the end of the last one, and the
-        number of data blocks that follow."""
+        """Set the offset of each inode, in the order of the tree. Return the end of the last inode,
+        in bytes from meta_blkaddr, and the number of data blocks that follow the inodes."""
         at = data = 0
         for inode in self._inodes.values():
             node = inode.node
@@ -308,14 +309,14 @@ def _ceil(size: int, unit: int) -> int:
 
 
 def _chunk_bits(size: int) -> int:
-    """Return the size of a file's only chunk, as a power of two of blocks."""
+    """Return n for the smallest chunk of 2^n blocks that contains a whole file of `size` bytes."""
     return (_blocks(size) - 1).bit_length()
 
 
 def _sparse_chunk_bits(size: int, pieces: int) -> int:
-    """Return the chunk size for a sparse file, as a power of two of blocks: the size at which the
-    list of chunks is about as long as the zeros in the chunks, at least a page and at most the
-    whole file. A file without data is one chunk."""
+    """Return n for the chunks of 2^n blocks of a sparse file of `size` bytes with `pieces` pieces
+    of data: the size at which the list of chunks is about as long as the zeros in the chunks, at
+    least a page and at most the whole file. A file without data is one chunk."""
     largest = _chunk_bits(size)
     if not pieces:
         return largest

@@ -264,7 +264,7 @@ def choose_stored(index: ImageIndex, is_here: Callable[[str], bool]) -> Descript
     even if it is for another processor. (Which image is the best depends on the processor and on
     this program's version; stored images must stay usable when one of them changes.)
 
-    Raises NotFound as `choose` does.
+    Raises NotFound, which lists the platforms of the index.
     """
     foreign = [
         d for d in index.manifests if d.platform and (d.platform.os or "linux").lower() == "linux"

@@ -82,7 +82,8 @@ def parse(text: str) -> Platform:
 
 
 def processor(platform: Platform) -> Processor:
-    """Return the platform's processor in its compared spelling, for `rank`."""
+    """Return the platform's processor as `rank` compares it: different spellings of the same
+    processor, such as aarch64 and arm64/v8, become equal."""
     words = platform.architecture.lower(), (platform.variant or "").lower()
     return _SPELLINGS.get(words, words)
 
