@@ -1,12 +1,14 @@
-"""Files that survive a crash: written whole under a temporary name, then renamed; JSON files
-carry a version.
+"""Writes files that survive a crash: whole under a temporary name, then renamed. JSON files carry a
+version.
 
 A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and
-processes may write the same file: each write has its own temporary name. `durable` makes this
-hold over a power cut, too: fsync of the file before the rename, or the name might appear without
-its content, and of the folder after it, or the power cut might restore the old file (which
-`named=False` accepts). Files on a tmpfs need neither. Measured on ext4 on a virtual disk: 0.7 ms
-instead of 0.1, several when the disk is busy.
+processes may write the same file: each write has its own temporary name.
+
+`durable` makes this hold over a power cut, too. It syncs the file before the rename, or the name
+might appear without its content, and the folder after it, or the power cut might restore the old
+file. `named=False` leaves out the folder's fsync, for callers that accept the old file. Files on a
+tmpfs need neither. Measured on ext4 on a virtual disk: 0.7 ms instead of 0.1, several when the disk
+is busy.
 
 `named_first` renames before the file's fsync, which then commits content and name in one
 transaction of ext4's journal instead of two: 0.7 of the time on an idle disk, 0.3 to 0.5 on a busy
@@ -48,8 +50,12 @@ def write_bytes(
     named: bool = True,
     named_first: bool = False,
 ) -> None:
-    """Write `content` at `path` whole. Raises OSError, which names the file; the temporary file
-    is removed then, with `named_first` also the file."""
+    """Write `content` at `path` whole. `durable`: fsync the file, and its folder unless `named` is
+    False. `named_first`: rename before the file's fsync.
+
+    Raises OSError, which names the file, and removes the temporary file, with `named_first` also a
+    file that is renamed already.
+    """
     # Random, because threads and processes may write the same file at the same time.
     name = temporary = f"{path}.{os.urandom(8).hex()}{ENDING}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

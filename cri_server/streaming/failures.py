@@ -1,5 +1,5 @@
-"""Logging of failed sessions: clients get all errors, the log has warnings about errors of the
-node."""
+"""Logs failed sessions. The client gets the message of every error; the log has warnings only about
+errors that the client did not cause (`NODE_KINDS`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODE_KINDS = {
 
 
 def log_failure(what: str, error: Error) -> None:
-    """Log the failure of the operation `what`, at warning level for errors of the node, else at
-    debug level."""
+    """Log the failure of the operation `what`: a warning if the error's kind is in `NODE_KINDS`,
+    else at debug level."""
     level = logging.WARNING if error.kind in NODE_KINDS else logging.DEBUG
     log.log(level, "%s: %s: %s", what, error.kind, error.message)

@@ -31,7 +31,8 @@ FRAMES_PER_TURN = 100
 
 
 class MultiplexedStream:
-    """One stream: an `Outbound`; `inbound` has the peer's data."""
+    """One SPDY stream. Its owner writes to the client through it, as an `Outbound`, and reads the
+    client's data from `inbound`."""
 
     def __init__(self, multiplexer: Multiplexer, stream_id: int, headers: Headers) -> None:
         self._multiplexer, self.stream_id, self.headers = multiplexer, stream_id, headers
@@ -39,7 +40,7 @@ class MultiplexedStream:
         self.gone = asyncio.Event()
 
     def header(self, name: str) -> str:
-        """The first value of a header; empty without it."""
+        """Return the first value of a header; empty without the header."""
         return self.headers.get(name, [""])[0]
 
     async def write(self, data: bytes) -> None:
@@ -118,7 +119,8 @@ class Multiplexer:
             await asyncio.sleep(0)
 
     async def _room(self) -> bool:
-        """Wait until the streams have room; return False if the client disconnects before."""
+        """Wait until the streams' buffers accept data again; return False if the client disconnects
+        before."""
         return await room_or_hang_up(self.budget, self._transport, self._probe)
 
     def _probe(self) -> None:

@@ -54,8 +54,9 @@ class ForwardedConnection:
 
 
 class Dials:
-    """Schedules dials: at most `DIALS_LIMIT` run, at most `POD_DIALS_LIMIT` into one pod. The next
-    one is of the pod with the fewest running dials; of these the one that has waited longest."""
+    """Schedules dials: at most `DIALS_LIMIT` run at once, of them at most `POD_DIALS_LIMIT` into
+    one pod. The next dial goes into the pod with the fewest running dials; among such pods, the
+    dial that has waited longest goes first."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()  # by pod
@@ -88,11 +89,12 @@ class Dials:
 
 
 class ForwardLimits:
-    """Limits of connections and dials into pods: of one session, or of all sessions if `whole` is
-    None."""
+    """Limits connections and dials into pods. The server has one object for all sessions (`whole`
+    is None) and one for each session, whose connections count in both."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
-        """`pod`: the sandbox id of a session's pod."""
+        """Make the limits of a session in the pod with the sandbox id `pod`, within the limits
+        `whole`; without arguments those of all sessions."""
         self._whole, self._pod = whole, pod
         self.limit = LIMIT if whole is None else SESSION_LIMIT
         self._dials: Dials = Dials() if whole is None else whole._dials
@@ -101,12 +103,13 @@ class ForwardLimits:
         self._closed = asyncio.Event()
 
     def of_session(self, pod: str) -> ForwardLimits:
-        """The limits of a new session into the sandbox `pod`."""
+        """Return the limits of a new session into the sandbox `pod`."""
         return ForwardLimits(self, pod)
 
     @contextlib.asynccontextmanager
     async def counted(self, connection: ForwardedConnection) -> AsyncIterator[None]:
-        """Count `connection` while inside. Raises ResourceExhausted."""
+        """Count `connection` as open during the block, here and in `whole`. At a limit waits for
+        half-closed connections to end. Raises ResourceExhausted if there are none."""
         await self._wait_below_limit()
         self._open.add(connection)
         try:
@@ -120,7 +123,8 @@ class ForwardLimits:
             self._closed.set()
 
     async def _wait_below_limit(self) -> None:
-        """Wait for half-closed connections to end; raises ResourceExhausted if there is none."""
+        """While the limit is reached, wait for half-closed connections to end. Raises
+        ResourceExhausted if no open connection is half-closed."""
         while len(self._open) >= self.limit:
             if not any(connection.half_closed for connection in self._open):
                 where = "of this session" if self._whole is not None else "of this node"
@@ -218,7 +222,8 @@ class _Copier:
         self._chunks = 0
 
     async def to_pod(self) -> None:
-        """Copy from client to pod until either ends this direction."""
+        """Copy from client to pod until the client ends its data or the pod closes the
+        connection."""
         try:
             while data := await self._inbound.read():
                 await write_all(self._socket.fileno(), data)
@@ -290,8 +295,9 @@ class Forwarder:
 
     @staticmethod
     def _implied_request(kind: str, stream_id: int) -> str:
-        """The request id of a pair without `requestid`: such clients open the error stream, then
-        the data stream with the next stream id."""
+        """Return the request id of a stream without the header `requestid`. Such clients open the
+        error stream, then the data stream with the next stream id, so the error stream's id names
+        the pair."""
         return f"stream {stream_id if kind == 'error' else stream_id - 2}"
 
     def _start_if_complete(self, request: str, pair: _Pair) -> None:

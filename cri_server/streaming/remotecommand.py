@@ -73,7 +73,8 @@ async def _open_and_serve(opening: Awaitable[StreamingSession], streams: Command
 
 
 async def _open(opening: Awaitable[StreamingSession]) -> StreamingSession:
-    """Await the session. After a cancellation it is closed as soon as it opens."""
+    """Await the session and return it. If the caller is cancelled meanwhile, the session is closed
+    as soon as it opens."""
     task = asyncio.ensure_future(opening)
     try:
         return await asyncio.shield(task)
@@ -148,11 +149,11 @@ async def _copy_sizes(session: StreamingSession, opening: asyncio.Future[Inbound
 
 
 class TerminalSizes:
-    """Parses a client's terminal sizes: concatenated JSON objects, of which the last of each chunk
-    counts.
+    """Parses a client's terminal sizes, JSON objects one after another. Of each chunk only the last
+    object is decoded, because it replaces the others.
 
-    Only that one is decoded, so a chunk costs one search however many objects it holds. A size
-    contains no objects, so its braces are the last pair. `broken`: the data is not of sizes.
+    A size contains no objects, so the last pair of braces is the last size. `broken`: too many
+    bytes came without a size.
     """
 
     def __init__(self) -> None:
@@ -226,8 +227,8 @@ class OutputCopy:
 
 
 async def _drain(tasks: dict[asyncio.Task[None], OutputCopy]) -> None:
-    """After the exit: wait until each output ends, pauses for `QUIET_S`, or has sent more than
-    `DRAIN_BYTES` after `DRAIN_S`."""
+    """Wait, after the process's exit, until each output ends, pauses for `QUIET_S`, or, once
+    `DRAIN_S` have passed, has sent more than `DRAIN_BYTES` since the exit."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + DRAIN_S
     at_exit = {task: output.sent_bytes for task, output in tasks.items()}
@@ -267,7 +268,7 @@ async def send_status(streams: CommandStreams, status: dict[str, object], text: 
 
 
 def exit_status(exit_code: int) -> tuple[dict[str, object], str]:
-    """The Status object and the text of an exit code."""
+    """Return the Status object of an exit code, and the text for old clients."""
     if exit_code == 0:
         return {"metadata": {}, "status": "Success"}, ""
     text = f"command terminated with exit code {exit_code}"
@@ -282,7 +283,7 @@ def exit_status(exit_code: int) -> tuple[dict[str, object], str]:
 
 
 def failure(message: str) -> dict[str, object]:
-    """The Status object of a session that could not be served."""
+    """Return the Status object of a session that could not be served."""
     return {
         "metadata": {},
         "status": "Failure",

@@ -136,8 +136,9 @@ class StreamingServer:
             await asyncio.sleep(0)
 
     def _make_room(self) -> bool:
-        """Return whether another connection fits. At a limit the oldest one without a ticket is
-        closed: any local user can connect."""
+        """Return whether the server can take another connection. At a limit it closes the oldest
+        connection that has not redeemed a ticket, so that local users, all of whom can connect, do
+        not keep others out."""
         if len(self._unopened) < UNOPENED_LIMIT and len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._unopened), None)

@@ -30,7 +30,8 @@ class Budget:
         self._room.set()
 
     def use(self, size: int) -> None:
-        """Count buffered bytes; beyond the limit there is no room until half of it is free."""
+        """Count `size` bytes as buffered. Once the limit is exceeded the budget is `exhausted`,
+        until half of it is free."""
         self.used_bytes += size
         if self.used_bytes > self.limit_bytes:
             self._room.clear()
@@ -45,11 +46,11 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether reading has to stop."""
+        """Whether the connection must stop reading, because its streams hold too many bytes."""
         return not self._room.is_set()
 
     async def room(self) -> None:
-        """Wait until there is room."""
+        """Wait until the budget is no longer exhausted."""
         await self._room.wait()
 
 
@@ -107,8 +108,8 @@ class Inbound:
 
 
 class Outbound(Protocol):
-    """The direction to the client. `write` waits until TCP accepts the data; both methods raise
-    `StreamGone`."""
+    """One stream's direction to the client. `write` waits until TCP accepts the data; `end`
+    half-closes the stream; both raise `StreamGone`."""
 
     async def write(self, data: bytes) -> None: ...
     async def end(self) -> None: ...

@@ -39,8 +39,8 @@ class Tls:
     _read_at: tuple[int, ...] = field(default=(), init=False)
 
     def context(self) -> ssl.SSLContext:
-        """The context for the next connection. Raises OSError (also ssl.SSLError) or ValueError if
-        the first load fails; a later failure is logged."""
+        """Return the context for the next connection. Raises OSError (also ssl.SSLError) or
+        ValueError if the first load fails; a later failure is logged."""
         try:
             times = tuple(
                 os.stat(path).st_mtime_ns
@@ -114,7 +114,8 @@ async def terminated(
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket
 ) -> None:
-    """Copy both directions until this side has sent all, or the client disconnects."""
+    """Copy between the TLS connection and `inner` until the server has closed its end of `inner`
+    and everything is sent, or the client disconnects."""
     loop = asyncio.get_running_loop()
 
     async def inwards() -> None:

@@ -47,8 +47,8 @@ class Transport(Protocol):
 
 
 async def room_or_hang_up(budget: Budget, transport: Transport, probe: Callable[[], None]) -> bool:
-    """Wait, without reading, until the streams of a connection have room; return False if the
-    client disconnects before.
+    """Wait, without reading, until the streams of a connection accept data again (`budget`); return
+    False if the client disconnects before.
 
     `probe` sends an empty message that needs no reply.
     """
@@ -229,7 +229,7 @@ class SocketTransport:
 
 
 def _rest(views: list[memoryview], sent: int) -> list[memoryview]:
-    """The rest of the views after `sent` bytes."""
+    """Return the views without the first `sent` bytes."""
     for index, view in enumerate(views):
         if sent < len(view):
             return [view[sent:], *views[index + 1 :]]

@@ -34,7 +34,7 @@ class Refused(Exception):
         self.status, self.message, self.fields = status, message, fields
 
     def response(self) -> bytes:
-        """The HTTP response."""
+        """Return the HTTP response with the status, which closes the connection."""
         body = (self.message + "\n").encode()
         fields = [
             ("Content-Type", "text/plain; charset=utf-8"),
@@ -56,7 +56,7 @@ class UpgradeRequest:
     ahead: bytes
 
     def values(self, name: str) -> list[str]:
-        """All values of a header; comma-separated lists are split."""
+        """Return all values of a header; comma-separated lists are split."""
         lists = (value for key, value in self.headers if key == name)
         return [part.strip() for value in lists for part in value.split(",") if part.strip()]
 
@@ -128,7 +128,8 @@ def _check_host(request: UpgradeRequest) -> None:
 
 
 def switch(fields: Fields) -> bytes:
-    """The response 101."""
+    """Return the response `101 Switching Protocols` with the header `Connection: Upgrade` and
+    `fields`."""
     return _head(101, [("Connection", "Upgrade"), *fields])
 
 
@@ -151,7 +152,7 @@ def _first_supported(
 
 
 def switch_to_spdy(protocol: str) -> bytes:
-    """The response that switches the connection to SPDY/3.1 with a stream protocol."""
+    """Return the response that switches the connection to SPDY/3.1 with a stream protocol."""
     return switch([("Upgrade", "SPDY/3.1"), (PROTOCOL_HEADER, protocol)])
 
 
@@ -163,8 +164,8 @@ def choose_subprotocol(request: UpgradeRequest, supported: Sequence[str]) -> str
 
 
 def switch_to_websocket(request: UpgradeRequest, subprotocol: str) -> bytes:
-    """The response that switches the connection to WebSocket (RFC 6455, section 4.2.2). Raises
-    `Refused`."""
+    """Return the response that switches the connection to WebSocket (RFC 6455, section 4.2.2).
+    Raises `Refused`."""
     keys = [value for name, value in request.headers if name == "sec-websocket-key"]
     if request.method != "GET" or len(keys) != 1 or not _is_key(keys[0]):
         raise Refused(400, "not a WebSocket handshake")

@@ -157,7 +157,8 @@ class Messages:
 
 
 class WebSocketChannel:
-    """One channel: an `Outbound`; `inbound` has the client's data."""
+    """One channel. Its owner writes to the client through it, as an `Outbound`, and reads the
+    client's data from `inbound`."""
 
     def __init__(self, channels: Channels, number: int) -> None:
         self._channels, self.number = channels, number
@@ -182,8 +183,8 @@ class Channels:
         self._over = False
 
     def channel(self, number: int) -> WebSocketChannel:
-        """Return the channel `number`, which is created if needed. After the end of `run` it is a
-        lost one."""
+        """Return the channel `number`, which is created if needed. After the end of `run` the
+        channel is lost: its reader gets `StreamGone`, unless the client had ended its data."""
         channel = self._channels.get(number) or WebSocketChannel(self, number)
         if self._over:
             channel.inbound.lose()

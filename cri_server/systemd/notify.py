@@ -35,8 +35,8 @@ async def supervised() -> AsyncIterator[None]:
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
-    """The interval of WATCHDOG=1: half of the manager's timeout; 0 without a watchdog of this
-    process."""
+    """Return the interval of WATCHDOG=1 in seconds: half of the manager's timeout; 0 without a
+    watchdog of this process."""
     try:
         allowed_us = int(environment.get("WATCHDOG_USEC", ""))
         watched = int(environment.get("WATCHDOG_PID", os.getpid()))

@@ -55,7 +55,8 @@ _OUR_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__
 class JobResult:
     """How a job ended. `exit_code` is 128 + n for signal n. The caller closes `fds`.
 
-    `stdout` and `stderr` hold at most the limit's bytes; `truncated` says that more was written.
+    `stdout` and `stderr` hold at most `output_limit_bytes` of `Zygote.run` each; `truncated`: the
+    job wrote more.
     """
 
     exit_code: int
@@ -69,8 +70,8 @@ class Zygote:
     """A zygote process, replaced by a new one when it has died. Use from one event loop."""
 
     def __init__(self, preload: Sequence[str], keeper: str | None = None) -> None:
-        """`preload`: the modules that the zygote imports at its start. `keeper`: the folder of a
-        keeper.
+        """Prepare a zygote without starting it. `preload`: the modules that the zygote imports at
+        its start. `keeper`: the folder of a keeper.
 
         The keeper is started if it does not run, and becomes the ancestor of all forked processes.
         If it cannot be started, the server is their ancestor.
@@ -317,7 +318,8 @@ class _ZygoteProcess:
 
 
 class _JobPipes:
-    """The pipes of one job, whose output is read until it ends."""
+    """The descriptors of one job: stdin, a result socket, and pipes from which the server reads
+    stdout and stderr while the job runs."""
 
     def __init__(self, limit_bytes: int, fds_limit: int) -> None:
         self._limit_bytes, self._fds_limit = limit_bytes, fds_limit

@@ -31,7 +31,8 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 class DialRequest(Record):
     """The request of `dial`: connect to `port` in the network namespace of the process `pid`, or in
-    the host's if it is 0. `start_time`: of that process, so that a reused pid is detected."""
+    the host's if it is 0. `start_time`: that process's, in clock ticks since boot, so that a reused
+    pid is detected."""
 
     port: int
     pid: int = 0

@@ -31,9 +31,9 @@ class Workers:
     """The workers of one kind. Use from one event loop."""
 
     def __init__(self, zygote: Zygote, function: str, name: str, at_work: int, idle: int) -> None:
-        """`function(arguments, [socket])` answers requests until the socket closes. `name`: for
-        error messages. `at_work`: the largest number of busy workers. `idle`: the largest number of
-        idle workers that stay."""
+        """Prepare workers, which are started on demand. `function(arguments, [socket])` answers
+        requests until the socket closes. `name`: for error messages. `at_work`: the largest number
+        of busy workers. `idle`: the largest number of idle workers that stay."""
         self._zygote = zygote
         self._function = function
         self._name = name
@@ -50,9 +50,9 @@ class Workers:
 
     async def ask(self, request: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
         """Send `request` with `fds` to a worker and return its answer. The caller closes `fds`
-        after the answer. `timeout_s` includes the wait for a free place. Raises DeadlineExceeded,
-        Unavailable when the worker dies before it answers, and the error that the worker
-        answers."""
+        after the answer. `timeout_s` includes the wait until fewer than `at_work` workers are busy.
+        Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the error
+        that the worker answers."""
         try:
             async with asyncio.timeout(timeout_s), self._turn():
                 return await self._ask(request, fds)
@@ -61,8 +61,9 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Occupy one of the places of busy workers during the block. After `LONG_S` the place is
-        given to the next request, unless `LONG_LIMIT` requests have done so already."""
+        """Count the request as one of the `at_work` running ones during the block; wait until fewer
+        run. After `LONG_S` the request no longer counts, unless `LONG_LIMIT` other requests run
+        that long already."""
         await self._places.acquire()
         long = False
 

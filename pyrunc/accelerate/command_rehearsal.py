@@ -1,10 +1,10 @@
-"""Runs commands on a container that is only a record, before the snapshot of the interpreter is
-taken.
+"""Runs commands on a container that exists only as a state file, before the snapshot of the
+interpreter is taken.
 
 CPython specialises code for the types that it meets (PEP 659), fills its cache of types'
-attributes, and modules fill their tables: in a command each of these costs time, and the copy of a
-page. No container is made, no process started, and what modules have stored about this process is
-restored at the end.
+attributes, and modules fill their tables. Done here, this work is in the snapshot; in each command
+it would cost time, and copies of the pages that it writes. No container is made, no process
+started, and what modules have stored about this process is restored at the end.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def rehearse(folder: str) -> list[int]:
 
 
 def _use_marshal() -> None:
-    """Replace JSON by a builtin module, because a shared object cannot be in the snapshot."""
+    """Make `jsontext` use marshal for the rehearsal, because the C module of JSON is a shared
+    object, which cannot be in the snapshot."""
 
     def scan(text: str, start: int) -> tuple[Any, int]:
         return marshal.loads(bytes.fromhex(text)), len(text)
@@ -119,8 +120,8 @@ def _configuration() -> dict[str, Any]:
 
 
 def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> ContainerProcess:
-    """Record this process as the container's. Its program is compiled, as far as our rights
-    allow."""
+    """Save this process as the container's process in the container's state, and compile the
+    container's program. Failures to compile, for want of rights, are ignored."""
     try:
         with Undo() as undo, NamedDescriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)

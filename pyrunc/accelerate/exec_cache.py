@@ -4,7 +4,9 @@ Probes run the same command every few seconds. A program has no pids and no desc
 be run again as long as everything that it was made from is the same. Its `key` consists of that:
 the container's configuration, the request, our own rights, the file in which the user's home is
 looked up, our version. Programs are stored in the container's folder and removed with it. Only
-plain requests are cached: no terminal, no extra descriptors, no step of the parent.
+plain requests are cached: without a terminal, console socket, extra descriptors or `--cgroup`, and
+by the machine's root, because the parent of another user's exec must enter the user namespace
+first.
 
 A failure here is not reported: nothing of the command has run then, and the caller compiles the
 exec, which reports the cause.
@@ -51,8 +53,8 @@ OWN_RIGHTS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
 
 
 class StoredProgram(Value):
-    """A stored program. `owner`: the host's id of the user that gets stdio; `warnings` of its
-    plan."""
+    """A stored program. `owner`: the host's id of the user who owns the exec's standard streams;
+    `warnings`: those of its plan."""
 
     lowered: LoweredProgram
     owner: int
@@ -119,7 +121,8 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
 def store(
     state: State, program_key: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
 ) -> None:
-    """Store a program that ran. `owner`: the host's id of the user that gets stdio."""
+    """Store a program that ran. `owner`: the host's id of the user who owns the exec's standard
+    streams."""
     if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
         return
     folder, path = f"{state.folder}/{FOLDER}", _path(state, program_key)

@@ -1,9 +1,9 @@
-"""The Python side of the program `pyrunc` (front.c): imports once what commands need, and
-continues from there in each of them.
+"""The Python side of the program `pyrunc` (front.c), which imports once what commands need, and
+starts each command from a copy of that memory.
 
-`prepare` runs when the program is installed, before the snapshot is taken; `resume` in every
-command, in a copy of that memory. So nothing that differs between two processes may be read before:
-no environment, no time, no descriptor, no pid.
+`prepare` runs when the program is installed, before the snapshot of the memory is taken; `resume`
+runs in each command, in a copy of the snapshot. So `prepare` must not keep anything that differs
+between two processes: no environment, no time, no descriptor, no pid.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 def prepare(path: str) -> bytes:
-    """Import the modules; returns the stamps of all sources: mtime in ns and size as signed 64
-    bits, the path, a zero byte.
+    """Import the commands' modules and rehearse commands. Returns a stamp for each source file:
+    mtime in ns and size as signed 64 bits, the path, a zero byte.
 
-    `path`: of the future snapshot. Raises ImportError when a module lies in a shared object.
+    `path`: where the snapshot will be. Raises ImportError when a module lies in a shared object.
     """
     for name in MODULES:
         __import__(name)

@@ -91,8 +91,9 @@ def io_weight(blkio_weight: int) -> int:
 
 
 def swap_max(memory: Mapping[str, Any]) -> int | None:
-    """Return memory.swap.max in bytes from `limit` and `swap` (the sum of both); -1 unlimited,
-    None unchanged."""
+    """Return the value of memory.swap.max in bytes from OCI's `limit` and `swap`, which is the sum
+    of memory and swap; -1 for unlimited, None to leave the file unchanged. Raises InvalidSpec for a
+    sum below the limit or without one."""
     limit, swap = int(memory.get("limit") or 0), int(memory.get("swap") or 0)
     # As in runc, for callers that know v1: memory without a limit lifts the limit of swap as well.
     if limit == -1 and swap == 0:

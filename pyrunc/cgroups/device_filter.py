@@ -2,10 +2,11 @@
 names an access bit decides it.
 
 The program walks the rules from the last to the first with the set of access bits that are still
-undecided. An allow rule removes its bits (none left: allowed), a deny rule that touches an
-undecided bit refuses, and undecided bits at the end are refused. That is the list's meaning bit by
-bit, so no rule set has to be simplified first. After the caller's rules come the defaults that
-every container gets. Source: runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
+undecided. An allow rule removes its bits from the set; once the set is empty, the access is
+allowed. A deny rule that names an undecided bit refuses the access, and so do bits that are
+undecided at the end. This decides each bit as the list does, so no list has to be simplified first.
+After the caller's rules come the defaults that every container gets. Source: runtime-spec
+config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Instruction = tuple[int, int, int, int, int]  # opcode, destination, source, jum
 
 class DeviceRule(Value):
     """A device rule. `kind`: 0 any, 1 block, 2 character; `major`, `minor`: None for any; `bits`:
-    those of ACCESS."""
+    the sum of the access bits: 1 mknod, 2 read, 4 write."""
 
     allow: bool
     kind: int

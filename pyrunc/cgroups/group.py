@@ -116,8 +116,8 @@ class Cgroup:
             self._make_directories()
 
     def _require_own(self) -> None:
-        """Raise InvalidSpec for the root of the tree: killing it would kill every process of the
-        machine."""
+        """Raise InvalidSpec if the path may lead to the root of the v2 tree: killing that group
+        would kill every process of the machine."""
         names = self.path.strip("/").split("/")
         if any(name in ("", ".", "..") for name in names):
             raise InvalidSpec("linux.cgroupsPath", f"{self.path!r} cannot be a container's cgroup")
@@ -208,9 +208,10 @@ class Cgroup:
         self._placeholder = Placeholder(write_end)
 
     def give_to(self, uid: int) -> None:
-        """Make `uid` the owner of the group and of the files that the kernel lists for
-        delegation: it can make groups below and move its processes there, its limits stay ours.
-        An id that does not exist here is left to setresuid. Raises KernelError."""
+        """Make `uid` the owner of the group and of the files that the kernel lists for delegation.
+        The user can then make groups below and move processes there, but not change this group's
+        limits. Does nothing for an id that our user namespace does not map: setresuid(2) reports it
+        later. Raises KernelError."""
         for path in (
             self.directory,
             *(f"{self.directory}/{name}" for name in cgroup.delegated_files()),
@@ -296,7 +297,7 @@ class Cgroup:
         return None if content is None else cgroup.keyed(content).get("oom_kill", 0)
 
     def stats(self) -> Stats:
-        """Return the present usage; parts without files are absent."""
+        """Return all statistics of the group; a field whose files are missing is None or empty."""
         from pyrunc.cgroups import stats
 
         return stats.read(self.directory)
@@ -330,10 +331,11 @@ class Cgroup:
                 raise
 
     def kill(self) -> None:
-        """Send SIGKILL to every process of the group and below, frozen ones too; does nothing
-        when the group is gone.
+        """Send SIGKILL to every process of the group and below, frozen ones too; does nothing when
+        the group is gone.
 
-        Never to the root group, which has the machine's other processes: InvalidSpec.
+        Raises InvalidSpec for the root group, which has the machine's other processes, and
+        KernelError.
         """
         self._require_own()
         try:

@@ -38,8 +38,9 @@ NO_LIMIT = {
 
 
 def write(directory: str, resources: Mapping[str, Any], missing_controllers: str) -> list[str]:
-    """Write all of `resources`; returns warnings. Stops at the first failure. Errors: see
-    `Cgroup.apply`."""
+    """Write all of `resources`; returns warnings. Stops at the first failure: raises InvalidSpec
+    for contradictions, KernelError for a refused value, Unsupported for a missing controller if
+    `missing_controllers` is "error"."""
     _check_choice(missing_controllers)
     notes = convert.warnings(resources)
     refused = []

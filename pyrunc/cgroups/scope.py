@@ -30,7 +30,8 @@ ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccount
 
 
 def _fork_placeholder() -> Placeholder:
-    """Fork a child that waits until its pipe is closed, which the end of its parent does, too."""
+    """Fork a child that exits once no process has the write end of its pipe open; the end of a
+    process closes its copy."""
     read_end, write_end = os.pipe()
     # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
     pid = os.fork()
@@ -83,12 +84,13 @@ def start(
 
 
 def reach(group: Cgroup) -> None:
-    """Make sure that our children can be cloned into the group. Raises PeerError,
+    """Make sure that our children can be cloned into the group. A process that may not move them
+    there is first moved into a scope of its own, which ends with it. Raises PeerError,
     DeadlineExceeded, Unsupported.
 
-    A process may move another one only below a group that it may write to (cgroup-v2.rst,
-    "Delegation Containment"). The groups above a login session and those of the user's systemd
-    belong to root; that systemd then moves us into our own scope, which ends with us.
+    A process may move another one only if it may write to a group above both (cgroup-v2.rst,
+    "Delegation Containment"). The groups above both a login session and the user's systemd belong
+    to root. So the user's systemd moves our process.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return

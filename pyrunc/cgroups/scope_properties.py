@@ -27,8 +27,8 @@ UNSIGNED = {"byte": "y", "uint16": "q", "uint32": "u", "uint64": "t"}
 
 
 def properties(resources: Mapping[str, Any]) -> list[Property]:
-    """Return the properties for those resources that systemd manages; of two limits the later
-    wins. Raises InvalidSpec."""
+    """Return the systemd properties for those resources that systemd manages; a limit in `unified`
+    replaces the same limit of another field. Raises InvalidSpec."""
     by_name = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
     limit = (resources.get("pids") or {}).get("limit")
     if limit is not None:

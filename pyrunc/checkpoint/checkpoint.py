@@ -2,9 +2,9 @@
 ends.
 
 CRIU must be told of external resources, which it neither saves nor recreates: bind mounts, masked
-files, and network and pid namespaces given by path. Standard streams that are pipes are recorded
-beside the images, so that `restore` can put others in their places. Source:
-https://criu.org/External_resources.
+files, and network and pid namespaces given by path. The names of descriptors 0 to 2 are recorded
+beside the images, so that `restore` can replace those that were pipes or files of the host by its
+own standard streams. Source: https://criu.org/External_resources.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _FLAGS = {
 
 
 class CriuOptions:
-    """Options for both directions, named like the command line's. Folders are as the caller wrote
-    them."""
+    """Options of both checkpoint and restore, named like the command line's. `image_path`,
+    `work_path`: absolute paths of folders; an empty `work_path` means the container's state
+    folder."""
 
     __slots__ = ("_cgroups_mode", "_empty_network", "_flags", "image_path", "work_path")
 
@@ -116,8 +117,8 @@ class DumpOptions(Value):
 
 
 def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
-    """Dump the container, whose lock the caller holds. After a pre-dump and with `leave_running` it
-    goes on; otherwise its processes have ended, and the caller deletes it.
+    """Dump the container, whose lock the caller holds. With `pre_dump` or `leave_running` the
+    container runs on; otherwise its processes have ended, and the caller deletes it.
 
     Raises WrongState, Unsupported (rootless), InvalidArgument, NotFound (no criu), PeerError with
     the errors in CRIU's log.
@@ -223,8 +224,8 @@ def _stream(pid: int, number: int, own: set[bytes]) -> str:
 
 
 def configuration_file(state: State) -> Fields:
-    """Return the option for CRIU's configuration file: that of the container's annotation, or
-    the administrator's."""
+    """Return the option for CRIU's configuration file: the one that the container's annotation
+    names, else the administrator's; empty if there is none."""
     path = (state.annotations or {}).get("org.criu.config", "")
     for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
         if os.path.exists(candidate):
@@ -257,8 +258,8 @@ def _external_resources(state: State) -> Fields:
 
 
 def external_mount(key: str, value: str) -> tuple[int, FieldValue]:
-    """Return an entry of CRIU's list of external mounts: for a dump the path and a name, for a
-    restore the name and the source."""
+    """Return an external mount for CRIU's request. In a dump `key` is the mount point and `value` a
+    name for it; in a restore `key` is that name and `value` the source on the host."""
     return criu.EXT_MNT, criu.message([(1, key), (2, value)])
 
 

@@ -257,8 +257,9 @@ def _spawn_without_new_privileges(
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:
-    """Return the restored process's pid. Raises PeerError without CRIU's own message, which is the
-    first error in its log and often harmless; the log has all."""
+    """Return the restored process's pid from CRIU's response, 0 for a dump. Raises PeerError with
+    the errno if CRIU failed. CRIU's own message is left out: it is only the first error in its log,
+    and often harmless."""
     if not answer.get(_RESP_SUCCESS):
         number = _int(answer.get(_RESP_ERRNO, 0))
         raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")

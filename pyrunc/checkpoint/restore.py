@@ -45,8 +45,8 @@ FIRST_FREE = 4  # of CRIU's descriptors, after stdio and its socket
 
 
 class Labels(Value):
-    """Labels that replace those in the images: an AppArmor profile or SELinux label, and the
-    context of mounts."""
+    """Labels that replace those in the images. `profile`: an AppArmor profile or the SELinux label
+    of the processes; `mount_context`: the SELinux context of mounts."""
 
     profile: str = ""
     mount_context: str = ""

@@ -31,7 +31,8 @@ STREAMS_LIMIT = 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """The client has opened a stream; reply with `reply` or `reset`. `fin`: it sends no data."""
+    """The client has opened a stream; answer with `SpdyConnection.reply` or `reset`. `fin`: the
+    client sends no data on it."""
 
     stream_id: int
     headers: Headers
@@ -105,8 +106,9 @@ class SpdyConnection:
         return self.receive_some(memoryview(data), len(data))[0]
 
     def receive_some(self, view: memoryview, frames_limit: int) -> tuple[list[Event], memoryview]:
-        """As `receive`, but stop after `frames_limit` frames and return the rest: a frame of eight
-        bytes costs as much work as a long one."""
+        """Process received bytes until `frames_limit` frames are handled; return their events and
+        the bytes that are left. The limit lets other tasks run: a frame of eight bytes costs as
+        much work as a long one."""
         events: list[Event] = []
         limit = self.frames_handled + frames_limit
         try:
@@ -133,8 +135,8 @@ class SpdyConnection:
         return view[size:]
 
     def _frame(self, view: memoryview, events: list[Event]) -> memoryview:
-        """Process a frame's header and, of a control frame, its body; an incomplete one is buffered
-        for the next call."""
+        """Process the header of a frame, and the body of a control frame; return the bytes behind
+        it. An incomplete header or control frame is buffered for the next call."""
         self.frames_handled += 1
         view = self._collect(view, HEAD_BYTES)
         if len(self._partial) < HEAD_BYTES:
@@ -258,8 +260,8 @@ class SpdyConnection:
             self._out.append(frames.syn_reply(stream_id, self._packer.pack({})))
 
     def data_head(self, stream_id: int, length: int, *, fin: bool = False) -> bytes:
-        """The head of a data frame; the caller sends it and then `length` bytes, behind
-        `data_to_send`.
+        """Return the header of a data frame. The caller sends `data_to_send()`, then this header,
+        then `length` bytes of data.
 
         Raises `StreamClosed` if the stream was reset, by either side, or this side has already
         ended it.
