@@ -156,8 +156,8 @@ _shapes: dict[type[Record], _RecordFields] = {}
 
 
 def _shape_of(kind: type[Record]) -> _RecordFields:
-    """Return the shape of a class, made at first use, when the records that its fields name
-    exist."""
+    """Return how the fields of a class are read and written. Computed at first use, when the
+    records that its annotations name exist."""
     shape = _shapes.get(kind)
     if shape is None:
         shape = _shapes[kind] = _RecordFields(kind)
@@ -228,7 +228,8 @@ def _object_of(read: Read, expected: str) -> Read:
 
 
 def _read_item(read: Read, expected: str, place: str, item: Any) -> None:
-    """Read one item again, for the error that names its place. Raises _WrongField."""
+    """Read one item of a list or object again, to find the one that failed. Raises _WrongField with
+    `place` (`[index]` or `[key]`) if it is this one."""
     try:
         read(item)
     except _WrongField as inner:

@@ -41,11 +41,11 @@ class Timings:
 def of_launch(
     started_ns: int, times: Sequence[tuple[str, int]], texts: dict[str, str]
 ) -> list[Part]:
-    """Return the parts of a launch from the `times` of `launch.run.launch_steps`, in nanoseconds
-    of CLOCK_MONOTONIC_RAW.
+    """Return the parts of a launch: its stages, and within a stage each timed line of the plan.
 
-    `texts`: the texts of the plan's lines by number; the lines become parts of the clone or of the
-    program.
+    `started_ns`: when the launch began; `times`: (stage or number of the line, nanoseconds) of
+    `launch.run.launch_steps`; both of CLOCK_MONOTONIC_RAW. `texts`: number -> text of the plan's
+    lines.
     """
     # Not a constant of the boot: NTP slews CLOCK_MONOTONIC, but not CLOCK_MONOTONIC_RAW
     # (clock_getres(2)).

@@ -1,10 +1,11 @@
 """Lowers a plan to the launcher's program: each operation becomes a few system calls with their
 data and error rules.
 
-Descriptors that the plan names get numbers above stdio, the same in every run of the program, so a
-program can be stored. Nothing below the container's root is ever a path that the kernel follows
-freely: everything is resolved beneath the root's descriptor, created part by part, and mounted from
-descriptor to descriptor (runc's CVE-2021-30465, CVE-2024-45310, CVE-2025-31133, CVE-2025-52565).
+The program numbers the plan's named descriptors upwards from the first number that the process does
+not inherit, the same in every run, so a program can be stored. The kernel never follows a path
+below the container's root freely: the program resolves each path beneath the root's descriptor,
+creates it one component at a time, and mounts from descriptor to descriptor (runc's CVE-2021-30465,
+CVE-2024-45310, CVE-2025-31133, CVE-2025-52565).
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ LAST_TIMED = (LoadFilter, Ready)
 
 
 def _send_time(low: Lowering) -> None:
-    """Send the time of CLOCK_MONOTONIC_RAW, which no time namespace shifts: seconds and
-    nanoseconds."""
+    """Append the calls that send the parent a TIME message: the seconds and nanoseconds of
+    CLOCK_MONOTONIC_RAW. In a time namespace its `monotonic` offset is in this time
+    (time_namespaces(7))."""
     now = low.a.data(16)
     low.a.sys("clock_gettime", CLOCK_MONOTONIC_RAW, now)
     low.a.send(TIME, low.a.field(now, 0, 8), low.a.field(now, 8, 8))

@@ -80,8 +80,8 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
 
 
 def _new_filesystem(low: Lowering, op: m.MountFs) -> Slot:
-    """Mount a new filesystem detached, or clone the mount that replaces it where the kernel refuses
-    it; returns the slot of the mount."""
+    """Mount a new filesystem detached; where the kernel refuses that with EPERM, clone the host's
+    mount at `op.fallback` instead. Returns the slot of the mount."""
     if not op.fallback:
         return low.filesystem(op.type, op.source, op.options, op.attributes)
     a, refused, done = low.a, low.a.label(), low.a.label()
@@ -137,8 +137,9 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
 
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
-    """Open (O_PATH) a bind's source in our copy of the host's tree; O_DIRECTORY also mounts an
-    automount."""
+    """Open (O_PATH) the source of a bind in our copy of the host's mounts; returns the slot. A
+    symbolic link in the path ends the program with ELOOP. O_DIRECTORY makes the kernel mount an
+    automount first."""
     a, opened, swapped = low.a, low.a.label(), low.a.label()
     flags = f.O_PATH | (low.o_directory if op.directory else 0)
     links = f.RESOLVE_NO_SYMLINKS
@@ -323,7 +324,8 @@ def change_root(low: Lowering, op: m.ChangeRoot) -> None:
 
 
 def _open_null(low: Lowering) -> Slot:
-    """Open the container's /dev/null once, which must be 1:3 (CVE-2025-31133)."""
+    """Open the container's /dev/null, once for all operations; returns the slot. Fails unless it is
+    the character device 1:3 (CVE-2025-31133)."""
     if low.null is None:
         low.null = low.beneath("/dev/null", f.O_PATH, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
         macros.require_device(low.a, low.null, 1, 3, "/dev/null")
@@ -387,8 +389,8 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
 
 
 def _console_place(low: Lowering) -> Slot:
-    """Open /dev/console, made when it is missing. A link is refused, because it would lead the
-    terminal's mount elsewhere (CVE-2025-52565)."""
+    """Open (O_PATH) the container's /dev/console, created when it is missing; returns the slot.
+    Fails for a symbolic link, which would lead the terminal's mount elsewhere (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
     exists = low.a.label()

@@ -323,8 +323,8 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    """Close all descriptors that are not needed, mark the others close-on-exec, and load the
-    filter, which may be older than close_range(2)."""
+    """Close the descriptors that no later operation needs, mark the others close-on-exec, then load
+    the seccomp filter. In this order, because the filter may not allow close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
     _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR, "pause")
@@ -386,8 +386,9 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """Execute the program. The socket, or a connection of `start`, must live until execve and is
-    close-on-exec; all other descriptors are closed here."""
+    """Execute the program. All descriptors are closed first but stdio, the next `op.preserve` ones,
+    and the socket on which a failure of execve is reported: the connection of `start`, or without
+    one the synchronisation socket. execve closes that socket."""
     a, result, first = low.a, low.a.slot(4), 3 + op.preserve
     keep = [low.sync_number] if low.start is None else [low.start_number]
     macros.close_all_from(a, first, keep, may_fail=low.filtered)
@@ -416,8 +417,8 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _close_all_but(low: Lowering, *names: str) -> None:
-    """Close all descriptors above stdio except the socket and those with these names: a container
-    may wait for `start` for a long time."""
+    """Close all descriptors but stdio, the preserved ones, the synchronisation socket and those
+    called `names` in the plan, because a container may wait for `start` for a long time."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)
 
@@ -431,8 +432,8 @@ def end_by_signals(low: Lowering, op: m.EndBySignals) -> None:
 
 
 def await_start(low: Lowering, op: m.AwaitStart) -> None:
-    """Accept one connection and read one byte. The connection's end (close-on-exec) tells
-    `start` that execve succeeded; else an errno is sent.
+    """Accept one connection of `start` and wait for its byte. `start` then reads end of file when
+    execve has succeeded, because the connection is close-on-exec, or a negative errno (i32).
 
     The process that created the container has ended by then, so the socket to it is closed here.
     """
@@ -500,8 +501,8 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
 
 
 def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
-    """Send a hook's wait status and end the process. `start` also gets the hook's output, which a
-    parent reads from the file itself."""
+    """Send STATUS (the hook's index and wait status, -1 after its timeout) and end the process.
+    `start` is sent the hook's output as well; a parent reads the output from the file itself."""
     a = low.a
     a.send(STATUS, op.index, status)
     if low.start is not None:

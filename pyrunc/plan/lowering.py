@@ -39,7 +39,8 @@ class Lowering:
     def __init__(
         self, a: PlanAssembler, numbers: dict[str, int], cache: LoweringCache | None = None
     ) -> None:
-        """`a` is a copy of the data of `cache`, if there is one."""
+        """Begin to append to `a`. `numbers`: the descriptor number of each name in the plan.
+        `cache`: the cache whose data block was copied into `a`; None if `a` is empty."""
         self.a = a
         self.numbers = numbers
         self.sync_number = max(numbers.values(), default=2) + 1
@@ -62,7 +63,8 @@ class Lowering:
         """The descriptor of a mount until it is attached."""
 
     def forget(self) -> None:
-        """Forget the descriptors that earlier operations opened."""
+        """Forget the slots of descriptors that earlier operations opened, so that later operations
+        open their own. The descriptors stay open."""
         self.mask = self.null = self.entered = None
         self._folders.clear()
 
@@ -76,7 +78,8 @@ class Lowering:
         self._folders.clear()
 
     def container_root(self) -> Operand:
-        """Return the root's descriptor; an exec, which is inside already, opens its `/`."""
+        """Return the descriptor of the container's root. An exec has none in its plan; its process
+        is inside the container already, so the program opens `/`."""
         if isinstance(self.root, int) and self.root < 0:
             self.root = slot = self.a.slot(4)
             self.a.sys(
@@ -97,8 +100,8 @@ class Lowering:
         resolve: int = IN_ROOT,
         missing: Label | None = None,
     ) -> Slot:
-        """Open a file of the container; returns the slot of its descriptor. `missing`: the label
-        for a path that does not exist, which is a failure without it."""
+        """Open a path inside the container's root; returns the slot of its descriptor. `missing`:
+        the label to go to when the path does not exist; without it, that is a failure."""
         skip = {} if missing is None else {ENOENT: missing, ENOTDIR: missing}
         root = self.container_root()
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
@@ -120,10 +123,10 @@ class Lowering:
         return self.folder(above or "/"), name
 
     def place(self, path: str, directory: bool) -> Slot:
-        """Open (O_PATH) a destination, made when it is missing: 0755 folders, and an empty 0644
-        file unless `directory`.
+        """Open (O_PATH) a mount's destination; returns the slot. A missing one is created:
+        directories with mode 0755, and an empty file with 0644 unless `directory`.
 
-        A directory in the place of a file stays, and the mount then fails with ENOTDIR.
+        Where a file is wanted, an existing directory stays, and the mount then fails with ENOTDIR.
         """
         if directory:
             return macros.make_directories(self.a, self.container_root(), path)
@@ -184,8 +187,8 @@ class Lowering:
         attributes: int,
         refused: Label | None = None,
     ) -> Slot:
-        """Mount a new filesystem detached; returns the slot of the mount. `refused`: the label for
-        EPERM.
+        """Create a filesystem as a detached mount; returns the slot of the mount. `refused`: the
+        label to go to on EPERM.
 
         If the user namespace does not map the group of a devpts (5, `tty`), the devpts is mounted
         without the option `gid`, and its terminals have the group of their opener. Older kernels
@@ -249,8 +252,8 @@ class Lowering:
         return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Clone the mask's tmpfs into `store`; where detached mounts cannot be cloned (Linux before
-        6.15) mount a new one."""
+        """Put into `store` a detached tmpfs that hides a directory: a clone of the mask, or a new
+        tmpfs where the kernel cannot clone detached mounts (Linux before 6.15)."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:

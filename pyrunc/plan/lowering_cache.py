@@ -62,8 +62,10 @@ class PlanLine(Line):
 
 
 class Fragment(Value):
-    """The code of consecutive operations of a plan; `places`: for each call the index of its
-    operation among them; `data_bytes`: the size of the data when it was made."""
+    """The code of consecutive operations of a plan. `packed` and `calls`: the bytes and the system
+    call's name of each operation of the program; `places`: for each of these, the index in the
+    fragment of the plan's operation; `data_bytes`: the size of the shared data block when the
+    fragment was made."""
 
     packed: list[bytes]
     calls: list[str]
@@ -73,8 +75,8 @@ class Fragment(Value):
 
 
 class PlanAssembler(Assembler):
-    """An assembler whose operations can be extracted as a fragment, and appended to a copy of
-    it."""
+    """An assembler for the cache: `extract` makes a fragment of its operations, which
+    `append_fragment` appends to a `copy` of it."""
 
     copied_bytes = 0
     """The size of the data that was copied."""
@@ -95,8 +97,8 @@ class PlanAssembler(Assembler):
         return fragment
 
     def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
-        """Append the operations of a fragment that was extracted from the original of this copy.
-        `lines`: one for each of the fragment's operations; by default all have the current line."""
+        """Append a fragment whose data this copy contains. `lines`: the plan's line of each of the
+        fragment's operations; without them all belong to the line that was set by `at`."""
         start = len(self._packed)
         self._packed += fragment.packed
         self._calls += fragment.calls
@@ -135,12 +137,13 @@ class LoweringCache:
 
     @property
     def scratch(self) -> Address:
-        """The scratch space in the block."""
+        """Return the address of the 4 KiB scratch space in the shared block."""
         return self._low.scratch
 
     @property
     def tree(self) -> Slot:
-        """The slot of a mount's descriptor in the block."""
+        """Return the slot, in the shared block, for the descriptor of a mount until it is
+        attached."""
         return self._low.tree
 
     def start(self, numbers: dict[str, int]) -> Lowering:
@@ -150,9 +153,9 @@ class LoweringCache:
     def append(
         self, a: PlanAssembler, lower: Callable[..., None], arguments: tuple[Hashable, ...]
     ) -> bool:
-        """Append to the copy `a` what `lower(lowering, *arguments)` appends, if it is cached. At
-        the second call for the same arguments it is cached for later copies, as long as there is
-        room. Returns whether it was appended."""
+        """Append the operations of `lower(lowering, *arguments)` to `a`, a copy of the block, if
+        they are cached; return whether they were. The second call with the same arguments caches
+        them for later copies, unless the cache is full."""
         key = lower, arguments
         fragment = self._fragments.get(key)
         # A fragment that is younger than the copy has data that the copy lacks.
@@ -173,8 +176,9 @@ class LoweringCache:
     def fragments(
         self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
     ) -> dict[int, tuple[int, Fragment]]:
-        """Return index in `ops` -> length and code of the plan's cached fragments. New ones are
-        cached as long as there is room."""
+        """Return the plan's fragments: index in `ops` of a fragment's first operation -> number of
+        its operations, and the fragment. Missing ones are made and cached until the cache is
+        full."""
         by_start = {}
         for start, end in _spans(ops):
             key = ops[start:end]

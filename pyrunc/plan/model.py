@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Op(Value):
-    """One operation of the new process (the first ones: of the launcher that clones it)."""
+    """One operation of a plan: the launcher runs those up to `Clone`, the process that it clones
+    runs the others."""
 
 
 class ParentStep(Value):
@@ -46,8 +47,8 @@ class RecordProcess(ParentStep):
 
 
 class GiveCgroup(ParentStep):
-    """Give the cgroup's folder and the files that delegation names to `uid` (runtime-spec,
-    "Cgroup ownership")."""
+    """Make `uid` the owner of the cgroup's directory and of the files that
+    /sys/kernel/cgroup/delegate lists (runtime-spec, "Cgroup ownership")."""
 
     uid: int
 
@@ -66,8 +67,8 @@ class JoinRdt(ParentStep):
 
 
 class MoveLinks(ParentStep):
-    """Move links (name here -> name there) into the process's network namespace, with their
-    addresses."""
+    """Move network interfaces (name in our namespace -> name in the container's) into the process's
+    network namespace, with their addresses."""
 
     links: Mapping[str, str]
 
@@ -79,8 +80,8 @@ class WriteHookState(ParentStep):
 
 
 class RunHooks(ParentStep):
-    """Run all hooks of one kind, each to its end: in the runtime's namespaces, or from `folder`
-    in these `namespaces` of the process."""
+    """Run all hooks of one kind, one after the other. Without a `folder` they run in the runtime's
+    namespaces, else in these `namespaces` of the process, with `folder` as working directory."""
 
     kind: str
     hooks: tuple[Hook, ...]
@@ -195,7 +196,8 @@ class LoopbackUp(Op):
 
 
 class SetPropagation(Op):
-    """Set how mounts of the namespace's tree (the runtime's, copied) propagate: MS_* flags."""
+    """Set the propagation (MS_* flags) of `/` in the new mount namespace, a copy of the runtime's;
+    with MS_REC of all mounts below it as well."""
 
     flags: int
 
@@ -246,12 +248,12 @@ LINK_CAME = "there was no link in the path when it was looked up"
 
 
 class MountTree(Op):
-    """Put a detached clone of a host mount (a bind) at `destination`. All flags are
-    MOUNT_ATTR_*.
+    """Attach a detached clone of a host mount (a bind) at `destination`. `set` and `clear`, also
+    the recursive ones, are MOUNT_ATTR_*; `propagation` are MS_* flags.
 
-    Without a `descriptor` the container's process clones `source` in its copy of the runtime's
-    mounts, with those below it if it is `recursive`; it follows no link, because the path had none
-    when it was resolved.
+    The runtime makes the clone and passes it as `descriptor`. Without one the container's process
+    clones `source` in its copy of the runtime's mounts, with the mounts below if it is `recursive`;
+    it follows no symbolic link, because the path had none when it was resolved.
     """
 
     destination: str
@@ -268,10 +270,10 @@ class MountTree(Op):
 
 
 class MakeDevice(Op):
-    """Make a device file with that owner and mode. An existing one must match, unless the folder
-    is new (`fresh`).
+    """Make a device file with this owner and mode. An existing file must be the same device; in a
+    new directory (`fresh`) an existing file is an error.
 
-    `bind`: where making it is not permitted, bind the host's.
+    `bind`: where mknod(2) is refused (EPERM), bind the host's device.
     """
 
     path: str
@@ -328,15 +330,16 @@ class ChangeRoot(Op):
 
 
 class LabelMount(Op):
-    """Set the SELinux label of the folder at `path`: of a filesystem that takes none as a mount
-    option."""
+    """Set the SELinux label of the filesystem mounted at `path`, by its root directory, because it
+    takes no label as a mount option."""
 
     path: str
     label: str
 
 
 class ReopenNull(Op):
-    """Replace stdio that is the host's /dev/null by the container's, which must be 1:3."""
+    """Replace those of stdio that are the host's /dev/null by the container's /dev/null, which must
+    be the device 1:3."""
 
     descriptors: tuple[int, ...]
 
@@ -490,8 +493,8 @@ class EnterFolder(Op):
 class LoadFilter(Op):
     """Load a seccomp filter: `instructions` are sock_filter bytes.
 
-    With `listener` it makes a notification descriptor; then the process waits until the parent has
-    it and has done its `steps`.
+    With `listener` the kernel also makes a notification descriptor; the process then waits until
+    the parent has fetched that descriptor and carried out `steps`.
     """
 
     instructions: bytes
@@ -570,10 +573,12 @@ def steps_of(op: Op) -> tuple[ParentStep, ...]:
 class HostFacts(Value):
     """Facts about the machine and the runtime's own process on which a plan depends.
 
-    `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run
-    on all CPUs; `in_user_namespace`: our root is not the machine's; `setgroups`: it may change
-    groups; `lowers_oom_score`: it may set an oom_score_adj below its own, `oom_score_adj`;
-    `cgroup_root`: where the v2 tree is; `cgroup_options`: of its superblock, such as `nsdelegate`.
+    `capabilities`: bit mask of those that we can pass on; `clones_detached`: open_tree(2) can clone
+    a detached mount; `pinned`: our CPU affinity excludes some CPUs; `in_user_namespace`: our user
+    namespace is not the initial one; `setgroups`: our user namespace permits setgroups(2);
+    `oom_score_adj`: our own, below which we may not go unless `lowers_oom_score`; `cgroup_root`:
+    the mount point of the v2 tree; `cgroup_options`: the mount options of its superblock, such as
+    `nsdelegate`.
     """
 
     capabilities: int
@@ -599,12 +604,16 @@ class HostFacts(Value):
 
 
 class RootfsFacts(Value):
-    """Facts about this container's files. Keys are indices of `spec.mounts`.
+    """Facts about the files of one container. The keys of the first four are indices of
+    `spec.mounts`.
 
-    `sources`: absolute paths of those binds that the container's process makes itself; the others
-    come as descriptors. `null_stdio`: descriptors that are reopened as the container's /dev/null.
-    `devices`: descriptors of device files that were made outside, by path. `instances`: mount
-    points of whole procfs and sysfs in our namespace, looked up only for a root that covers ours.
+    `directories`: whether a mount's source is a directory. `sources`: absolute paths of the binds
+    that the container's process clones itself; the other binds come as descriptors. `destinations`:
+    real paths of destinations that are links to missing files. `modes`: of the directories that a
+    tmpfs covers. `null_stdio`: which of 0, 1, 2 are reopened as the container's /dev/null.
+    `devices`: path -> name of the descriptor of a device file that was made outside. `instances`:
+    mount points of whole procfs and sysfs in our namespace, looked up only when the root is mounted
+    over `/` (CoverRoot).
     """
 
     directories: Mapping[int, bool] = {}

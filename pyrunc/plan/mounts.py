@@ -357,10 +357,11 @@ def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
 
 
 def _fallback_bind(kind: str, linux: Linux, host: HostFacts) -> str:
-    """Return the host's path to bind if the kernel refuses the mount; empty if it does not.
+    """Return the host's path to bind if the kernel refuses a new mount of type `kind`; empty if it
+    cannot refuse one.
 
-    A user namespace may mount sysfs only in a network namespace that it owns, and cgroup2 only in
-    a cgroup namespace that it owns. It may not own a namespace that the container joins.
+    A user namespace may mount sysfs only in a network namespace that it owns, and cgroup2 only in a
+    cgroup namespace that it owns. It may not own a namespace that the container joins.
     """
     owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(
         kind, ("", "")

@@ -1,8 +1,8 @@
 """Plans namespaces: which are joined, in which order, and which are new.
 
-Everything but the user namespace is joined while the process still has the runtime's rights, the
-user namespace last. Namespaces that only the runtime's user namespace may not enter would need a
-third round; a rootful runtime never does.
+The user namespace is joined last, so that the process joins all others with the runtime's rights. A
+rootless runtime could join namespaces that belong to the container's user namespace only after that
+one; no such round is planned, because a rootful runtime needs none.
 """
 
 from __future__ import annotations

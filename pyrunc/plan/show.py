@@ -62,10 +62,11 @@ def step_label(number: int, index: int) -> str:
 
 
 def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
-    """Return a line per operation and step that was timed: its duration in microseconds, the
-    time since the start, its line.
+    """Return a line per operation and step that was timed: its duration in microseconds, the time
+    since the start, its line.
 
-    `times` are (number of `numbered`, nanoseconds) in the order of events.
+    `times`: (number as in `numbered`, nanoseconds of the clock of `started_ns`) in the order of
+    events; the stages of `pyrunc.timings` among them are skipped.
     """
     texts = dict(numbered(plan))
     lines, before_ns = ["      us   since start    line  operation"], started_ns

@@ -102,13 +102,12 @@ class _Jump:
 
 
 class Assembler:
-    """Collects operations and data for one architecture (`uname -m` name; default: this
-    machine's).
+    """Collects operations and data for one architecture (`uname -m` name; default: this machine's).
 
-    Operations are appended in the order of the calls. `sync` is the slot that holds the number of
-    the synchronisation socket when the program runs: for close-on-exec, keep lists and messages
-    with descriptors. `handler` holds the address of a signal handler that ends the process with 128
-    + the signal's number.
+    Operations are appended in the order of the calls. When the program runs, `sync` holds the
+    number of the synchronisation socket, for operations that keep it open, mark it close-on-exec or
+    send descriptors on it, and `handler` holds the address of a signal handler that ends the
+    process with 128 + the signal's number.
     """
 
     def __init__(self, arch: str = "") -> None:
@@ -137,8 +136,8 @@ class Assembler:
     # ---- data
 
     def data(self, content: bytes | int, align: int = 8) -> Address:
-        """Append a block to the data: these bytes, or that many zeros. The program may write
-        into it."""
+        """Append a block to the data and return its address: `content`, or that many zero bytes.
+        The program may write into it."""
         data = self._data
         if pad := -len(data) % align:
             data += bytes(pad)
@@ -192,7 +191,8 @@ class Assembler:
         return Slot(place.offset, width, 1 << self._slots)
 
     def field(self, place: Address, offset: int, width: int) -> Slot:
-        """Return a part of a data block as a variable (1, 4 or 8 bytes), which counts as stored."""
+        """Return `width` (1, 4 or 8) bytes of a data block as a variable. It may be loaded at once,
+        because the block has content."""
         if width not in _LOADS:
             raise InvalidArgument(f"a field has 1, 4 or 8 bytes, not {width}")
         return Slot(place.offset + offset, width)
@@ -329,8 +329,8 @@ class Assembler:
         return len(self._packed)
 
     def program(self) -> Program:
-        """Encode the collected operations. InvalidArgument names the operation whose label has
-        no place."""
+        """Encode the collected operations. Raises InvalidArgument with the index of an operation
+        that jumps to a label that was never placed."""
         if not self._ended:
             # The launcher refuses a program without an end: its interpreter has no bounds check at
             # each step.
@@ -402,8 +402,9 @@ class Assembler:
         words: Sequence[int],
         call: str,
     ) -> None:
-        """Append an operation and merge the stored slots into each of its labels; what follows
-        counts as reached only if a path leads there."""
+        """Append an operation that jumps, and note for each of its labels which slots have been
+        stored on every path to it. The next operation counts as reached only if one of the labels
+        is NEXT."""
         index, stored = len(self._packed), self._stored
         jumps = reached = False
         for label in (true, *rules):

@@ -50,8 +50,8 @@ _executable: tuple[int, int, int] | None = None  # number, device, inode
 
 
 class LauncherMessage(Value):
-    """A message of the program: `tag` (see `program.model`), the index of the operation that sent
-    it, two numbers, and descriptors, which the receiver closes."""
+    """A message of the program: `tag` (PID, READY, …), the index of the operation that sent it, the
+    two numbers of `Assembler.send`, and descriptors, which the receiver closes."""
 
     tag: int
     op_index: int
@@ -239,8 +239,8 @@ def launch(
     fds: Mapping[int, int] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> RunningProgram:
-    """Spawn the launcher with this program. `stdio` are three descriptors, `fds` maps numbers
-    there to numbers here.
+    """Spawn the launcher with this program. `stdio`: our three descriptors that become its stdio;
+    `fds`: the launcher's descriptor number -> ours, for all others.
 
     The caller keeps its descriptors; the launcher has copies. `env` is the launcher's own (empty)
     environment, not that of the program's execve. Raises KernelError with the call, never OSError.
@@ -293,8 +293,8 @@ def executable(lowest: int = 0) -> int:
     """Return a read-only descriptor of the sealed launcher, made once per process and kept open;
     the caller does not close it. A new one gets a number from `lowest` up.
 
-    A forked process inherits it, or closes it with everything that it does not know: then the
-    number is another file's, and a new copy is made.
+    A forked process may have closed the inherited descriptor and have another file at its number;
+    device and inode show that, and then a new copy is made.
     """
     global _executable
     if _executable is not None:

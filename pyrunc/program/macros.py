@@ -152,11 +152,11 @@ def close_all_from(
 
 
 def send_fd(a: Assembler, fd: Operand) -> None:
-    """Send DESCRIPTOR with a copy of the descriptor (SCM_RIGHTS): the console's master, for which
-    the parent then needs no right to ptrace.
+    """Send DESCRIPTOR with a copy of `fd` (SCM_RIGHTS), such as the master of the console. The
+    parent then needs no right to ptrace, as it would for pidfd_getfd(2).
 
-    Unlike `send` it uses sendmsg(2), which a seccomp filter may forbid: it belongs before the
-    filter.
+    Unlike `send` it uses sendmsg(2), which a seccomp filter may forbid: append it before the filter
+    is loaded.
     """
     message = a.data(pack("<IIqq", DESCRIPTOR, a.here, 0, 0))
     iovec = a.data(pack("<QQ", 0, 24))
@@ -179,8 +179,8 @@ def require(
     errno: int,
     note: str,
 ) -> None:
-    """Continue when `value` is in that relation to the constant; else fail with the errno and
-    the note."""
+    """Go on if `value` is eq, ne, lt or ge (`relation`) `constant`; else fail with `errno` and
+    `note`."""
     good = a.label("as required")
     a.compare(value, relation, constant, true=good)
     a.fail(errno, note)
@@ -295,7 +295,7 @@ def create_file(
 
 
 def status(a: Assembler, fd: Operand) -> Address:
-    """Append statx(2) of a descriptor; `status_field` reads the result."""
+    """Append statx(2) of a descriptor; returns the address of its result, for `status_field`."""
     place = a.data(STATX_SIZE)
     a.sys("statx", fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, place)
     return place

@@ -74,7 +74,7 @@ NEXT = Label("next")
 
 
 class Line:
-    """The plan's line that operations belong to, for the errors of their failures."""
+    """A line of the plan, which the error of a failed operation names."""
 
     __slots__ = ("number", "text")
 

@@ -128,8 +128,8 @@ def build(profile: SeccompProfile, machine: str) -> bytes:
 
 
 def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
-    """Return the rules for i386's socketcall(2) with one of its call numbers, which libseccomp
-    does not apply correctly."""
+    """Return the rules for i386's socketcall(2) that compare only its first argument, a call's
+    number. libseccomp does not apply these correctly; `stub.multiplexed` does."""
     first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
     return [
         r

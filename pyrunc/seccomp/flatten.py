@@ -4,9 +4,8 @@ actions at its leaves.
 libseccomp compares number by number, also in its binary tree, and installing a filter takes time in
 proportion to its length: the kernel checks and compiles every instruction, and runs the filter once
 per call number. Most neighbours have the same action, so intervals are few. They are computed by
-running libseccomp's own program with a range of numbers instead of one number; what depends on
-arguments stays its own program, to which the tree jumps. Measured for RuntimeDefault: see
-`tests/unit/seccomp`.
+running libseccomp's own program with a range of numbers instead of one number. Calls whose action
+depends on their arguments stay in a program of libseccomp, to which the tree jumps.
 """
 
 from __future__ import annotations

@@ -37,16 +37,16 @@ Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, 
 
 
 def is_needed(default_action: int) -> bool:
-    """Tell whether the default action would mislead the C library: it does not if it allows,
-    logs or traces new calls."""
+    """Tell whether calls that are newer than the profile must get ENOSYS: only if the default
+    action is none of ALLOW, LOG and TRACE."""
     return default_action & 0x7FFF0000 not in TAKES_RECENT
 
 
 def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool) -> bytes:
-    """Build the prologue. `highest`: architecture -> highest number that the profile names;
-    `verdicts`: number -> action of calls that are decided here.
+    """Build the prologue: the action of each call number in `verdicts` and, if `with_enosys`,
+    ENOSYS above the highest number that the profile names (`highest`, per architecture).
 
-    It ends by falling into the program behind it, which loads what it needs itself.
+    All other calls go on to the program that follows, which must load the number again.
     """
     code: list[Instruction] = []
     for audit in reversed([audit for audit in highest if audit != X32]):
@@ -109,8 +109,9 @@ def _split_off_x32(
 def _number_rules(
     highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int
 ) -> list[Instruction]:
-    """Build the instructions for single numbers, and ENOSYS above the highest; other numbers
-    fall through to what follows."""
+    """Build the instructions for one architecture: the actions in `verdicts`, with `bit` (X32_BIT
+    or 0) set in each number, and, if `with_enosys`, ENOSYS above `highest`. All other numbers go on
+    to what follows."""
     body: list[Instruction] = []
     for number, action in sorted(verdicts.items()):
         body += [(JUMP_EQUAL, 0, 1, number | bit), (RETURN, 0, 0, action)]

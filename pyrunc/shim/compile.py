@@ -70,10 +70,14 @@ class CompiledProcess:
 
 
 class CompiledContainer(CompiledProcess):
-    """A container that is created. `state`: its state, without the process; `group`: its cgroup.
-    `poststart`: the hooks of that name; `poststop`: whether something runs after its end. A
-    container of another OCI runtime, or of a checkpoint, has no launch: `attached` has the mount
-    points of the mounts in `fds` then, `pinned` those of the pod's pinned mounts."""
+    """A compiled container, which can be started. `state`: its state record, without the process;
+    `group`: its cgroup; `poststart`: its hooks of that kind; `poststop`: whether it has hooks or
+    resctrl groups for `Starter.after_stop`.
+
+    A container of another OCI runtime, or of a checkpoint, has no launch, but mounts for the shim
+    to attach: `attached` has the mount points of `fds` in the same order, `pinned` those of the
+    pod's pinned mounts -> their names.
+    """
 
     state: State
     file: LaunchFile
@@ -181,7 +185,8 @@ class ContainerCompiler:
         )
 
     def _open_places(self) -> Prepared:
-        """Open the mounts that are attached in their places before another runtime or CRIU runs."""
+        """Open the root and the mounts that the shim attaches before another runtime or CRIU runs;
+        returns their mount points and descriptors. The pod's pinned mounts are left out."""
         request = self._create_request(self._spec)
         check(request.spec)
         opened: list[int] = []
@@ -200,7 +205,8 @@ class ContainerCompiler:
         return {"attached": attached}, opened
 
     def _with_places(self, prepared: Prepared) -> CompiledContainer:
-        """Return a container without a launch: of another runtime, or of a checkpoint."""
+        """Return the compiled container of another runtime or of a checkpoint, which has no launch,
+        with the mounts of `_open_places`."""
         fields, fds = prepared
         file, spec = self._file, _with_oom_score(self._spec, self._oom_score)
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
@@ -389,8 +395,8 @@ def execute(
 
 
 class _Configuration:
-    """A container's configuration, parsed, and the programs of its execs. `identity`: of the
-    file."""
+    """A container's parsed config.json, and the programs of its execs. `identity`: inode, size,
+    mtime and ctime of the file that was parsed."""
 
     __slots__ = ("identity", "programs", "spec")
 

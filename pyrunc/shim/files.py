@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OtherRuntime(Record):
-    """An OCI runtime's command line. `systemd`: it makes the cgroup by systemd."""
+    """The command line of an OCI runtime. `systemd`: the runtime has systemd make the cgroup."""
 
     binary: str
     arguments: Sequence[str] = ()
@@ -50,10 +50,11 @@ class RestoreFolders(Record):
 class LaunchFile(RecordFile):
     """The parameters of a container's launch that are not in its config.json.
 
-    `image_volumes`, `layer_volumes`: mounted and unpacked images, by the names that binds have as
-    sources. `settled`: bind sources whose real paths the server has resolved; a symbolic link in
-    such a path is an error when it is opened again. `runtime`: another OCI runtime starts the
-    container; `restore`: CRIU does. Both use `places`.
+    `image_volumes`, `layer_volumes`: mounted and unpacked images, by the names that bind mounts
+    have as sources. `settled`: bind sources whose real paths the server has resolved; a symbolic
+    link in such a path is an error when it is opened again. `runtime`: the other OCI runtime that
+    starts the container; `restore`: the folders from which CRIU restores it. For these two,
+    `places` are mounts that the shim attaches first.
     """
 
     name = "launch.json"

@@ -1,6 +1,6 @@
 """A shim's connection to the keeper. The shim stores there what another shim needs to take its pods
-over (`messages.StoredPause`, `StoredContainer`), and asks it how processes ended that are not its
-children.
+over (`messages.StoredPause`, `StoredContainer`), and asks the keeper for the wait statuses of
+processes that are not the shim's children.
 
 The server replaces a keeper that was killed, and each shim stores its entries in the new one.
 Without a keeper pods run, but end with their shim.

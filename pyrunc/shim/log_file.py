@@ -85,7 +85,7 @@ class LogFile:
             self.retry()
 
     def close(self) -> None:
-        """Close the file; records that wait stay in memory for the next one."""
+        """Close the file. Records that wait stay in memory for the file that `reopen` opens."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,10 +1,10 @@
 """Formats the output of a container as records of the CRI log format, without I/O.
 
 A record is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. A line of at most 16 KiB is one
-`F` record; a longer one is cut into `P` records of 16 KiB and a last `F`. Bytes without a newline
-wait until there are more than that; at the end of the stream they become a `P` record. Readers join
-the records P … P F. Content is never changed. One time stamp serves a whole batch. Format:
-kubernetes design "CRI: container runtime logs"; the 16 KiB and the last P are containerd's.
+`F` record; a longer one is cut into `P` records of 16 KiB and a last `F`. Up to 16 KiB without a
+newline wait in memory for the rest of the line; at the end of the stream they become a `P` record.
+Readers join the records P … P F. Content is never changed. One time stamp serves a whole batch.
+Format: kubernetes design "CRI: container runtime logs"; the 16 KiB and the last P are containerd's.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The messages between a shim and its clients: one JSON object per packet, with descriptors beside
-it (pyrunc.ipc).
+"""The messages between a shim and its clients: one JSON object per packet, with descriptors as
+SCM_RIGHTS (pyrunc.ipc).
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or {"id": n, "error": …}
 (pyrunc.errors). Events {"event": …} are sent to every connected client after the exit is on disk. A
 shim may be older or newer than its client: unknown fields are ignored, an unknown call is
 `unsupported`, and `state` has the shim's protocol version.
 
-A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts`
-are the parts of a call's time (`pyrunc.timings`); with `timed` they include each operation of a
-launch.
+A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts` in
+an answer: what the call spent its time on (`Timings.noted`); with `timed` in the request, also each
+operation of a launch.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and
 `shim`), and in the folder of each sandbox that it serves (all other calls). In a container's folder
@@ -117,7 +117,7 @@ class ExecExited(Record):
 
 
 class PauseExited(Record):
-    """The pod's pause process has ended. None: its exit code is unknown."""
+    """The pod's pause process has ended. `exit_code` is None when it is unknown."""
 
     exit_code: int | None = None
 
@@ -226,9 +226,9 @@ class CreateContainer(Request):
     """Compile the container whose config.json and launch.json are in its folder, and make its
     cgroup. A container that was created before is made again.
 
-    `images`: paths of the indexes of mounted images; the request has a descriptor of each mount.
-    `sources`: the server's facts of the host paths that are bound; `opened`: those whose
-    descriptors follow the images'.
+    `images`: index files of the mounted images; `opened`: host paths of bind sources. The request's
+    descriptors are a mount for each of `images`, then the open source for each of `opened`.
+    `sources`: host path of a bind source -> what the server has found there.
     """
 
     call = "create_container"
@@ -277,9 +277,10 @@ class TakeOverPause(Request):
 
 
 class TakeOverContainer(Request):
-    """Take over a container of a lost shim from the keeper. `sessions`: pid and start time of each
-    exec session, which is ended. With a descriptor: the writing end of the container's stdin, which
-    ends with its first client if `stdin_once`."""
+    """Take over a container of a lost shim from the keeper. `sessions`: pid and start time of the
+    first process of each exec session, all of which are killed. The request may have one
+    descriptor, the writing end of the container's stdin; with `stdin_once` the end of the first
+    client's input closes it."""
 
     call = "adopt_container"
     container: Id
@@ -318,7 +319,8 @@ class KillExec(Request):
 
 
 class Stop(Request):
-    """Send the signal, SIGKILL after `timeout_s`. The answer is the `Exit`, when it has come."""
+    """Send `signal` to the container, and SIGKILL after `timeout_s`. The `Exit` is the answer, sent
+    when the container has exited."""
 
     call = "stop"
     container: Id
@@ -327,7 +329,8 @@ class Stop(Request):
 
 
 class Attach(Request):
-    """Attach to the container's streams. The answer has descriptors as `ExecStarted` has."""
+    """Attach to the requested streams of the container. The answer has a pipe for each of them, in
+    the order stdin, stdout, stderr; a terminal has no stderr."""
 
     call = "attach"
     container: Id

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     Compiled = TypeVar("Compiled", covariant=True)
 
     class LaunchCompiler(Protocol[Compiled]):
-        """Compiles a process; `fork_first` returns the work of a fork before that."""
+        """Compiles a process with `compile`. If `fork_first` returns a function, a fork of the shim
+        runs it before, and `compile` gets its result."""
 
         def fork_first(self) -> Callable[[], Prepared] | None: ...
         def compile(self, prepared: Prepared | None) -> Compiled: ...

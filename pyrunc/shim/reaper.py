@@ -66,8 +66,8 @@ class Reaper:
         return self._holds > 0
 
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:
-        """Call `on_exit` once when our child `pid` has ended, at once if it has. With a start time
-        the keeper gets the wait status as well, for the case that this shim is killed before
+        """Call `on_exit` once when our child `pid` has ended, or now if it has ended already. With
+        `start_time` the keeper gets the wait status as well, in case this shim is killed before
         `on_exit` has written it."""
         self._expected[pid] = on_exit
         if start_time:

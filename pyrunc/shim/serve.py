@@ -81,8 +81,8 @@ class ClientConnection:
         return self._socket.fileno()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send or queue; owns `fds`. A client that reads nothing for thousands of messages is
-        dropped."""
+        """Send the message, now or when the client reads; closes `fds` afterwards. A client that
+        does not read for thousands of messages is disconnected."""
         if self.closed:
             ipc.close_all(fds)
             return

@@ -84,8 +84,9 @@ class SupervisedContainer:
     def started(
         self, process: StartedProcess, streams: ProcessPipes, *, stdin: bool, once: bool
     ) -> None:
-        """Take the process, which runs or has ended already, and its streams. `stdin` keeps its
-        input open; with `once`, until the first client closes its end."""
+        """Take over the started process, which may have ended already, and its streams. `stdin`:
+        its input stays open for clients; with `once` the end of the first client's input closes it,
+        unless it is a terminal."""
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}
@@ -107,10 +108,10 @@ class SupervisedContainer:
         *,
         once: bool,
     ) -> StartedProcess:
-        """Go on with a process whose shim was lost, from the keeper's record and descriptors, and
-        the writing end of its `stdin`, if that could be saved. All belong to this container once
-        this has returned. `once`: stdin ends with its first client. Raises InvalidArgument,
-        KernelError."""
+        """Supervise a process whose shim was lost. `record` and `fds` are the keeper's; `stdin` is
+        the writing end of its stdin, if that was saved, and with `once` the end of the first
+        client's input closes it. All descriptors belong to this container once this has returned.
+        Raises InvalidArgument, KernelError."""
         process = StartedProcess.from_stored(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
@@ -221,7 +222,8 @@ class SupervisedContainer:
             self.group.kill()
 
     def stop(self, call: ShimCall, number: int, timeout_s: float) -> None:
-        """Stop the container and answer `call` when it has exited (`Stop`)."""
+        """Stop the container: send signal `number`, SIGKILL after `timeout_s`, and answer `call`
+        with the exit. A start that is not done yet is aborted."""
         if self.exit:
             call.answer(self.exited())
             return
@@ -380,8 +382,8 @@ class SupervisedContainer:
 
 
 class ProcessPipes:
-    """The pipes of a process that is about to start: its ends in `stdio`, ours by name; -1 where
-    there is none."""
+    """The pipes of a process that is about to start. `stdio`: the process's ends, with /dev/null in
+    place of a missing pipe; `stdin`, `stdout`, `stderr`: our ends, -1 for a missing pipe."""
 
     def __init__(self, *, stdin: bool, stdout: bool = True, stderr: bool = True) -> None:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -432,7 +434,7 @@ class SupervisedExec:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process and all descendants, or end its start."""
+        """Kill the process and all descendants; if it is still being started, abort that."""
         self._killed = True
         if not self.pid:
             if self.starting:

@@ -75,7 +75,8 @@ class SupervisedProcess:
 
 
 class ForkedProcess(Record):
-    """The record of a `StartedProcess` of a fork, which is sent with its terminal's descriptor."""
+    """What a fork of the shim sends about the process that it has started
+    (`StartedProcess.record`). The descriptor of the terminal's master, if any, goes with it."""
 
     pid: int
     start_time: int
@@ -87,7 +88,7 @@ class ForkedProcess(Record):
 
 class StartedProcess(SupervisedProcess):
     """A process that was started. `console_fd`, a pty's master, belongs to the owner of this
-    object. `parts`: the parts of the start's time."""
+    object. `parts`: what the start spent its time on (`Timings.noted`)."""
 
     __slots__ = ("console_fd", "group", "has_poststop", "of_other_runtime", "parts")
 
@@ -100,7 +101,8 @@ class StartedProcess(SupervisedProcess):
         self.parts: list[Part] = []
 
     def record(self) -> tuple[ForkedProcess, list[int]]:
-        """Return the record and descriptors from which `of` makes it again."""
+        """Return the record and the descriptors that a fork sends to the shim, which reads them
+        with `of`."""
         group = self.group.record()
         started = ForkedProcess(
             self.pid, self.start_time, group, self.has_poststop, self.of_other_runtime, self.parts
@@ -109,7 +111,7 @@ class StartedProcess(SupervisedProcess):
 
     @classmethod
     def of(cls, started: ForkedProcess, fds: list[int]) -> StartedProcess:
-        """Return the process of a record that `record` made. It owns the descriptors."""
+        """Return the process that a fork has sent as `record`. It owns the descriptors."""
         console_fd = fds[0] if fds else None
         process = cls(
             started.pid, started.start_time, Cgroup.from_record(started.group), console_fd
@@ -209,8 +211,9 @@ class Starter:
     def pause(
         self, compiled: CompiledPause, network: int | None
     ) -> Generator[int, None, PauseProcess]:
-        """Start the pod's pause process. `network`: the pod's network namespace, which stays the
-        caller's; None: it is made with the process, or is the host's. Raises Error."""
+        """Start the pod's pause process. `network`: the pod's network namespace, which the caller
+        closes; None if the clone of the process makes the namespace, or the pod uses the host's.
+        Raises Error."""
         with Undo() as undo:
             undo.push("pinned mounts", ipc.close_all, list(compiled.pins.values()))
             launch = compiled.launch
@@ -377,8 +380,8 @@ class _Clock:
         self.parts: list[Part] = []
 
     def stop(self) -> None:
-        """Compute the parts. To be called before the program is closed, because it describes its
-        operations."""
+        """Compute `parts` from the `times` that the launch has recorded: its stages, and if the
+        launch is timed, the plan's lines."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}
@@ -386,8 +389,8 @@ class _Clock:
 
 
 def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, int]) -> None:
-    """Clone the pod's pinned mounts, by the names that they have in the launch's program. Raises
-    InvalidSpec, KernelError."""
+    """Clone the pod's pinned mounts that the launch uses into `clones`: name of the descriptor in
+    the plan -> descriptor. Raises InvalidSpec, KernelError."""
     for descriptor, name in launch.pinned.items():
         if pause is None or name not in pause.mounts:
             raise InvalidSpec("mounts", f"there is no mount called {name!r} in this pod")

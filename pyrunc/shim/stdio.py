@@ -215,8 +215,8 @@ class InputStream:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """Wait only for the reader's end while there is nothing to write (a terminal without a
-        reader may be opened again)."""
+        """Watch `fd` while there is nothing to write: a pipe for the close of its reading end only,
+        a terminal not at all, because another process may open it again."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)

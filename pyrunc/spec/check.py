@@ -343,8 +343,8 @@ def _sysctl(key: str, value: str, linux: Linux) -> None:
 
 
 def settings_by_namespace(spec: Spec) -> dict[str, str]:
-    """Return type of namespace -> JSON path of a setting in it, for the settings that must not
-    reach the host's namespace."""
+    """Return type of namespace -> JSON path of a setting in it (sysctl, hostname, domainname,
+    network device). Without its own namespace of that type, the container would change the host."""
     paths = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name:

@@ -29,7 +29,8 @@ KERNEL_NAMES = {
 
 
 class IdMap(Value):
-    """Maps `size` ids from `container_id` up to `host_id` and up outside."""
+    """Maps `size` ids of a user namespace, from `container_id` on, to the ids outside from
+    `host_id` on."""
 
     container_id: int
     host_id: int

@@ -236,8 +236,8 @@ _last_seccomp: tuple[Any, Any] = None, None
 
 
 def _seccomp(o: Object, path: str) -> Any:
-    """Parse the seccomp profile. Nearly all containers of a node have the same one, so equal ones
-    in a row are parsed once and share the 46 KiB of memory."""
+    """Parse the seccomp profile. Nearly all containers of a node have the same profile: one that
+    equals the last one is not parsed again, and shares its 46 KiB of memory."""
     global _last_seccomp
     profile = o.get("seccomp")
     if profile is None or profile != _last_seccomp[0]:
@@ -291,7 +291,8 @@ def _at(path: str, key: str) -> str:
 def _field(
     o: Object, key: str, path: str, shape: object, default: Any = None, required: bool = False
 ) -> Any:
-    """Return the property in this shape; the default when it is absent."""
+    """Return property `key` of `o`, checked by `shape`, or `default` when it is absent. Raises
+    InvalidSpec with its JSON path."""
     value = o.get(key)
     if value is not None:
         return shaped(value, shape, _at(path, key))

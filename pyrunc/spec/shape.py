@@ -1,8 +1,8 @@
 """Checks types and ranges of JSON values by their shapes.
 
-`linux.resources`, `linux.seccomp` and `linux.intelRdt` stay JSON objects: the folders that parse
-them get them in the shapes below, without nulls. Unknown properties are passed on unchecked.
-Source: runtime-spec schema/defs-linux.json and config-linux.json.
+`linux.resources`, `linux.seccomp` and `linux.intelRdt` stay JSON objects: the code that parses them
+gets them in the shapes below, without nulls. Unknown properties are passed on unchecked. Source:
+runtime-spec schema/defs-linux.json and config-linux.json.
 """
 
 from __future__ import annotations

@@ -105,8 +105,9 @@ def _job(zygote: int, function: Function, request: RunJob, fds: list[int]) -> in
 
 
 def _brief(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an error's fields with shortened texts, so that they fit into one packet: a layer's
-    author chooses the names of its members, and the server takes no memfd of a job."""
+    """Return an error's fields with long texts cut off, so that they fit into one packet. The
+    author of an image's layer chooses the names in it, and the server refuses the memfd in which a
+    job's longer message would come."""
     return {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in fields.items()}
 
 

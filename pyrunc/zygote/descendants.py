@@ -54,8 +54,8 @@ def open_descendant(pid: int, family: set[int]) -> int | None:
     """Return a pidfd of a process whose parent is one of `family`; None when there is no such
     process.
 
-    The number may have been reused since it was listed, so the parent is checked after the pidfd
-    was opened.
+    The pid may have been reused since it was listed, so the parent is looked up after the pidfd was
+    opened.
     """
     try:
         process = os.pidfd_open(pid)
