@@ -1,4 +1,5 @@
-"""Facts of the host, read once at start: cgroups, security modules, privileges and limits."""
+"""Reads the properties of the host once, at the server's start: cgroups, security modules,
+privileges and limits."""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ class NodeFacts:
 
 
 def probe(config: Config) -> NodeFacts:
-    """Read the facts of the host. Raises InvalidSpec when the configuration requires a feature that
-    it lacks."""
+    """Read the properties of the host. Raises InvalidSpec when the configuration requires a feature
+    that the host lacks."""
     root = cgroup_root()
     # sd_booted(3) makes this test: systemd may be installed without being process 1.
     systemd = Path("/run/systemd/system").is_dir()

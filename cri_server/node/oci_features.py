@@ -42,15 +42,15 @@ class OciFeatures:
         return features
 
     async def mounts_rro(self, runtime: RuntimeConfig) -> bool:
-        """Whether the runtime supports recursive read-only mounts, as this project's does."""
+        """Whether the runtime supports recursive read-only mounts; this project's runtime does."""
         if not runtime.binary:
             return True
         features = await self._ask(runtime.binary, runtime.arguments)
         return "rro" in (features.get("mountOptions") or ())
 
     async def _ask(self, binary: str, arguments: list[str]) -> dict[str, Any]:
-        """Return the cached features of a runtime; empty if it is missing, fails, or lacks
-        `features`."""
+        """Return what `BINARY features` prints, parsed and cached; empty if the runtime is missing,
+        fails, or lacks the command `features`."""
         try:
             status = await asyncio.to_thread(os.stat, binary)
         except OSError:

@@ -246,7 +246,8 @@ def _resources(linux: Spec, adjustment: api.LinuxResources) -> None:
 
 
 def _set_fields(message: Any, table: Mapping[str, ResourceField]) -> Spec:
-    """The fields of `message` that are set, by their keys in an OCI configuration."""
+    """Return the values of the fields of `message` that are set, by their keys in an OCI
+    configuration."""
     return {
         field.key: getattr(message, name).value
         for name, field in table.items()

@@ -121,7 +121,8 @@ class PluginProcess:
         return launched, ours
 
     def end_soon(self) -> None:
-        """Send SIGTERM, and after `GRACE_S` SIGKILL."""
+        """Send SIGTERM without waiting; SIGKILL follows after `GRACE_S` if the process still
+        runs."""
         if not self.ended.is_set() and self._kill is None:
             self._signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()

@@ -32,7 +32,7 @@ RDT_FIELDS = {
 
 
 def removal(key: str) -> str | None:
-    """The key to remove if `key` is `-KEY`; else None."""
+    """Return KEY if `key` is `-KEY`, which asks for the removal of KEY; else None."""
     return key[1:] if key.startswith(REMOVED) else None
 
 

@@ -48,7 +48,8 @@ FAILURES = (TimeoutError, Closed, PluginCallFailed, framing.TooLarge)
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Timeouts in seconds."""
+    """How long the server waits for a plugin: `registration_s` for its registration and
+    synchronization, `request_s` for a reply to any other request."""
 
     registration_s: float
     request_s: float

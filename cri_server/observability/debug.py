@@ -28,8 +28,8 @@ def enable_signal() -> None:
 
 
 def stacks() -> str:
-    """The stacks of all threads, and of all tasks with the coroutines that they await. Call on the
-    event loop."""
+    """Return the stacks of all threads, and of all tasks with the coroutines that they await, as
+    text. Call on the event loop."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
@@ -40,7 +40,8 @@ def stacks() -> str:
 
 
 def _task(task: asyncio.Task[Any]) -> str:
-    """The stack of a task: its coroutines, the innermost last."""
+    """Return a task's name and its chain of coroutines, the innermost last, with what that one
+    waits for."""
     lines: list[str] = []
     waiting: object = None
     awaited: object = task.get_coro()

@@ -31,7 +31,8 @@ class Events:
         self._latest_ns = 0
 
     def now_ns(self) -> int:
-        """A strictly increasing time stamp: kubelet uses the newer of a status and an event."""
+        """Return the time in ns, later than that of any call before, even when the clock is set
+        back: of a status and an event kubelet uses the newer one."""
         self._latest_ns = max(time.time_ns(), self._latest_ns + 1)
         return self._latest_ns
 

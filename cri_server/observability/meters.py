@@ -26,7 +26,7 @@ class Durations:
     sum_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count a measurement."""
+        """Count a duration in its bucket."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
@@ -39,7 +39,8 @@ class Meters:
         self._by_name: dict[tuple[str, str], Durations] = {}
 
     def add(self, name: str, kind: str, seconds: float) -> None:
-        """Count a measurement of (`name`, `kind`)."""
+        """Count a duration in the histogram of (`name`, `kind`), which is created at its first
+        use."""
         key = (name, kind)
         # Nearly all keys exist, and Python 3.11 enters a `try` at no cost.
         try:
@@ -49,7 +50,7 @@ class Meters:
             durations.add(seconds)
 
     def items(self) -> list[tuple[tuple[str, str], Durations]]:
-        """All histograms, sorted by name."""
+        """Return all histograms with their two names, sorted by name."""
         return sorted(self._by_name.items())
 
 

@@ -46,7 +46,7 @@ class ContainerFigures:
     open_files_limit: int | None
 
     def stat(self, name: str) -> int:
-        """A value of memory.stat; 0 without it."""
+        """Return the field `name` of memory.stat; 0 if the kernel lacks it."""
         return self.memory.stat.get(name, 0)
 
 
@@ -266,7 +266,7 @@ NETWORK = tuple(
 
 
 def descriptors() -> list[api.MetricDescriptor]:
-    """The descriptors of all metrics, for kubelet's registration."""
+    """Return the descriptors of all metrics, as kubelet reads them once at its start."""
     columns = [(m.full_name, m.help, m.labels) for m in CONTAINER]
     columns += [(f"container_{name}", help, ("interface",)) for name, help, _ in NETWORK]
     return [
@@ -343,7 +343,8 @@ def _measure(services: Services, container: Container, layer_bytes: int) -> Cont
 
 
 def _open_files_limit(container: Container) -> int | None:
-    """The soft limit of the container's first process (prlimit(2)); None after its exit."""
+    """Return the soft RLIMIT_NOFILE of the container's first process (prlimit(2)); None after its
+    exit."""
     if container.process is None:
         return None
     try:

@@ -92,7 +92,7 @@ class LayerSizes:
 
 
 def _written(root: Path) -> tuple[int, int]:
-    """Bytes and inodes of a container's writable layer and anonymous volumes."""
+    """Return bytes and inodes of a container's writable layer and anonymous volumes."""
     usages = [usage(root / "upper")]
     if (root / FOLDER).exists():
         usages.append(usage(root / FOLDER))
@@ -261,7 +261,8 @@ def measure(group: Cgroup) -> tuple[Stats, Memory]:
 
 
 def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, CgroupFigures]:
-    """Measure each group; one that cannot be read is omitted."""
+    """Measure the usage of each cgroup; return the results by the keys of `groups_of`. A cgroup
+    that cannot be read is omitted, because its container has ended."""
     figures = {}
     for key, group in groups_of.items():
         try:
@@ -377,8 +378,8 @@ def _network(usage: api.NetworkUsage, pid: int) -> None:
 
 
 def interface_counters(pid: int) -> dict[str, list[int]]:
-    """The columns of /proc/PID/net/dev by interface, without `lo`; empty after the process's
-    exit."""
+    """Read the counters of each interface except `lo` from /proc/PID/net/dev, as a list in the
+    order of its columns; empty after the process's exit."""
     # The file shows the namespace of PID, so that no thread has to enter it with setns(2).
     try:
         with open(f"/proc/{pid}/net/dev", "rb", buffering=0) as file:

@@ -76,8 +76,8 @@ class SingleFlight:
         return time.monotonic() - self._left_at[key]
 
     async def drain(self, timeout_s: float) -> list[str]:
-        """Wait until no operation runs, at most `timeout_s`; return the names of those that still
-        run."""
+        """Wait until no operation runs, at most `timeout_s`; return the keys of the operations that
+        still run, as text."""
         if self._running:
             await asyncio.wait(set(self._running.values()), timeout=timeout_s)
         return [str(key) for key in self._running]
@@ -106,8 +106,8 @@ class KeyedLock:
     async def hold(
         self, key: str, waiting: AbstractContextManager[None] = nullcontext()
     ) -> AsyncIterator[None]:
-        """Hold the lock of `key` during the block. The context `waiting` is active while this waits
-        for the lock."""
+        """Hold the lock of `key` during the block. `waiting`: a context manager that is entered
+        only while this waits for the lock, such as one that stops the clock of a timeout."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, users + 1)
         try:
@@ -124,7 +124,8 @@ class KeyedLock:
 
 
 class Gate:
-    """Counts the tasks inside, so that another task can wait until all have left."""
+    """Counts the tasks inside its `with` block, so that another task can wait until all have
+    left."""
 
     def __init__(self) -> None:
         self._inside = 0

@@ -73,7 +73,7 @@ class Failpoints:
         return cls(points)
 
     async def reached(self, point: str) -> None:
-        """Perform the action of the failpoint `point`, if there is one."""
+        """Perform the action of the failpoint `point`; does nothing if none is set there."""
         failpoint = self.points.get(point)
         if failpoint is None or failpoint.left == 0:
             return

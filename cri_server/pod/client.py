@@ -60,8 +60,8 @@ class SessionStreams:
 
 @dataclass
 class ExecSession(SessionStreams):
-    """A process started by `exec`. The future `exited` gets its exit code, or the exception
-    Unavailable when the shim is lost."""
+    """A process started by `exec`, and its streams. The future `exited` gets its exit code, or the
+    exception Unavailable when the shim is lost."""
 
     exec_id: str = ""
     container: str = ""

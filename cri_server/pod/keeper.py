@@ -45,8 +45,8 @@ class StoredPods:
             await asyncio.to_thread(self._drop, ids)
 
     async def open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
-        """Return the record of a pod's pause process and its descriptors, which the caller closes.
-        Raises Unavailable, Error."""
+        """Return what the keeper has of a pod's pause process: its record, and its descriptors,
+        which the caller closes. Raises Unavailable if the keeper has no entry of the pod, Error."""
         return await asyncio.to_thread(self._open_pause, sandbox_id)
 
     def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:

@@ -223,8 +223,8 @@ class Pod:
                 raise
 
     async def kill(self, container: Container, signal: int) -> None:
-        """Have the shim kill the container at once, even while it is being started. Raises
-        Error."""
+        """Have the shim send `signal` and SIGKILL to the container at once, even while it is being
+        started; return after its end. Does nothing if no shim answers. Raises Error."""
         client = self._shims.find(self._sandbox)
         if client is not None:
             await client.stop(container.id, signal, 0.0)
@@ -250,7 +250,8 @@ class Pod:
     async def attach(
         self, container: Container, *, stdin: bool, stdout: bool, stderr: bool
     ) -> SessionStreams:
-        """Open pipes to the container's streams. Raises Error."""
+        """Return pipes to the container's new output and its stdin, for the streams that are True.
+        Raises Error."""
         client = self._shims.get(self._sandbox)
         return await client.attach(container.id, stdin=stdin, stdout=stdout, stderr=stderr)
 
@@ -271,7 +272,8 @@ class Pod:
         tty: bool,
         **streams: bool,
     ) -> ExecSession:
-        """Run an OCI process object in the container. Raises Error."""
+        """Start an OCI process object in the container and return its session. `streams`: which of
+        `stdin`, `stdout`, `stderr` the session has. Raises Error."""
         with span("execute"):
             client = self._shims.get(self._sandbox)
             session = await client.exec(container.id, exec_id, process, tty=tty, **streams)

@@ -78,11 +78,11 @@ class ShimProcesses:
         await asyncio.shield(self._started)
 
     def of_this_version(self) -> set[ProcessIdentity]:
-        """Return the living shims that get pods."""
+        """Return the living shims of this server's version: only they get new pods."""
         return {shim.process for shim in self._shims}
 
     async def remove_outdated(self, process: ProcessIdentity) -> None:
-        """Remove the folder of a shim of another version after its end."""
+        """Remove the folder of the shim `process`, which is of another version and has ended."""
         folder = self._outdated.pop(process, None)
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

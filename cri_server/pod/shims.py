@@ -492,7 +492,8 @@ class Shims:
         sandbox.reachable = False
 
     def _forget(self, sandbox: Sandbox) -> ShimClient | None:
-        """Forget the sandbox; return the connection to its shim, if there was one."""
+        """Remove the sandbox from the connected ones; return the connection to its shim, if there
+        was one, for the caller to close."""
         self._pods.pop(sandbox.id, None)
         return self._clients.pop(sandbox.id, None)
 
@@ -547,7 +548,7 @@ class Shims:
         self._earlier.end_stopped()
 
     async def _end_once(self, sandbox: Sandbox) -> None:
-        """Run `end_orphans`, or wait for the run that is under way."""
+        """Run `end_orphans` for the sandbox; if a run is under way, wait for it instead."""
         task = self._ending.get(sandbox.id)
         if task is None:
             task = asyncio.get_running_loop().create_task(self.end_orphans(sandbox))

@@ -116,7 +116,7 @@ class Admin:
             self._profiling = False
 
     def table(self) -> methods.Table:
-        """The methods for the gRPC server."""
+        """Return the methods of this class's handlers, for the gRPC server."""
         return methods.private_table(
             {
                 private.LoadImage: self.load_image,

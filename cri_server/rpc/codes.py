@@ -94,7 +94,7 @@ def code_of(error: BaseException) -> Code:
 
 
 def message_of(error: BaseException) -> str:
-    """The message for the client: the error, and notes about undos that failed."""
+    """Return the message for the client: the error, and notes about undos that failed."""
     if isinstance(error, CallFailed):
         return error.message
     text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"

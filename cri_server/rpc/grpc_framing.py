@@ -81,7 +81,7 @@ def parse_timeout_s(text: bytes) -> float:
 
 
 def not_grpc_reply(http_status: int) -> tuple[bytes, bytes]:
-    """The header block and body of the reply to a request that is not gRPC."""
+    """Return the header block and the body of the reply to a request that is not gRPC."""
     body = b"this is a gRPC server: POST with content-type application/grpc\n"
     block = hpack.literal(b":status", b"%d" % http_status) + hpack.literal(
         b"content-type", b"text/plain"
@@ -90,7 +90,8 @@ def not_grpc_reply(http_status: int) -> tuple[bytes, bytes]:
 
 
 def status_block(code: Code, message: str) -> bytes:
-    """The header block of a call's status. A long message is truncated."""
+    """Return the header block with a call's `grpc-status` and `grpc-message`. A long message is
+    truncated."""
     if code == Code.OK:
         return OK_BLOCK
     block = hpack.literal(b"grpc-status", b"%d" % code)
@@ -117,18 +118,18 @@ def escape(message: str) -> bytes:
 
 
 def prefix(size: int) -> bytes:
-    """The prefix of an uncompressed message of `size` bytes."""
+    """Return the 5 bytes that precede an uncompressed message of `size` bytes."""
     return b"\0" + size.to_bytes(4, "big")
 
 
 def message(payload: bytes) -> bytes:
-    """Return `payload`, uncompressed, behind its prefix."""
+    """Return `payload` as an uncompressed gRPC message: behind its 5-byte prefix."""
     return prefix(len(payload)) + payload
 
 
 def whole_message(body: bytes) -> bytes | None:
-    """The payload if `body` is exactly one uncompressed message, as of nearly every request; else
-    None."""
+    """Return the payload if `body` is exactly one uncompressed message, as in nearly every request;
+    else None."""
     if (
         len(body) >= PREFIX_BYTES
         and not body[0]

@@ -23,7 +23,7 @@ from pyrunc.errors import InvalidArgument
 
 
 def message(image: Image) -> api.Image:
-    """The CRI message of an image, with a uid or a user name, never both."""
+    """Convert an image to its CRI message, with a uid or a user name, never both."""
     result = api.Image(
         id=image.id,
         repo_tags=image.repo_tags,

@@ -67,7 +67,7 @@ class ImageAdmin:
         )
 
     def table(self) -> methods.Table:
-        """The methods for the gRPC server."""
+        """Return the methods of this class's handlers, for the gRPC server."""
         return methods.private_table(
             {
                 private.PullImage: self.pull,

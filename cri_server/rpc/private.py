@@ -21,7 +21,7 @@ RecordType = TypeVar("RecordType", bound=Record)
 
 
 def path(call: str) -> str:
-    """The gRPC path of a call."""
+    """Return the gRPC path of `call`, a method of `pyrunc.v1.Admin`."""
     return f"/{SERVICE}/{call}"
 
 

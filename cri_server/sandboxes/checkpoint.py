@@ -1,10 +1,12 @@
 """CheckpointPod: freezes all containers of a pod, captures them one after the other, thaws them,
 and writes an archive of each into a folder.
 
-| file | content | |---|---| | ID.tar | a container, as CheckpointContainer writes it | |
-pod.options | the archive of each container (checkpointctl's CheckpointedPodOptions) | | pod.dump |
-the pod's configuration, CRI's message as JSON | | devshm-checkpoint.tar | the content of the
-/dev/shm that the containers share |
+| file | content |
+|---|---|
+| ID.tar | a container, as CheckpointContainer writes it |
+| pod.options | the archive of each container (checkpointctl's CheckpointedPodOptions) |
+| pod.dump | the pod's configuration, CRI's message as JSON |
+| devshm-checkpoint.tar | the content of the /dev/shm that the containers share |
 
 pod.options is written last: a folder without it is not a checkpoint.
 """

@@ -262,7 +262,8 @@ def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandb
 
 
 async def start_shim(context: RunContext) -> None:
-    """Assign the pod to a shim, which makes the pod's network namespace."""
+    """Assign the pod to a shim, which also makes the pod's network namespace if
+    `has_pinned_network`."""
     sandbox = context.sandbox
     network = has_pinned_network(sandbox.options)
     context.namespace = await context.services.pod(sandbox).assign_shim(network=network) or ""

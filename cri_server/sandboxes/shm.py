@@ -15,8 +15,8 @@ from pyrunc import ipc
 
 @contextlib.asynccontextmanager
 async def open_mounts(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int]]:
-    """Yield a list with a descriptor of the mount, open during the block; an empty list if the pod
-    uses the host's /dev/shm. Raises Unavailable."""
+    """Yield a list with a descriptor of the pod's /dev/shm mount, which is open during the block;
+    an empty list if the pod uses the host's /dev/shm. Raises Unavailable."""
     if sandbox.options.ipc == api.NODE:
         yield []
         return

@@ -52,8 +52,8 @@ def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
 def with_defaults(
     requested: Mapping[str, str], options: api.NamespaceOption, pods: PodsConfig
 ) -> dict[str, str]:
-    """Return the requested sysctls, and the configured defaults if the pod does not use the host's
-    network."""
+    """Return the requested sysctls, and the configured defaults for keys that are not requested. A
+    pod with host networking gets no defaults, because they would change the host."""
     defaults: dict[str, str] = {}
     if options.network != api.NODE:
         if pods.unprivileged_ports:

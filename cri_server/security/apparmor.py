@@ -65,7 +65,7 @@ profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
 
 @dataclass(slots=True)
 class DefaultProfile:
-    """Loads the default profile when a container needs it."""
+    """Loads the default AppArmor profile into the kernel when a container needs it."""
 
     _loaded: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)

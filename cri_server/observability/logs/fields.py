@@ -15,13 +15,14 @@ _ATTRIBUTE = "pyrunc_fields"
 
 
 def of(**fields: object) -> dict[str, Any]:
-    """The `extra` argument of a logging call. Fields that are None or empty are omitted."""
+    """Return the `extra` argument for a logging call that adds these fields to the record. Fields
+    that are None or empty are omitted."""
     values = {key: value for key, value in fields.items() if value is not None and value != ""}
     return {_ATTRIBUTE: values}
 
 
 def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
-    """The fields of a record, which may be empty."""
+    """Return the fields of a record; empty if it has none."""
     fields: Mapping[str, object] = getattr(record, _ATTRIBUTE, {})
     return fields
 

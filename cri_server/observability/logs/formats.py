@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"[\w./:@%+,\[\]-]+")
 
 
 def time_of(record: logging.LogRecord) -> str:
-    """The time as `2026-11-22T21:50:00.123Z`."""
+    """Format the record's time in UTC, such as `2026-11-22T21:50:00.123Z`."""
     return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
 
 
@@ -32,7 +32,7 @@ def _second(seconds: int) -> str:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """The message as one line."""
+    """Format the record's message as one line, with control characters escaped."""
     return record.getMessage().translate(VISIBLE)
 
 

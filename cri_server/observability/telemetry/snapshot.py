@@ -53,7 +53,8 @@ GAUGES: dict[str, tuple[str, Labels]] = {
 
 @dataclass(slots=True)
 class Family:
-    """A metric: `samples` by the values of `labels`. The name of a counter lacks `_total`."""
+    """A metric and its samples, by the values of `labels`. `name` lacks the suffix `_total` of a
+    counter, which the client library appends."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -80,7 +81,7 @@ Value = float | dict[Labels, float]
 
 @dataclass(slots=True)
 class MetricsSource:
-    """The objects that metrics are read from."""
+    """Takes snapshots of the server's metrics from its services and its two servers."""
 
     services: Services
     server: Server

@@ -50,8 +50,8 @@ class Exporter:
     """Exports the spans of calls until `close`."""
 
     def __init__(self, endpoint: str, sampling: float) -> None:
-        """`endpoint`: http[s]://HOST:PORT, with a path unless it is /v1/traces; `sampling`: 0 to 1.
-        Raises Unsupported without the library."""
+        """`endpoint`: http[s]://HOST:PORT, with a path unless it is /v1/traces; `sampling`: the
+        share of calls to export, 0 to 1. Raises Unsupported without the OpenTelemetry library."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -88,7 +88,8 @@ class Exporter:
         threading.Thread(target=self._convert, args=(tracer,), name="tracing", daemon=True).start()
 
     def add(self, call: str, record: Mapping[str, object], trace: Trace) -> None:
-        """Queue a call that has ended, with its spans, without waiting."""
+        """Queue a call that has ended, with its spans, without waiting. The call is dropped when
+        the queue is full."""
         try:
             self._queue.put_nowait((call, record, trace))
         except queue.Full:
@@ -103,7 +104,8 @@ class Exporter:
         await asyncio.to_thread(self._closed.wait, CLOSE_TIMEOUT_S)
 
     def _convert(self, tracer: Tracer) -> None:
-        """The thread that converts queued calls to spans."""
+        """Convert queued calls to spans until None is queued, then send the rest. Runs in a
+        thread."""
         while (queued := self._queue.get()) is not None:
             try:
                 _send(tracer, *queued)

@@ -71,8 +71,8 @@ class Ring:
             follower.put_nowait(None)
 
     async def follow(self, after_ns: int) -> AsyncGenerator[Entry, None]:
-        """Yield the entries that ended after `after_ns`, then new ones, until the caller stops.
-        Raises ResourceExhausted when the caller does not keep up."""
+        """Yield the calls that ended after `after_ns`, in order of their end, then new calls, until
+        the caller stops. Raises ResourceExhausted when the caller does not keep up."""
         follower: Follower = asyncio.Queue()
         # The follower is added before the file is read, so that no entry is lost; `after_ns` skips
         # those that are in both.
@@ -93,8 +93,8 @@ class Ring:
             self._followers.discard(follower)
 
     def flush(self) -> None:
-        """Write waiting entries; after an error they are dropped with a warning. Touches the
-        disk."""
+        """Append queued calls to the file; after an error of the disk they are dropped with a
+        warning. Blocks: run it in a thread."""
         with self._writing:
             self._timer = None
             waiting, self._waiting = self._waiting, []
@@ -118,7 +118,7 @@ class Ring:
             path.rename(self._folder / "calls.1")
 
     def read(self) -> list[Entry]:
-        """Return all entries in order of their start. Touches the disk."""
+        """Read all recorded calls, in order of their start. Blocks: run it in a thread."""
         self.flush()
         with self._writing:
             return sorted(self._lines(), key=lambda entry: int(entry["started_at_ns"]))

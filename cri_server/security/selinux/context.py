@@ -33,7 +33,7 @@ class SelinuxContext:
         return f"{self.user}:{self.role}:{self.type}{level}"
 
     def with_level(self, level: str) -> SelinuxContext:
-        """A copy with another level."""
+        """Return a copy of the context with the level `level`."""
         return replace(self, level=level)
 
 

@@ -45,9 +45,9 @@ def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) ->
 def of_container(
     policy: SelinuxPolicy, context: api.LinuxContainerSecurityContext, pod: SelinuxLabels
 ) -> SelinuxLabels:
-    """Return the labels of a container: the pod's, or the requested ones, at the pod's level unless
-    another is requested. A privileged container is not confined; its files have the pod's label.
-    Raises InvalidArgument."""
+    """Return the labels of a container: the pod's labels; or, if the container requests any field,
+    labels built from its request, at the pod's level unless it requests another level. A privileged
+    container is not confined; its files have the pod's label. Raises InvalidArgument."""
     options = context.selinux_options
     check(options)
     if context.privileged:

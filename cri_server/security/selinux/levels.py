@@ -56,6 +56,6 @@ class SelinuxLevels:
 
 
 def pair(first: int, second: int) -> str:
-    """The level of two categories, in the kernel's order."""
+    """Return the level of two categories, in the kernel's order."""
     low, high = sorted((first, second))
     return f"s0:c{low},c{high}"

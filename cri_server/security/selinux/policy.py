@@ -32,7 +32,7 @@ class SelinuxPolicy:
 
 
 def probe(root: Path = Path("/")) -> SelinuxPolicy | None:
-    """The policy of the running kernel; None without SELinux."""
+    """Read the policy of the running kernel; return None without SELinux."""
     kernel = root / KERNEL.lstrip("/")
     if not (kernel / "enforce").exists():
         return None
@@ -59,7 +59,8 @@ def is_known(context: SelinuxContext, kernel: Path = Path(KERNEL)) -> bool:
 
 
 def _contexts(root: Path) -> dict[str, str]:
-    """The `name = "context"` lines of the policy that SELINUXTYPE selects."""
+    """Read the contexts by name from the `lxc_contexts` file of the policy that SELINUXTYPE
+    selects."""
     kind = _settings(root / CONFIG.lstrip("/")).get("SELINUXTYPE", "targeted")
     return _settings(root / FOLDER.lstrip("/") / kind / FILES)
 

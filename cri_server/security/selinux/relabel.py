@@ -55,8 +55,8 @@ class Relabel(Record):
 
 
 def relabel(arguments: Message, fds: list[int]) -> None:
-    """The job: label the paths of a `Relabel` and everything below them. Raises InvalidArgument,
-    KernelError."""
+    """Run the job: label the paths of a `Relabel` and everything below them. Raises
+    InvalidArgument, KernelError."""
     request = Relabel.of(arguments)
     for path in request.paths:
         check_path(path)
@@ -145,8 +145,8 @@ def set_label(path: str, label: str) -> None:
 
 
 def _set(path: str, label: bytes, shown_path: str, *, follow: bool) -> bool:
-    """Set the label unless the file has it; return whether it takes labels. Raises KernelError
-    naming `shown_path`."""
+    """Set the label unless the file has it already; return False if its file system stores no
+    labels or is read-only. Raises KernelError naming `shown_path`."""
     try:
         try:
             if os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).rstrip(b"\0") == label:
