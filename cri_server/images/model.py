@@ -40,8 +40,8 @@ class Image:
     """A complete image. `id` is `sha256:<config digest>`.
 
     `repo_tags`: fully qualified `HOST/PATH:TAG`. `repo_digests`: `HOST/PATH@sha256:…` of the index
-    or manifest that the registry served. `size_bytes`: blobs and unpacked layers on disk. `user`:
-    as in the image's configuration.
+    or manifest that the registry served. `size_bytes`: the bytes of the stored blobs, and of the
+    unpacked layers or the tars and index. `user`: as in the image's configuration.
     """
 
     id: str
@@ -53,8 +53,8 @@ class Image:
 
     @property
     def uid(self) -> int | None:
-        """The uid in `user` (`1002`, `1003:1004`); None when `user` is a name, empty, or a number
-        out of range."""
+        """Return the uid in `user` (`1002`, `1003:1004`); None when `user` is a name, empty, or a
+        number above HIGHEST_ID."""
         text = self.user.partition(":")[0]
         # isascii(), because str.isdigit() is true of "²", which int() refuses.
         if not (text.isascii() and text.isdigit() and len(text) <= 10):
@@ -63,9 +63,9 @@ class Image:
 
     @property
     def username(self) -> str:
-        """The user name in `user` (`www-data`, `www-data:adm`). A number out of the range of uids
-        counts as a name, because kubelet takes an image without uid and name for one that runs
-        as root."""
+        """Return the user name in `user` (`www-data`, `www-data:adm`), "" when `uid` has a number.
+        A number above HIGHEST_ID is returned as a name: kubelet takes an image with neither uid nor
+        name for one that runs as root."""
         return "" if self.uid is not None else self.user.partition(":")[0]
 
 
@@ -83,7 +83,9 @@ class StoreUsage:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a pull or push is. `stage`: resolving, fetching, done for a pull; compressing,
-    sending, done for a push. The bytes are those of all layers' blobs."""
+    sending, done for a push. `total_bytes`: for a pull, the compressed layers that must be
+    downloaded; for a push, all layers and the configuration. `fetched_bytes`: the part of them that
+    has been downloaded, or that the registry has."""
 
     reference: str
     stage: str

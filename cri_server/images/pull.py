@@ -127,8 +127,8 @@ class Pull:
         return manifest.config.digest
 
     async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
-        """Return the descriptor that the reference has now, and its content, which is fetched only
-        if it is not stored."""
+        """Return the descriptor that the reference means at the registry now, and the document's
+        content, which is downloaded only if it is not stored."""
         name = self._store.catalog.name(str(self._reference))
         stored = {name.target.digest: name.target} if name else {}
         target, data = await self._thread(lambda: registry.resolve(stored))
@@ -154,8 +154,9 @@ class Pull:
         blobs: dict[str, bytes],
         platform: Platform | None,
     ) -> Manifest:
-        """Return the manifest for the platform (None: for this machine), which is `target` or is
-        reached over indexes. Add the manifest and these indexes to `blobs`, the manifest last."""
+        """Return the manifest for the platform (None: for this machine). It is `target` itself,
+        whose content is `data`, or is reached from `target` through indexes. Add each further
+        document, digest to content, to `blobs`; the manifest becomes the last."""
         document = manifests.parse(data, target.media_type)
         depth = 1
         while isinstance(document, ImageIndex):
@@ -174,8 +175,8 @@ class Pull:
         return document
 
     async def _chosen(self, registry: Registry, chosen: Descriptor) -> bytes:
-        """Return the content of a manifest that an index names. It is fetched unless it is stored
-        and this repository has served it before."""
+        """Return the content of the manifest `chosen`, which an index names. Read it from the store
+        only if this repository has served it before; else download it."""
         is_known = chosen.digest in self._store.catalog.documents(self._reference.name)
         data = await self._read(chosen.digest) if is_known else None
         if data is not None:
@@ -183,8 +184,9 @@ class Pull:
         return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> SignaturePolicy | None:
-        """Read and return the policy, if there is one. Refuse an image whose scope it rejects,
-        before any request. Raises SignatureValidationFailed, WrongState."""
+        """Read and return the signature policy, None if none is configured. Runs before any
+        request, and refuses an image if the policy rejects all images of its scope. Raises
+        SignatureValidationFailed, WrongState."""
         if not self._policy:
             return None
         from cri_server.images.signatures import cosign as signatures
@@ -197,8 +199,9 @@ class Pull:
     def _check_signatures(
         self, rules: SignaturePolicy, registry: Registry, digests: list[str]
     ) -> None:
-        """Check the signatures of the manifests, before configuration and layers are fetched.
-        Raises SignatureValidationFailed, WrongState."""
+        """Check the signatures of the documents `digests` (manifest and indexes) before
+        configuration and layers are downloaded. Raises SignatureValidationFailed, PeerError,
+        WrongState."""
         from cri_server.images.signatures import cosign as signatures
 
         try:
@@ -209,9 +212,9 @@ class Pull:
     async def _config(
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
     ) -> ImageConfiguration:
-        """Fetch the configuration, and add it to `blobs`. It is fetched even if the store has
-        it, because only that proves that the registry lets this user have the image (see
-        `store.verified`)."""
+        """Download and return the image's configuration, and add its content to `blobs`. It is
+        downloaded even if it is stored, because only the download proves that the registry lets
+        this user have the image (`store.verified` explains)."""
         content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
@@ -255,9 +258,9 @@ class Pull:
     # ---- blobs
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
-        """Download the blob into the store, at most once in this pull. Does not look for it there
-        before: whether the image may use stored content was decided by the caller (see
-        `store.verified`)."""
+        """Download the blob into the store, at most once in this pull. A stored blob is downloaded
+        again: the caller has decided whether the image may use stored content
+        (`store.verified`)."""
         async with self._turns.hold(descriptor.digest, self._watch.paused()):
             if descriptor.digest in self._downloaded:
                 return
@@ -298,7 +301,8 @@ class Pull:
             arrivals.flush()
 
     def _arrived(self, size: int, rate: Rate) -> None:
-        """Count received bytes. Called in threads."""
+        """Count `size` received bytes, negative for discarded ones, on the event loop. Called in
+        threads."""
         self._loop.call_soon_threadsafe(self._count, size, rate)
 
     def _count(self, size: int, rate: Rate) -> None:
@@ -319,14 +323,15 @@ class Pull:
 
 
 class _ByteCounter:
-    """Counts the bytes that one thread receives, and calls `notify` for many pieces at once: they
-    have a few KiB each, and each call wakes the event loop."""
+    """Counts the bytes that one thread receives, and passes the sum to `notify` at most every
+    REPORT_S: a piece has only a few KiB, and each `notify` wakes the event loop."""
 
     def __init__(self, notify: Callable[[int], None]) -> None:
         self._notify, self._size, self._last = notify, 0, time.monotonic()
 
     def add(self, size: int) -> None:
-        """Count bytes. A negative size subtracts bytes that were discarded."""
+        """Count `size` bytes. A negative `size` subtracts bytes that were discarded, and is passed
+        on at once."""
         if size < 0:
             self.flush()
         self._size += size
@@ -334,7 +339,7 @@ class _ByteCounter:
             self.flush()
 
     def flush(self) -> None:
-        """Call `notify` with the bytes that were counted since the last call."""
+        """Pass the bytes that were counted since the last `notify` to `notify`."""
         size, self._size, self._last = self._size, 0, time.monotonic()
         if size:
             self._notify(size)

@@ -37,10 +37,11 @@ def push(
     reference: Reference,
     report: Callable[[Progress], None],
 ) -> str:
-    """Send an image; return the digest of its manifest. (The manifest is a new one when layers must
-    be compressed again.)
+    """Send an image to the registry; return the digest of the manifest that was sent. That is a new
+    manifest when layers had to be compressed again, or the image's names entries that are not
+    layers.
 
-    The caller prevents a collection of the store meanwhile. Raises Unauthorized, PeerError,
+    The caller must prevent a collection of the store meanwhile. Raises Unauthorized, PeerError,
     NotFound.
     """
     target, manifest = platform_manifest(blobs, target)

@@ -1,4 +1,4 @@
-"""Keeps a part of the disk free of images, for the node."""
+"""Keeps a part of the disk free for the node, when images are written."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _RESERVED_PART = 50  # the reserve is 1/50 of the bytes and of the inodes
 
 
 class Reserve:
-    """Keeps the reserve free while files are written. Any number of processes may write: each
-    checks the free space after every MiB that it has charged. Sizes are rounded up to blocks,
-    because a single byte takes a whole block."""
+    """Checks that writing leaves the node's reserve of disk space free. Any number of processes may
+    write, each with its own Reserve, which looks at the free space after every MiB. Sizes are
+    rounded up to blocks, because a single byte takes a whole block."""
 
     def __init__(self, fd: int, folder: str) -> None:
-        """`fd`: any file on the file system; it stays the caller's. `folder`: the path that errors
-        name."""
+        """`fd`: any open file on the file system; the caller closes it. `folder`: the path by which
+        errors name the file system."""
         self._fd, self._folder = fd, folder
         self._charged = 0
 
     def charge(self, size: int) -> None:
         """Count `size` bytes (0 for an empty file) that the caller is about to write. Raises
-        ResourceExhausted when they would not leave the reserve free, OSError."""
+        OSError, and ResourceExhausted when the bytes would use up the node's reserve."""
         self._charged += size + -size % BLOCK_BYTES
         if self._charged >= _CHECK_BYTES:
             self._charged = 0
@@ -52,7 +52,7 @@ def reserve_bytes(status: os.statvfs_result) -> int:
 
 
 def describe_full(status: os.statvfs_result, folder: str) -> str:
-    """Describe why nothing more is written to the file system of `folder`."""
+    """Return the error message that nothing more can be written to the file system of `folder`."""
     return (
         f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(status)} bytes are reserved for the node)"
     )

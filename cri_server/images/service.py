@@ -51,10 +51,9 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rootfs:
-    """An image's configuration and files. `lower_dirs`: the unpacked layers, top first (at least
-    one), or the mount. While this object exists, the mount can be used and the image is not
-    converted.
-    """
+    """An image's configuration and files, for a container. `lower_dirs`: the paths of the unpacked
+    layers, top first, or of the mount alone; never empty. While this object exists, the mount stays
+    open, and the image is not converted."""
 
     image_id: str
     lower_dirs: list[Path]
@@ -67,11 +66,11 @@ class ImageService:
     made from its layers.
 
     - `certs_dirs`: folders of HOST/hosts.toml; the first one with a registry's folder is used.
-    - `pinned`: references that status and list mark as pinned.
-    - `zygote`: its jobs work on layers (it should preload `layer_maker.JOB_MODULES`). None: threads
-      do the work.
-    - `in_use(image_id)`: returns the containers that use an image, which is then not removed. The
-      server sets it.
+    - `pinned`: references whose images `status` and `list` mark as pinned.
+    - `zygote`: starts the jobs that work on layers (it should preload `layer_maker.JOB_MODULES`).
+      None: threads do the work.
+    - `in_use(image_id)`: returns the names of the containers that use an image; such an image is
+      neither removed nor converted. The server sets it.
     """
 
     def __init__(
@@ -87,8 +86,8 @@ class ImageService:
         keep_blobs: bool = False,
         mounts: MountStore | None = None,
     ) -> None:
-        """`store`, `keep_blobs`: the keys of `[images]`. `mounts`: stores the image mounts, so that
-        they survive this process."""
+        """`store`, `keep_blobs`: the keys of `[images]` in the configuration. `mounts`: stores the
+        images' mounts in the keeper, so that they survive this process."""
         self.in_use = in_use
         self._store = Store(root, pinned, zygote, store, keep_blobs, mounts)
         self._certs_dirs = tuple(certs_dirs)
@@ -103,7 +102,8 @@ class ImageService:
     def reconfigure(
         self, certs_dirs: Sequence[Path], pinned: Sequence[str], no_progress_timeout_s: float
     ) -> None:
-        """Change the settings for later calls. Raises InvalidArgument for a malformed reference."""
+        """Change the settings for later calls. Raises InvalidArgument for a malformed reference in
+        `pinned`."""
         self._store.catalog.pin(pinned)
         self._certs_dirs, self._no_progress_timeout_s = tuple(certs_dirs), no_progress_timeout_s
 
@@ -141,7 +141,7 @@ class ImageService:
         await self._store.close(used)
 
     async def store_mounts(self) -> None:
-        """Store the mounts of images in a keeper that was started after they were made."""
+        """Store the open mounts of images in a keeper that was started after them."""
         await in_thread(self._store.mounts.store_all)
 
     async def pull(
@@ -204,15 +204,17 @@ class ImageService:
         return self._store.catalog.find(reference)
 
     async def list(self, reference: str | None = None) -> builtins.list[Image]:
-        """Return all images, or only the one that `reference` names."""
+        """Return all images, or only the image that `reference` names; an empty list if it is
+        absent."""
         if not reference:
             return self._store.catalog.images()
         image = self._store.catalog.find(reference)
         return [image] if image else []
 
     async def remove(self, reference: str) -> None:
-        """Remove a name of an image; or the image with all its names, when `reference` is its id or
-        its last name. An absent image is no error.
+        """Remove an image from the store, or only one of its names. A tag removes that name; a
+        digest removes the names of its repository with that digest; the image is removed with its
+        last name, or with all its names by its id. An absent image is no error.
 
         Raises WrongState naming the containers that use the image.
         """
@@ -268,23 +270,24 @@ class ImageService:
 
     @property
     def lowest_layer(self) -> str:
-        """The path of an empty folder, for the second lower layer that overlayfs needs below a
-        single one."""
+        """The path of an empty folder. overlayfs needs two lower layers, so an image with a single
+        one is mounted over this folder."""
         return str(self._store.layers.lowest)
 
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:
-        """Return the annotations of the image's manifest that the references lead to. Without such
-        a manifest return the annotations of each of the image's manifests: any user may push one
-        with annotations of their choice. Raises NotFound."""
+        """Return the annotations of the image's manifest, as a list of one: of the manifest that
+        the first suitable one of `references` leads to. If none does, return those of all manifests
+        of the image, because any user may push a manifest with annotations of their choice, so one
+        alone proves nothing. Raises NotFound."""
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
 
     def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
-        """Return the image's name by tag and its name by digest. They have the repository and tag
-        of the first of the references that leads to the image; without one they are the image's
-        first names, or its id."""
+        """Return a name of the image with a tag (or digest, if it has none), and a name with a
+        digest. They are from the repository of the first of `references` that leads to the image;
+        if none does, from the image's own lists; without any name, both are the image's id."""
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:
             return name.tagged or name.by_digest, name.by_digest
@@ -297,16 +300,16 @@ class ImageService:
         return self._store.space.limits_of_archive()
 
     def to_convert(self, image_id: str) -> str:
-        """Return the form that `convert` would give the image, "mounted" or "unpacked"; "" if the
-        image has that form. Raises NotFound."""
+        """Return the form that `convert` would give the image: "mounted" or "unpacked", "" if there
+        is nothing to convert. Raises NotFound."""
         content = self._store.catalog.content(image_id)
         if content.mounted == self._store.policy.erofs or not content.diff_ids:
             return ""
         return "mounted" if self._store.policy.erofs else "unpacked"
 
     async def convert(self, image_id: str) -> bool:
-        """Convert an image to the form in `[images] store`, without fetching anything; return False
-        when a container uses it.
+        """Convert an image to the form that `[images] store` demands, from stored content, without
+        a download. Return False, unconverted, when a container uses the image.
 
         Raises NotFound, ResourceExhausted, KernelError.
         """
@@ -320,8 +323,8 @@ class ImageService:
             return await self._store.convert(image_id, is_used)
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
-        """Return the mounts of the images, without the unpacked images. Raises NotFound,
-        KernelError."""
+        """Return the mounts of those of the images that are mounted; unpacked images are left out.
+        Raises NotFound, KernelError."""
         image_mounts = [
             (await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)
         ]
@@ -352,8 +355,8 @@ class ImageService:
         return ImagePaths(lower=layers, place=str(self._store.files.place))
 
     async def tag(self, source: str, target: str) -> None:
-        """Give an image another name; an image that had the name loses it. Raises NotFound,
-        InvalidArgument."""
+        """Give the image `source` the further name `target`; another image that had the name loses
+        it. Raises NotFound, InvalidArgument."""
         reference = Reference.parse(target)
         if reference.digest:
             raise InvalidArgument(f"{target}: a tag is a name without a digest")
@@ -366,8 +369,8 @@ class ImageService:
                 )
 
     def _named(self, reference: str) -> tuple[Image, Name]:
-        """Return the image of a reference, and the name that leads to its content. Raises
-        NotFound."""
+        """Return the image that `reference` leads to, and its name: the one that `reference` is, or
+        the image's first. Raises NotFound."""
         catalog = self._store.catalog
         image = catalog.find(reference)
         if image is None:
@@ -375,8 +378,9 @@ class ImageService:
         return image, catalog.name(reference) or catalog.names_of(image.id)[0]
 
     async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
-        """Yield the images as an archive, in parts. An image gets the tag in its reference; an
-        image by id gets all of its tags. Raises NotFound, KernelError."""
+        """Yield an archive of the images, in pieces of bytes. In the archive an image has the tag
+        of its reference; an image that `references` names by id has all its tags. Raises NotFound,
+        KernelError."""
         tags: dict[str, dict[str, None]] = {}  # by image id, without repetitions
         names: dict[str, Name] = {}
         for reference in references:
@@ -402,7 +406,8 @@ class ImageService:
     async def push(
         self, source: str, target: str, auth: Auth | None, progress: Callable[[Progress], None]
     ) -> str:
-        """Send an image to the registry in `target`; return the digest of its manifest.
+        """Push the image `source` to the registry, under the name `target`; return the digest of
+        its manifest there.
 
         Raises NotFound, InvalidArgument, PeerError, DeadlineExceeded (no progress).
         """
@@ -443,7 +448,7 @@ class ImageService:
         watch: Watch,
         work: Callable[[Registry, RegistryHost], Outcome],
     ) -> Outcome:
-        """Run `work` in a thread, on the registry itself and never on a mirror; return its result.
+        """Run `work` in a thread with the registry's own host, never a mirror; return its result.
         Raises DeadlineExceeded when `watch` sees no progress."""
         from cri_server.images.pull import CONNECTION_READ_TIMEOUT_S
         from cri_server.images.registry.client import RegistrySession
@@ -500,8 +505,8 @@ class ImageService:
         return listed
 
     def usage(self) -> StoreUsage:
-        """Return the store's usage. Does not block: it is counted when images are added and
-        removed."""
+        """Return the number, bytes and inodes of the store's images. Does not read the disk,
+        because they are counted when images are added and removed."""
         size_bytes, inodes = self._store.totals()
         return StoreUsage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
 
@@ -511,15 +516,15 @@ class ImageService:
         return await in_thread(self._store.unused)
 
     async def discard(self, entry: UnusedEntry) -> bool:
-        """Remove an entry of `unused`; return False instead while a pull needs it. Raises
-        ResourceExhausted, KernelError."""
+        """Remove `entry`, a result of `unused`. Return False, and keep the entry, while a pull may
+        need it. Raises ResourceExhausted, KernelError."""
         with self._store.errors():
             return await in_thread(lambda: self._store.discard(entry), abandon_s=None)
 
 
 def _puller() -> type[Pull]:
-    """Import and return the class Pull. Its HTTP client takes 50 ms to import, so this is done
-    neither at the server's start nor on its event loop."""
+    """Import and return the class Pull. The import of its HTTP client takes 50 ms, so it is done at
+    the first pull, in a thread, not at the server's start."""
     from cri_server.images.pull import Pull
 
     return Pull
@@ -559,7 +564,7 @@ class _RunningPull:
 
 
 def _key(reference: Reference, auth: Auth | None) -> str:
-    """Return a key that is equal for pulls of the same reference with the same secret. The key does
-    not show the secret."""
+    """Return a key that two pulls have in common if they have the same reference and the same
+    secret. The key does not show the secret."""
     fields = dataclasses.astuple(auth) if auth else ()
     return f"{reference} {digest_of(repr(fields).encode())}"

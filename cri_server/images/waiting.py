@@ -20,7 +20,7 @@ PROGRESS_BYTES_PER_S = 1 << 10
 
 
 class Abandoned(Exception):
-    """The work was cancelled; raised inside its threads."""
+    """Raised in a thread of cancelled work, to end it."""
 
 
 async def in_thread(
@@ -29,11 +29,11 @@ async def in_thread(
     abandon_s: float | None = _ABANDON_S,
 ) -> Outcome:
     """Run `function` in its own thread; return its result. When the caller is cancelled, call
-    `abort`, which should make the function return soon, and wait for the function at most
-    `abandon_s` (None: until it returns, however often the caller is cancelled).
+    `abort`, which should make the function return soon, and wait at most `abandon_s` for it (None:
+    until it returns, however often the caller is cancelled).
 
-    It is a daemon thread and none of a pool, so that a thread that hangs in the kernel neither
-    takes the place of others nor delays the exit.
+    The thread is a daemon and belongs to no pool: when it hangs in the kernel, it neither blocks a
+    place in a pool nor delays the exit of the process.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
@@ -82,8 +82,8 @@ class Watch:
     def __init__(
         self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`what`: the work, for the error's message. `clock`: returns seconds, as
-        `time.monotonic`."""
+        """`timeout_s`: the longest time without progress. `what`: names the work in the error.
+        `clock`: returns seconds, as `time.monotonic` does."""
         self._timeout_s, self._what, self._clock = timeout_s, what, clock
         self._last = clock()
         self._pauses = 0
@@ -95,8 +95,8 @@ class Watch:
         self._last, self._arrived_bytes = self._clock(), 0
 
     def arrived(self, size: int) -> None:
-        """Count received bytes. They count as progress when PROGRESS_BYTES_PER_S times the timeout
-        have arrived since the last progress, so the source must be that fast."""
+        """Count received bytes. They count as progress once PROGRESS_BYTES_PER_S times the timeout
+        have arrived since the last progress; a slower source is stalled."""
         self._arrived_bytes += size
         if self._arrived_bytes >= PROGRESS_BYTES_PER_S * self._timeout_s:
             self.touch()
@@ -108,7 +108,8 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock for the block, which waits for other work or for the disk."""
+        """Stop the clock for the block: the block waits for other work or for the disk, which does
+        not count as a lack of progress."""
         self._pauses += 1
         try:
             yield
@@ -117,8 +118,8 @@ class Watch:
             self.touch()
 
     async def guard(self, work: asyncio.Task[Outcome]) -> Outcome:
-        """Wait for the task and return its result. Cancel the task when it makes no progress, then
-        raise DeadlineExceeded; cancel it also when the caller is cancelled."""
+        """Wait for the task `work`, and return its result. When it makes no progress, cancel it and
+        raise DeadlineExceeded. When the caller is cancelled, cancel it, too."""
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=min(1.0, self._timeout_s / 4))
@@ -137,8 +138,8 @@ class Watch:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a task group, because of which the group cancelled its other
-    tasks."""
+    """Return the error that made a task group cancel its other tasks: the first one in the group,
+    also of a nested group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,9 +1,9 @@
-"""Decodes a blob in a separate process, which can name no file, open no socket and reach no other
-process.
+"""Decodes a compressed layer blob in a jailed process.
 
-Decoders are C code that reads hostile bytes. A layer that takes one over decides only which bytes
-come out; the receiving process hashes a copy, and accepts only the content that the image's
-configuration names.
+The jail lets the process use its open descriptors only: it cannot open a file or a socket, or
+signal another process. Decoders are C code that reads hostile bytes. A layer that takes over its
+decoder controls only the decoded bytes; the process that receives the bytes hashes its own copy,
+and accepts only the diff id that the image's configuration names.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def decode(blob: int | Receiver, out: RingSender, limits: UnpackLimits) -> None:
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Decode a blob, as a job of the zygote. The arguments are `UnpackLimits`. `fds`: the blob, as
-    a file or the three descriptors of a `Receiver`; the three of a `RingSender`; and the progress
-    pipe, whose end tells the server that this process is gone."""
+    """Decode a blob; the zygote runs this as a job. `arguments`: `UnpackLimits`. `fds`, in this
+    order: the blob, as one file or as the three descriptors of a `Receiver`; the three descriptors
+    of the `RingSender` that gets the content; the progress pipe, which the job never writes: its
+    end of file tells the server that this process has exited. Return the exit status: 1 when the
+    receiver is closed."""
     *blob_fds, memory, full, freed, _ = fds
     blob: int | Receiver
     if len(blob_fds) == 1:

@@ -86,9 +86,9 @@ def extract(
 
 
 def to_error(error: OSError, name: bytes, folder: str) -> Exception:
-    """Convert an OSError that was raised while `name` was made: to ResourceExhausted for a full
-    disk, to BadLayer for a name or a file that no file system takes, else to KernelError. `folder`:
-    the path that the error names for the file system."""
+    """Convert an OSError that was raised while the file `name` was made: to ResourceExhausted for a
+    full disk, to BadLayer for a name or attribute that no file system accepts, else to KernelError.
+    `folder`: the path by which the ResourceExhausted names the file system."""
     number = error.errno or 0
     if number in FULL:
         return ResourceExhausted(f"unpacking {quoted(name)}: {reason(number, folder)}")
@@ -341,8 +341,8 @@ class _Extractor:
             self._forget_link(status.st_ino)
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[int, Path]:
-        """Return a descriptor of the parent directory of `names`, and the resolved path of `names`.
-        `make`: make missing directories."""
+        """Return a descriptor of the parent directory of the path `names`, and the path with all
+        links resolved. `make`: create missing parent directories."""
         folder, fd = self._enter(names[:-1], make=make)
         return fd, joined(folder, names[-1])
 
@@ -374,9 +374,10 @@ class _Extractor:
     def step(
         self, folder: int, done: list[bytes], name: bytes, make: bool
     ) -> tuple[int, bytes] | None:
-        """Prepare to enter `name` in `folder`, whose path is `done`. Return None when `name` is a
-        directory, or was made one; for a link return its inode and target. Raises BadLayer,
-        OSError (ENOTDIR)."""
+        """Prepare to enter `name` in the directory `folder`, whose path has the components `done`.
+        Return None when `name` is a directory, or was made one (only with `make`); return (inode,
+        target) for a symbolic link. Raises BadLayer when `name` is missing and not `make`, OSError
+        (ENOTDIR) for another kind of file."""
         path = b"/".join([*done, name])
         try:
             status = os.lstat(name, dir_fd=folder)
@@ -407,14 +408,15 @@ class _Extractor:
         self._set_time(path, 0)  # constant, so that equal layers give equal trees
 
     def _set_time(self, path: Path, time_ns: int) -> None:
-        """Store the time that `_set_directory_times` will set."""
+        """Record the modification time of a directory, which `_set_directory_times` sets at the
+        end."""
         if path not in self._times:
             self._charge(path)
         self._times[path] = time_ns
 
     def _charge(self, path: Path) -> None:
-        """Count a path that stays in memory until the end of the layer. Raises
-        ResourceExhausted."""
+        """Count the bytes of a path that stays in memory until the end of the layer. Raises
+        ResourceExhausted above NAMES_LIMIT_BYTES for all paths together."""
         self._names_bytes += len(path)
         if self._names_bytes > NAMES_LIMIT_BYTES:
             raise ResourceExhausted(
@@ -427,7 +429,7 @@ class _Extractor:
         self._through.clear()
 
     def _forget_link(self, inode: int) -> None:
-        """Forget the cached parents whose paths lead over this link."""
+        """Drop the cached parent directories that were reached over the symbolic link `inode`."""
         for written in self._through.pop(inode, ()):
             if written in self._parents:
                 self._stale.append(self._parents.pop(written)[1])
@@ -437,9 +439,9 @@ class _Extractor:
             os.close(self._stale.pop())
 
     def _set_directory_times(self) -> None:
-        """Set the directories' times, after all files are made, because each new name in a
-        directory changes its time. Directories that a later entry has removed or replaced are
-        dropped from the result."""
+        """Set the directories' modification times. Called after all files are made, because each
+        new name in a directory changes its time. Drop directories that a later tar entry has
+        removed or replaced from the result's `implicit`."""
         with DirectoryWalker(self.root) as folders:
             for path in sorted(self._times, key=depth_first_key):
                 self.entry_name = path
@@ -454,7 +456,7 @@ class _Extractor:
                     os.utime(b".", ns=(time_ns, time_ns), dir_fd=fd)
 
     def _forget_lost_devices(self) -> None:
-        """Drop devices that a later entry has removed or replaced from the result."""
+        """Drop from the result's `devices` those that a later tar entry has removed or replaced."""
         with DirectoryWalker(self.root) as folders:
             for path in sorted(self._result.devices, key=depth_first_key):
                 folder, _, name = path.rpartition(b"/")

@@ -1,4 +1,5 @@
-"""Receives content in pieces, and hashes it meanwhile: the base of blobs, streams and memory."""
+"""Receives content in pieces, and hashes it meanwhile: the base class of blobs that are written to
+a file (`store.blobs`), to a ring (`streamed`) or to memory."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class IncomingBlob(ABC):
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises what `_put` raises."""
+        """Append data. Raises what the subclass raises when it stores the data."""
         self._hash.update(data)
         self.size += len(data)
         self._put(data)
@@ -31,7 +32,7 @@ class IncomingBlob(ABC):
     def _put(self, data: bytes) -> None: ...
 
     def restart(self) -> None:
-        """Discard the written bytes, and start again."""
+        """Discard the bytes written so far; the next `write` begins the content anew."""
         self._hash, self.size = hasher(self._algorithm), 0
 
     @property

@@ -2,9 +2,9 @@
 the blob, and hashes and bounds the content.
 
 The media type is ignored: the diff id in the image's configuration decides whether this is the
-right content. Bounded are the total size (by the disk's free space), the zstd window, and the
-number of empty members. The compression ratio is not bounded, because a preallocated file of zeros
-is legitimate; it becomes a hole (`zeros`).
+right content. Three limits apply: the total size (at most the disk's free space), the zstd window,
+and the number of empty members. The compression ratio has no limit, because a preallocated file of
+zeros is legitimate; `zeros` lets it take no blocks on the disk.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class BadLayer(PeerError):
 
 
 class UnpackLimits(Record):
-    """How many bytes and entries a layer may unpack to. For errors: `subject`, which is to be
-    unpacked; `reason`, why it may not have more; `folder`, the path whose file system is full."""
+    """Limits what a layer or archive may unpack to, in bytes and in tar entries. The other fields
+    are for error messages: `subject` names what is unpacked, `reason` names the limit that was
+    reached, `folder` is the path of the full file system."""
 
     size_bytes: int = 64 << 30
     entries: int = 8_000_000
@@ -66,7 +67,8 @@ class UnpackLimits(Record):
     folder: AbsolutePath = "/"
 
     def shared(self, times: int) -> UnpackLimits:
-        """Return the limits of each of `times` copies, which together have those of one."""
+        """Divide the limits by `times`, for a layer that is unpacked `times` times: all copies
+        together then get what one layer may take."""
         if times == 1:
             return self
         return self.replace(
@@ -156,8 +158,8 @@ class TarStream:
         return f"{self._algorithm}:{self._hash.hexdigest()}" if self._hash else ""
 
     def expect(self, diff_id: str | None) -> str:
-        """Read to the end; return the diff id. Raises BadLayer when it is not `diff_id`; None
-        accepts any."""
+        """Read to the end of the stream; return its diff id. Raises BadLayer when it differs from
+        the argument `diff_id`; None accepts any."""
         content = self.drain()
         if diff_id is not None and content != diff_id:
             raise BadLayer(

@@ -28,7 +28,8 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
     same paths (relative to the root, which is ""). Blocking.
 
     A layer is searched only where it has the directory's parent, which bounds the work. Raises
-    BadLayer when there is still too much work for the number of directories, KernelError, OSError.
+    BadLayer when the search takes more steps than FREE_STEPS and STEPS_PER_DIRECTORY for each
+    directory, KernelError, OSError.
     """
     paths = sorted(map(os.fsencode, implicit), key=depth_first_key)
     if not paths or not below:
@@ -51,16 +52,17 @@ def _walker(tree: Path, stack: ExitStack) -> DirectoryWalker:
 
 
 class _Levels:
-    """For each directory of the current path, the layers that have it, top first, without those
-    that an upper layer hides."""
+    """Finds the layers that show a directory in the overlay, and caches them for each directory on
+    the current path. A layer that a whiteout, a file or an opaque directory above it hides is left
+    out."""
 
     def __init__(self, trees: list[DirectoryWalker], budget: WalkBudget) -> None:
         self._budget = budget
         self._levels: list[tuple[bytes, list[DirectoryWalker]]] = [(b"", trees)]
 
     def at(self, path: bytes) -> list[DirectoryWalker]:
-        """Return the layers that have `path`, which follows the last one in the order of
-        `depth_first_key`. Raises BadLayer, KernelError."""
+        """Return the layers, top first, that show the directory `path`. Calls must come in the
+        order of `depth_first_key`. Raises BadLayer (too many steps), KernelError."""
         levels = self._levels
         while not (levels[-1][0] in (b"", path) or path.startswith(levels[-1][0] + b"/")):
             levels.pop()

@@ -2,20 +2,20 @@
 
 A decoder is C code and reads hostile bytes first (CVE class: memory errors in decompression
 libraries). It keeps only the system calls for reading, writing and memory, with which it can
-neither name a file nor reach a process.
+neither open a file nor reach a process.
 
 The other jobs, in Python, see one folder, in which they can make files. (A checkpoint's archive is
-decoded in such a job, too.) Code that takes a job over has the content, the folder, and a few
+decoded in such a job, too.) Code that takes over a job has the content, the folder, and a few
 capabilities for file ownership; it cannot start programs, open sockets or read the host's files.
 
 - Device nodes are made by the server afterwards, because the job could open them. Whiteouts (device
   0:0) need no privilege since Linux 5.8.
 - The folder is the root directory, because landlock(7) has no right for chmod(2), chown(2) and
   setxattr(2), which would work on any file of the host.
-- CAP_SYS_ADMIN stays for `trusted.overlay.opaque`; its other uses are refused by system call:
-  ioctl(2) could freeze the file system.
-- Also refused: calls by which root affects root's processes without a capability, such as limits,
-  signals by a pipe's owner, System V memory.
+- CAP_SYS_ADMIN stays for `trusted.overlay.opaque`; seccomp refuses the system calls for its other
+  uses: ioctl(2) could freeze the file system.
+- seccomp also refuses the calls by which uid 0 affects other processes of uid 0 without a
+  capability: prlimit(2), F_SETOWN (signals to the owner of a descriptor), System V IPC.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _refuse_more_time(*_: object) -> None:
-    """Handle SIGXCPU at the soft limit; at the hard one the kernel kills the process."""
+    """Raise ResourceExhausted: the handler of SIGXCPU, which the kernel sends at the soft
+    RLIMIT_CPU. (Five seconds later, at the hard limit, it kills the process.)"""
     raise ResourceExhausted(f"the layer's job took more than {CPU_LIMIT_S} s of processor time")
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def begin(progress_fd: int) -> Callable[[], None]:
-    """Lower this process's priority; return a function that reports progress through the pipe
-    `progress_fd` without blocking."""
+    """Put this process under SCHED_BATCH; return a function that reports progress: it writes a byte
+    to the pipe `progress_fd` without blocking."""
     set_batch_policy()
     os.set_blocking(progress_fd, False)
 

@@ -42,8 +42,8 @@ class Cursor(Protocol):
     """The directory that the resolution of a path in a layer has reached; at first the root."""
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
-        """Enter the directory `name`; return None. For a link return its identity and target
-        instead, and stay."""
+        """Enter the directory `name` and return None. For a symbolic link, stay and return (a
+        number that identifies the link, its target)."""
 
     def leave(self) -> None:
         """Move to the parent directory; from the root, which has none, move nowhere."""
@@ -59,9 +59,10 @@ def checked_members(
     tick: Callable[[], None],
     tick_entries: int,
 ) -> Iterator[tuple[str, TarMember, list[bytes]]]:
-    """Yield the layer's entries as (kind, entry, names). The kind is one of `tar_headers`, ROOT,
-    HIDDEN or OPAQUE. The names are the components of the path; for a whiteout, of the path that it
-    hides. `tick` is called every `tick_entries` entries, and may raise.
+    """Yield the layer's entries as (kind, entry, names). `kind` is FILE, DIRECTORY … of
+    `tar_headers`, ROOT for the layer's root directory, HIDDEN for a whiteout, or OPAQUE for an
+    opaque whiteout. `names` are the components of the path; for a whiteout, those of the path that
+    it hides. `tick` is called every `tick_entries` entries, and may raise.
 
     Raises ResourceExhausted, and BadLayer for entries that can be refused without looking at the
     files made so far.
@@ -89,7 +90,8 @@ def checked_members(
 
 
 def check_count(count: int, limits: UnpackLimits) -> None:
-    """Check the number of a layer's entries or files. Raises ResourceExhausted."""
+    """Raise ResourceExhausted if `count`, a number of entries or files, is above
+    `limits.entries`."""
     if count > limits.entries:
         raise ResourceExhausted(f"the layer has more than {limits.entries} entries")
 
@@ -131,9 +133,9 @@ def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
 
 
 def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
-    """Move the cursor along the directories `names`; return the identities of the links that were
-    followed. Each directory is entered from the one before, because a path may have thousands.
-    Raises BadLayer, OSError."""
+    """Move the cursor along the path `names`, also over symbolic links; return the numbers by which
+    `Cursor.enter` identifies these links. The cursor enters one directory after the other, because
+    a path may have thousands of components. Raises BadLayer, OSError."""
     pending, links, steps = names[::-1], list[int](), 0
     while pending:
         name = pending.pop()
@@ -160,8 +162,8 @@ def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
 
 
 def components(name: bytes) -> list[bytes]:
-    """Split a member's name into the names of its path, which is relative to the root also for an
-    absolute name. Raises BadLayer for `..`."""
+    """Split the name of a tar member at `/` into the components of its path. An absolute name is
+    taken relative to the layer's root. Raises BadLayer for `..`."""
     names = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in names:
         raise BadLayer(f"{quoted(name)}: the name contains '..'")
@@ -178,8 +180,8 @@ def joined(folder: bytes, name: bytes) -> bytes:
 
 
 def bad_link(entry: TarMember, why: str) -> BadLayer:
-    """Return the error for a hard link whose target is missing or cannot be linked. `why`: ABSENT,
-    NO_FILE or ""."""
+    """Return the error for a hard link that cannot be made. `why`: the end of the message (ABSENT:
+    the layer does not have the target; NO_FILE: the target is not a file; "": no reason)."""
     return BadLayer(f"{quoted(entry.name)}: a hard link to {quoted(entry.link)}{why}")
 
 

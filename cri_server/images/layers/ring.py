@@ -2,13 +2,13 @@
 full and of freed blocks.
 
 A pipe for the content would copy each byte once more, allocate a page for each 4 KiB, and hold at
-most 1 MiB, which a decoder uses up in three milliseconds: before a sender that waits for a
-processor is scheduled again.
+most 1 MiB. A decoder reads 1 MiB in three milliseconds, and would then idle until a waiting sender
+is scheduled again.
 
-One of the two ends may be a decoder that its blob has taken over. A receiver cannot write to the
-memory (F_SEAL_FUTURE_WRITE); the sender reads only block numbers from it, and checks them. A sender
-could change a block while it is used, so a receiver copies each block, and never reads beyond the
-blocks.
+Either end may be a decoder process that a hostile blob controls. A receiver cannot write to the
+memory (F_SEAL_FUTURE_WRITE); the sender reads only block numbers from it, and checks them. A
+hostile sender could change a block while the receiver uses it, so a receiver copies each block, and
+never reads beyond the blocks.
 """
 
 from __future__ import annotations
@@ -79,10 +79,11 @@ def _open_ends(seals: int) -> tuple[Ends, Ends]:
 
 
 class RingSender:
-    """The sending end. Use from one thread at a time."""
+    """Writes a blob to a ring. Use from one thread at a time."""
 
     def __init__(self, memory: int, full: int, freed: int) -> None:
-        """Takes over the descriptors. Raises OSError."""
+        """Take over the ring's descriptors: the memory, the pipe of full blocks, the pipe of freed
+        blocks. Raises OSError."""
         self._full, self._freed = io.FileIO(full, "wb"), io.FileIO(freed, "rb")
         self._free = list(range(BLOCKS))
         with closing_fd(memory):
@@ -119,16 +120,16 @@ class RingSender:
         return self._free.pop()
 
     def close(self) -> None:
-        """Close this end; the receiver reads the end of the blob after the data written.
-        Idempotent, from any thread."""
+        """Close the sender's descriptors. The receiver can still read the data written, and then
+        gets the end of the blob. Idempotent, from any thread."""
         self._full.close()
         self._freed.close()
         self._memory.close()
 
 
 class Receiver:
-    """The receiving end. Its descriptors may also be passed to another process, which makes a
-    Receiver of them. The caller calls `close` at the end."""
+    """Reads a blob from a ring. Its descriptors `fds` may be sent to another process, which makes
+    its own Receiver of them. The caller must call `close`."""
 
     def __init__(self, memory: int, full: int, freed: int, *, copying: bool = False) -> None:
         """`copying`: `read` returns copies, which the sender cannot change."""
@@ -141,8 +142,8 @@ class Receiver:
         self._read: int | None = None
 
     def map(self) -> None:
-        """Map the memory now instead of at the first `read`, when a decoder's jail refuses it.
-        Raises OSError."""
+        """Map the ring's memory. `read` would do it at its first call; a decoder must call this
+        earlier, because its jail refuses to map files. Raises OSError."""
         self._memory = mmap.mmap(self.fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
 
     def read(self) -> memoryview:

@@ -60,7 +60,8 @@ class Rate:
 
 
 class SharedWork:
-    """Lets one fast worker at a time work on a key. Use on one event loop."""
+    """Serializes concurrent work on the same key (a layer, a tar, an index), except that a slow
+    worker makes no one wait. Use on one event loop."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[Rate]] = {}
@@ -68,8 +69,9 @@ class SharedWork:
 
     @asynccontextmanager
     async def turn(self, key: str, rate: Rate, watch: Watch) -> AsyncIterator[None]:
-        """Wait until no fast worker works on `key`, then run the block, which works on it at
-        `rate`. The waiting does not count as a lack of progress."""
+        """Wait until no fast worker works on `key`, then run the block. Other callers wait for this
+        block while `rate`, which measures its download, is fast. `watch` does not count the waiting
+        as a lack of progress."""
         with watch.paused():
             while any(not other.is_slow for other in self._rates.get(key, ())):
                 await self._wait(key)
@@ -85,7 +87,8 @@ class SharedWork:
                 event.set()
 
     async def _wait(self, key: str) -> None:
-        """Wait until a worker on the key ends, but at most a moment: one may become slow."""
+        """Wait until a worker on the key ends, for at most _POLL_S: the caller must then look
+        again, because a fast worker may have become slow."""
         event = self._ended.setdefault(key, asyncio.Event())
         try:
             # Not asyncio.wait_for(): that of Python 3.11 loses a cancellation that comes with the
@@ -97,8 +100,8 @@ class SharedWork:
 
 
 class StreamTurn:
-    """A stream that has or waits for a turn. `origin`: its registry. `give_way` is called when the
-    stream is slow and another one waits."""
+    """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()` is
+    called when another stream begins to wait while this one has a turn and is slow."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate
@@ -107,7 +110,9 @@ class StreamTurn:
 
 @dataclass(slots=True)
 class _Waiter:
-    """The waiting of a stream: `timeout` ends it, and is extended up to the time `limit`."""
+    """A stream that waits for a turn. `granted` is set with the turn. `timeout` ends the waiting;
+    each turn that another stream gives back extends it, at most to `limit` (the loop's clock,
+    seconds)."""
 
     granted: asyncio.Future[None]
     timeout: asyncio.Timeout
@@ -125,11 +130,11 @@ class StreamLimiter:
 
     @asynccontextmanager
     async def hold(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """Hold a turn for the block. Of the waiting streams the one whose registry has the fewest
-        turns is next.
+        """Wait for a turn, and hold it for the block. The next turn goes to the waiting stream
+        whose registry has the fewest turns.
 
-        Raises Interrupted when no stream ends for STREAM_WAIT_S, or after STREAM_WAIT_LIMIT_S: the
-        blob must then be fetched to a file, which needs no turn.
+        Raises Interrupted when no stream ends for STREAM_WAIT_S, or after STREAM_WAIT_LIMIT_S in
+        all: the caller must then fetch the blob to a file, which needs no turn.
         """
         with watch.paused():
             await self._take(turn)

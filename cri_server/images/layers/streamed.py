@@ -1,9 +1,9 @@
 """Decodes a blob while it arrives, without a file: the decoder reads the blob from a ring.
 
 Data that the decoder has read cannot be taken back. `Interrupted` tells the caller to fetch the
-blob to a file instead, when a download must start again (another host, a server that ignores
-ranges), or when the reader ends early: the file's digest then shows whether the registry or the
-layer is at fault.
+blob to a file instead, in two cases: the download must start again (another host, a server that
+ignores ranges), or the reader failed early. In the second case the digest of the file shows whether
+the registry or the layer is at fault.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class StreamedBlob(IncomingBlob):
         self._sender.write(data)
 
     def restart(self) -> None:
-        """Start again. Raises Interrupted if bytes were written, because the reader has them
-        already."""
+        """Do nothing if no bytes were written yet; else raise Interrupted, because the reader has
+        the bytes already."""
         if self.size:
             super().restart()
             raise Interrupted
@@ -58,13 +58,13 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
-    """Run `read` with one end of a ring while the block writes a blob to the other end. The end of
-    the block ends the blob, and waits for `read`; when the block fails, `read` is cancelled.
-    `algorithm`: of the blob's digest.
+    """Run `read` with the receiver of a ring while the block writes the blob to the ring. The end
+    of the block is the end of the blob; then wait for `read`. When the block fails, `read` is
+    cancelled. `algorithm`: the hash algorithm of the blob's digest.
 
-    Raises the errors of the block and of `read`. When `read` fails before the blob is written,
-    raises Interrupted for a PeerError, which a file of the blob must confirm, and other errors as
-    they are.
+    Raises the errors of the block and of `read`. When `read` fails before the whole blob is
+    written: Interrupted in place of a PeerError, so that the caller fetches the blob to a file and
+    checks its digest; any other error as it is.
     """
     sender, receiver = open_ring()
     blob = StreamedBlob(sender, algorithm)

@@ -1,9 +1,9 @@
 """Parses tar headers: ustar, GNU (long names, base-256 numbers, sparse files) and PAX. Names are
 bytes, and every number is checked.
 
-The module tarfile takes a bad header in the middle for the end of the archive, reads an extended
-header of any claimed size into memory, and decodes names. A test compares the two. Global PAX
-headers are ignored, as in containerd.
+Python's tarfile is not used: it takes a bad header in the middle for the end of the archive, reads
+an extended header of any claimed size into memory, and decodes names. A test compares this parser
+with tarfile. Global PAX headers are ignored, as in containerd.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _XATTR = b"SCHILY.xattr."
 
 
 class TarSource(Protocol):
-    """A tar to read: `inflate.Stream`, or `erofs.tar_file.TarFile`."""
+    """A tar to read: `inflate.TarStream`, or `erofs.tar_file.TarFile`."""
 
     def read_exact(self, size: int) -> bytes:
         """Read `size` bytes, or fewer at the end."""
@@ -51,9 +51,9 @@ class TarSource(Protocol):
 
 @dataclass(slots=True)
 class TarMember:
-    """A member of a tar. `size`: of the file; `stored`: the number of its bytes in the archive;
-    `sparse`: the (offset, length) pairs of these bytes in the file, None when the whole file is
-    stored. `name` and `link` are as written, without NUL."""
+    """A member of a tar. `size`: the bytes of the file. `stored`: the bytes of its data in the
+    archive, fewer for a sparse file. `sparse`: the (offset, length) pairs of the stored data in the
+    file; None when the whole file is stored. `name` and `link` are as written, without NUL."""
 
     name: bytes
     kind: str
@@ -81,8 +81,8 @@ class _Extended:
     size: int = 0
 
     def count(self, data: bytes) -> bytes:
-        """Count the bytes of a special header, and return them. (Any number of such headers may
-        precede a member.) Raises BadLayer."""
+        """Return `data`, and add its length to the bytes of all special headers of one member.
+        Raises BadLayer above EXTENDED_TOTAL_BYTES: a member may have any number of such headers."""
         self.size += len(data)
         if self.size > EXTENDED_TOTAL_BYTES:
             raise BadLayer(
@@ -254,7 +254,8 @@ def _number(text: bytes, what: str, signed: bool = False) -> int:
 
 
 def _number_of(pax: dict[bytes, bytes], key: bytes, field: bytes) -> int:
-    """Return the number of the PAX record `key`, else of the header's field."""
+    """Return the number in the PAX record `key`; without such a record, the number in the header's
+    `field`."""
     return _pax_number(pax, key) if key in pax else _number(field, key.decode())
 
 

@@ -24,12 +24,11 @@ def depth_first_key(path: bytes) -> bytes:
 
 
 class DirectoryWalker:
-    """Opens directories beneath a root, which no other process changes, one after the other; a
-    context manager.
+    """Opens one directory after the other beneath a root, which no other process may change
+    meanwhile. A context manager.
 
-    Each directory is reached from the last one over their common parent: in the order of
-    `depth_first_key` all directories of a tree take as many steps as there are directories, however
-    deep they are.
+    Each directory is reached from the previous one over their common parent. In the order of
+    `depth_first_key` the number of steps is the number of directories, however deep they are.
     """
 
     def __init__(self, root_fd: int) -> None:

@@ -14,7 +14,7 @@ _STREAM_BYTES = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
 
 
 class NoTurn(Exception):
-    """All turns are taken."""
+    """All turns are taken, so none can be borrowed."""
 
 
 class Turns:
@@ -28,8 +28,8 @@ class Turns:
     @asynccontextmanager
     async def hold(self, watch: Watch) -> AsyncIterator[None]:
         """Wait for a turn, in the order of the calls, and hold it for the block. When all turns are
-        taken, the oldest borrowed one is taken back. The waiting does not count as a lack of
-        progress."""
+        taken, cancel the task with the oldest borrowed turn. `watch` does not count the waiting as
+        a lack of progress."""
         if self._free.locked() and self._borrowed:
             task = next(iter(self._borrowed))
             del self._borrowed[task]
@@ -59,18 +59,18 @@ class Turns:
 
 
 def streams_at_once(memory_bytes: int) -> int:
-    """Return the number of blobs that may be decoded while they arrive, for all pulls together.
-    Each needs two processes, which usually take a few MiB and wait for a registry. A hostile layer
-    can make them reach their limits, so together they get half of the memory."""
+    """Return how many blobs all pulls together may decode while they arrive, between 4 and 16. Each
+    needs two processes, which usually take a few MiB and wait for a registry. A hostile layer can
+    drive both to their memory limits, so all together get half of `memory_bytes`."""
     return min(16, max(4, memory_bytes // 2 // _STREAM_BYTES))
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """Return the number of processes that may build an index, with the tree of all files in memory.
-    Together they get a quarter of the memory; at least one runs."""
+    """Return how many processes may build an index at once. Each holds the tree of all files of an
+    image in memory, so all together get a quarter of `memory_bytes`; at least one runs."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 
 def memory_bytes() -> int:
-    """Return the size of this machine's memory."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -49,8 +49,8 @@ class Layer:
 
     @classmethod
     def read(cls, folder: str) -> Layer:
-        """Read and check the record in the folder, whose writer has read hostile bytes. Raises
-        NotFound, DamagedRecord."""
+        """Read the record in `folder`. It is validated, because its writer has read hostile bytes.
+        Raises NotFound, DamagedRecord."""
         # Not at the top, because msgspec takes 1.3 MiB of the zygote, whose jobs read no record.
         import msgspec
 
@@ -97,7 +97,8 @@ def unpack(
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Unpack a layer, as a job of the zygote. The arguments are those of `layer_job.receive`."""
+    """Unpack a layer; the zygote runs this as a job. `layer_job.receive` describes the
+    arguments."""
     work, stream, tick = layer_job.receive(arguments, fds)
     with layer_job.writing(work.folder, "unpacking a layer"):
         unpack(stream, jail.enter(work.folder), work.diff_id, work.limits, tick)

@@ -16,8 +16,8 @@ DIRECTORY_STEPS = 8
 
 
 class WalkBudget:
-    """The steps that the names of one layer may take. A step enters one directory, or follows one
-    link, on the way to a name. `entries`: the caller counts the layer's entries here."""
+    """Counts the steps of resolving all names of one layer, and limits them. A step enters one
+    directory, or follows one symbolic link. The caller counts the layer's entries in `entries`."""
 
     def __init__(
         self, free: int = FREE_STEPS, per_entry: int = STEPS_PER_ENTRY, entries: int = 0
@@ -27,7 +27,7 @@ class WalkBudget:
         self._used = 0
 
     def charge(self, steps: int) -> None:
-        """Count steps. Raises BadLayer when there are more than the layer's entries so far
+        """Count `steps`. Raises BadLayer when the sum exceeds what the layer's entries so far
         allow."""
         # Without the sum, 300 names over one link of 4,000 bytes, 1.7 kB of gzip, took 3.5 s.
         self._used += steps

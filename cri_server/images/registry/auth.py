@@ -51,7 +51,8 @@ class Credential:
 
     @property
     def basic(self) -> str | None:
-        """The value of a basic Authorization header; None without user and password."""
+        """Return the value of the header for basic authorization; None without user and
+        password."""
         if not self.username and not self.password:
             return None
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
@@ -78,7 +79,8 @@ def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> C
 
 
 def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
-    """Return whether `host` may receive the pull secret `auth` (see the module's description)."""
+    """Return whether `host` may receive the pull secret `auth`, by the rules at the top of this
+    module."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))
@@ -88,8 +90,8 @@ def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
 
 
 def _is_private(mirror: RegistryHost, reference: Reference) -> bool:
-    """Return whether the connection to a mirror is encrypted or local, or the one to the registry
-    is not encrypted either."""
+    """Return whether the pull secret may travel to a mirror: the connection is encrypted or local,
+    or the registry itself is on plain http."""
     parts = urlsplit(mirror.url)
     registry = default_url(reference.registry)
     return (
@@ -120,8 +122,8 @@ def _credential(auth: Auth) -> Credential:
 
 
 def _server(address: str) -> str:
-    """Return the normal form of the registry in a server address, which users write as
-    `https://index.docker.io/v1/` or `host:5000`."""
+    """Return the registry in a pull secret's server address, in its normal form. Users write the
+    address as `https://index.docker.io/v1/` or `host:5000`."""
     try:
         netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2]
     except ValueError:
@@ -200,8 +202,8 @@ def _split(url: str) -> SplitResult:
 
 
 def read_token(data: bytes, server: str) -> str:
-    """Return the token in a token server's answer. Raises PeerError, which shows nothing of the
-    answer."""
+    """Return the token in a token server's answer. Raises PeerError, whose message quotes nothing
+    from the answer."""
     try:
         answer = json.loads(data)
         # OAuth2 calls it access_token; distribution's token servers may send either.
@@ -214,8 +216,8 @@ def read_token(data: bytes, server: str) -> str:
 
 
 def _header_value(text: str, error: type[InvalidArgument] | type[PeerError], what: str) -> str:
-    """Return `text` if it can be a header's value. Raises `error`, which does not show the text, as
-    the HTTP library's own error would."""
+    """Return `text` if it can be in the value of an HTTP header; `what` names the text. Raises
+    `error` otherwise, because the HTTP library's own error would show the text, which is secret."""
     if not _HEADER_SAFE.fullmatch(text):
         raise error(f"{what} has characters that a header cannot carry")
     return text

@@ -1,10 +1,11 @@
 """The HTTP client of one pull: its connections can be aborted from other threads, and its redirects
 and errors disclose no secret.
 
-It uses urllib3 in threads, and knows every socket, so that `abort` ends what a thread waits for. A
-response may send the client to another server (redirect, token server), but not from https to http,
-and not to this machine or its link (loopback, 169.254.0.0/16: cloud metadata) unless the registry
-itself is on this machine: the peer's address is checked after connecting, before a byte is sent.
+It uses urllib3 in threads, and registers every socket, so that `abort` wakes the threads that wait
+for a server. A response may send the client to another server (redirect, token server), but not
+from https to http, and not to loopback or link-local addresses (169.254.0.0/16: cloud metadata)
+unless the registry itself is on this machine: the peer's address is checked after connecting,
+before a byte is sent.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 
 class HostUnavailable(PeerError):
     """A host could not be reached, broke the connection, or is overloaded, so that another attempt
-    or another host may succeed. `refused`: it accepts no connection."""
+    or another host may succeed. `refused`: the host refused the connection. `retry_after_s`: the
+    seconds that it demands to wait."""
 
     def __init__(
         self, message: str, retry_after_s: float | None = None, *, refused: bool = False
@@ -102,16 +104,16 @@ class RegistrySession:
             raise Abandoned
 
     def sleep(self, seconds: float) -> None:
-        """Wait. Raises Abandoned after `abort`."""
+        """Wait for `seconds`. Raises Abandoned as soon as `abort` is called."""
         if self._aborted.wait(seconds):
             raise Abandoned
 
     def get(
         self, host: RegistryHost, url: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a GET or HEAD, and follow redirects. Return the response, whose body is unread (the
-        caller closes it), and the host[:port] of the answering server if a redirect led to another
-        origin, else "". Such a server must not get a secret.
+        """Send a GET or HEAD, and follow redirects. Return the response with its body unread, which
+        the caller closes, and "" or, if a redirect led to another origin, the host[:port] that
+        answered. The caller must not send a secret to that host.
 
         Raises HostUnavailable, Forbidden, Abandoned.
         """
@@ -232,9 +234,9 @@ class RegistrySession:
         return target._replace(fragment="")
 
     def _pool(self, host: RegistryHost, url: str, foreign: bool) -> urllib3.PoolManager:
-        """Return the connections for `url`: with the TLS settings of `host` if they lead to it,
-        else with the system's. `foreign`: a server chose the URL, so the peer's address is
-        checked."""
+        """Return the connection pool for `url`. It has the TLS settings of `host` if the URL leads
+        to `host`, else the system's. `foreign`: a server chose the URL, so the address of the peer
+        must be checked after connecting."""
         parts, proxy = urlsplit(url), host.proxy or proxy_for(url)
         ours = parts.netloc == host.netloc
         # Reading the system's authorities takes 20 ms, which plain connections need not wait for.
@@ -270,8 +272,9 @@ class RegistrySession:
         return manager
 
     def _pool_classes(self, sent_by: RegistryHost | None, socks: Proxy | None) -> dict[str, Any]:
-        """Return urllib3's pools with connections that this session registers and checks, through
-        the SOCKS proxy `socks` if there is one."""
+        """Return urllib3's pool classes by scheme. Their connections are registered with this
+        session for `abort`, and go through the SOCKS proxy `socks` if there is one. `sent_by`: the
+        host whose answer chose the URL; the peer's address is then checked. None: no check."""
         session = self
 
         class Http(HTTPConnection):
@@ -322,8 +325,8 @@ class RegistrySession:
 
 
 def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
-    """Return scheme, host and port of a URL (RFC 6454 section 4). A secret is sent to one
-    origin."""
+    """Return scheme, host and port of a URL: its origin (RFC 6454 section 4). A secret for one
+    origin is sent to no other."""
     return (
         parts.scheme,
         parts.hostname or "",
@@ -372,7 +375,8 @@ def _load(host: RegistryHost, name: str, load: Callable[[], object]) -> None:
 
 
 def _through_socks(connection: HTTPConnection, proxy: Proxy) -> socket.socket:
-    """Connect through a SOCKS 5 proxy, which also resolves the name."""
+    """Return a socket connected to the target of `connection` through a SOCKS 5 proxy, which
+    resolves the target's name."""
     from python_socks import ProxyError, ProxyType
     from python_socks.sync import Proxy as Socks
 
@@ -397,7 +401,8 @@ def _is_local(address: str) -> bool:
 
 
 def _is_at_home(host: RegistryHost) -> bool:
-    """Return whether the host that sent a redirect is itself on this machine."""
+    """Return whether `host` has a loopback or link-local address. If so, its redirects may lead to
+    such addresses."""
     name = urlsplit(host.url).hostname or ""
     try:
         return any(
@@ -423,8 +428,8 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACK
 
 
 def describe_error(error: BaseException, host: str) -> str:
-    """Describe a failure without the library's text, which contains URLs with query strings and
-    header values."""
+    """Describe a failed request to `host`. The text of the HTTP library is left out, because it
+    contains URLs with query strings and header values."""
     if isinstance(error, NameResolutionError):
         return f"the name {host} does not resolve"
     if isinstance(error, SSLError) or _cause(error, ssl.SSLError):

@@ -45,8 +45,9 @@ class RegistryHost:
     """A host that serves images. `url` is scheme://host[:port], `prefix` the path before the
     repository (`/v2`).
 
-    - `upstream`: the host is the registry itself, which gets pull secrets.
-    - `trusted`: the registry's own file names the host. Then a mirror gets pull secrets, too.
+    - `upstream`: the host is the registry itself, not a mirror.
+    - `trusted`: the host gets the registry's pull secrets, because the registry's own hosts.toml
+      (not `_default`'s) names it as the server, or as a mirror with `pull_secrets`.
     - `auth`: the administrator's login for this host.
     - `rewrites`: regular expressions for the repository, with their replacements.
     - `headers` may hold secrets, which the repr does not show.
@@ -69,8 +70,8 @@ class RegistryHost:
     source: str = ""
 
     def repository(self, path: str) -> str:
-        """Return the name of the repository `path` on this host: the first rewrite that matches
-        changes it."""
+        """Return the repository `path` as this host names it: rewritten by the first of `rewrites`
+        that matches, else unchanged."""
         for rewrite in self.rewrites:
             rewritten = rewrite.apply(path)
             if rewritten is not None:
@@ -79,7 +80,7 @@ class RegistryHost:
 
     @property
     def netloc(self) -> str:
-        """host[:port]."""
+        """The host and port in `url`, as host[:port]."""
         return urlsplit(self.url).netloc
 
     def can(self, capability: str) -> bool:
@@ -96,7 +97,8 @@ class _Auth(msgspec.Struct):
 
 
 class _Table(msgspec.Struct):
-    """The keys of a host's table. The top of the file has the same keys for the server."""
+    """The keys of a `[host.URL]` table. At the top level of the file the same keys are for the
+    registry itself."""
 
     capabilities: list[str] | None = None
     ca: str | list[str] | None = None
@@ -117,7 +119,8 @@ class _Server(_Table):
 
 @dataclass(frozen=True, slots=True)
 class HostsFile:
-    """A parsed hosts.toml. `warnings`: ignored parts, each with its key."""
+    """A parsed hosts.toml. `warnings`: a line, which names the key, for each ignored part of the
+    file."""
 
     hosts: list[RegistryHost]
     warnings: list[str]
@@ -165,12 +168,14 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
 
 
 def registry_of(folder: str) -> str:
-    """Return the registry, in its normal form, whose settings are in this folder of `certs.d`."""
+    """Return the registry, in its normal form, that the folder name `folder` in `certs.d` stands
+    for."""
     return normal_registry(_FOLDER_PORT.sub(r":\1", folder))
 
 
 def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
-    """Yield (rank, name) of the folders for a registry; the lowest rank is preferred."""
+    """Yield (rank, name) of each folder in `certs_dir` whose name is a spelling of the registry
+    `normal`. The folder with the lowest rank counts."""
     host, port = split_port(normal)
     preferred = ([f"{host}_{port}_"] if port else []) + [normal]
     try:
@@ -195,7 +200,8 @@ def _read(path: Path, domain: str, *, own: bool) -> list[RegistryHost]:
 
 
 def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
-    """Read a hosts.toml. `own`: the file is for this registry only, not `_default`'s.
+    """Parse the hosts.toml at `path` for the registry `domain`. `own`: the file is in this
+    registry's own folder, not in `_default`.
 
     Unknown keys are ignored with a warning, because other programs and later versions of containerd
     have more of them. Raises InvalidSpec naming the file and the key.
@@ -227,7 +233,8 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
 def _table(
     path: Path, key: str, fields: Any, kind: type[AnyTable], warnings: list[str]
 ) -> AnyTable:
-    """Convert a table of the file, without unknown keys. Raises InvalidSpec naming the table."""
+    """Convert the table `key` of the file to a `kind`. Unknown keys are dropped with a line in
+    `warnings`. Raises InvalidSpec naming the table."""
     place = f"{path}:{key}" if key else str(path)
     if not isinstance(fields, dict):
         raise InvalidSpec(place, "not a table")
@@ -243,8 +250,8 @@ def _table(
 
 
 def _text(path: Path) -> str:
-    """Read the file. Raises OSError; ValueError for a file or a line that is too long: tomllib's
-    time for a key grows with the square of its parts."""
+    """Return the file's content. Raises OSError; ValueError for a file or line over the limit,
+    because tomllib's time for a dotted key grows with the square of its parts."""
     with path.open("rb") as file:
         data = file.read(SIZE_LIMIT_BYTES + 1)
     if len(data) > SIZE_LIMIT_BYTES:
@@ -376,8 +383,8 @@ def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[st
 
 
 def _duration(path: Path, key: str, text: str | None) -> float:
-    """Parse a duration of Go, such as `1m30s`, `500ms` or `.5s`, to seconds. An absent one and 0
-    mean the default."""
+    """Return the seconds in a duration of Go, such as `1m30s`, `500ms` or `.5s`; the default for
+    None, "" and 0. Raises InvalidSpec."""
     if not text or text == "0":
         return DIAL_TIMEOUT_S
     units = {

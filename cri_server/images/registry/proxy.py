@@ -1,10 +1,11 @@
 """Chooses the proxy for a URL from the environment, by Go's rules, which the node's other programs
 follow.
 
-HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else their names in lower case; never for this
-machine itself. NO_PROXY is a list of `*` (everything), addresses, networks (`10.0.0.0/8`), and
-domains: `example.com` with its subdomains, `.example.com` and `*.example.com` only the subdomains.
-Addresses and domains may end in a port. Source: golang.org/x/net/http/httpproxy.
+The variable is HTTPS_PROXY or HTTP_PROXY, by the URL's scheme, else its name in lower case. No
+proxy is used for this machine itself, nor for what NO_PROXY lists: `*` (everything), addresses,
+networks (`10.0.0.0/8`), and domains: `example.com` with its subdomains, `.example.com` and
+`*.example.com` only the subdomains. Addresses and domains may end in a port. Source:
+golang.org/x/net/http/httpproxy.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy's address. Its login is in `headers`, or for SOCKS in `login`; the repr shows
-    neither."""
+    """A proxy's URL and login. The login is in `headers`, for a SOCKS proxy in `login`; the repr
+    shows neither."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
@@ -56,7 +57,8 @@ def _variable(name: str, environment: Mapping[str, str]) -> str:
 
 
 def parse(name: str, value: str) -> Proxy:
-    """Parse the proxy in the setting `name`. Raises InvalidSpec naming the setting."""
+    """Parse `value`, the proxy in the variable or setting `name`. Raises InvalidSpec naming the
+    setting."""
     try:
         # Go's httpproxy takes a proxy without a scheme for one on http, too.
         parts = urlsplit(value if "://" in value else f"http://{value}")
@@ -86,7 +88,7 @@ def _bypasses(no_proxy: str, parts: SplitResult) -> bool:
 
 
 def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:
-    """Return whether an entry of NO_PROXY covers this host and port."""
+    """Return whether `entry`, an element of NO_PROXY, covers this host and port."""
     if entry == "*":
         return True
     if "/" in entry:

@@ -1,9 +1,9 @@
 """Fetches a registry's content: resolves references, and downloads manifests and blobs. Tries the
 registry's hosts in order, logs in, and repeats failed requests.
 
-Blocking: runs in a pull's threads. Everything is checked against a digest before it is used, so a
-host can only fail or be slow. A download of a blob that broke off is continued (Range), at the next
-host if necessary.
+Blocking: runs in a pull's threads. Content is checked against its digest before it is used; only
+what a tag means is decided by the first host that answers. A broken download of a blob is continued
+(Range), on the next host if necessary.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 class Unauthorized(PeerError):
-    """The registry requires a login, or another one."""
+    """The registry requires a login, or refuses the login that it got."""
 
 
 class _NoSuch(NotFound):
@@ -70,7 +70,8 @@ class Registry:
         auth: Auth | None,
         actions: str = "pull",
     ) -> None:
-        """`actions`: the actions that a token is requested for, `pull` or `pull,push`."""
+        """`actions`: what a requested token permits, `pull` or `pull,push` (distribution's token
+        scope)."""
         self._session, self._reference, self._hosts = session, reference, hosts
         self._actions = actions
         self._credentials = {host: logins.credential(auth, reference, host) for host in hosts}
@@ -78,13 +79,13 @@ class Registry:
         self._lock = threading.Lock()
 
     def resolve(self, stored: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
-        """Fetch the manifest or index of the reference; return its descriptor and content, or None
-        as the content of a stored one.
+        """Return the descriptor that the reference means now, and the content of that manifest or
+        index; None in place of a content that is stored.
 
-        `stored`: descriptors of this repository that are here, by digest. If there are any, a HEAD
-        asks for the current digest, and a GET follows only for a digest that is not stored, because
-        Docker Hub's rate limit counts GETs of manifests, but not HEADs. Raises as `_from_hosts`
-        does.
+        `stored`: by digest, the descriptors of this repository in the store. If there are any, a
+        HEAD asks for the current digest, and a GET follows only for a digest that is not stored,
+        because Docker Hub's rate limit counts GETs of manifests, but not HEADs. Raises as
+        `_from_hosts` does.
         """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
@@ -98,7 +99,8 @@ class Registry:
         return self._from_hosts(capability, find)
 
     def manifest(self, descriptor: Descriptor) -> bytes:
-        """Fetch a manifest that an index names. Raises as `_from_hosts` does."""
+        """Fetch the manifest `descriptor`, which an index names; return its content. Raises as
+        `_from_hosts` does."""
 
         def fetch(host: RegistryHost) -> bytes:
             _, data = self._manifest(host, descriptor.digest, descriptor.digest)
@@ -114,8 +116,8 @@ class Registry:
         self, descriptor: Descriptor, ingest: IncomingBlob, arrived: Callable[[int], None]
     ) -> None:
         """Download a blob into `ingest`, and verify its digest and size. `arrived` is called with
-        the number of received bytes; a negative number means that bytes are discarded. Raises as
-        `_from_hosts` does."""
+        the bytes of each piece, and with a negative number when downloaded bytes are discarded.
+        Raises as `_from_hosts` does."""
 
         def fetch(host: RegistryHost) -> None:
             begun_by_another = ingest.size > 0
@@ -146,8 +148,9 @@ class Registry:
             raise
 
     def document(self, tag: str) -> bytes:
-        """Fetch the repository's manifest with this tag, unparsed: it need not be an image's.
-        Raises as `_from_hosts` does."""
+        """Fetch the manifest with the tag `tag` from the repository; return its bytes unparsed and
+        unverified, because it may be another artifact than an image. Raises as `_from_hosts`
+        does."""
 
         def fetch(host: RegistryHost) -> bytes:
             with self._open(host, f"manifests/{tag}", _ACCEPT) as response:
@@ -156,7 +159,8 @@ class Registry:
         return self._from_hosts(PULL, fetch)
 
     def small_blob(self, digest: str, limit_bytes: int) -> bytes:
-        """Fetch and verify a blob in memory. Raises as `_from_hosts` does."""
+        """Fetch the blob with this digest into memory, and verify it; return its content. Raises
+        PeerError above `limit_bytes`, and as `_from_hosts` does."""
 
         def fetch(host: RegistryHost) -> bytes:
             with self._open(host, f"blobs/{digest}", {}) as response:
@@ -172,12 +176,13 @@ class Registry:
     def _from_hosts(
         self, capability: str, fetch: Callable[[RegistryHost], Result], *, retry: bool = True
     ) -> Result:
-        """Call `fetch` for the hosts with the capability, in order, until a call succeeds; return
-        its result. `retry`: repeat a call when its host is unavailable.
+        """Call `fetch` with each host that has the capability, in order, until a call succeeds;
+        return its result. `retry`: call again for a host that is unavailable.
 
-        When every host fails, the failure of the last one, the registry itself, decides the kind of
-        the error: NotFound, Unauthorized, PeerError, or PeerError with the prefix
-        RegistryUnavailable. The message covers every host.
+        When every host fails, the error of the last host, the registry itself, decides what is
+        raised: NotFound, Unauthorized, InvalidSpec (a certificate of it cannot be used), or
+        PeerError, whose message begins with RegistryUnavailable when that host was unavailable.
+        Except for InvalidSpec, the message has the errors of all hosts.
         """
         failures: list[Error] = []
         for host in self._hosts:
@@ -210,9 +215,9 @@ class Registry:
                 self._pause(host, failures, ATTEMPTS, error)
 
     def _pause(self, host: RegistryHost, failures: int, limit: int, error: HostUnavailable) -> None:
-        """Wait before the next attempt, as long as the host demands. Raises `error` instead after
-        `limit` failures of the registry itself or MIRROR_ATTEMPTS of a mirror, when the host
-        demands too long a wait, or when a mirror refuses connections."""
+        """Wait before the next attempt, at least as long as the host demands. Raises `error`
+        instead when `host` has failed too often (the registry itself: `limit` times, a mirror:
+        MIRROR_ATTEMPTS times), demands too long a wait, or is a mirror that refuses connections."""
         is_last = host is self._hosts[-1]
         retry_after_s = error.retry_after_s or 0.0
         if not is_last:
@@ -225,8 +230,9 @@ class Registry:
     # ---- manifests
 
     def _current_digest(self, host: RegistryHost, reference: Reference) -> str:
-        """Ask with a HEAD for the digest that the reference has now; return "" when the answer has
-        none, which the specification allows, or is an error: then a GET must follow.
+        """Ask the host with a HEAD which digest the reference means now. Return "" when the answer
+        is an error or names no digest, which the specification permits; the caller then sends a
+        GET.
 
         Raises HostUnavailable (no answer), Unauthorized (no token).
         """
@@ -324,7 +330,8 @@ class Registry:
     # ---- one request, logged in
 
     def _open(self, host: RegistryHost, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """Return a successful response. Raises HostUnavailable, Unauthorized, _NoSuch,
+        """Send a GET for `what` (such as `blobs/DIGEST`), logging in if necessary; return the
+        response, whose status is 200 or 206. Raises HostUnavailable, Unauthorized, _NoSuch,
         PeerError."""
         response, other = self._response(host, what, headers)
         if response.status in (200, 206):
@@ -341,8 +348,9 @@ class Registry:
     def _response(
         self, host: RegistryHost, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a request as `RegistrySession.get` does, with a login when the host requires one.
-        Raises HostUnavailable, Unauthorized."""
+        """Send a request for `what` with `RegistrySession.get`, logging in when the host requires
+        it. Return the response, of any status, and the redirected host as `get` does. Raises
+        HostUnavailable, Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
         return self._with_login(
             host, lambda login: self._session.get(host, url, headers | login, method)
@@ -353,8 +361,9 @@ class Registry:
         host: RegistryHost,
         send: Callable[[dict[str, str]], tuple[BaseHTTPResponse, str]],
     ) -> tuple[BaseHTTPResponse, str]:
-        """Call `send` with the headers of the current login. When the host itself answers with 401,
-        log in and call `send` again. Raises HostUnavailable, Unauthorized."""
+        """Call `send` with the Authorization header of the current login, if there is one; return
+        its result. When the host answers 401, log in and call `send` again; a 401 of a server that
+        a redirect led to is returned as it is. Raises HostUnavailable, Unauthorized."""
         response, other = send(self._authorization(host))
         if response.status == 401 and not other:
             response.close()
@@ -372,16 +381,17 @@ class Registry:
         )
 
     def check(self, host: RegistryHost) -> None:
-        """Check that the login is accepted. Raises Unauthorized, HostUnavailable, PeerError."""
+        """Check that the registry accepts the pull secret. Raises Unauthorized, HostUnavailable,
+        PeerError."""
         response = self.request("GET", host, f"{host.url}{quote(host.prefix)}/", {}, None)
         self.expect(host, response, "login", (200,))
 
     def request(
         self, method: str, host: RegistryHost, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """Send a request, with a login when the host requires one; do not follow redirects. A body
-        that is an iterator cannot be sent twice, so an earlier request must have logged in. Raises
-        HostUnavailable, Unauthorized."""
+        """Send a request, and do not follow redirects. Log in when the host requires it; not for an
+        iterator as the body, because an iterator cannot be sent twice: an earlier request must have
+        logged in. Raises HostUnavailable, Unauthorized."""
 
         def send(login: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
             return self._session.send(method, host, url, headers | login, body), ""
@@ -393,8 +403,8 @@ class Registry:
     def expect(
         self, host: RegistryHost, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
     ) -> None:
-        """Close the response, and check that its status is one of `statuses`. Raises Unauthorized,
-        PeerError."""
+        """Close the response. Raises Unauthorized, NotFound or PeerError when its status is not one
+        of `statuses`; `what` names the target in the error."""
         try:
             if response.status not in statuses:
                 raise self._refusal(host, response, what)
@@ -402,8 +412,8 @@ class Registry:
             response.close()
 
     def _namespace(self, host: RegistryHost) -> str:
-        """Return the query that names the registry to a mirror, as containerd sends it; "" for the
-        registry itself."""
+        """Return the query `?ns=REGISTRY`, by which a mirror learns for which registry it is asked,
+        as containerd sends it; "" for the registry itself."""
         # Only for a mirror: the query is not in the distribution specification.
         registry = self._reference.registry
         return "" if normal_registry(host.netloc) == registry else f"?ns={quote(registry)}"
@@ -414,7 +424,8 @@ class Registry:
         return {"Authorization": value} if value else {}
 
     def _log_in(self, host: RegistryHost, headers: list[str]) -> None:
-        """Answer a host's challenge with its credential. Raises Unauthorized, PeerError."""
+        """Answer the challenges in the WWW-Authenticate `headers` with the host's credential, and
+        store the Authorization header for later requests. Raises Unauthorized, PeerError."""
         offered = [challenge for header in headers for challenge in logins.challenges(header)]
         login = self._credentials[host]
         bearer = next((c for c in offered if c.scheme == "bearer"), None)
@@ -454,8 +465,8 @@ class Registry:
             )
 
     def _refusal(self, host: RegistryHost, response: BaseHTTPResponse, what: str) -> Error:
-        """Return the error for a response's status. It shows only the registry's error code from
-        the body, because the body may echo secrets of the request."""
+        """Return the error for a response whose status is a failure. Of the body it shows only the
+        registry's error code, because the body may echo secrets of the request."""
         try:
             code = _CODE.search(
                 self._all(host, response, 64 << 10, "an error").decode("utf-8", "replace")
@@ -477,8 +488,8 @@ class Registry:
 
 
 def _continues(response: BaseHTTPResponse, at: int) -> bool:
-    """Return whether the body continues at the offset `at`. A server may send the whole blob again
-    instead."""
+    """Return whether the response's body begins at the offset `at` of the blob. A server that
+    ignores the Range header sends the whole blob."""
     if not at:
         return True
     content_range = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -486,8 +497,8 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
 
 
 def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
-    """Return the error for an answer after which the request is repeated, with the waiting time
-    that the host demands."""
+    """Return the error for an overloaded server. It has the seconds to wait of the Retry-After
+    header, so that the request is repeated after them."""
     retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
     if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
         message += f", and no more requests for {math.ceil(retry_after_s)} s"
@@ -495,9 +506,9 @@ def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Return the seconds to wait that a Retry-After header demands: it has a number, a date (RFC
-    9110 section 10.2.3), or the seconds since 1970, which Docker Hub sends. None for anything
-    else."""
+    """Return the seconds to wait that a Retry-After header demands. `value` is a number of seconds,
+    a date (RFC 9110 section 10.2.3), or a time in seconds since 1970, as Docker Hub sends. `now`:
+    the time in seconds since 1970. None for any other value."""
     value = value.strip()
     # isascii(), because other scripts' digits are decimal, too, and no header has them.
     if value.isascii() and value.isdecimal() and len(value) < 12:

@@ -1,1 +1,1 @@
-"""Which signatures an image needs, and how they are verified."""
+"""Signature policy: which signatures an image needs, and how they are verified."""

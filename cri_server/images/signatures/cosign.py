@@ -30,8 +30,8 @@ PAYLOAD_LIMIT_BYTES = 64 << 10
 
 
 class SignatureValidationFailed(PeerError):
-    """The policy refuses the image. The message begins with the word by which CRI recognizes this
-    error."""
+    """The policy refuses the image. The message begins with the name of CRI's
+    ErrSignatureValidationFailed, by which kubelet recognizes the error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"SignatureValidationFailed: {message}")
@@ -69,8 +69,8 @@ class _Payload(msgspec.Struct):
 def check(
     rules: SignaturePolicy, registry: Registry, reference: Reference, digests: Sequence[str]
 ) -> None:
-    """Check an image's signatures against the policy. `digests`: of its manifest, and of the index
-    that names the manifest, if there is one. A signature of either is enough.
+    """Check an image's signatures against the policy. `digests`: of the image's manifest and of the
+    indexes that lead to it; a valid signature of any of them is enough.
 
     Raises SignatureValidationFailed, PeerError (the registry does not answer), WrongState (a key
     cannot be read).
@@ -86,8 +86,7 @@ def check(
 
 
 def check_scope(rules: SignaturePolicy, reference: Reference) -> None:
-    """Check that the policy does not reject every image of this scope. Raises
-    SignatureValidationFailed."""
+    """Raise SignatureValidationFailed if the policy rejects all images of the reference's scope."""
     scope, requirements = rules.requirements(reference)
     if any(requirement.type == policy.REJECT for requirement in requirements):
         raise SignatureValidationFailed(f"rejected by {rules.path}, {scope}")
@@ -99,8 +98,9 @@ def _require(
     reference: Reference,
     where: str,
 ) -> None:
-    """Check that one of the signatures is valid for the image and by one of the keys. Raises
-    SignatureValidationFailed."""
+    """Check that one of the signatures is about this image and made with one of the requirement's
+    keys. Raises SignatureValidationFailed, with the reason for each signature. `where`: the
+    policy's path and scope, for the error."""
     if not signatures:
         raise SignatureValidationFailed(f"{where}: the image has no signature")
     keys = _keys(requirement, where)
@@ -116,8 +116,8 @@ def _require(
 
 
 def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes]]:
-    """Fetch a manifest's signatures; return (the manifest's digest, payload, signature) for
-    each."""
+    """Fetch the signatures of the manifest `digest`; return (digest, payload, signature) for each.
+    The payload is the signed JSON text. Empty without signatures."""
     try:
         data = registry.document(f"{digest.replace(':', '-')}.sig")
     except NotFound:
@@ -149,7 +149,8 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
 
 
 def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
-    """Return why a signed payload is not about this image; "" if it is."""
+    """Return why a signed payload is not a claim about this image, for an error; "" if it is
+    one."""
     try:
         critical = typed.decode(payload, _Payload).critical
     except msgspec.MsgspecError:
@@ -181,7 +182,8 @@ def _keys(requirement: Requirement, where: str) -> list[object]:
 
 
 def _verifies(key: object, payload: bytes, signature: bytes) -> bool:
-    """Return whether `signature` is by `key` over `payload`, with SHA-256 as cosign uses it."""
+    """Return whether `signature` was made over `payload` with the private key of `key`, by SHA-256,
+    as cosign does."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
     from cryptography.hazmat.primitives.hashes import SHA256

@@ -45,8 +45,8 @@ class Identity(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename="
 
 
 class Requirement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """A requirement of a scope, which its images must all meet. One signature by one of the keys
-    meets it."""
+    """A requirement that the policy has for a scope. An image must meet all requirements of its
+    scope. For the type `sigstoreSigned` it needs a signature by any one of the keys."""
 
     type: str
     key_path: str = ""
@@ -79,7 +79,8 @@ class SignaturePolicy:
     file: _File
 
     def requirements(self, reference: Reference) -> tuple[str, list[Requirement]]:
-        """Return a description of the scope that decides about an image, and its requirements."""
+        """Return the scope that decides about an image, as text for errors, and the requirements
+        that the policy has for it."""
         scopes = self.file.transports.get(TRANSPORT, {})
         for scope in scopes_of(reference):
             if scope in scopes:
@@ -88,8 +89,8 @@ class SignaturePolicy:
 
 
 def read(path: str) -> SignaturePolicy:
-    """Read a policy. Raises WrongState for a file with any error, because a guess might accept an
-    image that the administrator wants to refuse."""
+    """Read the policy file. Raises WrongState for a file with any error: to guess what is meant
+    might accept an image that the administrator wants to refuse."""
     try:
         with open(path, "rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)
@@ -109,8 +110,8 @@ def read(path: str) -> SignaturePolicy:
 
 
 def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:
-    """Return the scopes with each registry in its normal form. Raises ValueError when two of them
-    are spellings of one scope."""
+    """Return the scopes, each under its `normal_scope`. Raises ValueError when two of them become
+    the same scope."""
     normal: dict[str, list[Requirement]] = {}
     written: dict[str, str] = {}
     for scope, requirements in scopes.items():
@@ -122,10 +123,10 @@ def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requi
 
 
 def normal_scope(scope: str) -> str:
-    """Return a scope with its registry in the normal form, and with Docker Hub's `library/` in an
-    image's name: `docker.io/busybox:1` becomes `docker.io/library/busybox:1`.
+    """Return a scope with its registry in the normal form, and for Docker Hub with `library/`
+    before an image's short name: `docker.io/busybox:1` becomes `docker.io/library/busybox:1`.
 
-    A name without a tag or a digest stays as it is, because it may be a namespace. Raises
+    Without a tag or digest, `library/` is not added, because the name may be a namespace. Raises
     ValueError for a malformed name.
     """
     registry, slash, path = scope.partition("/")
@@ -200,8 +201,8 @@ def _full(reference: Reference) -> str:
 
 
 def identity_matches(identity: Identity, reference: Reference, claimed: str) -> bool:
-    """Return whether a signature for the reference `claimed` is valid for the pulled image, whose
-    reference is `reference`."""
+    """Return whether a signature counts for the pulled image `reference`, by the policy's
+    `identity`. `claimed`: the reference that the signature is about."""
     signed = _SignedReference.parse(claimed)
     if signed is None:
         return False
@@ -222,8 +223,9 @@ def identity_matches(identity: Identity, reference: Reference, claimed: str) -> 
 
 
 def _matches_image(signed: _SignedReference, name: str, reference: Reference) -> bool:
-    """Return whether the signed reference means the pulled image: its repository is `name`, and its
-    tag is the pulled one. A pull by digest has no tag to compare, but its content is fixed."""
+    """Return whether the signed reference means the pulled image: it has the repository `name` and
+    the pulled tag. For a pull by digest the tag is not compared, because the digest fixes the
+    content."""
     return signed.name == name and (bool(reference.digest) or signed.rest == f":{reference.tag}")
 
 
@@ -236,7 +238,8 @@ def _remapped(identity: Identity, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SignedReference:
-    """A reference without a default tag. `rest` is `:TAG`, `@DIGEST` or ""."""
+    """A reference in a signature or policy, without the default tag `latest`. `rest` is `:TAG`,
+    `@DIGEST` or ""."""
 
     name: str
     rest: str

@@ -1,9 +1,9 @@
-"""The blobs of an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`. Each blob is
-complete and durable, or absent.
+"""The blobs of an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`. A blob is
+complete, with its content synced, or absent; `sync_folder` makes the names durable.
 
 A blob is written in `ingest/` under a unique name, hashed meanwhile, synced, and renamed. A blob
-that is streamed to its decoder (`streamed`) is never a file. The server removes the files of an
-earlier run in `ingest/` when it starts.
+that is streamed to its decoder (`streamed`) is never a file. When the server starts, it removes the
+files that an earlier run left in `ingest/`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
 
 class Ingest(IncomingBlob):
-    """Writes one blob. `commit` adds it to the layout, `abandon` or the end of a `with` block
-    removes an uncommitted one. `write` raises ResourceExhausted, KernelError."""
+    """Writes one blob. `commit` adds it to the layout; `abandon`, or the end of a `with` block
+    without `commit`, removes it. `write` raises ResourceExhausted, KernelError."""
 
     def __init__(self, blobs: Blobs, algorithm: str = SHA256) -> None:
         super().__init__(algorithm)
@@ -74,7 +74,8 @@ class Ingest(IncomingBlob):
         return self.digest
 
     def abandon(self) -> None:
-        """Remove the blob unless it is committed. A thread may still write to it."""
+        """Close and remove the blob's file, unless the blob is committed. Another thread may still
+        be writing to it."""
         if self._fd < 0:
             return
         Path(self._path).unlink(missing_ok=True)
@@ -110,8 +111,8 @@ class Blobs:
         return str(self._folders[algorithm_of(digest)] / hex_of(digest))
 
     def make_folder(self, digest: str) -> None:
-        """Create the folder for blobs of this digest's algorithm. (The folder for sha512 is
-        created when the first such blob is stored, as other programs do.) Raises OSError."""
+        """Create the folder for blobs of this digest's algorithm, if it is missing. The folder for
+        sha512 is created with the first such blob, as other programs do. Raises OSError."""
         _make_folder(self._folders[algorithm_of(digest)])
 
     def size(self, digest: str) -> int | None:
@@ -163,7 +164,7 @@ class Blobs:
         ]
 
     def sync_folder(self) -> None:
-        """Make the names of committed blobs durable."""
+        """Sync the folders of blobs, which makes the names of committed blobs durable."""
         for folder in self._folders.values():
             if folder.is_dir():
                 atomic_file.sync_folder(str(folder))

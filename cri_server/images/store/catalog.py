@@ -1,5 +1,5 @@
 """The catalog of images: their names, which are stored in the layout's `index.json` and point to
-manifests, and everything that follows from them.
+manifests, and lists that are derived from the names and manifests.
 
 `index.json` is authoritative, so that skopeo and umoci see the same images. A name is a descriptor
 with an annotation: the full tag in `org.opencontainers.image.ref.name`, or only the repository in
@@ -42,14 +42,14 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """The image's blobs or tars are stored, but it cannot be mounted, and not all of its layers are
-    unpacked."""
+    """The image has no usable form: its blobs or tars are stored, but it cannot be mounted, and not
+    all of its layers are unpacked."""
 
 
 @dataclass(slots=True)
 class StorePolicy:
-    """How the store treats layers. `erofs`: new images are mounted, not unpacked. `mounts`: this
-    kernel can mount images. `keep_blobs`: compressed layers are kept beside their tars."""
+    """Which form images get. `erofs`: new images are mounted, not unpacked. `mounts`: this kernel
+    can mount images. `keep_blobs`: a mounted image keeps its compressed layers beside the tars."""
 
     erofs: bool = False
     mounts: bool = False
@@ -79,9 +79,9 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An image by one of its manifests. `chain`: the layers' chain ids, bottom first. `blobs`:
-    digest and size of each blob that the image needs. `mounted`: its layers are tars with an index,
-    else they are unpacked."""
+    """What the store has for one manifest of an image. `chain`: the layers' chain ids, bottom
+    first. `blobs`: digest and size of each blob that the image needs. `mounted`: its layers are
+    tars with an index; else they are unpacked."""
 
     image_id: str
     manifest: Manifest
@@ -92,12 +92,12 @@ class Content:
 
     @property
     def diff_ids(self) -> list[str]:
-        """The layers' uncompressed digests, bottom first."""
+        """The digest of each layer's uncompressed content, bottom first."""
         return self.config.diff_ids
 
     @property
     def documents(self) -> set[str]:
-        """The digests of its manifest and of the indexes that lead to it."""
+        """The digests of the manifest, and of the indexes through which its name leads to it."""
         return set(self.blobs) - {
             self.manifest.config.digest,
             *(layer.digest for layer in self.manifest.layers),
@@ -105,7 +105,7 @@ class Content:
 
     @property
     def layer_pairs(self) -> list[tuple[str, str]]:
-        """The layers' (blob digest, diff id), bottom first."""
+        """The (blob digest, diff id) of each layer, bottom first."""
         return [
             (layer.digest, d) for layer, d in zip(self.manifest.layers, self.diff_ids, strict=True)
         ]
@@ -143,8 +143,8 @@ class Catalog:
         return list(self._images.values())
 
     def find(self, reference: str) -> Image | None:
-        """Return an image by id, unique prefix of an id, tag or digest; None if it is absent, also
-        for a malformed reference."""
+        """Return the image that `reference` names: by id, by a unique prefix of an id, by tag or by
+        digest. None if it is absent or `reference` is malformed."""
         for image_id in (reference, digest_from_hex(reference)):
             if image_id in self._images:
                 return self._images[image_id]
@@ -157,7 +157,7 @@ class Catalog:
         return matches[0] if len(matches) == 1 else None
 
     def name(self, reference: str) -> Name | None:
-        """Return the name that a reference by tag or digest means; None if there is none."""
+        """Return the stored name with the tag or digest in `reference`; None if there is none."""
         try:
             parsed = Reference.parse(reference)
         except Error:
@@ -170,8 +170,8 @@ class Catalog:
         return None
 
     def content(self, image_id: str) -> Content:
-        """Return the image by its first manifest. (Configuration, diff ids and form are the same
-        for all of its manifests.) Raises NotFound."""
+        """Return the content of the image's first manifest. (All its manifests have the same
+        configuration, diff ids and form.) Raises NotFound."""
         return self.contents(image_id)[0]
 
     def documents(self, repository: str) -> set[str]:
@@ -181,12 +181,13 @@ class Catalog:
         return {digest for name in names for digest in self.content_of(name).documents}
 
     def content_of(self, name: Name) -> Content:
-        """Return the image by the name's own manifest."""
+        """Return the content of the manifest that `name` leads to."""
         return self._contents[name.target.digest]
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
-        """Return the image by the manifest of `name_of` these references; without such a name by
-        each of its manifests, which may differ in annotations and blobs. Raises NotFound."""
+        """Return the content of the one manifest that `name_of` these references leads to; if there
+        is no such name, of each manifest of the image: they may differ in annotations and blobs.
+        Raises NotFound."""
         name = self.name_of(image_id, references)
         if name is not None:
             return [self.content_of(name)]
@@ -196,9 +197,9 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """Return the image's name for the first of these references that leads to a repository of
-        the image; None without such a reference. The name has the reference's tag, or no tag when
-        the reference has a digest or its tag means another image now."""
+        """Return a name of the image, from the first of the references that names the image, or a
+        repository in one of the image's names; None if none does. The name has the reference's tag,
+        but no tag for a reference with a digest, or with a tag that means another image now."""
         names = self.names_of(image_id)
         for reference in references:
             name = self.name(reference)
@@ -213,13 +214,15 @@ class Catalog:
         return None
 
     def is_mounted(self, image_id: str) -> bool:
-        """Return whether the image is mounted; for an absent image, whether it will be. (A listed
-        image keeps its form, because containers use its files, until `convert` changes it.)"""
+        """Return whether a listed image has the mounted form (tars with an index); for an absent
+        image, whether it will get that form. A listed image keeps its form until `convert` changes
+        it, because containers use its files."""
         content = next((c for c in self._contents.values() if c.image_id == image_id), None)
         return self._policy.erofs if content is None else content.mounted
 
     def pin(self, references: Iterable[str]) -> None:
-        """Mark the images of these references, and no others, as pinned. Raises InvalidArgument."""
+        """Pin the images of these references, and unpin all others. Raises InvalidArgument for a
+        malformed reference."""
         self._pinned = {pin(text) for text in references}
         self._images = self._listed()
 
@@ -243,16 +246,17 @@ class Catalog:
         }
 
     def used_indexes(self) -> set[str]:
-        """Return the top chain id of each mounted image."""
+        """Return the chain id of the top layer, which names the index, of each image in the mounted
+        form."""
         return {content.chain[-1] for content in self.mounted()}
 
     def mounted(self) -> list[Content]:
-        """Return all mounted images."""
+        """Return the contents of all images in the mounted form."""
         return [content for content in self._contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
-        """Return the diff ids of the tars that images need: for their mounts, or in place of
-        removed blobs."""
+        """Return the diff ids of the tars that images need: to be mounted, or because the
+        compressed blob was removed."""
         return {
             diff_id
             for content in self._contents.values()
@@ -263,11 +267,11 @@ class Catalog:
     # ---- writing
 
     def load(self) -> list[Name]:
-        """Read the index, or repair it from its copy or from the blobs. Drop incomplete images, and
-        log each.
+        """Read the index, or repair it from its copy or from the blobs. Drop each incomplete image
+        with a line in the log.
 
-        Return the names of images that lack only unpacked layers; `add` lists them when they are
-        unpacked.
+        Return the names of images whose layers must be made again. They are not listed until the
+        caller has done that and called `add`.
         """
         names = self._read_names()
         complete, contents, not_unpacked = [], {}, []
@@ -288,9 +292,10 @@ class Catalog:
         return not_unpacked
 
     def examine(self, target: Descriptor, mounted: bool | None = None) -> Content:
-        """Read a target's documents, and check that the image is complete and is mountable or
-        unpacked. The result is mounted if the image is mountable and either not unpacked or to be
-        `mounted` (None: as `is_mounted` says). Raises Error, NotUnpacked."""
+        """Read the documents of an image, and check that all of its files are stored in one form.
+        Return its content in the mounted form if those files are stored and either `mounted` is
+        true (None: as `is_mounted` says) or layers are not unpacked; else in the unpacked form.
+        Raises Error, NotUnpacked."""
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
         missing = next((c for c in content.chain if self._layers.get(c) is None), None)
@@ -303,15 +308,16 @@ class Catalog:
         return content
 
     def _blobs_of_mounted(self, content: Content) -> dict[str, int]:
-        """Return the image's blobs without those that its tars replace."""
+        """Return digest and size of the blobs that the image needs in the mounted form: without the
+        layers' blobs, which its tars replace, unless the policy keeps them."""
         if self._policy.keep_blobs:
             return content.blobs
         layers = {layer.digest for layer in content.manifest.layers}
         return {digest: size for digest, size in content.blobs.items() if digest not in layers}
 
     def read(self, target: Descriptor) -> Content:
-        """Read a target's documents, and check that all of its blobs are stored, or tars in place
-        of the layers' blobs. Raises Error."""
+        """Read manifest and configuration of the image that `target` leads to, and check that each
+        layer has a stored blob or tar. Return the content, in the unpacked form. Raises Error."""
         blobs: dict[str, int] = {}
 
         def read(descriptor: Descriptor) -> Manifest | ImageIndex:
@@ -330,10 +336,10 @@ class Catalog:
         return Content(manifest.config.digest, manifest, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
-        """Add names to the catalog, durably. When a tag moves to another image, the old image stays
-        listed by its digest.
+        """List the images of these names, durably. When a tag moves to another image, the old image
+        stays listed by its digest.
 
-        Raises OSError; the catalog is unchanged then.
+        Raises OSError, and leaves the catalog unchanged.
         """
         after, contents = self._names, dict(self._contents)
         for name in names:
@@ -345,16 +351,16 @@ class Catalog:
         self._replace(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
-        """Remove names from the catalog, durably. An image without a name is no longer listed.
-        Raises OSError; the catalog is unchanged then."""
+        """Remove these names, durably. An image without a name is no longer listed. Raises OSError,
+        and leaves the catalog unchanged."""
         remaining = self._without(names)
         self._write(remaining, self._contents)
         self._replace(remaining, self._contents)
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
-        """Remove names only in memory, so that their content on a full disk can be deleted before
-        `remove` writes the index. A crash in between leaves names of incomplete images, which are
-        not listed."""
+        """Remove these names in memory only. On a full disk the caller then deletes the content of
+        their images, before it can write the index with `remove`. After a crash in between, the
+        index names incomplete images, which `load` drops."""
         self._replace(self._without(names), self._contents)
 
     def _without(self, names: Iterable[Name]) -> list[Name]:
@@ -362,8 +368,9 @@ class Catalog:
         return [name for name in self._names if name not in removed]
 
     def convert(self, image_id: str, mounted: bool) -> None:
-        """Change the form of an image whose files are stored in both forms, durably. Raises Error,
-        OSError; the catalog is unchanged then."""
+        """Record, durably, that the image has the mounted form, or the unpacked form if not
+        `mounted`. The files of that form must be stored. Raises Error, OSError, and leaves the
+        catalog unchanged."""
         contents = dict(self._contents)
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)
@@ -375,8 +382,8 @@ class Catalog:
         return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
 
     def _layer_blobs(self, manifest: Manifest, config: ImageConfiguration) -> dict[str, int]:
-        """Return the sizes of the layers' stored blobs. Raises NotFound for a layer with neither a
-        blob nor a tar."""
+        """Return digest and size of the layers' stored blobs. Raises NotFound for a layer with
+        neither a blob nor a tar."""
         manifests.check_layers(manifest, config)
         sizes = {}
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True):
@@ -387,7 +394,8 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """Replace the lists. The old ones stay as they are, because threads may be reading them."""
+        """Make `names` and `contents` the catalog's state. The old lists are replaced, not changed,
+        because threads may be reading them."""
         targets = {name.target.digest for name in names}
         self._contents = {
             digest: content for digest, content in contents.items() if digest in targets
@@ -464,7 +472,7 @@ class Catalog:
         return names
 
     def _scan(self) -> list[Name]:
-        """Return a target without a name for every complete image among the blobs."""
+        """Return a Name without repository and tag for each complete image among the blobs."""
         images = []
         for digest in self._blobs.digests():
             size = self._blobs.size(digest) or 0
@@ -482,7 +490,7 @@ class Catalog:
 
 
 def id_matches(image_id: str, text: str) -> bool:
-    """Return whether the id begins with `text`, which may lack the algorithm."""
+    """Return whether `image_id` begins with `text`, a prefix with or without `sha256:`."""
     return (image_id if ":" in text else hex_of(image_id)).startswith(text)
 
 
@@ -495,8 +503,8 @@ def repository_of(reference: str) -> str:
 
 
 def _name_after(name: Name, new: Name) -> Name | None:
-    """Return what becomes of a name when `new` is added: the same name, the name without its tag,
-    or None when `new` replaces it."""
+    """Return what becomes of `name` when `new` is added: itself; itself without its tag, when `new`
+    takes the tag for another image; None when `new` makes it superfluous."""
     is_same_target = name.target.digest == new.target.digest
     if name.repository != new.repository:
         return None if is_same_target and new.repository and not name.repository else name
@@ -508,8 +516,8 @@ def _name_after(name: Name, new: Name) -> Name | None:
 
 
 def pin(text: str) -> str:
-    """Return the id, or the name with tag or digest, that a configured reference or id pins. Raises
-    InvalidArgument."""
+    """Return the normal form of a reference or id from the configuration's list of pinned images.
+    Raises InvalidArgument."""
     if is_id(text):
         return text if ":" in text else digest_from_hex(text)
     return str(Reference.parse(text))
@@ -526,8 +534,8 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
 
 
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
-    """Return the names, with each tag only at its first name. (Earlier versions treated spellings
-    as different that are one name now, such as Docker.io/a:1 and docker.io/library/a:1.)"""
+    """Return the names; a tag that several of them have stays at the first only. (Earlier versions
+    stored spellings of one name as two, such as Docker.io/a:1 and docker.io/library/a:1.)"""
     tags: set[str] = set()
     unique = []
     for name in names:
@@ -540,8 +548,8 @@ def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
 
 
 def _name(entry: dict[str, Any]) -> Name:
-    """Parse a name from the index. The result has no repository when another program wrote the
-    entry without a tag or with a tag alone."""
+    """Parse the descriptor `entry` of index.json to a Name. The repository is "" when another
+    program wrote the descriptor without a name, or with a tag alone."""
     target = Descriptor(str(entry["mediaType"]), str(entry["digest"]), int(entry["size"]))
     target.check("index.json")
     annotations = entry.get("annotations") or {}

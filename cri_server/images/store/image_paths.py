@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 class ImagePaths(Record):
-    """`image`: the files of a mounted image. `lower`: the layers of an unpacked image, top first,
-    with `place`, an empty folder."""
+    """The paths of an image's files. `image`: the index and tars of a mounted image. `lower`: the
+    layers of an unpacked image, top first; `place`: an empty folder on which their overlay is
+    mounted."""
 
     image: MountedImage | None = None
     lower: Sequence[str] | None = None

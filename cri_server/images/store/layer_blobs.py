@@ -23,7 +23,8 @@ _GZIP = 31  # zlib's window bits for a gzip member; its header has no time
 
 
 class PlainLayers(Blobs):
-    """The blobs of a layout, with tars in place of layers whose blobs were removed."""
+    """The blobs of a layout for an export. In place of a layer's blob that was removed it has the
+    layer's tar, as an uncompressed blob."""
 
     def __init__(self, root: Path, files: LayerFiles) -> None:
         super().__init__(root)
@@ -32,8 +33,9 @@ class PlainLayers(Blobs):
         self._tars: dict[str, int] = {}
 
     def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
-        """Return the descriptor to export for an image: `target`, which is the manifest or its
-        index, when all its blobs are stored; else a new manifest, which names the layers' tars."""
+        """Return the descriptor to export for an image. It is `target`, the manifest or its index,
+        if all blobs are stored; else a new manifest, in which layers without a stored blob are
+        replaced by their tars."""
         layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
         if layers == manifest.layers and not manifest.others:
             return target
@@ -67,9 +69,9 @@ class PlainLayers(Blobs):
 def compressed(
     blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]
 ) -> Descriptor:
-    """Compress the layer's tar to a gzip blob in the layout; return its descriptor. The caller
-    holds a lease on the tar. `tick` is called for each MiB, and may raise. Raises NotFound,
-    DigestMismatch (the tar has changed), ResourceExhausted, OSError."""
+    """Compress the tar of a layer to a gzip blob in the layout; return its descriptor. The caller
+    must prevent a collection of the tar. `tick` is called for each MiB, and may raise. Raises
+    NotFound, DigestMismatch (the tar is damaged on disk), ResourceExhausted, OSError."""
     # isal has the levels 0 to 3.
     compressor = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP)
     content = hasher(algorithm_of(diff_id))

@@ -1,10 +1,10 @@
 """Stores the files of mounted images: uncompressed tars by diff id, and indexes by the chain id of
 the image's top layer.
 
-A file is complete or absent: it is written in `ingest/` and renamed. An unlinked file stays for the
-mounts that use it. On a file system with fs-verity each file is sealed first; its digest is stored
-in `verity/`, and compared at each mount. So a changed block cannot be read, and a replaced file is
-not mounted.
+A file is complete or absent: it is written in `ingest/` and renamed. An unlinked file exists as
+long as a mount uses it. On a file system with fs-verity each file is sealed first, and its
+fs-verity digest is stored in `verity/` and compared at each mount. Then the kernel refuses to read
+a changed block, and a replaced file is not mounted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _DIGITS = frozenset("0123456789abcdef")
 
 
 class LayerFiles:
-    """Stores the tars and indexes below `root`. One caller at a time commits a digest."""
+    """Stores the tars and indexes below `root`. Two callers must not commit the same digest at
+    once."""
 
     def __init__(self, root: Path) -> None:
         self._tars, self._indexes, self.place = root / "tars", root / "indexes", root / "empty"
@@ -41,7 +42,7 @@ class LayerFiles:
         self._dropped: list[int] = []
 
     def prepare(self) -> None:
-        """Create the folders, and list the files in them."""
+        """Create the folders, and load the names and sizes of the files in them."""
         self.place.mkdir(exist_ok=True)
         for folder in (self._tars, self._indexes):
             folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ class LayerFiles:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no index, so no mounted image."""
+        """Whether the store has no index, and so no image in the mounted form."""
         return not any(path.parent == self._indexes for path in self._sizes)
 
     def tar(self, diff_id: str) -> Path:
@@ -82,7 +83,8 @@ class LayerFiles:
         return self._tars / hex_of(diff_id)
 
     def index(self, chain_id: str) -> Path:
-        """Return the path of the index of the image with this top chain id. It need not exist."""
+        """Return the path of the index of the image whose top layer has this chain id. The file
+        need not exist."""
         return self._indexes / hex_of(chain_id)
 
     def has_tar(self, diff_id: str) -> bool:
@@ -92,12 +94,13 @@ class LayerFiles:
         return self.index(chain_id) in self._sizes
 
     def has_image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> bool:
-        """Return whether the files of an image of these layers are stored. An image without layers
-        has none."""
+        """Return whether the index and all tars of the image with these layers are stored. False
+        for an image without layers."""
         return bool(chain) and self.has_index(chain[-1]) and all(self.has_tar(d) for d in diff_ids)
 
     def image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> MountedImage:
-        """Return the paths of the files of an image of these layers."""
+        """Return the paths of the index and the tars of the image with these layers, with their
+        fs-verity digests."""
         devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
         index = self.index(chain[-1])
         digests = [self._digests.get(path, "") for path in (index, *devices)]
@@ -109,7 +112,7 @@ class LayerFiles:
         )
 
     def size(self, diff_ids: Sequence[str], chain: Sequence[str]) -> int:
-        """Return the bytes on disk of the image's files."""
+        """Return the bytes on disk of the index and the tars of the image with these layers."""
         paths = {self.index(chain[-1]), *(self.tar(diff_id) for diff_id in diff_ids)}
         return sum(self._sizes.get(path, 0) for path in paths)
 
@@ -119,12 +122,13 @@ class LayerFiles:
         return sum(sizes), len(sizes)
 
     def commit_tar(self, folder: str, diff_id: str) -> None:
-        """Sync the tar that `layer_tar` has written, and move it into the store. Raises
-        DigestMismatch when it is not a regular file, OSError."""
+        """Sync the tar that `layer_tar` has written in `folder`, and move it into the store. Raises
+        OSError; DigestMismatch when it is not a regular file with a single link."""
         self._commit(os.path.join(folder, layer_tar.FILE), self.tar(diff_id))
 
     def commit_index(self, folder: str, chain_id: str) -> None:
-        """Move the index that `build` wrote into the store. Raises as `commit_tar` does."""
+        """Sync the index that `build` has written in `folder`, and move it into the store. Raises
+        as `commit_tar` does."""
         self._commit(os.path.join(folder, build.FILE), self.index(chain_id))
 
     def _commit(self, source: str, path: Path) -> None:
@@ -140,8 +144,8 @@ class LayerFiles:
         self._sizes[path] = os.lstat(path).st_blocks * 512
 
     def _seal(self, fd: int, path: Path) -> None:
-        """Enable fs-verity, where the file system has it. Store the digest on the disk before the
-        file gets its name."""
+        """Enable fs-verity on the file, if the file system has it, and store the file's fs-verity
+        digest durably. Called before the file is renamed to `path`."""
         if not verity.enable(fd):
             return
         digest = verity.measure(fd)
@@ -150,8 +154,8 @@ class LayerFiles:
         self._digests[path] = digest
 
     def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
-        """Make the names of the image's files durable. Call it before anything that refers to them
-        is visible. Raises OSError."""
+        """Make the names of the image's files durable. Must be called before the catalog names the
+        image. Raises OSError."""
         paths = {self.index(chain_id) for chain_id in chain[-1:]} | {self.tar(d) for d in diff_ids}
         pending = paths & self._unsynced
         for folder in {path.parent for path in pending}:
@@ -159,7 +163,8 @@ class LayerFiles:
         self._unsynced.difference_update(pending)
 
     def collect(self, diff_ids: set[str], chain_ids: set[str]) -> None:
-        """Unlink all tars and indexes except these. Raises OSError."""
+        """Unlink all tars but those of `diff_ids`, and all indexes but those of `chain_ids`. Raises
+        OSError."""
         keep = {self.tar(diff_id) for diff_id in diff_ids} | {
             self.index(chain_id) for chain_id in chain_ids
         }
@@ -167,8 +172,8 @@ class LayerFiles:
             self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink one file, if it exists. Its blocks and pages stay until `release`, because freeing
-        those of a large tar takes long."""
+        """Unlink one file, if it exists. An open descriptor keeps its blocks until `release`,
+        because freeing those of a large tar takes long."""
         # The descriptor keeps the blocks: unlink(2) and close of a tar of 150 MB free 76,000 pages,
         # which takes 120 ms.
         if len(self._dropped) < DROPPED_LIMIT:
@@ -183,7 +188,8 @@ class LayerFiles:
         self._sizes.pop(path, None)
 
     def release(self) -> None:
-        """Free the blocks of dropped files. Blocking; may run beside `drop`."""
+        """Close the dropped files, which frees their blocks. Blocking; another thread may call
+        `drop` meanwhile."""
         with suppress(IndexError):  # another thread may release the last one
             while True:
                 os.close(self._dropped.pop())

@@ -1,5 +1,5 @@
-"""Runs work on layers in jobs of a zygote: in temporary folders, and a limited number of jobs at
-once."""
+"""Runs work on layers in jobs (processes forked by a zygote), each in a temporary folder, and
+limits how many run at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[str]:
-        """Provide a new folder for the block; remove it at the end unless it was committed."""
+        """Provide a new folder in `ingest/` for the block. At the end of the block remove the
+        folder, unless it was renamed into the store."""
         folder = self._layers.new_folder()
         try:
             yield folder
@@ -62,8 +63,8 @@ class LayerJobs:
         fallback: Callable[[Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """Run `function` in a job, and call `on_progress` each time that it reports progress.
-        Without a zygote run `fallback` in a thread; it gets the function that reports progress."""
+        """Run `function` in a job, and call `on_progress` at each of its progress reports. Without
+        a zygote run `fallback(tick)` in a thread; it must call `tick` to report progress."""
         if self._zygote is None:
             await _in_thread_with_ticks(fallback, on_progress)
         else:
@@ -77,9 +78,9 @@ class LayerJobs:
         fallback: Callable[[TarStream, Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """Run `function` in a job that reads the blob's content from a ring, into which a second
-        job decodes the blob. Without a zygote run `fallback` in a thread, with the stream and the
-        function that reports progress."""
+        """Run `function` in a job that reads the blob's content from a ring; a second job decodes
+        the blob into the ring. Without a zygote run `fallback(stream, tick)` in a thread; it reads
+        the content from `stream` and calls `tick` to report progress."""
         if self._zygote is None:
             stream = TarStream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
             await _in_thread_with_ticks(lambda tick: fallback(stream, tick), on_progress)
@@ -89,8 +90,9 @@ class LayerJobs:
 
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: UnpackLimits) -> AsyncIterator[TarStream]:
-        """Provide a blob's content for the block, which reads it in a thread; a job decodes it.
-        Raises BadLayer (a PeerError when a job raised it), ResourceExhausted, KernelError."""
+        """Provide the content of the blob `blob_fd` as a stream for the block, which must read it
+        in a thread. A job decodes the blob. Raises BadLayer (PeerError from a job),
+        ResourceExhausted, KernelError."""
         if self._zygote is None:
             yield TarStream(blob_fd, limits)
         else:
@@ -126,8 +128,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Hold a turn to build an index from complete tars, and one of the processors, for the
-        block."""
+        """Hold a turn to build an index from complete tars, and a turn to keep a processor busy,
+        for the block."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
 

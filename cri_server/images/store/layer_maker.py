@@ -1,6 +1,6 @@
-"""Makes an image's layers from their blobs: tars with one index, or unpacked folders. The layers
-are made in parallel. When another pull makes one of them from the same registry, this pull may wait
-for it (see `sharing`)."""
+"""Makes an image's layers from their blobs: as tars with one index, or as unpacked folders. The
+layers of an image are made in parallel. When another pull from the same registry makes one of them,
+this pull may wait for it (`sharing`)."""
 
 from __future__ import annotations
 
@@ -64,15 +64,16 @@ async def _already_stored(descriptor: Descriptor, rate: Rate) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlobSource:
-    """The source of an image's blobs.
+    """Where the blobs of an image come from.
 
     - `watch`: of the whole pull or load.
-    - `fetch`: downloads a blob into the layout. The default does nothing, for blobs that are stored
-      or that tars have replaced.
-    - `stream`: sends a blob to its decoder without storing it, or raises Interrupted.
+    - `fetch`: downloads a blob into the layout. The default does nothing, for an image all of whose
+      blobs, or tars in their place, are stored.
+    - `stream`: sends a blob to its decoder without storing it, or raises Interrupted. None: blobs
+      cannot be streamed.
     - `origin`: the registry, "" for this node.
-    - `is_listed`: the image is or was listed, so its layers were verified then.
-    - `rate`: of the whole image; `fetch` and `stream` also get a Rate of the layer.
+    - `is_listed`: the image is or was listed, so its layers have been verified.
+    - `rate`: measures the whole image; `fetch` and `stream` also get a Rate of the layer.
     """
 
     watch: Watch
@@ -85,11 +86,12 @@ class BlobSource:
 
 @dataclass(frozen=True, slots=True)
 class _LayerToUnpack:
-    """A layer to unpack from the blob `descriptor`. `chain`: the chain ids of the layers below, and
-    its own; `below`: set when the layer below is committed; `committed`: set when this layer is.
+    """A layer to unpack from the blob `descriptor`. `chain`: the chain ids up to its own, bottom
+    first. `below`: the event of the next lower layer, None for the bottom one; `committed`: the
+    event of this layer; set when the layer is in the store.
 
-    `times`: how often the image contains the layer. It is unpacked that often, because its folder
-    is stored under its chain id, which depends on the layers below.
+    `times`: how often the image contains the diff id. The layer is unpacked each time, because the
+    folder is stored under its chain id, which depends on the layers below.
     """
 
     chain: list[str]
@@ -129,10 +131,10 @@ class LayerMaker:
         source: BlobSource,
         mounted: bool | None = None,
     ) -> None:
-        """Make all layers of an image in parallel: tars with an index when the image is to be
-        `mounted`, else unpacked layers with their blobs. None: as `Catalog.is_mounted` says.
+        """Make all layers of an image in parallel: tars with an index if `mounted`, else unpacked
+        layers with their blobs. `mounted` None: as `Catalog.is_mounted` says.
 
-        When one layer fails the others are cancelled, and its error is raised: what `source`
+        When one layer fails, the others are cancelled, and its error is raised: what `source`
         raises, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
         """
         if mounted is None:
@@ -188,9 +190,9 @@ class LayerMaker:
     async def _index_meanwhile(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
     ) -> AsyncIterator[PartialTars | None]:
-        """Build the index while the block writes the tars, which it adds to the provided object. If
-        that fails, there is no index after the block, and the caller builds it from the complete
-        tars."""
+        """Build the index during the block, which writes the tars and adds them to the provided
+        PartialTars. None is provided when that is not possible. If the index cannot be built this
+        way, there is none after the block, and the caller builds it from the complete tars."""
         if (
             source.stream is None
             or self._files.has_index(chain_id)
@@ -227,8 +229,8 @@ class LayerMaker:
         source: BlobSource,
         tars: PartialTars | None,
     ) -> None:
-        """Make the layer's tar, unless a stored tar is verified to come from this blob. When
-        another pull has committed an equal tar meanwhile, that one stays."""
+        """Make the layer's tar, unless a tar is stored that is verified to come from this blob. A
+        tar that another pull commits meanwhile is used instead of the one made here."""
         rate = Rate()
         async with self._work.turn(f"tar {diff_id} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(descriptor, diff_id, source)
@@ -251,8 +253,8 @@ class LayerMaker:
             await source.fetch(descriptor, rate)
 
     def _drop_blob(self, digest: str) -> None:
-        """Remove a blob that its tar has replaced. A blob on which another pull has a lease is
-        collected later."""
+        """Remove a blob that its tar has replaced, unless the policy keeps blobs, or an image or
+        another pull needs it. A blob on which another pull has a lease is collected later."""
         if (
             not self._leases.by_others(digest)
             and not self._policy.keep_blobs
@@ -268,8 +270,9 @@ class LayerMaker:
         tars: PartialTars | None,
         rate: Rate,
     ) -> bool:
-        """Make the tar while its blob arrives. Return False when that is not possible or has
-        failed, so that the tar must be made from a blob in the layout."""
+        """Make the tar while its blob arrives; return True. Return False when the blob cannot be
+        streamed, or when streaming was interrupted: the caller must then fetch the blob to a
+        file."""
         stream, watch = source.stream, source.watch
         is_stored = self._blobs.size(descriptor.digest) == descriptor.size
         is_usable = is_stored and self._is_shared(descriptor, diff_id, source)
@@ -318,8 +321,9 @@ class LayerMaker:
                 await self._commit_tar(folder, descriptor, diff_id, watch)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
-        """Commit the tar in `folder`, which was made from this blob. A stored tar stays instead,
-        because it may be mounted and in the page cache."""
+        """Move the tar in `folder`, which was made from the blob `layer`, into the store, and
+        record the pair of blob and diff id as verified. A tar that is stored already stays, because
+        it may be mounted and in the page cache."""
         async with self._commits.hold(f"tar {diff_id}", watch.paused()):
             if not self._files.has_tar(diff_id):
                 await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
@@ -344,7 +348,8 @@ class LayerMaker:
         watch: Watch,
         partial: PartialTars | None = None,
     ) -> None:
-        """Build the index from the stored tars, or from partial ones."""
+        """Build the image's index from the stored tars, or while they are written, from `partial`;
+        move it into the store."""
         # A layer that the image has several times is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []
@@ -376,8 +381,8 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Run `take`, which moves a finished file into the store, in a thread; wait for it also
-        when the caller is cancelled."""
+        """Run `take`, which moves a finished file into the store, in a thread, to its end even when
+        the caller is cancelled."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 
@@ -436,7 +441,8 @@ class LayerMaker:
             self._verified.add(layer.descriptor.digest, layer.diff_id)
 
     def _open_layer(self, layer: _LayerToUnpack) -> int:
-        """Open the layer's blob, or the tar that has replaced the blob."""
+        """Open the layer's blob for reading, or the tar that has replaced the blob. The caller
+        closes the descriptor."""
         if self._blobs.size(layer.descriptor.digest) is None and self._files.has_tar(layer.diff_id):
             return self._files.open_tar(layer.diff_id)
         return self._blobs.open_blob(layer.descriptor.digest)

@@ -1,5 +1,5 @@
-"""Leases of running pulls and loads, on digests and chain ids that no listed image needs yet, so
-that they are not collected."""
+"""Leases that running pulls and loads hold on digests and chain ids, so that content which no
+listed image needs yet is not collected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERYTHING = "everything"  # a lease on this key prevents any collection
 
 
 class Leases:
-    """Counts the leases on each key. Any thread may call."""
+    """Counts the leases on each key (digest or chain id). Any thread may call."""
 
     def __init__(self) -> None:
         self._keys: Counter[str] = Counter()
@@ -35,6 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether a key, on which the caller has a lease, has another lease."""
+        """Return whether someone besides the caller, who holds one lease on `key`, holds a lease on
+        it or on everything."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

@@ -1,7 +1,7 @@
 """Opens an unpacked image's files as one tree: a detached, read-only overlay of its layers, which
-exists as long as its descriptor.
+exists as long as its descriptor. A single layer is opened as it is.
 
-The overlay is mounted nowhere. Its content is hostile: resolve paths only beneath the descriptor.
+The tree is mounted nowhere. Its content is hostile: resolve paths only beneath the descriptor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyrunc.kernel.fd import closing_fd
 
 @contextmanager
 def merged(layers: Sequence[str | os.PathLike[str]]) -> Iterator[int]:
-    """Provide a descriptor of the root of the tree of `layers`, top first, for the block. Blocking.
-    Raises KernelError, OSError."""
+    """Open the merged tree of `layers`, top first, and provide a descriptor of its root for the
+    block. Blocking. Raises KernelError, OSError."""
     paths = [os.fspath(layer) for layer in layers]
     # overlay(5) needs two layers when there is no upper one.
     if len(paths) == 1:

@@ -22,21 +22,23 @@ MOST = 1024
 
 
 class MountStore:
-    """The keeper's entries of image mounts, by name. Thread-safe."""
+    """Puts mounts of images into the keeper, by name, and takes them out. Thread-safe."""
 
     def __init__(
         self, folder: Path | None = None, received: Mapping[str, int] | None = None
     ) -> None:
-        """`folder`: of the keeper; without one nothing is stored. `received`: the descriptors that
-        systemd's store has for this unit, where builds before the keeper stored mounts."""
+        """`folder`: the keeper's folder; None: nothing is stored. `received`: name and descriptor
+        of each mount in systemd's descriptor store for this unit, where earlier versions stored
+        mounts."""
         self._keeper = None if folder is None else Keeper(folder)
         self._received = dict(received or {})
         self._stored: set[str] = set()
         self._lock = threading.Lock()
 
     def take(self) -> dict[str, int]:
-        """Return the stored mounts of earlier servers, by name. The caller closes them, and removes
-        unused ones from the store. systemd's store is empty afterwards."""
+        """Return name and descriptor of each mount that earlier servers have stored. The caller
+        must close the descriptors, and `remove` the mounts that it does not use. systemd's
+        descriptor store is empty afterwards."""
         taken: dict[str, int] = {}
         for name, fd in self._received.items():
             descriptor_store.remove(name)
@@ -67,8 +69,8 @@ class MountStore:
         return taken
 
     def put(self, name: str, fd: int) -> None:
-        """Store a copy of the descriptor until `remove`. If that fails, the next server makes its
-        own mount."""
+        """Store a copy of the mount's descriptor in the keeper. If that fails, log it: the next
+        server will then mount the image again."""
         with self._lock:
             if self._keeper is None or len(self._stored - {name}) >= MOST:
                 return
@@ -83,7 +85,7 @@ class MountStore:
                 self._disconnect()
 
     def remove(self, name: str) -> None:
-        """Remove the descriptor from the store, if it is there."""
+        """Remove the mount `name` from the keeper, if it is there."""
         with self._lock:
             self._stored.discard(name)
             try:
@@ -95,6 +97,7 @@ class MountStore:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        """Leave the keeper's connections to others until the next call."""
+        """Close the connection to the keeper, which accepts a limited number of them. The next call
+        connects again."""
         if self._keeper is not None:
             self._keeper.close()

@@ -66,8 +66,8 @@ class Mounts:
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
-        """Take over the mounts of these images that an earlier server has stored; remove all others
-        from the store. Call before any other method. Blocking."""
+        """Take over the stored mounts of these images from an earlier server. Close and remove all
+        other stored mounts. Call before any other method. Blocking."""
         stored = self._store.take()
         for content in contents if stored else ():
             image = self._files.image(content.diff_ids, content.chain)
@@ -85,13 +85,13 @@ class Mounts:
             self._store.remove(name)
 
     def cached(self, chain: Sequence[str]) -> ImageMount | None:
-        """Return the mount of the image of these layers, None if it is not mounted. Does not
-        block."""
+        """Return the open mount of the image whose layers have these chain ids; None without one.
+        Does not block."""
         return self._mounts.get(chain[-1])
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
-        """Return the mount of the image of these layers, mounting it if necessary. Blocking. Raises
-        KernelError, OSError, DamagedRecord."""
+        """Return the mount of the image with these layers; make and store it if there is none.
+        Blocking. Raises KernelError, OSError, DamagedRecord."""
         with self._lock:
             mount = self._mounts.get(chain[-1])
             if mount is None:
@@ -128,13 +128,15 @@ class Mounts:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def keep(self, chain_ids: set[str]) -> None:
-        """Drop the mounts of all images but these; `release` closes them."""
+        """Drop the mounts of all images but those whose top chain id is in `chain_ids`. `release`
+        closes the dropped mounts."""
         with self._lock:
             for chain_id in [c for c in self._mounts if c not in chain_ids]:
                 self._dropped.append(self._mounts.pop(chain_id))
 
     def release(self) -> None:
-        """Close dropped mounts. Blocking; may run beside the other methods."""
+        """Close the dropped mounts and remove them from the keeper. Blocking; other methods may be
+        called meanwhile."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
         for mount in dropped:
@@ -142,14 +144,14 @@ class Mounts:
         dropped.clear()  # closes them; without the lock, for it may take a tenth of a second
 
     def store_all(self) -> None:
-        """Store all mounts in a keeper that was started after they were made. Blocking."""
+        """Store all open mounts in a keeper that was started after they were made. Blocking."""
         with self._lock:
             for mount in self._mounts.values():
                 self._store.put(mount.stored_as, mount.fd)
 
     def close(self, chain_ids: set[str]) -> None:
-        """Close all mounts; those of these images, which containers use, stay stored for the next
-        server. Blocking."""
+        """Close all mounts. Those of the images with a top chain id in `chain_ids`, which
+        containers use, stay in the keeper for the next server. Blocking."""
         # The keeper lives as long as it stores anything.
         self.keep(chain_ids)
         self.release()
@@ -157,9 +159,9 @@ class Mounts:
 
 
 def name_of(image: MountedImage, fds: Sequence[int]) -> str:
-    """Return the name of a stored mount: a digest that identifies the image's files. (A mount holds
-    its files' inodes, so no other file gets their numbers while the mount is stored.) `fds`: of the
-    index and the devices."""
+    """Return the name under which the image's mount is stored: a digest over the inode numbers,
+    sizes, times and fs-verity digests of its index and tars. (A mount holds these inodes, so no
+    other file gets their numbers while it is stored.) `fds`: of the index, then of the tars."""
     statuses = [os.fstat(fd) for fd in fds]
     files = repr(
         ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in statuses], list(image.digests))
@@ -181,15 +183,17 @@ def is_mount_of(fd: int, chain_id: str) -> bool:
 
 
 def open_image(image: MountedImage) -> int:
-    """Open a detached mount of the whole image. Raises KernelError, OSError, DamagedRecord."""
+    """Make a detached mount of the whole image; return its descriptor. Raises KernelError, OSError,
+    DamagedRecord."""
     with _opened(image) as fds:
         return open_erofs(fds[0], fds[1:])
 
 
 @contextmanager
 def _opened(image: MountedImage) -> Iterator[list[int]]:
-    """Open the image's index and devices for the block, and check that they belong together and are
-    unchanged. Raises KernelError, OSError, DamagedRecord."""
+    """Open the image's index and tars for the block, in this order. Check that the index was made
+    for these tars, and that none has changed (fs-verity). Raises KernelError, OSError,
+    DamagedRecord."""
     with ExitStack() as stack:
         fds: list[int] = []
         for path in (image.index, *image.devices):
@@ -201,8 +205,8 @@ def _opened(image: MountedImage) -> Iterator[list[int]]:
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: MountedImage) -> None:
-    """Check that the index was made for these devices; the kernel would serve wrong data otherwise.
-    Raises DamagedRecord."""
+    """Check that the index was made for these tars, by their names and sizes. The kernel does not
+    check it, and would serve wrong data. Raises DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
         raise DamagedRecord(f"{image.index} is cut short")

@@ -12,13 +12,15 @@ from pyrunc.errors import ResourceExhausted
 
 
 class SpaceLimit:
-    """Computes the limits for the file system of `root`, anew at each call."""
+    """Computes how much may be written to the file system of `root`, from its free space at each
+    call."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def free_bytes(self) -> int:
-        """Return the number of bytes that may still be written."""
+        """Return the number of bytes that may still be written: the free ones without the node's
+        reserve."""
         status = os.statvfs(self._root)
         # f_bavail leaves out the blocks that ext4 reserves for root, 5 % by default.
         return max(0, status.f_bavail * status.f_frsize - reserve_bytes(status))

@@ -1,5 +1,5 @@
-"""The image store: adds, removes, converts and collects images, with the blobs, layers, mounts and
-the catalog, and with leases on content that is not listed yet."""
+"""The image store: adds, removes, converts and collects images. It consists of the blobs, layers,
+tars, mounts and the catalog; pulls hold leases on content that is not listed yet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Store:
         mounts: MountStore | None = None,
     ) -> None:
         """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `mounts`: stores
-        the mounts, so that they survive this process."""
+        the images' mounts in the keeper, so that they survive this process."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
@@ -77,7 +77,8 @@ class Store:
         return disk_errors("write to the image store", str(self.root))
 
     async def open(self) -> None:
-        """Create or read the store, make lost layers again, and remove content that no image needs.
+        """Create or read the store, make the layers that listed images have lost again, and remove
+        content that no image needs.
 
         Raises Unsupported when images are to be mounted and this kernel cannot mount them.
         """
@@ -135,16 +136,17 @@ class Store:
             await self.publish([name], content.diff_ids)
 
     async def close(self, used: set[str]) -> None:
-        """Wait for deletions, and close the mounts. `used`: the chain ids of images of containers,
-        whose mounts stay stored."""
+        """Wait for deletions, and close the mounts. `used`: the top chain ids of the images that
+        containers use, whose mounts stay in the keeper."""
         await self.wait_deleted()
         self.mounts.close(used)
         self.files.release()
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Hold leases on blobs and layers (digests, chain ids) for the block. Wait for a running
-        collection first, so that content that the block sees is not removed."""
+        """Hold leases on `keys`, digests and chain ids, for the block: their content is not
+        collected. Waits for a running collection first, so that content which the block finds is
+        not about to be removed."""
         leased = list(keys)
         await self._lease(leased)
         try:
@@ -171,8 +173,8 @@ class Store:
             raise
 
     async def publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
-        """List an image, whose blobs and layers are all stored, under these names. Its content
-        reaches the disk before the names."""
+        """List an image under these names. Its blobs and layers must be stored; they are synced
+        before the names are written."""
         await self._change(lambda: self._publish(names, diff_ids))
 
     def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
@@ -188,8 +190,8 @@ class Store:
         self.blobs.sync_folder()
 
     async def remove_names(self, choose: Callable[[], Sequence[Name]]) -> None:
-        """Wait for other changes, then remove the names that `choose` returns, and the content that
-        no image needs any more."""
+        """Wait until other changes have ended, then call `choose`, and remove the names that it
+        returns with all content that no image needs any more."""
         async with self._changing:
             names = choose()
             if names:
@@ -218,7 +220,8 @@ class Store:
             log.warning("the image store could not be cleaned: %s", error)
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Run `change` in a thread, once other changes have ended, and empty the trash later."""
+        """Run `change` in a thread after other changes have ended. Start to empty the trash,
+        without waiting for it."""
         async with self._changing:
             await in_thread(change, abandon_s=None)
         self._empty_trash_soon()
@@ -244,12 +247,12 @@ class Store:
             await asyncio.wait([self._emptying])
 
     def unused(self) -> list[UnusedEntry]:
-        """Return the files that no image needs, including those with a lease of a pull. Slow: run
-        it in a thread."""
+        """Return the files and folders that no image needs, also those on which pulls hold leases.
+        Slow: run it in a thread."""
         return list(unused(self.root, self._used()))
 
     def _used(self) -> dict[str, set[str]]:
-        """Return the digests of what images need, by the kinds of `UnusedEntry`."""
+        """Return the digests of the files that images need, by `UnusedEntry.kind`."""
         return {
             "blob": set(self.catalog.used_blobs()),
             "layer": self.catalog.used_chain_ids(),
@@ -258,8 +261,8 @@ class Store:
         }
 
     def discard(self, entry: UnusedEntry) -> bool:
-        """Remove an entry of `unused`; return False instead if a pull may need it. Raises
-        OSError."""
+        """Remove `entry`, a result of `unused`. Return False, and keep the entry, while a pull may
+        need it. Raises OSError."""
         with self._collecting:
             leased = self._leases.current()
             digest = digest_from_hex(entry.path.name)
@@ -300,10 +303,10 @@ class Store:
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
 
     async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
-        """Convert a listed image to the form that new images get, without fetching anything; return
-        False when `in_use` returns True.
+        """Convert a listed image to the form that new images get, from stored content, without a
+        download. Return False, unconverted, when `in_use` returns True.
 
-        Raises NotFound, WrongState (a blob of it is gone), ResourceExhausted, KernelError.
+        Raises NotFound (the image, or a blob of it, is gone), ResourceExhausted, KernelError.
         """
         content = self.catalog.content(image_id)
         if in_use():
@@ -326,6 +329,6 @@ class Store:
 
 
 def _stored_blobs() -> BlobSource:
-    """Return the source of the blobs of a listed image: all of them, or the tars that have replaced
-    them, are stored."""
+    """Return a BlobSource for a listed image, which downloads nothing: all blobs, or the tars that
+    have replaced them, are stored."""
     return BlobSource(Watch(math.inf, ""), is_listed=True)

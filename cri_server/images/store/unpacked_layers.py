@@ -1,10 +1,10 @@
-"""Unpacked layers by chain id: `layers/<hex>/tree`, complete when renamed into place, removed by
-renaming away.
+"""Stores unpacked layers by chain id, in `layers/<hex>/tree`. A layer's folder is complete once it
+is renamed to that path, and is removed by renaming it into the trash.
 
-A chain id stands for a layer and all below it (image specification, "Layer ChainID"), so two images
-share what they have in common. A layer's tree depends on the layers below in one thing: a directory
-that the tar needed but did not describe (`a/b` without `a`) takes their attributes, because
-overlayfs shows the topmost one's.
+A chain id stands for a layer and all layers below it (image specification, "Layer ChainID"), so two
+images share their common lower layers. A layer's tree depends on the layers below in one thing: a
+directory that the tar needed but did not describe (`a/b` without `a`) gets its attributes from the
+layers below, because overlayfs shows the attributes of the topmost layer that has the directory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RECORD_LIMIT_BYTES = 256 << 20  # a layer may have a million folders
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """Return the chain id of each layer, bottom first: the bottom layer's is its diff id, each
-    other one's is the digest of the chain id below and the diff id."""
+    """Return the chain ids of layers, bottom first. The chain id of the bottom layer is its diff
+    id; that of each other layer is the digest of the chain id below, a space, and its diff id."""
     chain = list(diff_ids[:1])
     for diff_id in diff_ids[1:]:
         chain.append(digest_of(f"{chain[-1]} {diff_id}".encode()))
@@ -41,7 +41,8 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 class Layers:
-    """Stores the unpacked layers below `root`. One caller at a time commits a chain id."""
+    """Stores the unpacked layers below `root`. Two callers must not commit the same chain id at
+    once."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "layers"
@@ -54,8 +55,8 @@ class Layers:
         self._unsynced: set[str] = set()  # chain ids of layers that a crash may lose
 
     def prepare(self) -> None:
-        """Create the folders, and read the records of the layers. Move layers without a readable
-        record, and unfinished ones of an earlier run, to the trash."""
+        """Create the folders, and load the records of all layers. Move to the trash layers without
+        a readable record, and what an earlier run left in `ingest/`."""
         for folder in (self._folder, self._ingest, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
@@ -80,7 +81,8 @@ class Layers:
         return sum(layer.size_bytes for layer in layers), sum(layer.inodes for layer in layers)
 
     def new_folder(self) -> str:
-        """Create and return a folder to unpack into. The caller calls `commit` or `discard`."""
+        """Create a folder in `ingest/` for unpacking a layer; return its path. The caller calls
+        `commit` or `discard`."""
         path = str(self._ingest / f"layer-{uuid.uuid4().hex}")
         os.mkdir(path, 0o700)
         return path
@@ -90,11 +92,11 @@ class Layers:
         remove_path(folder)
 
     def commit(self, folder: str, chain: Sequence[str]) -> None:
-        """Make the unpacked `folder` the layer of the last chain id in `chain` (bottom first), with
-        a rename. The layers below are committed already, and directories that the layer does not
-        describe get their attributes.
+        """Rename `folder`, an unpacked layer, into the store as the last chain id in `chain`
+        (bottom first). The layers below must be committed: directories that the layer does not
+        describe get their attributes from them. Device nodes are made here.
 
-        Call `sync` before anything that refers to the layer is visible.
+        Call `sync` before the catalog names the layer.
         """
         refuse_links(folder)
         layer = Layer.read(folder)
@@ -107,7 +109,8 @@ class Layers:
         self._layers[chain[-1]] = layer
 
     def sync(self, chain: Sequence[str]) -> None:
-        """Write the chain's unsynced layers to the disk, with syncfs(2) of their file system."""
+        """Write those layers of the chain that are not on the disk yet, with one syncfs(2) of their
+        file system."""
         pending = self._unsynced.intersection(chain)
         if not pending:
             return
@@ -126,8 +129,8 @@ class Layers:
         return self._path(chain_id) / TREE
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
-        """Return the trees of a chain for overlayfs, top first and never empty. Trees that an
-        opaque root above hides are left out."""
+        """Return the trees of a chain as lower directories for overlayfs, top first: without the
+        layers below an opaque root, and an empty folder for an empty chain. Raises NotFound."""
         return self._visible(chain) or [self._empty]
 
     def _visible(self, chain: Sequence[str]) -> list[Path]:
@@ -166,10 +169,10 @@ class Layers:
 
 
 def refuse_links(folder: str) -> None:
-    """Check that a folder has a real tree and a real record before they are opened by name. (The
-    process that made them has read hostile bytes: it might have put a link to the host's files in
-    place of the tree, or a pipe, which would block, in place of the record.) Raises NotFound,
-    DamagedRecord."""
+    """Check that `folder` has a directory as its tree and a regular file as its record, before they
+    are opened by name. (The process that made them has read hostile bytes: it might have made a
+    link to the host's files in place of the tree, or a pipe, which blocks readers, in place of the
+    record.) Raises NotFound, DamagedRecord."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:
             status = os.stat(os.path.join(folder, name), follow_symlinks=False)

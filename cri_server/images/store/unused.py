@@ -29,7 +29,8 @@ KNOWN_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class UnusedEntry:
-    """A file or folder. `kind`: blob, layer (unpacked), tar, index, download, trash or unknown."""
+    """A file or folder of the store that no image needs. `kind`: blob, layer (unpacked), tar,
+    index, download (left in `ingest/`), trash or unknown."""
 
     kind: str
     path: Path
@@ -63,7 +64,8 @@ def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[UnusedEnt
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes on disk of a file or folder; 0 if it has vanished."""
+    """Return the bytes on disk of a file, or of a folder with its contents; 0 if it cannot be
+    read."""
     try:
         if path.is_dir() and not path.is_symlink():
             return usage(path)[0]

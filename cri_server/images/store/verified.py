@@ -27,8 +27,8 @@ REMEMBERED_LIMIT = 10_000
 
 
 class VerifiedLayers:
-    """Stores verified pairs of blob digest and diff id, in memory. The pairs of listed images
-    follow from their manifests, because each layer was decoded before its image was listed. Use on
+    """Records, in memory, which blobs were decoded to which diff ids. The layers of listed images
+    count as verified without a record, because each was decoded before its image was listed. Use on
     one event loop."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -36,12 +36,13 @@ class VerifiedLayers:
         self._decoded: set[tuple[str, str]] = set()  # layers of images that are not listed yet
 
     def add(self, blob: str, diff_id: str) -> None:
-        """Record that the blob was decoded to content with this digest."""
+        """Record that the blob with the digest `blob` was decoded to content with the digest
+        `diff_id`."""
         if len(self._decoded) >= REMEMBERED_LIMIT:
             self._decoded.clear()  # at worst these layers are downloaded again
         self._decoded.add((blob, diff_id))
 
     def has(self, blob: str, diff_id: str) -> bool:
-        """Return whether the blob is verified to be this layer."""
+        """Return whether the blob is known to have the content `diff_id`."""
         pair = (blob, diff_id)
         return pair in self._decoded or pair in self._catalog.layer_pairs()
