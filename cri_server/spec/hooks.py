@@ -49,8 +49,8 @@ class _HookFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredHook:
-    """A hook file's content. `entry`: the OCI hook; `stages`: where it runs; the other fields: the
-    file's conditions, None where the file has none."""
+    """A hook file's content. `entry`: the OCI hook; `stages`: the OCI stages that run it; the other
+    fields: the file's conditions, None where the file has none."""
 
     entry: dict[str, Any]
     stages: tuple[str, ...]

@@ -11,9 +11,9 @@ pods' other half and would remove the pods as unfinished, so it does not start.
 
 Both records also have the format of the pods (`FORMAT`) and the version of the server that wrote
 the record. A server does not start over pods of a newer format. Earlier versions do not read
-`format`, but refuse to start if `root` in the state directory is not their root directory. So this
-version writes no path there, but a text with its format (`_REFUSED_BY_EARLIER`), and the path to
-`root_folder`.
+`format`, but do not start over pods either if `root` in the state directory is not their root
+directory. So this version writes no path to `root`, but a text with its format
+(`_REFUSED_BY_EARLIER`), and the path to `root_folder`.
 """
 
 from __future__ import annotations
