@@ -185,7 +185,8 @@ class NewSession(Op):
 
 
 class NewKeyring(Op):
-    """Join a session keyring of that name, so that the caller's keys stay outside."""
+    """Join the session keyring `name`, created if there is none, so that the process cannot reach
+    the caller's keys."""
 
     name: str
     in_user_namespace: bool = False
@@ -224,12 +225,12 @@ class AttachMount(Op):
 
 
 class MountFs(Op):
-    """Mount a new instance of a filesystem. `options` are its own (None = a flag), `attributes`
-    MOUNT_ATTR_*.
+    """Mount a new instance of a filesystem. `options` are the filesystem's own (key, value), with
+    the value None for a flag; `attributes` are MOUNT_ATTR_*.
 
     `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
-    `fallback`: the path to bind, as a slave, where the kernel does not permit a new instance, as in
-    a user namespace that does not own the network or cgroups.
+    `fallback`: the host's path to bind, as a slave, where the kernel does not permit a new
+    instance, as in a user namespace that does not own the network or cgroups.
     """
 
     destination: str
@@ -397,10 +398,11 @@ class ReadonlyPath(Op):
 
 
 class MaskPath(Op):
-    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a
-    missing path is skipped.
+    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing
+    path is skipped.
 
-    `copy`: all folders share one tmpfs, which the kernel can clone detached.
+    `copy`: all masked directories get clones of one tmpfs; the kernel must be able to clone
+    detached mounts.
     """
 
     path: str

@@ -287,6 +287,7 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     runtime's mounts.
 
     False in these cases:
+    - the mount is not a plain bind of a path: a remount, id-mapped, or with `tmpcopyup`;
     - the container has a user namespace: the path may be out of reach, and the copy is locked;
     - the mount must be a peer of the host's mount, but in the copy it is a slave;
     - the mount must be a slave, but the copy is private;

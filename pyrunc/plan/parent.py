@@ -108,12 +108,14 @@ def steps_of_pause(linux: Linux) -> Steps:
 
 
 def sync(point: str, steps: Steps) -> list[Op]:
-    """Return the operation that waits at `point`, if the parent has steps there."""
+    """Return a list with the operation that waits at `point`, empty if the parent has no steps
+    there."""
     return [model.Sync(point, steps[point])] if point in steps else []
 
 
 def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | None:
-    """Return the filter with the parent's steps for its listener."""
+    """Return `load_filter`; if it has a listener, with the parent's steps of the point
+    `listener`."""
     if load_filter is None or not load_filter.listener:
         return load_filter
     return load_filter.replace(steps=steps.get("listener", ()))

@@ -83,8 +83,8 @@ class RunningProgram:
         return bool(self._early) and self._pid_seen
 
     def receive(self, timeout_s: float | None = None) -> LauncherMessage | None:
-        """Return the next message; None when the other end is closed everywhere (exit or
-        execve).
+        """Return the next message; None when no process has the program's socket open any more,
+        after its exit or execve.
 
         The cloned process may be faster than the launcher, which reports its pid; here PID always
         comes first, so a caller that sees a failure of that process knows which pid to reap. Raises

@@ -96,8 +96,9 @@ def _load_or_build(
 
 
 def build(profile: SeccompProfile, machine: str) -> bytes:
-    """Compile the program: the stub for newer calls, then libseccomp's program for the rules,
-    flattened."""
+    """Compile the BPF program: first the rules for i386's socketcall(2), then the stub that answers
+    ENOSYS to newer calls and libseccomp's program for the other rules, these two flattened if that
+    is shorter."""
     from pyrunc.seccomp import stub
     from pyrunc.seccomp.flatten import flatten
 

@@ -114,8 +114,9 @@ def _holds(opcode: int, left: int, right: int) -> bool:
 def _split(
     opcode: int, value: int, first: int, last: int, yes: int, no: int
 ) -> list[tuple[int, int, int]]:
-    """Split a range of numbers at a comparison; returns (target, first, last) of the parts,
-    which may be empty."""
+    """Split the call numbers `first` to `last` at a comparison with `value`. Returns (`yes` or
+    `no`, first, last) for each range of numbers that jumps there; a range is empty if its first
+    number is above its last."""
     if opcode == EQUAL:
         inside = first <= value <= last
         if not inside:

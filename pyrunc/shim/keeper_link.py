@@ -56,8 +56,9 @@ class KeeperLink:
         """Store a record and descriptors under `name`, in this keeper and every later one, until
         `drop`.
 
-        `source` makes the record and the descriptors, which are closed here, or raises WrongState.
-        A keeper that does not answer gets them later.
+        `source` makes the record and the descriptors, which are closed here. It raises WrongState
+        when the process has ended, and nothing is stored. A keeper that does not answer gets them
+        later.
         """
         self._sources[name] = source
         self._unsent.add(name)

@@ -69,7 +69,8 @@ class ShimCall:
 
 
 class ClientConnection:
-    """A client's connection."""
+    """The connection of one client: receives its requests, and queues messages that it does not
+    read yet."""
 
     def __init__(self, server: ShimServer, sock: socket) -> None:
         self._server, self._socket = server, sock
@@ -144,8 +145,8 @@ class ClientConnection:
 
 
 class ShimServer:
-    """Accepts connections on the listening socket and dispatches their requests. `calls`: the
-    results of `handler`."""
+    """Accepts connections on the listening socket and dispatches their requests. `calls`: what
+    `handler` has returned, one for each kind of request."""
 
     def __init__(
         self,

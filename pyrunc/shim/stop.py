@@ -36,7 +36,11 @@ class ContainerStop:
         self._killed_at: float | None = None
 
     def request(self, call: ShimCall, number: int, timeout_s: float) -> None:
-        """Answer `call` when the container has exited."""
+        """Send signal `number` at the first request, and SIGKILL after `timeout_s` or at an earlier
+        request's deadline if that comes sooner; answer `call` when the container has exited.
+
+        A timeout of 0 means SIGKILL at once, without the signal.
+        """
         self._waiting.append(call)
         # As in containerd: a timeout of 0 is SIGKILL at once, without the stop signal.
         if timeout_s > 0 and not self._signalled:

@@ -30,9 +30,9 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
     """Kill the session of `leader` and all descendants of its members; return how many processes
     got the signal.
 
-    `reaped`: the leader was reaped, and its number may be another process's by now; then no member
-    lives, because the kernel reuses no number that is a session's id. The leader is killed first,
-    so that it does not see its children die. `processes()` lists the container's processes anew.
+    `reaped`: the leader was reaped. If another process has its pid by now, no member is alive,
+    because the kernel reuses no pid that is still a session's id. The leader is killed first, so
+    that it does not see its children die. `processes()` lists the container's processes anew.
     Raises Error if new ones appear faster than they can be killed.
     """
     # pid -> start time: a process that was killed is still listed for a moment

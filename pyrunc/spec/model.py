@@ -66,7 +66,7 @@ class Rlimit(Value):
 
 
 class Capabilities(Value):
-    """The five sets, names such as `CAP_KILL`."""
+    """The five capability sets, by names such as `CAP_KILL`."""
 
     bounding: tuple[str, ...] = ()
     effective: tuple[str, ...] = ()

@@ -122,8 +122,8 @@ def _forget_the_zygote() -> None:
 
 
 def _take_descriptors(fds: list[int]) -> list[int]:
-    """Close all descriptors but `fds` and those that all children keep. The first three become
-    stdio, the others get the numbers from 3 on, close-on-exec; returns these."""
+    """Give `fds` the numbers 0, 1, 2 (stdio) and, close-on-exec, from 3 on, and close all others
+    but those that every child inherits (`preload.inherited`). Return the numbers from 3 on."""
     # The copies lie above all sources and all targets: a dup2 to a target would close a source that
     # has its number.
     above = max(_FIRST_FD + len(fds), max(fds) + 1)
