@@ -40,7 +40,9 @@ def declared(
     container's folder.
 
     The files have the image's owners on the disk; the mount maps their ids if the pod has a user
-    namespace (`users`). Raises InvalidArgument for a volume at the container's root."""
+    namespace (`users`). Raises InvalidArgument for a volume at the container's root, a path that is
+    too long, or more than VOLUMES_LIMIT volumes.
+    """
     occupied = OWN_PLACES | {mount.destination for mount in requested}
     volumes: dict[str, MountRequest] = {}
     for place in places:

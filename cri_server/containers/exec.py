@@ -225,8 +225,8 @@ async def sync(
 ) -> ExecOutcome:
     """Run a command in a container to its end and return the result. `timeout_s` 0: no limit.
 
-    Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants have been
-    killed), KernelError.
+    Raises NotFound, WrongState, InvalidArgument (such as a missing program), DeadlineExceeded (the
+    process and its descendants have been killed), KernelError, PeerError.
     """
     container, pod = require_running(services, reference)
     session = await begin(services, container, command, stdout=True, stderr=True)

@@ -32,10 +32,11 @@ class StartContext:
 
 
 async def start(services: Services, reference: str) -> None:
-    """Start a container. It is RUNNING afterwards; if its start fails it is EXITED with code 128
-    and reason StartError, and the error is raised.
+    """Start a container, which is then RUNNING. If the launch fails, the container is EXITED with
+    code 128 and reason StartError. An earlier failure, such as of the log folder or by an NRI
+    plugin, leaves it CREATED. The error is raised in both cases.
 
-    A repeated call fails, even if the first call succeeded and only its answer was lost; kubelet
+    A call after a successful one fails, even if only the answer of the first call was lost; kubelet
     then creates a new container. Raises NotFound, WrongState.
     """
     container = services.index.containers.get(reference)

@@ -18,7 +18,8 @@ TMPFS = ("tmpfs", "ramfs")
 
 
 def overlay(host: Machine) -> Iterator[CheckResult]:
-    """Mount an overlay below the root directory, and write and hide files in it. Needs root."""
+    """Check that containers' root file systems can lie below the root directory, by mounting an
+    overlay there and writing and hiding files in it. Needs root."""
     if os.geteuid():
         return
     root = nearest(host.path(host.config.root))
@@ -40,7 +41,8 @@ def overlay(host: Machine) -> Iterator[CheckResult]:
 
 
 def images(host: Machine) -> Iterator[CheckResult]:
-    """Mount an image below the root directory, as the server does. Needs root."""
+    """Check whether the server can mount images, by mounting one below the root directory. Needs
+    root."""
     store = host.config.images.store
     if os.geteuid():
         return

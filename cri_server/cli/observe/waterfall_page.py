@@ -180,8 +180,9 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str)
 
 
 def _most(call: TimelineCall) -> str:
-    """Return a text that names the slowest step, with the steps it is nested in, such as `93 % of
-    it: network › bridge`; empty if no step took most of the call's time."""
+    """Return a text about the step with at least half of the call's time, and its child steps that
+    each take at least half of their parent's time, such as `93 % of it: network › bridge`; empty if
+    there is no such step."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

@@ -122,7 +122,8 @@ def _start_container(client: Client, container: api.Container) -> None:
 
 
 def restart_container(client: Client, container: api.Container, grace_s: int | None) -> str:
-    """Stop a container, start its next attempt, and return the new id. Raises ServerError."""
+    """Stop a container, start its next attempt, and return the new id. Removes the attempts before
+    the stopped one unless they run. Raises ServerError."""
     config, sandbox = client.container_config(container.id)
     without_links = sources.paths_without_links(client, container.id, config)
     others = _attempts(client, container)

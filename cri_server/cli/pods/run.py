@@ -303,7 +303,8 @@ def exit_code(client: Client, running: Running) -> int:
 
 
 def clean_up(client: Client, running: Running, grace_s: int) -> None:
-    """Stop and remove the pod and its folder. Errors are printed, not raised."""
+    """Stop and remove the pod, then its folder, which stays if the pod cannot be removed. Errors
+    are printed, not raised."""
     if running.id:
         try:
             stop.remove_pod(client, running.id, grace_s)

@@ -185,7 +185,8 @@ def parse(data: bytes, media_type: str = "") -> Manifest | ImageIndex:
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """Encode an OCI manifest. Equal images give equal bytes, and so the same digest."""
+    """Encode a manifest as JSON with OCI's media type and without annotations, so that images with
+    the same configuration and layers have the same digest."""
 
     document = {
         "schemaVersion": 2,
@@ -197,8 +198,8 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
-    """Return the manifest with `layers` in place of its own, and all media types in OCI's
-    spelling. The layers have the same content, but may be compressed in another way."""
+    """Return the manifest with `layers` in place of its own, all media types in OCI's spelling, and
+    no annotations. The layers have the same content, but may be compressed in another way."""
 
     def layer_in_oci(layer: Descriptor) -> Descriptor:
         suffix = next((f"+{f}" for f in ("gzip", "zstd") if layer.media_type.endswith(f)), "")
@@ -278,9 +279,9 @@ def follow(
     read: Callable[[Descriptor], Manifest | ImageIndex],
     is_here: Callable[[str], bool],
 ) -> tuple[Descriptor, Manifest]:
-    """Return the manifest for this machine, with its descriptor: `target` itself, or the manifest
-    that `choose_stored` chooses from the index at `target`. `read` reads and parses a document.
-    Raises BadManifest, NotFound."""
+    """Return the manifest that `target` leads to, with its descriptor: `target` itself, or what
+    `choose_stored` chooses from the index at `target` and from indexes nested in it, at most
+    DEPTH_LIMIT documents deep. `read` reads and parses a document. Raises BadManifest, NotFound."""
     for _ in range(DEPTH_LIMIT):
         document = read(target)
         if isinstance(document, Manifest):
