@@ -152,7 +152,7 @@ class ResourceExhausted(Error):
 
 
 class Unsupported(Error):
-    """Neither this build nor this kernel can do it."""
+    """This build or this kernel cannot do what was requested."""
 
     kind = "unsupported"
 

@@ -54,7 +54,8 @@ def send(sock: socket, message: Message, fds: Sequence[int] = ()) -> None:
 
 
 def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
-    """Send an encoded message, like `send`."""
+    """Send one message whose JSON text `encode` has made, with copies of the descriptors; the
+    caller keeps its own. Raises OSError (BlockingIOError on a full non-blocking socket)."""
     if len(text) <= INLINE_LIMIT_BYTES:
         _send(sock, text, fds)
         return

@@ -1,5 +1,5 @@
-"""Builds the OCI process object of an `exec`: read from a file, or the container's own process
-object, changed by the command's options."""
+"""Builds the OCI process object of an `exec`: from a file, or from the container's process and the
+options of the command line."""
 
 from __future__ import annotations
 

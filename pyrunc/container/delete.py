@@ -1,7 +1,8 @@
-"""`delete`: removes a container, first the parts that could still do harm.
+"""`delete`: kills a container's processes, removes its cgroup, resctrl groups and files, and runs
+the poststop hooks.
 
-Processes, cgroup, files, then the poststop hooks. A container whose create was killed is deleted
-the same way, as far as it came. Only what create made is removed.
+The files are removed last, so that a killed `delete` can be repeated. A container whose create was
+killed is deleted in the same way, as far as the create got. Only what create made is removed.
 """
 
 from __future__ import annotations

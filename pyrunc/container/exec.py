@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 def execute(
     request: ExecRequest, store: Callable[[LoweredProgram, tuple[str, ...]], object] | None = None
 ) -> ContainerProcess:
-    """Run the process; returns when its program was executed. Raises like `create`, WrongState for
-    a dead container.
+    """Start the process in the running container; returns when its program was executed. Raises
+    WrongState when the container has ended, InvalidSpec, KernelError (with the plan's line),
+    NotFound or InvalidArgument for a missing program.
 
-    `store` gets the program and its warnings if it ran without a step of its parent, so that it can
-    be used again.
+    `store` is called with the lowered program and its warnings if they can be used again: the
+    process has no terminal, no steps of its parent, and is in the cgroup that was requested.
     """
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def containers(root: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the containers' reports (see `status.report`) and a line per container that cannot be
-    read. Raises NotFound without a root."""
+    """Return, for every container below `root`, the object that `pyrunc state` prints, and a line
+    of text for every container that cannot be read. Raises NotFound if `root` does not exist."""
     reports, broken = [], []
     try:
         names = states.ids(root)

@@ -107,9 +107,9 @@ def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
 
 
 def _keep_files(uid: int, gid: int) -> None:
-    """Keep reading and making files as the user where root of the namespace is another of the
-    user's ids (setfsuid(2)), so that the next command can reach the state. Executed programs have
-    root's ids."""
+    """Open and create files with the user's own ids (setfsuid(2), setfsgid(2)) if the maps make
+    another host id the namespace's root: otherwise the user's next command could not read the
+    state. An executed program has the ids of the namespace's root."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),

@@ -88,11 +88,12 @@ def check_id(container_id: str) -> str:
 
 
 class State(RecordFile):
-    """One container: the fields of its `state.json`, which is in `folder`.
+    """The state of one container: the fields of `state.json`, which is in `folder`.
 
-    `pid` is 0 while create has not come that far, or was killed; `complete` tells that create
-    succeeded. `created` is RFC 3339, UTC; `keyring` is the name of the session keyring that an exec
-    joins, empty for none. `started_at_ns`: of a pod's container, whose shim writes the record.
+    `pid` is 0 until create has cloned init, and stays 0 if create was killed before. `start_time`:
+    of init, in clock ticks since boot. `complete`: create has succeeded. `created`: RFC 3339, UTC.
+    `keyring`: name of the session keyring that an exec joins, empty for none. `started_at_ns`:
+    wall-clock time of the start, only in a pod's container, whose shim writes the record.
     """
 
     name = STATE
@@ -180,7 +181,8 @@ def claim(root: str, container_id: str) -> str:
 
 
 def _make_root(root: str) -> None:
-    """Make the root, if it does not exist. Raises OSError."""
+    """Create the folder `root`, which holds the folders of all containers, if it does not exist.
+    Raises OSError."""
     if os.path.isdir(root):
         return
     # Others may enter the default root, because the CRI server's socket is in it.
@@ -204,7 +206,8 @@ def find(root: str, container_id: str) -> State:
 
 
 def _is_claimed(folder: str) -> bool:
-    """Tell whether the folder was made by a create that came no further."""
+    """Tell whether the folder has the sticky bit that create's mkdir sets. Such a folder without
+    state.json was left by a killed create."""
     try:
         status = os.lstat(folder)
     except FileNotFoundError:
@@ -271,7 +274,7 @@ def _unlink(path: str) -> None:
 
 class Lock:
     """A lock by which one process at a time starts, changes or deletes the container. Entering
-    raises NotFound once it is gone."""
+    raises NotFound when the container has been deleted."""
 
     __slots__ = ("_descriptor", "_state")
 

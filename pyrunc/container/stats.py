@@ -40,7 +40,8 @@ def group_of(state: State) -> Cgroup:
 
 
 def once(state: State) -> dict[str, Any]:
-    """Return one reading. Raises WrongState."""
+    """Return one reading of the container's usage, the object that `pyrunc events --stats` prints.
+    Raises WrongState when the container is not running or has no cgroup."""
     return _reading(state, group_of(state))
 
 
@@ -191,8 +192,8 @@ def numbers(text: str) -> list[int]:
 
 
 def _allowed(pid: int) -> dict[str, list[int]]:
-    """Return the processors and memory nodes of the first process, which the kernel tells also
-    without the cpuset controller."""
+    """Return the numbers of the processors (`cpus`) and memory nodes (`mems`) on which the
+    container's init may run, from /proc/PID/status, which needs no cpuset controller."""
     lines = (line.partition(":") for line in _proc(pid, "status").splitlines())
     fields = {name: value.strip() for name, _, value in lines}
     keys = (("cpus", "Cpus_allowed_list"), ("mems", "Mems_allowed_list"))
@@ -213,8 +214,9 @@ _COUNTERS = {
 
 
 def interfaces(pid: int) -> list[dict[str, Any]] | None:
-    """Return the counters of the interfaces in the process's network namespace, except loopback;
-    None when it has none, or shares ours."""
+    """Return the counters of the network interfaces in the process's network namespace, without
+    loopback. None when there are no others, when the process is gone, or when its network namespace
+    is ours."""
     reports: list[dict[str, Any]] = []
     # With the host's network these would be the machine's counters.
     if _network_of(pid) in ("", _network_of("self")):

@@ -44,7 +44,8 @@ def status(state: State, locked: bool = False) -> str:
 
 
 def alive(pid: int, started: int) -> bool:
-    """Tell whether the process `pid` lives and has that start time."""
+    """Tell whether the process `pid` runs and has the start time `started` (clock ticks since
+    boot). False for a zombie."""
     return pid > 0 and alive_since(pid) == started
 
 
@@ -88,8 +89,8 @@ def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
 
 
 def oci_state(state: State, status: str, pid: int | None = None) -> dict[str, Any]:
-    """Build the state object of runtime-spec runtime.md, which hooks read on stdin. `pid` as the
-    reader sees it."""
+    """Build the state object of runtime-spec runtime.md, which hooks read on stdin. `pid`: the
+    init's pid as the hook sees it, by default `state.pid`; left out when stopped or 0."""
     document: dict[str, Any] = {"ociVersion": state.oci_version, "id": state.id, "status": status}
     number = state.pid if pid is None else pid
     if number and status != STOPPED:

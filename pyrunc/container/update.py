@@ -96,7 +96,7 @@ def _text(text: str, option: str) -> str:
 
 
 def _flag(option: str) -> str:
-    """Return the option as on the command line."""
+    """Return the flag of an option's key: `--cpu-quota` for `cpu_quota`."""
     return f"--{option.replace('_', '-')}"
 
 

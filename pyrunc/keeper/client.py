@@ -67,14 +67,15 @@ _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)
 
 
 class StoredEntry(Value):
-    """An entry's data and copies of its descriptors, which the caller closes."""
+    """The data that the keeper has stored under one name, and copies of the descriptors that belong
+    to it, which the caller closes."""
 
     data: bytes
     fds: list[int]
 
     def read(self, kind: type[Stored]) -> tuple[Stored, list[int]]:
-        """Return the entry's record, a `kind`, and its descriptors. Raises PeerError after closing
-        these."""
+        """Parse the data as a record of class `kind`; returns the record and the descriptors.
+        Raises PeerError if the data is no such record, after it has closed the descriptors."""
         try:
             return kind.of(jsontext.loads(self.data), PeerError), self.fds
         except BaseException as error:
@@ -195,8 +196,8 @@ class Keeper:
         self._post(_Request(NOTE, process=(pid, start_time), status=status, count=_QUIET))
 
     def collect(self) -> list[int]:
-        """Return the errnos of all posted calls that the keeper has refused so far. Raises
-        Unavailable when the keeper has closed the connection."""
+        """Return the errnos of the posted calls that the keeper has refused since the last
+        `collect`. Does not wait. Raises Unavailable when the keeper has closed the connection."""
         try:
             while self._socket is not None:
                 self._take_refusal(self._receive(self._socket, MSG_DONTWAIT)[0])
@@ -251,11 +252,13 @@ class Keeper:
         return None if answer is None else OrphanExit(answer.status, answer.time_ns)
 
     def note(self, pid: int, start_time: int, status: int) -> None:
-        """Store the wait status of a child that is not reaped yet, for the shim that takes over."""
+        """Store how a child of ours ended (a wait status, wait(2)) before it is reaped, so that a
+        shim that takes over after our death learns it by `exit_of`."""
         self._ask(_Request(NOTE, process=(pid, start_time), status=status))
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:
-        """Return the answer; None when the keeper has no such entry or record."""
+        """Send a request and return the keeper's answer; None when the keeper has no entry or exit
+        record for it (ENOENT)."""
         try:
             return self._ask(request)
         except KernelError as error:

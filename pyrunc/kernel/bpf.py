@@ -33,8 +33,8 @@ _CACHED_AT_MOST = 16
 
 
 def cache_programs() -> None:
-    """Keep loaded, verified programs for the next groups with the same rules: for a process that
-    makes many groups."""
+    """Make this process keep loaded device programs open, so that a later group with the same rules
+    needs no load and no verification. For a process that makes many groups."""
     global _cached
     _cached = {}
 
@@ -105,8 +105,9 @@ def _attached(group_fd: int) -> list[int]:
 
 
 def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
-    """Replace the program atomically; False when the old one was attached in a way that cannot be
-    replaced."""
+    """Replace the attached program with id `old_id` by the program `new` in one step
+    (BPF_F_REPLACE). False when the kernel refuses, for example because the old one was attached
+    with other flags."""
     try:
         old = _open_by_id(old_id)
     except KernelError:

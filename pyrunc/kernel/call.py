@@ -57,8 +57,8 @@ def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
 
 
 def buffer(content: int | bytes) -> bytearray:
-    """Return memory for a call to write into: that many zeros, or these bytes. `address` returns
-    its address."""
+    """Return memory for a system call to write into: `content` zero bytes if it is a number, else a
+    copy of the bytes. `address` returns the memory's address."""
     return bytearray(content)
 
 

@@ -124,8 +124,8 @@ def write(directory: str, file: str, content: str) -> None:
 
 
 def is_leaf(directory: str) -> bool:
-    """Tell whether there are no groups below: a folder has two links and one more for each folder
-    in it. True when it is gone."""
+    """Tell whether there are no groups below the group, by its directory's link count: two, and one
+    more for each subdirectory. True when the group is gone."""
     try:
         return os.stat(directory).st_nlink <= 2
     except FileNotFoundError:
@@ -133,7 +133,8 @@ def is_leaf(directory: str) -> bool:
 
 
 def keyed(content: str | None) -> dict[str, int]:
-    """Return a flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) as numbers."""
+    """Parse the content of a flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) into
+    key -> number. Other values are left out; empty for None."""
     numbers = {}
     for line in (content or "").splitlines():
         key, _, value = line.partition(" ")
@@ -167,8 +168,9 @@ def open_group(directory: str) -> int:
 
 
 def make(directory: str) -> bool:
-    """Create the group (mkdir); True if this call made it, which it then marks as ours. Raises
-    KernelError, ENOENT without a parent."""
+    """Create the group (mkdir). True if this call has created it; an extended attribute then marks
+    it as ours (`is_ours`). False if it exists. Raises KernelError, ENOENT when its parent is
+    missing."""
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:

@@ -58,8 +58,9 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
     """Copy content and attributes of the folder `source` to the empty folder `target`; the caller
     keeps both descriptors.
 
-    `tick` is called before every MiB at the latest, with the number of bytes that the disk will
-    need, and with 0 for a run of zeros; it may raise. Raises OSError, KernelError.
+    `tick` is called before each file and folder, and at least once per MiB of data, with the number
+    of bytes that the disk will need, 0 for a run of zeros. It may raise, which ends the copy.
+    Raises OSError, KernelError.
     """
     copied: Copied = {}
     stack = [_FolderCopy(source, target, ".", ".")]
@@ -129,9 +130,10 @@ def _copy_file(
 
 
 def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None] = _ignore) -> None:
-    """Copy a file's `size` bytes into an empty file. Holes stay holes, and long runs of zeros
-    become holes: a sparse file of many gigabytes may occupy no blocks, and not every file system
-    reports its holes. `tick` as for `copy_tree`. Raises OSError."""
+    """Copy `size` bytes of the file `reading` into the empty file `writing`. Holes stay holes, and
+    long runs of zeros become holes: a sparse file of many gigabytes may occupy no blocks, and not
+    every file system reports its holes. `tick` is called before each piece with the bytes that the
+    disk will need, 0 for zeros; it may raise. Raises OSError."""
     at = 0
     while at < size:
         try:

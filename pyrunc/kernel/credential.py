@@ -13,12 +13,13 @@ INITIAL_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO, include/linux/proc_ns
 
 
 def in_user_namespace() -> bool:
-    """Tell whether our user namespace is another than the machine's first."""
+    """Tell whether this process is in a user namespace other than the initial one."""
     return os.stat("/proc/self/ns/user").st_ino != INITIAL_USER_NAMESPACE
 
 
 def is_machine_root() -> bool:
-    """Tell whether we are the machine's root, not only that of a user namespace."""
+    """Tell whether this process is root of the initial user namespace: effective uid 0, and not
+    only inside another user namespace."""
     return os.geteuid() == 0 and not in_user_namespace()
 
 

@@ -60,8 +60,8 @@ def open_clone_of(mount_fd: int, namespace: str) -> int:
 
 
 def open_folder(mount_fd: int, place: str, path: str) -> int:
-    """Clone the directory `path` of a detached mount, which is attached at the directory `place`
-    meanwhile; returns the detached clone.
+    """Clone the directory `path` of a detached mount and return the detached clone. The mount is
+    attached to the directory `place` for the time of the call, in a private mount namespace.
 
     `path` must contain no symbolic link. Raises KernelError.
     """
@@ -77,12 +77,12 @@ def open_overlay(
     flags: kernel_mount.Options = (),
     mapped: Sequence[int] = (),
 ) -> int:
-    """Make an overlay by mount(2) and return it detached. The options of mount(2) must fit a page,
+    """Mount an overlay by mount(2) and return it detached. The options of mount(2) must fit a page,
     so layers are named relative to their common folder.
 
-    `mapped` has a detached mount for each lower layer, which is attached in the layer's place
-    meanwhile: so the overlay takes the layer with its id map, which no path of ours has. `flags`:
-    flags without a value, and SELinux's `context`.
+    `mapped` has a detached, idmapped mount for each lower layer. It is attached over the layer's
+    path while the overlay is made, in a private mount namespace, so that the overlay has the layer
+    with its id map. `flags`: options without a value, and SELinux's `context`. Raises KernelError.
     """
     folder = os.path.commonpath([os.path.dirname(path) for path in lower])
     names = [_escaped(os.path.relpath(path, folder)) for path in lower]

@@ -65,14 +65,16 @@ def _open_copy(source: int) -> int:
 
 
 def _name(fd: int) -> str:
-    """Return a path of the descriptor: a string of fsconfig(2) has 255 bytes at most, and the
-    file's own path may lead elsewhere meanwhile."""
+    """Return /proc/self/fd/N as the descriptor's path for fsconfig(2), whose strings have at most
+    255 bytes. The file's own path may be longer, or may by now lead to another file."""
     return f"/proc/self/fd/{fd}"
 
 
 def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ()) -> int:
-    """Call `open_erofs` for files by their paths, which must be no links; `digests` as for
-    `check_digests`. Raises KernelError, OSError, DamagedRecord."""
+    """Open the image's file and its devices by path and mount them by `open_erofs`. A path that is
+    a symbolic link is an error. `digests`: the expected fs-verity digests of source and devices, in
+    this order; none, or an empty one, checks nothing. Raises KernelError, OSError,
+    DamagedRecord."""
     fds: list[int] = []
     try:
         for path in (source, *devices):

@@ -12,7 +12,8 @@ FULL = (ENOSPC, EDQUOT)
 
 
 class disk_errors(kernel_errors):
-    """A block that works on files of ours at a path: converts its OSError by `disk_error`."""
+    """A context manager for work on one of our files, `disk_errors(call, path)`: raises an OSError
+    of its block as ResourceExhausted or KernelError, by `disk_error`."""
 
     __slots__ = ()
 
@@ -22,7 +23,8 @@ class disk_errors(kernel_errors):
 
 
 def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | KernelError:
-    """Convert an OSError about one of our files. The error names the file, else it is `path`."""
+    """Return a ResourceExhausted for ENOSPC and EDQUOT, else a KernelError of `call`. Its text
+    names the file of `error` if that is an absolute path, else `path`."""
     named = error.filename
     place = named if isinstance(named, str) and os.path.isabs(named) else path
     if error.errno in FULL:
@@ -31,8 +33,8 @@ def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | Kern
 
 
 def reason(number: int, path: str) -> str:
-    """Describe why writing at `path`, which need not exist, failed with one of FULL. ENOSPC stands
-    for exhausted space and exhausted inodes, so statfs(2) tells which."""
+    """Return which resource is exhausted at `path`, which need not exist: `number` is ENOSPC or
+    EDQUOT. ENOSPC stands for exhausted space and exhausted inodes, so statfs(2) tells which."""
     if number == EDQUOT:
         return f"the disk quota on the file system of {path} is used up"
     return f"no {_what(path)} left on the file system of {path}"

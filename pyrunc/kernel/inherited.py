@@ -1,5 +1,6 @@
-"""Resets what fork(2) and execve(2) inherit and no other setting changes to the kernel's
-defaults."""
+"""Resets the attributes that a process inherits by fork(2) and execve(2) to the kernel's defaults:
+scheduling, core dump filter, I/O priority, personality, memory policy, session keyring, and
+settings of prctl(2)."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ _CALLS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
 
 
 def reset_inherited() -> None:
-    """Give the calling process the kernel's defaults. A setting that this kernel does not have, or
-    that may not be changed (EINVAL, ENOSYS, EPERM), stays. Raises KernelError."""
+    """Reset the inherited attributes of the calling process to the kernel's defaults. An attribute
+    that this kernel does not have, or that may not be changed (EINVAL, ENOSYS, EPERM), stays as it
+    is. Raises KernelError."""
     _unless_refused(_reset_scheduling)
     _unless_refused(_reset_core_dumps)
     for arguments in _CALLS:

@@ -99,8 +99,9 @@ class Routing:
         namespace_fd: int = -1,
         what: str = "",
     ) -> None:
-        """Send one RTM_NEWLINK: flags within `mask`, a new name (`%d`: the first free number),
-        another namespace."""
+        """Change a link by one RTM_NEWLINK: set its `flags` (IFF_…) within `mask`, rename it to
+        `name` (`%d`: the first free number), move it to the network namespace `namespace_fd`.
+        `what` names the change in an error's text. Raises KernelError."""
         attributes: Attributes = []
         if namespace_fd >= 0:
             attributes.append((IFLA_NET_NS_FD, namespace_fd.to_bytes(4, "little")))
@@ -116,7 +117,8 @@ class Routing:
         return [a for a in map(RawLinkAddress, answers) if a.link == index]
 
     def add_address(self, index: int, address: RawLinkAddress, what: str) -> None:
-        """Add an address, of this or another namespace's link, to the link."""
+        """Add `address` to the link with number `index`; it may have been read from another link,
+        also in another namespace. `what` names it in an error's text. Raises KernelError."""
         header = _ADDRESS.pack(
             address.family, address.prefix_bits, address.flags & 0xFF, address.scope, index
         )
@@ -128,7 +130,8 @@ class Routing:
     def _ask(
         self, kind: int, flags: int, body: bytes, attributes: Attributes, what: str
     ) -> list[bytes]:
-        """Send one request and return the bodies of its answers. Raises KernelError."""
+        """Send one netlink request and return the bodies of its answers. `what` names the request
+        in an error's text. Raises KernelError."""
         self._sequence += 1
         for key, value in attributes:
             body += (

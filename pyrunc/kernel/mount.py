@@ -180,8 +180,9 @@ def _open_with(fs_fd: int, options: Iterable[tuple[str, str | None]], attributes
 
 
 def open_proc() -> int:
-    """Mount a new procfs detached, so that no mounts below /proc come along. Root of a user
-    namespace only gets a clone of /proc, with them."""
+    """Mount a new procfs detached: without the mounts that lie below our /proc. Where that is
+    refused (EPERM, for root of a user namespace), return a recursive clone of /proc, which has
+    those mounts."""
     try:
         return open_mount("proc")
     except KernelError as error:
@@ -237,8 +238,9 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
 
 
 def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
-    """Set a layer. `upperdir` and `workdir` are read with the backslash as an escape
-    (ovl_mount_dir), `lowerdir+` is not."""
+    """Set a folder of overlayfs, by its path or a descriptor: `key` is `lowerdir+`, `upperdir` or
+    `workdir`. The kernel takes a backslash in `upperdir` and `workdir` as an escape
+    (ovl_mount_dir), in `lowerdir+` literally."""
     if isinstance(place, int):
         fsconfig_fd(fs_fd, key, place)
         return

@@ -42,9 +42,9 @@ def mount_points() -> Iterator[MountPoint]:
 
 
 def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
-    """Return the mount of `table` that contains an absolute path, which has no links. Only texts
-    are compared: it is the mount with the longest mount point, and of equal ones the last
-    mounted."""
+    """Return the mount of `table` with the longest mount point that contains `path`, an absolute
+    path without symbolic links; of mounts at one mount point, the one mounted last. Only texts are
+    compared."""
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")

@@ -68,8 +68,8 @@ def open_beneath(
 
 
 def open_folder_at(dir_fd: int, name: str) -> int:
-    """Open (O_PATH) the folder `name` in a folder, made with mode 0755 when it is missing. Raises
-    OSError, for a link too."""
+    """Open the folder `name` of the folder `dir_fd` as an O_PATH descriptor; create it with mode
+    0755 when it is missing. Raises OSError, also when `name` is a symbolic link."""
     flags = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=dir_fd)
@@ -165,8 +165,8 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
 
 
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
-    """Open the regular file `name` of a folder that others may change; ESTALE for a link and
-    anything else, which is never opened (see `open_regular_in_root`). Raises OSError."""
+    """Open the regular file `name` of a folder that others may change. Raises OSError: ESTALE for a
+    symbolic link, a device or anything else, which is not opened because that may have effects."""
     with closing_fd(os.open(name, O_PATH | os.O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)) as place:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise OSError(errno.ESTALE, "not a regular file any more", name)

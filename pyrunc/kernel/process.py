@@ -50,7 +50,7 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return the facts of a process, also of a zombie; None when no process has the pid."""
+    """Return the fields of /proc/PID/stat, also of a zombie; None when no process has the pid."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return Stat(file.read(4096) or b"")

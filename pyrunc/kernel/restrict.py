@@ -95,9 +95,10 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 
 
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
-    """Build a filter for `set_filter` that answers EPERM to these system calls, and to those of
-    `commands` with one of these numbers as their second argument; calls of another architecture
-    kill. Unknown names are ignored."""
+    """Build a filter for `set_filter` that answers EPERM to the system calls `names`, to x32 calls,
+    and to a call in `commands` if its second argument is one of the numbers there. A call of
+    another architecture kills the process. Names in `names` that this architecture lacks are
+    ignored."""
     lines = [
         # An x32 call has the same architecture in seccomp_data as x86-64's and another number, so a
         # list of refused numbers would let it pass (seccomp(2), "Filters").
@@ -115,8 +116,8 @@ def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> byt
 
 
 def allowing(names: Iterable[str]) -> bytes:
-    """Build a filter for `set_filter` that answers EPERM to all system calls but these; calls of
-    another architecture kill. Unknown names are ignored."""
+    """Build a filter for `set_filter` that answers EPERM to all system calls but `names`. A call of
+    another architecture kills the process. Names that this architecture lacks are ignored."""
     return _program([(_EQUALS, _TO_END, 0, number) for number in _numbers(names)], _REFUSE, _ALLOW)
 
 

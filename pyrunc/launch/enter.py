@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 def enter_steps(
     launch: Launch, undo: Undo, times: Times | None = None
 ) -> Generator[int, None, tuple[ChildProcess, bool]]:
-    """Start a process in a running container, by `launch_steps`, whose values it yields. Returns
-    the process, and True if it is in another cgroup than `launch.cgroup`, because the container's
-    first process has moved there. Raises WrongState when that process has ended; the launch's
-    descriptor `container` is its pidfd."""
+    """Start a process in a running container. A generator: each yielded descriptor must be readable
+    before the next step. Returns the process, and True if it was put into the present cgroup of the
+    container's first process, because that has left `launch.cgroup`.
+
+    `launch.descriptors["container"]` is the pidfd of the container's first process. Raises
+    WrongState when that process has ended, and the errors of `launch_steps`.
+    """
     try:
         try:
             return (yield from launch_steps(launch, undo, times=times)), False

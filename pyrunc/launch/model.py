@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 class Launch(Value):
     """One process, ready to be started.
 
-    `lowered`: the plan's program. `descriptors`: by the names of the plan, closed by the caller
-    afterwards, like `stdio` and `preserve_fds` (which become 3, 4, …). `pinned`: more descriptors
-    of the plan; each is a clone of a mount, or the namespace, that the launching process pins under
-    that name. `stdio_owner`: an id of the host that becomes the owner of stdio; `own_nulls`:
-    replace null devices among stdio by a private one. `args`: for the errors of execve. `id`,
-    `bundle` (absolute), `oci_version` and `annotations` are the container's, for the state that
-    hooks and agents read; `status` is its status meanwhile, `container_pid` its first process if
-    that is not the new one. `cgroup`: the process's group; None = ours.
+    `lowered`: the plan's program. `descriptors`: by their names in the plan; the caller closes them
+    afterwards, and `stdio` and `preserve_fds`, which become 3, 4, … `pinned`: name in the plan ->
+    name of the mount or namespace that the launching process pins; it adds a clone of the mount, or
+    the namespace, to `descriptors`. `stdio_owner`: the uid on the host that becomes the owner of
+    stdio. `own_nulls`: replace null devices among stdio by a private one.
+
+    `args`: the command line, for errors of execve. `id`, `bundle` (absolute), `oci_version`,
+    `annotations` and `status` are the container's, for the state that hooks and agents read.
+    `container_pid`: the container's first process, if the new process is another one. `cgroup`: the
+    process's group; None = ours.
     """
 
     lowered: LoweredProgram

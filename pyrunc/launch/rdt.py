@@ -99,7 +99,8 @@ def leave(rdt: Rdt, container_id: str, root: str) -> None:
 
 
 def group_of(rdt: Rdt, container_id: str, root: str) -> str:
-    """Return the folder of the container's group; a closID `/` is the root's."""
+    """Return the folder of the container's resctrl group. closID `/` stands for `root`, the mount
+    point, which is the default group."""
     name = rdt.get("closID") or container_id
     # runtime-spec: closID "/" is the default group, with all processes that are in no other.
     return root if name == "/" else f"{root}/{name}"
@@ -118,8 +119,8 @@ def schemata_of(rdt: Rdt) -> list[str]:
 
 
 def _require_schemata(group: str, schemata: list[str]) -> None:
-    """Raise InvalidSpec for a group whose schemata differ. It is not changed, because others may
-    use it."""
+    """Raise InvalidSpec unless the group has the configuration's `schemata` already. They are not
+    written to it, because other containers may use the group."""
     with open(f"{group}/schemata", encoding="ascii") as file:
         present = dict(map(_parse_schema, file.read().splitlines()))
     for line in schemata:

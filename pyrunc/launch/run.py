@@ -91,8 +91,8 @@ class ChildProcess:
 def launch(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> ChildProcess:
-    """Start the process; returns when it has executed its program (or waits for `start`). See
-    `launch_steps`."""
+    """Start the process and wait until it has executed its program, or waits for `start`. Arguments
+    and errors are those of `launch_steps`, which this runs to its end."""
     return drive(launch_steps(request, undo, record=record, times=times))
 
 
@@ -110,14 +110,15 @@ def drive(steps: Generator[int, None, Result]) -> Result:
 def launch_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """Start the process in steps: each yields a descriptor; once that is readable, the next step
-    does not block.
+    """Start the process in steps. A generator: once a yielded descriptor is readable, the next step
+    does not block. Returns the process, which has executed its program or waits for `start`.
 
     `record(process)` puts the process into the state on disk, when the plan has that step. `times`
-    gets (number of the plan's line or step, nanoseconds) of a timed program, and of every program
-    the stages of `pyrunc.timings`. What is made, the process first of all, is pushed on `undo`.
-    Raises KernelError with the plan's line, NotFound and InvalidArgument with the texts of Go's
-    LookPath when there is no such program, EndedEarly, and what a step of the parent raises.
+    gets (label, time in ns of CLOCK_MONOTONIC_RAW): a stage of `pyrunc.timings`, a step of the
+    parent (`LINE.STEP`) and, if the program is timed, each line of the plan. All that is made is
+    pushed on `undo`, the process first. Raises KernelError with the plan's line, NotFound and
+    InvalidArgument with the texts of Go's LookPath when there is no such program, EndedEarly, and
+    what a step of the parent raises.
     """
     running = _spawn(request)
     parent = ParentSide(request, running, undo, record, times)
@@ -154,8 +155,9 @@ def launch_steps(
 def first_process_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """Run `launch_steps` for the first process of a cgroup. Raises ResourceExhausted when it ended
-    early because the OOM killer came. The cgroup counts as occupied afterwards."""
+    """Run `launch_steps` for the first process of a cgroup. Raises ResourceExhausted when the OOM
+    killer has ended the process early. On success, the placeholder of a systemd scope is ended,
+    because the scope now has the process."""
     cgroup = request.cgroup
     try:
         process = yield from launch_steps(request, undo, record=record, times=times)
@@ -235,7 +237,8 @@ class ParentSide:
             pass
 
     def _add_process(self, pid: int) -> None:
-        """Begin to manage the process that the launcher has cloned; a failure kills it."""
+        """Open the process that the launcher has cloned and push its kill on `undo`. Raises Error
+        for a second process and for one that is no child of ours."""
         if self.process is not None:
             raise Error("the launcher reported two processes")
         _require_child(pid)  # checked, because this pid will be killed on failure

@@ -72,7 +72,8 @@ def perform(step: ParentStep, process: ChildProcess, parent: ParentSide) -> None
 
 
 def oci_state(launch: Launch, pid: int, status: str = "") -> dict[str, Any]:
-    """Build the state object of runtime-spec runtime.md; `pid` as its reader sees it."""
+    """Build the state object of runtime-spec runtime.md. `pid`: the process's pid in the pid
+    namespace of the hook or agent that reads the object; `status`: by default the launch's."""
     state: dict[str, Any] = {"ociVersion": launch.oci_version, "id": launch.id}
     state |= {"status": status or launch.status, "pid": pid, "bundle": launch.bundle}
     if launch.annotations:

@@ -17,8 +17,9 @@ class BindSource(Record):
     def is_in_every_namespace(self) -> bool:
         """Tell whether a process in a copy of our mount namespace can open the source by its path.
 
-        A pipe has no path, and below /proc that process has other files. On our own root directory
-        the container's root is mounted there, which would become part of the clone.
+        A pipe has no path, and below /proc that process has other files. Our own root directory
+        does not qualify: that process has mounted the container's root there, and a clone would
+        include it.
         """
         return (
             self.path.startswith("/")

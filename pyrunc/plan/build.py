@@ -64,9 +64,10 @@ class StartPlanOptions(Value):
 
 
 class ExecPlanOptions(Value):
-    """Options of a process in a running container, beyond its configuration. `home`: its user's,
-    for an environment without HOME; `attached`: its terminal is copied to the caller's; the
-    others as in `StartPlanOptions`."""
+    """Options of a process in a running container, beyond its configuration. `home`: its user's
+    home, for an environment without HOME. `attached`: the runtime copies the process's terminal to
+    its own. `keyring`: name of the session keyring to join. `preserve`: this many of the caller's
+    descriptors stay open, from 3 on. `keep_groups`: keep the caller's groups."""
 
     load_filter: LoadFilter | None = None
     cgroup: bool = True
@@ -222,8 +223,8 @@ def _unsupported_flags(linux: Linux) -> list[str]:
 
 
 def _folders(places: Collection[str]) -> tuple[str, ...]:
-    """Return the folders of a pause process's root, parents first: the usual ones, and the mount
-    points."""
+    """Return the folders to make in a pause process's root, parents first: proc, dev, sys, tmp, and
+    the mount points `places`."""
     folders = dict.fromkeys(("proc", "dev", "sys", "tmp"))
     for place in places:
         parts = place.strip("/").split("/")
@@ -232,8 +233,9 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
 
 
 def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
-    """Plan the namespaces: join the existing ones, clone the process into the new ones, and set
-    those up."""
+    """Plan the namespaces: join the existing ones, clone the process into the new ones (and with
+    `cgroup` into its cgroup), set the new ones up. `pinned`: this process may not run on all CPUs,
+    and the new one is allowed all."""
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
     time = linux.namespace("time")
@@ -317,8 +319,8 @@ def _root_filesystem(
 
 
 def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
-    """Add a warning that names the mounts and devices. They are left out without a mount
-    namespace, because they would stay on the host."""
+    """Add a warning that names the mounts and devices of the configuration. Without a mount
+    namespace they are not made, because they would stay on the host."""
     ignored = [f"mounts[{i}]" for i in range(len(spec.mounts))]
     ignored += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
     ignored += ["root.readonly"] if spec.root is not None and spec.root.readonly else []

@@ -137,8 +137,8 @@ def environment(process: Process, home: str) -> tuple[str, ...]:
 def _capability_sets(
     capabilities: Capabilities, host: HostFacts, warnings: list[str]
 ) -> tuple[tuple[int, ...], model.SetCapabilities]:
-    """Return the bounding set and the operation that sets the others, with the capabilities that
-    the runtime has."""
+    """Return the bounding set, and the operation that sets the other capability sets. Capabilities
+    that the runtime does not have are left out, and named in `warnings`."""
     refused: dict[str, None] = {}
     bounding = _capability_numbers(capabilities.bounding, host, refused)
     effective = _mask(_capability_numbers(capabilities.effective, host, refused))
