@@ -1,2 +1,2 @@
-"""Installation of a node: the files, generated from the tables of the programs, and the actions
-that write them."""
+"""Installs the server on a node, and removes it: the files to install, most of them generated from
+the programs' tables of keys and commands, and the actions that write and remove them."""

@@ -1,5 +1,5 @@
-"""Actions on a machine's files and services. str() describes an action, is_done() tells whether
-the machine at `root` needs it no more, and do() carries it out."""
+"""Actions on the files and services of the machine at `root`. str(action) describes the action,
+is_done(root) tells whether nothing is left to do, and do(root) carries it out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def beneath(root: Path, path: str) -> Path:
 
 
 def read(file: Path) -> bytes:
-    """Read a regular file, through links. Raises OSError, and Error for anything else."""
+    """Return the content of a regular file, also through symbolic links. Raises OSError, and Error
+    for any other kind of file."""
     # O_PATH neither opens a device nor waits for a pipe's writer (open(2)); /proc/self/fd then
     # opens the file that was checked, whatever the name refers to by now.
     with closing_fd(os.open(file, os.O_PATH | os.O_CLOEXEC)) as place:
@@ -57,7 +58,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Writes a file, also over another one."""
+    """Writes a file. Replaces an existing file or symbolic link."""
 
     path: str
     content: bytes
@@ -78,7 +79,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicLink:
-    """Makes a symbolic link, also over a file."""
+    """Makes a symbolic link. Replaces an existing file or link."""
 
     path: str
     target: str
@@ -100,8 +101,9 @@ class SymbolicLink:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Removes a file, a link or an empty folder; with `whole` also a folder with its contents. Of a
-    mount point only the contents are removed, without the file system's own lost+found."""
+    """Removes a file, a link or an empty folder; with `whole` also a folder with its contents. A
+    mount point itself stays: with `whole` its contents are removed, except for lost+found, which
+    belongs to the file system."""
 
     path: str
     whole: bool = False
@@ -134,7 +136,8 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class EndKeeper:
-    """Ends the keeper of a state directory, which outlives the server while it stores anything."""
+    """Ends the keeper of the state directory `path`. Without this, a keeper that stores anything
+    would outlive the server."""
 
     path: str
 
@@ -167,7 +170,8 @@ def _content(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """Runs a command of the machine. `may_fail`: for services that may not exist."""
+    """Runs a command on this machine. With `may_fail` its failure is ignored, because it is about a
+    service that may not exist."""
 
     arguments: tuple[str, ...]
     may_fail: bool = False

@@ -39,8 +39,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file. `repeated`: the administrator can add any number of these tables and
-    chooses NAME."""
+    """A table of the configuration file. `repeated`: the administrator may add any number of such
+    tables, `[name.NAME]`, and chooses NAME."""
 
     name: str
     about: str
@@ -49,7 +49,8 @@ class Section:
 
 
 def sections() -> Iterator[Section]:
-    """Yield all tables with all keys, in the order of the code."""
+    """Yield the tables of the configuration with their keys, in the order of the fields of
+    `Config`."""
     for field in _fields(Config):
         repeated = isinstance(field.type, msgspec.inspect.DictType)
         table = (
@@ -64,7 +65,7 @@ def sections() -> Iterator[Section]:
 
 
 def text() -> str:
-    """Return the whole file."""
+    """Return the text of the installed config.toml."""
     parts = [HEAD]
     for section in sections():
         parts.append(f"\n# {section.about}\n{'#' * section.repeated}[{section.name}]\n")
@@ -114,8 +115,8 @@ def _values(kind: msgspec.inspect.Type) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Format a value. Strings, numbers, booleans and lists of them are the same in TOML and
-    JSON."""
+    """Format a default value as TOML, by the JSON encoder: strings, numbers, booleans and lists of
+    them have the same form in both."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The files of a node besides the programs: paths and texts, as data."""
+"""Lists the files of a node other than the programs, with their paths and texts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ EXAMPLE = "10-pyrunc.conflist"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The folders of an installation: /usr for a package, /usr/local and /etc without one.
-
-    `program` is the `pyrunc-cri` that the unit executes; `settings` is the parent of
-    systemd/system, tmpfiles.d and so on.
-    """
+    """Where the files of an installation are. `program`: the `pyrunc-cri` that the systemd unit
+    executes. `prefix`: /usr for a package, else /usr/local. `settings`: the parent of
+    systemd/system, tmpfiles.d and so on, /usr/lib for a package, else /etc."""
 
     program: str
     prefix: str
@@ -30,8 +28,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A file to install. `keep`: an existing one belongs to the administrator; it is not
-    overwritten, and removed only if it is unchanged."""
+    """A file to install. `keep`: once an administrator has changed the file, an installation does
+    not overwrite it, and only a purge removes it."""
 
     path: str
     text: str
@@ -50,7 +48,8 @@ def local(program: str) -> Layout:
 
 
 def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[NodeFile]:
-    """Yield all files. `programs` are the command lines for manual pages and completions."""
+    """Yield all files to install. `programs`: the click commands by program name, from which manual
+    pages and completion scripts are generated."""
     settings, share = layout.settings, f"{layout.prefix}/share"
     yield NodeFile(
         f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program)
@@ -70,5 +69,5 @@ def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[NodeF
 
 
 def data(name: str) -> str:
-    """Return a file of the folder `data`."""
+    """Return the text of the file `name` in the package's folder `data`."""
     return (resources.files("cri_server.install") / "data" / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`install-node`: the lists of actions that make a machine a node, and that undo it.
+"""`install-node`: makes the lists of actions that turn a machine into a node, and that undo it.
 
 A record of the installed files is written first, so that another version can remove them, also
 after an interrupted installation:
@@ -52,7 +52,8 @@ SYSTEMD = Path("/run/systemd/system")
 
 
 class InstallRecord(msgspec.Struct, kw_only=True):
-    """The record of an installation."""
+    """What an installation has written (`installed.json`). `files`: digest by path; `folders`: the
+    created ones; `keep`: files that belong to the administrator once changed."""
 
     version: int = 1
     files: dict[str, str] = msgspec.field(default_factory=dict)
@@ -62,9 +63,9 @@ class InstallRecord(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """The options of an installation. `root`: the machine's root; with another one than / no
-    command is executed. `scripts`: the folder of the programs to install; None with a package.
-    `programs`: their command lines."""
+    """The options of an installation. `root`: the root directory of the machine to install; if it
+    is not /, no command is run. `scripts`: the folder of the programs; None if a package has
+    installed them. `programs`: the click commands by program name."""
 
     root: Path
     scripts: str | None
@@ -106,9 +107,12 @@ def install_actions(request: InstallRequest) -> list[Action]:
 
 
 def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
-    """Return the actions that undo an installation; with `purge` also images, records and a changed
-    configuration are removed. Raises WrongState while there are pods, or a server that systemd does
-    not stop, and for a purge while there are mounts below the folders; OSError, Error."""
+    """Return the actions that undo an installation. `purge`: also remove images, records and a
+    changed configuration.
+
+    Raises OSError, Error; WrongState while there are pods, while a server runs that systemd did not
+    start, and for a purge while something is mounted below the folders to remove.
+    """
     refuse_with_pods(request.root)
     refuse_with_server(request)
     if purge:
@@ -134,8 +138,8 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
 
 
 def refuse_with_pods(root: Path) -> None:
-    """Raise WrongState while a pod of this boot exists, running or not: its containers would lose
-    their root file systems."""
+    """Raise WrongState while there is a pod of this boot, running or not, because its containers
+    would lose their root file systems."""
     settings = _settings(root)
     states = Paths(
         beneath(root, settings.server.root), beneath(root, settings.server.state)
@@ -149,8 +153,8 @@ def refuse_with_pods(root: Path) -> None:
 
 
 def refuse_with_server(request: InstallRequest) -> None:
-    """Raise WrongState while a server runs outside of the unit (that of the unit is stopped first):
-    it would lose its folders."""
+    """Raise WrongState while a server runs that systemd did not start, because it would lose its
+    folders. (A server of the systemd unit is stopped by the uninstallation.)"""
     settings = _settings(request.root)
     for folder in (settings.server.root, settings.server.state):
         if claim.is_locked(beneath(request.root, folder)) and not (
@@ -179,8 +183,8 @@ def _unit_runs() -> bool:
 def carry_out(
     root: Path, actions: Iterable[Action], dry_run: bool
 ) -> Iterator[tuple[Action, bool]]:
-    """Carry out the actions that are needed, with `dry_run` none. Yields each action, and True if
-    it was (or would be) carried out. Raises OSError, Error."""
+    """Carry out the actions that are not done yet; with `dry_run` carry out none. Yield (action,
+    whether it was or would be carried out) for each. Raises OSError, Error."""
     for action in actions:
         needed = not action.is_done(root)
         if needed and not dry_run:
@@ -208,8 +212,8 @@ def _files(request: InstallRequest) -> Iterator[Action]:
 
 
 def _is_changed(root: Path, path: str, content: bytes) -> bool:
-    """Return True if the file exists with a content that is neither the new nor the recorded
-    one."""
+    """Return whether the file exists, and its content is neither `content` nor what an earlier
+    installation wrote."""
     file = beneath(root, path)
     if not file.exists() or read(file) == content:
         return False
@@ -217,8 +221,8 @@ def _is_changed(root: Path, path: str, content: bytes) -> bool:
 
 
 def _plugins(request: InstallRequest) -> Iterator[Action]:
-    """Yield the CNI plugins. The server has them built in; other runtimes and delegating plugins
-    need executables."""
+    """Yield the actions that install the CNI plugins as executables, which other runtimes and
+    delegating plugins need; the server has them built in."""
     for name in builtin.MODULES:
         path = f"{PLUGINS}/{name}"
         if not _is_free_for_ours(beneath(request.root, path)):
@@ -232,8 +236,8 @@ def _plugins(request: InstallRequest) -> Iterator[Action]:
 
 
 def _is_free_for_ours(path: Path) -> bool:
-    """Return True if a CNI plugin may be written to the path: nothing is there, or a plugin of this
-    project."""
+    """Return whether pyrunc's CNI plugin may be written to `path`: there is no file, or one of
+    pyrunc's plugins."""
     if path.is_symlink() and os.readlink(path).startswith(f"{PACKAGED_PLUGINS}/"):
         return True
     try:
@@ -249,8 +253,8 @@ def _kubelet(request: InstallRequest) -> Iterator[Action]:
 
 
 def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
-    """Return the actions that create the missing folders of a node and of the files, parents
-    first."""
+    """Return the actions that create the missing folders, parents first: those of FOLDERS, and the
+    parents of all files that `actions` write."""
     modes = dict(FOLDERS)
     for action in actions:
         if isinstance(action, Write | SymbolicLink):
@@ -277,7 +281,7 @@ def _start(request: InstallRequest) -> Iterator[Action]:
 
 def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
     """Return the action that undoes the installation of a file: Remove, or KeepFile if the file
-    belongs to another program, or was changed and `keep_changes`."""
+    belongs to another program, or if `keep_changes` and its content no longer has this digest."""
     target = beneath(root, path)
     if digest and target.is_file() and not target.is_symlink():
         changed = _digest(read(target)) != digest
@@ -291,8 +295,9 @@ def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
 
 
 def _data(root: Path) -> list[Action]:
-    """Return the actions that remove all data. /run/pyrunc is also the root of the OCI runtime, and
-    is removed only if nothing but compiled seccomp filters was in it."""
+    """Return the actions that remove all data. In /run/pyrunc, which the OCI runtime uses as well,
+    only the compiled seccomp filters and the socket are removed; the folder goes if it is empty
+    then."""
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]

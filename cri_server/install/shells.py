@@ -1,5 +1,5 @@
-"""Completion scripts for bash, zsh and fish: those of click, except that of bash and the end of
-that of zsh.
+"""Completion scripts for bash, zsh and fish. They are click's scripts; pyrunc replaces the one for
+bash, and the end of the one for zsh.
 
 The scripts run the program, which knows its commands and, for some arguments, the existing objects.
 """
@@ -64,7 +64,8 @@ PATHS = {
 
 
 def script(shell: str, name: str, program: click.Command) -> str:
-    """Return the script for `shell`, a key of CLASSES, as a file or for eval."""
+    """Return the completion script of `program` for `shell`, a key of CLASSES. The script can be
+    installed as a file or passed to the shell's `eval`."""
     completion = CLASSES[shell](program, {}, name, variable(name))
     template = completion.source_template
     if shell == "bash":
@@ -75,12 +76,13 @@ def script(shell: str, name: str, program: click.Command) -> str:
 
 
 def variable(name: str) -> str:
-    """Return the environment variable that makes the program print completions."""
+    """Return the name of the environment variable that makes the program print completions."""
     # click looks for this name (its documentation, "Shell Completion").
     return f"_{name.upper().replace('-', '_')}_COMPLETE"
 
 
 def path(shell: str, name: str, prefix: str) -> str:
-    """Return the file of the script below `prefix`; /usr is for packages."""
+    """Return the path below `prefix` where `shell` looks for the completion script of the program
+    `name`. The prefix /usr is for packages, which zsh on Debian keeps in another folder."""
     site = "vendor-completions" if prefix == "/usr" else "site-functions"
     return f"{prefix}/{PATHS[shell].format(name=name, site=site)}"

@@ -1,11 +1,11 @@
-"""Records of the attached pods: DEL needs the configuration of the ADD, even if the files have
-changed since.
+"""Records of attached pods. DEL needs the configuration that ADD had, even if the configuration
+files have changed since.
 
-One file per sandbox, written before the first plugin runs (without a result) and again after the
-last one. Both are synced: the state of a plugin on disk, such as an address lease, outlives a power
-cut, and only its DEL removes it. pyrunc's own plugins keep no such state. For a chain of these
-alone there is only the second record: if the server is killed before it exists, the next one
-collects what they have left (GC).
+Each sandbox has one file. It is written without a result before the first plugin runs, and with the
+result after the last one. Both times it is synced: what a plugin has stored on disk, such as an
+address lease, outlives a power cut, and only the plugin's DEL removes it. pyrunc's own plugins
+store nothing of this kind, so for a chain of them alone only the second record is written. If the
+server is killed before that, the next server's GC removes what these plugins have left.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _ENDING = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A pod and its network at the time of the ADD. `netns_id`: device and inode of the namespace;
-    `result`: None while ADD runs.
+    """A pod and its network at the time of the ADD. `netns_id`: device and inode of the network
+    namespace. `result`: None while ADD runs.
 
-    begun: the number of the network's plugins that a failed ADD began; None: all of them, or
-    unknown."""
+    `begun`: after a failed ADD, the number of plugins that it had begun, which need DEL; None: all
+    plugins, or unknown.
+    """
 
     sandbox_id: str
     network: NetworkList
@@ -45,14 +46,15 @@ class Attachment:
         return replace(self, result=result)
 
     def with_path(self, netns_path: str) -> Attachment:
-        """A copy for a namespace that is now at another path."""
+        """Return a copy of the attachment, and of its result, with another path of the network
+        namespace."""
         result = None if self.result is None else self.result.with_path(self.netns_path, netns_path)
         return replace(self, netns_path=netns_path, result=result)
 
 
 class Attachments:
-    """The records in one folder, which is created with mode 0700. All methods but `add` and
-    `cached` access the disk."""
+    """The records in one folder, which is created with mode 0700, and in memory those of this
+    server. All methods but `add` and `cached` access the disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -61,21 +63,22 @@ class Attachments:
             remove_leftovers(folder)
 
     def has(self, sandbox_id: str) -> bool:
-        """Whether the attachment was added or has a record, even a damaged one; a single lookup
-        of a name."""
+        """Return whether the sandbox has an attachment in memory or a record on disk, even a
+        damaged one. Looks up one file name at most."""
         return sandbox_id in self._cached or os.path.exists(self._path(sandbox_id))
 
     def add(self, attachment: Attachment) -> None:
-        """Add an attachment whose record is not written yet."""
+        """Add an attachment to memory; `write` writes its record later."""
         self._cached[attachment.sandbox_id] = attachment
 
     def cached(self, sandbox_id: str) -> Attachment | None:
-        """The attachment if this server has added or written it; None otherwise, even if a file
-        exists."""
+        """Return the attachment from memory; None if this server has neither added nor written it,
+        even if there is a record on disk."""
         return self._cached.get(sandbox_id)
 
     def write(self, attachment: Attachment) -> None:
-        """Write the record and sync it. Raises OSError."""
+        """Write and sync the record of an attachment, and add the attachment to memory. Raises
+        OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         result = attachment.result
         path = self._path(attachment.sandbox_id)
@@ -99,7 +102,9 @@ class Attachments:
         self.add(attachment)
 
     def read(self, sandbox_id: str) -> Attachment | None:
-        """The record of a sandbox; None if it is not attached. Raises DamagedRecord."""
+        """Return the attachment in the sandbox's record; None without a record. Remove an empty
+        record, which a power cut leaves before any foreign plugin has run, and return None. Raises
+        DamagedRecord."""
         path = self._path(sandbox_id)
         try:
             record = read_json(path)
@@ -133,14 +138,15 @@ class Attachments:
             raise DamagedRecord(f"{path}: {error}") from None
 
     def remove(self, sandbox_id: str) -> None:
-        """Remove the record; does nothing if there is none. Raises OSError."""
+        """Remove the attachment from memory and its record from the disk; does nothing if there is
+        none. Raises OSError."""
         self._cached.pop(sandbox_id, None)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(sandbox_id))
 
     def all(self) -> tuple[list[Attachment], list[str]]:
-        """Every attachment that was added or has a readable record, and a line for each damaged
-        record."""
+        """Return all attachments, from memory and from readable records, and an error message for
+        each damaged record."""
         damaged = []
         attachments = dict(self._cached)
         for name in sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else ():

@@ -38,8 +38,8 @@ _BURST = (1 << 32) - 1
 
 
 def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[str, Any]:
-    """Return every capability that the server offers for the pod; a plugin gets the ones that its
-    configuration names. Raises InvalidArgument."""
+    """Return the value of every CNI capability that the server offers for the pod. A plugin gets
+    those that its configuration lists. Raises InvalidArgument."""
     bandwidth = pod.bandwidth or bandwidth_of(pod.annotations)
     capabilities: dict[str, Any] = {
         "portMappings": [
@@ -75,13 +75,14 @@ def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[s
 
 
 def node_capabilities(pod_ranges: tuple[str, ...]) -> dict[str, Any]:
-    """The capabilities that are the same for all pods of the node: the pod CIDRs from kubelet."""
+    """Return the capabilities that are the same for all pods of the node: ipRanges, with the pod
+    CIDRs from kubelet."""
     return {"ipRanges": [[{"subnet": subnet}] for subnet in pod_ranges]} if pod_ranges else {}
 
 
 def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
-    """CNI_ARGS for a pod. Raises InvalidArgument for names that the format cannot represent: it has
-    no escapes."""
+    """Return the (key, value) pairs of CNI_ARGS for a pod. Raises InvalidArgument for a name with a
+    character of the format, which cannot be escaped."""
     pairs = (
         # Without it a plugin in Go fails at the first key that it does not know (types.LoadArgs).
         ("IgnoreUnknown", "1"),
@@ -98,8 +99,8 @@ def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
 
 
 def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
-    """The limits in a pod's annotations: Kubernetes quantities in bits per second. Raises
-    InvalidArgument."""
+    """Return the bandwidth limits in a pod's annotations, Kubernetes quantities of bits per second;
+    None without them. Raises InvalidArgument."""
     rates = {
         direction: _rate(annotations[key], key)
         for direction, key in _ANNOTATIONS.items()

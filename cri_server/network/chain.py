@@ -1,11 +1,12 @@
-"""Runs a network's plugins in order: pyrunc's own in workers, consecutive ones in one request. An
-executable in `bin_dir` takes precedence over one of the same name.
+"""Runs a network's plugins in order. pyrunc's own run in worker processes, consecutive ones in one
+request. An executable in `bin_dir` takes precedence over pyrunc's plugin of the same name.
 
-A foreign plugin may delegate to others (flannel to `bridge` and `host-local`), which it searches in
-CNI_PATH. Its last folder holds pyrunc's plugins as executables, written before the first foreign
-plugin runs.
+A foreign plugin may delegate to other plugins (flannel to `bridge` and `host-local`), which it
+searches in CNI_PATH. The last folder of CNI_PATH holds pyrunc's plugins as executables; they are
+written before the first foreign plugin runs.
 
-All output of a plugin is parsed and checked by `cni_plugins.protocol`: it is another program's.
+Plugins may be other programs, so all of their output is parsed and checked by
+`cni_plugins.protocol`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ for its first pods."""
 
 @dataclass(frozen=True, slots=True)
 class _PluginStep:
-    """One plugin's run; `program` is empty for one of pyrunc's own."""
+    """One plugin to run. `program`: the path of its executable, "" for a plugin of pyrunc's own.
+    `input`: the configuration that it gets."""
 
     kind: str
     program: str
@@ -88,15 +90,16 @@ class _PluginStep:
 
 @dataclass(slots=True)
 class AddProgress:
-    """The progress of an ADD: the number of plugins of the network that it has begun."""
+    """The progress of an ADD. `begun`: the number of the network's plugins that have been
+    started."""
 
     begun: int = 0
 
 
 class PluginRunner:
-    """Runs plugins for one server. `bin_dirs` are searched in order, and may be replaced; `own_dir`
-    holds pyrunc's plugins as executables and is created here; `scope` is a word that identifies
-    this server."""
+    """Runs the CNI plugins of one server. `bin_dirs`: folders of executables, searched in order;
+    may be replaced. `own_dir`: the folder to which pyrunc's plugins are written as executables.
+    `scope`: a name of this server; GC removes only what was added under it."""
 
     def __init__(
         self, jobs: Zygote, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
@@ -115,11 +118,13 @@ class PluginRunner:
 
     @property
     def folders(self) -> str:
-        """The folders that executables are searched in, in the form of CNI_PATH."""
+        """The value of CNI_PATH without the last folder: the folders in which executables are
+        searched."""
         return ":".join(self.bin_dirs)
 
     def missing(self, network: NetworkList) -> list[str]:
-        """The plugins of `network`, and the address plugins of pyrunc's own, that do not exist."""
+        """Return the plugins of `network` that do not exist: neither as an executable nor as one of
+        pyrunc's own. The IPAM plugins of pyrunc's own plugins are included."""
         kinds = []
         for plugin in network.plugins:
             kinds.append(str(plugin["type"]))
@@ -129,11 +134,12 @@ class PluginRunner:
         return [kind for kind in kinds if kind not in MODULES and not self._program(kind)]
 
     def is_builtin(self, kind: str) -> bool:
-        """Whether the plugin `kind` is pyrunc's own and no executable overrides it."""
+        """Return whether the plugin `kind` is one of pyrunc's own, and no other executable
+        overrides it."""
         return kind in MODULES and not self._program(kind)
 
     def runs_only_builtin(self, network: NetworkList) -> bool:
-        """Whether neither a plugin of `network` nor an address plugin is a foreign program."""
+        """Return whether all plugins of `network`, with their IPAM plugins, are pyrunc's own."""
         kinds = {str(plugin["type"]) for plugin in network.plugins}
         ipams = (plugin.get("ipam") for plugin in network.plugins)
         kinds |= {
@@ -142,7 +148,8 @@ class PluginRunner:
         return all(map(self.is_builtin, kinds))
 
     async def add(self, attachment: Attachment, progress: AddProgress) -> Result:
-        """Set loopback up and run ADD of every plugin. Raises PeerError, ResourceExhausted,
+        """Set loopback up, and run ADD of every plugin in order; return the last plugin's result.
+        `progress` is updated as plugins are started. Raises PeerError, ResourceExhausted,
         DeadlineExceeded."""
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
@@ -176,16 +183,16 @@ class PluginRunner:
         return result
 
     async def delete(self, attachment: Attachment, netns_path: str) -> None:
-        """Run DEL of every plugin that ADD began, in reverse, each with the whole chain's result.
-        Stops at the first error."""
+        """Run DEL of every plugin that ADD has begun, in reverse order. Each gets the result of the
+        whole chain as prevResult. Raises the first error, and then runs no further plugin."""
         call = self._call("DEL", attachment, netns_path)
         # The first error ends it: the record stays, and kubelet's next StopPodSandbox runs all DELs
         # again. A plugin must succeed when it is called twice (spec, "DEL").
         await self._run_steps(call, self._delete_steps(attachment), attachment.network)
 
     async def delete_each(self, attachment: Attachment, netns_path: str) -> list[Error]:
-        """Run DEL like `delete`, but continue after a plugin that fails or no longer exists;
-        returns the errors."""
+        """Run DEL like `delete`, but go on after a plugin that fails or no longer exists; return
+        the errors."""
         call = self._call("DEL", attachment, netns_path)
         errors: list[Error] = []
         for step in self._delete_steps(attachment):
@@ -202,23 +209,26 @@ class PluginRunner:
     async def status(
         self, network: NetworkList, capabilities: Mapping[str, Any], timeout_s: float
     ) -> None:
-        """Run STATUS of every plugin of a network of version 1.1.0. Raises PeerError if one is not
-        ready.
+        """Run STATUS of every plugin, if the network's cniVersion is 1.1.0 or later. Raises
+        PeerError if a plugin is not ready.
 
-        capabilities: those that do not depend on a pod; a plugin that takes its ranges from them is
-        not ready without them."""
+        `capabilities`: those of `node_capabilities`. Without them a plugin that takes its address
+        ranges from ipRanges would not be ready.
+        """
         if version.at_least(network.cni_version, "1.1.0"):
             await self._for_network("STATUS", network, None, timeout_s, capabilities)
 
     async def collect(self, network: NetworkList, attachments: list[Attachment]) -> None:
-        """Run GC: of pyrunc's plugins for every version, of foreign ones for networks of 1.1.0."""
+        """Run GC, which removes what belongs to none of `attachments`: of pyrunc's plugins always,
+        of foreign plugins if the network's cniVersion is 1.1.0 or later. Does nothing for a network
+        with disableGC."""
         if not network.disable_gc:
             valid = [{"containerID": a.sandbox_id, "ifname": IFNAME} for a in attachments]
             await self._for_network("GC", network, valid, _HOUSEKEEPING_TIMEOUT_S)
 
     async def restore(self, attachments: list[Attachment]) -> int:
-        """Restore host rules of pyrunc's plugins that another program removed; returns the number
-        of missing elements."""
+        """Restore the host's rules of pyrunc's plugins for these attachments, in case another
+        program has removed some. Return the number of restored rule elements."""
         living = []
         for attachment in attachments:
             if attachment.result is not None:
@@ -271,14 +281,16 @@ class PluginRunner:
         ]
 
     def _step(self, plugin: dict[str, Any], value: dict[str, Any]) -> _PluginStep:
-        """The step of one plugin. pyrunc's own plugins get the server's scope, so that GC leaves
-        the pods of other servers on the network alone."""
+        """Return the step that runs `plugin` with the input `value`. pyrunc's own plugins get the
+        server's scope as well, so that GC does not touch the pods of other servers on the same
+        network."""
         kind = str(plugin["type"])
         step = _PluginStep(kind, self._program(kind), value)
         return step if step.program else _with_argument(step, "scope", self._scope)
 
     def _program(self, kind: str) -> str:
-        """The executable to run; empty for a plugin of pyrunc's own, or an unknown one."""
+        """Return the path of the executable of the plugin `kind`; "" if pyrunc's own plugin is to
+        run, or if there is no such plugin."""
         for folder in self.bin_dirs:
             path = os.path.join(folder, kind)
             if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -292,8 +304,8 @@ class PluginRunner:
         network: NetworkList,
         timeout_s: float | None = None,
     ) -> None:
-        """Run a command without a result, other than ADD, of each plugin in order. Raises the first
-        error."""
+        """Run a command that has no result (DEL, GC, STATUS) of each plugin in order. Raises the
+        first error."""
         for builtin, group in _groups(steps):
             if builtin:
                 await self._run_builtin(call, group, network, timeout_s=timeout_s)
@@ -310,8 +322,9 @@ class PluginRunner:
         loopback: bool = False,
         timeout_s: float | None = None,
     ) -> Result | None:
-        """Run consecutive plugins of pyrunc's own in one request; returns the last result of an
-        ADD."""
+        """Run consecutive plugins of pyrunc's own with one request to a worker. Return the last
+        plugin's result for ADD, None for other commands. `loopback`: set the interface lo up
+        first."""
         self._require(steps)
         request = Chain(
             environment=_environment(call),
@@ -327,13 +340,14 @@ class PluginRunner:
         return None if reply.result is None else _parse_result(reply.result, names, network)
 
     def _require(self, steps: list[_PluginStep]) -> None:
-        """Raise PeerError unless `steps`, which have no program, are plugins of pyrunc's own."""
+        """Raise PeerError if one of `steps`, for which there is no executable, is not a plugin of
+        pyrunc's own either."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"CNI plugin {unknown[0]!r} is not in {self.folders}")
 
     async def _ask(self, request: Chain | Restore, command: str, timeout_s: float) -> Answer:
-        """Send a request to a worker and return its reply. Raises the plugin's error,
+        """Send a request to a worker; return its reply. Raises the error that a plugin reports,
         DeadlineExceeded, PeerError when the worker dies before it replies."""
         try:
             answer, fds = await self._workers.ask(request, timeout_s)
@@ -365,7 +379,9 @@ class PluginRunner:
     async def _run_foreign(
         self, call: CniCall, step: _PluginStep, timeout_s: float | None = None
     ) -> JobResult:
-        """Run an executable. Raises its error. Commands other than ADD may print nothing."""
+        """Run the executable of a plugin; return its exit code and output. Raises the error that a
+        failed plugin prints, or PeerError. The output of a successful one is not parsed, because
+        only ADD must print a result."""
         # ADD has checked this for the whole chain; DEL and CHECK may come after a plugin was
         # removed.
         if not step.program:
@@ -397,8 +413,8 @@ class PluginRunner:
         return result
 
     async def _install_builtin(self) -> None:
-        """Write the executables once per server, because existing ones may import the code of
-        another version. Raises PeerError."""
+        """Write pyrunc's plugins as executables to `own_dir`, once for each run of the server,
+        because existing files may import the code of another version. Raises PeerError."""
         async with self._installing:
             if self._installed:
                 return
@@ -415,13 +431,15 @@ class PluginRunner:
 
 
 def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]]:
-    """Split the steps into runs that are all builtin or all foreign."""
+    """Yield (whether they are pyrunc's own, steps) for each run of consecutive steps of one
+    kind."""
     for builtin, group in groupby(steps, key=lambda step: not step.program):
         yield builtin, list(group)
 
 
 def _with_argument(step: _PluginStep, name: str, value: str) -> _PluginStep:
-    """`step` with an argument in `args.cni` for pyrunc's own plugins."""
+    """Return `step` with the argument `name` added to `args.cni` of its input, where pyrunc's own
+    plugins read it."""
     arguments = _as_object(step.input.get("args"))
     inner = {**_as_object(arguments.get("cni")), name: value}
     return replace(step, input={**step.input, "args": {**arguments, "cni": inner}})
@@ -432,13 +450,14 @@ def _as_object(value: object) -> dict[str, Any]:
 
 
 def _in_background(step: _PluginStep) -> _PluginStep:
-    """Tell the bridge plugin that the namespace is closed next: the kernel then removes the veth,
-    and nothing has to wait for it."""
+    """Return `step` with the argument that tells pyrunc's bridge plugin not to wait: the network
+    namespace is closed after DEL, and the kernel then removes the veth pair."""
     return step if step.program else _with_argument(step, "teardown", "background")
 
 
 def _previous_of_delete(attachment: Attachment) -> Result | None:
-    """The result that DEL gets: since version 0.4.0."""
+    """Return the result that DEL gets as prevResult; None for a cniVersion before 0.4.0, which has
+    none."""
     return attachment.result if version.at_least(attachment.network.cni_version, "0.4.0") else None
 
 

@@ -1,12 +1,12 @@
-"""Reads the folder of network configurations: its lexically first file is the pod network, with the
-plugins in the folder of the network's name appended.
+"""Reads the folder of network configurations. The lexically first file is the pod network; plugins
+in the subfolder with the network's name are appended to it.
 
-That file decides even if it is invalid, as under containerd: the next file, or the built-in
+The first file counts even if it is invalid, as under containerd: the next file, or the built-in
 network, would give pods addresses in a network that the cluster does not know. Only files that are
 not JSON objects are skipped.
 
-The folder is checked for every pod, which is cheap: names, sizes and times are compared, and files
-parsed when one changes.
+The folder is checked for every pod, which is cheap: names, inodes, sizes and times are compared,
+and the files are parsed only when one has changed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _Signature = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredNetwork:
-    """The configured network, or why there is none.
+    """The configured network, or why there is none (`network` is None).
 
-    source: the file that decides, or `built in`, or empty; problem: the error in that file;
-    skipped: a line for each skipped file before it."""
+    `source`: the path of the file that was chosen, `built in`, or "". `problem`: the error in that
+    file. `skipped`: a message for each skipped file before it.
+    """
 
     network: NetworkList | None
     source: str
@@ -45,8 +46,8 @@ class ConfiguredNetwork:
 
 
 class Configuration:
-    """The networks configured in a folder. `default` (a conflist object) is used while the folder
-    has no configuration."""
+    """Reads the network that is configured in a folder. `default`: the conflist object of the
+    built-in network, used while the folder has no configuration; None: there is no network then."""
 
     def __init__(self, folder: str, default: dict[str, Any] | None) -> None:
         self._folder, self._default = folder, default
@@ -54,11 +55,12 @@ class Configuration:
         self._current = ConfiguredNetwork(None, "", "")
 
     def replace(self, folder: str, default: dict[str, Any] | None) -> None:
-        """Use another folder and another default from now on."""
+        """Read another folder, and use another default, from the next call of `current` on."""
         self._folder, self._default, self._signature = folder, default, None
 
     def current(self) -> ConfiguredNetwork:
-        """The configured network. Never raises: an unreadable folder is a problem to report."""
+        """Return the configured network. Never raises: an unreadable folder is reported in
+        `problem`."""
         try:
             signature = self._sign()
         except OSError as error:
@@ -102,7 +104,8 @@ class Configuration:
         return self._fallback(tuple(skipped))
 
     def _parse(self, path: str, content: bytes, skipped: tuple[str, ...]) -> ConfiguredNetwork:
-        """Parse the file that decides."""
+        """Parse `content`, of the file at `path`, to the configured network; errors go to
+        `problem`."""
         try:
             value = self._with_more_plugins(decode_object(content, "the file"))
             return ConfiguredNetwork(parse_list_object(value), path, "", skipped)
@@ -115,7 +118,8 @@ class Configuration:
             )
 
     def _with_more_plugins(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Append the plugins of the network's folder to it. Raises CniError, OSError."""
+        """Return the conflist object `value` with the plugins from the subfolder with its name
+        appended. Raises CniError, OSError."""
         inline, name = value.get("plugins", []), plugin_folder(value)
         folder = os.path.join(self._folder, name)
         if not name or not isinstance(inline, list) or not os.path.isdir(folder):
@@ -165,10 +169,11 @@ def builtin_network(
     # CRI-O's default subnet for IPv4; a unique local one for IPv6 (RFC 4193).
     subnets: tuple[str, ...] = ("10.85.0.0/16", "fd85::/64"),
 ) -> dict[str, Any]:
-    """The network of a node without a configuration: a bridge, host-local addresses below
-    `data_dir`, host ports.
+    """Return the conflist object of the network that a node without a configuration gets: a bridge,
+    addresses by host-local with its folder below `data_dir`, and host ports.
 
-    Raises InvalidArgument for an invalid subnet."""
+    Raises InvalidArgument for an invalid subnet.
+    """
     for subnet in subnets:
         try:
             parse_network(subnet)

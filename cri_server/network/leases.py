@@ -1,7 +1,5 @@
-"""Counts the leased addresses of a network in host-local's folder, which holds a file per address.
-
-The files of pyrunc's plugin and of the reference plugin have the same form.
-"""
+"""Counts the leased addresses of a network in the folder of host-local, which holds one file for
+each address. The reference plugin's files have the same form as those of pyrunc's plugin."""
 
 from __future__ import annotations
 
@@ -20,7 +18,8 @@ HOST_LOCAL, DEFAULT_FOLDER = "host-local", "/var/lib/cni/networks"
 
 @dataclass(frozen=True, slots=True)
 class LeaseUsage:
-    """Leased addresses of one network and one IP version: `taken` of `size`."""
+    """The leases of one network and one IP version: `taken` addresses are leased of the `size` in
+    its ranges."""
 
     network: str
     version: int
@@ -29,8 +28,8 @@ class LeaseUsage:
 
 
 def usage(network: NetworkList) -> list[LeaseUsage]:
-    """Count the leases; empty for a network whose addresses another plugin manages. Reads the disk.
-    Raises OSError."""
+    """Count the leases of a network, by IP version. Empty if another plugin than host-local manages
+    the addresses. Reads the disk. Raises OSError."""
     usages = []
     for plugin in network.plugins:
         ipam = plugin.get("ipam")
@@ -48,7 +47,8 @@ def usage(network: NetworkList) -> list[LeaseUsage]:
 
 
 def _version(name: str) -> int:
-    """The IP version of a lease's file name, 0 for any other file."""
+    """Return the IP version of the address that a lease's file is named by; 0 for any other file
+    name."""
     try:
         return parse_address(name).version
     except ValueError:
@@ -56,8 +56,8 @@ def _version(name: str) -> int:
 
 
 def _ranges(ipam: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """Yield version and size of each range. Invalid ranges are skipped, since the plugin reports
-    them."""
+    """Yield (IP version, number of addresses) of each range in a configuration of host-local. Skip
+    invalid ranges: the plugin itself reports them."""
     ranges = [r for group in ipam.get("ranges") or [] if isinstance(group, list) for r in group]
     for address_range in [ipam, *ranges]:
         try:

@@ -19,7 +19,7 @@ class PortMapping:
 
 @dataclass(frozen=True, slots=True)
 class PodDns:
-    """The pod's resolver configuration as kubelet sent it."""
+    """The pod's DNS configuration from kubelet, for the capability `dns`."""
 
     servers: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()
@@ -38,12 +38,13 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class PodNetwork:
-    """A pod as `Network.attach` needs it.
+    """A pod, with what `NetworkService.attach` needs of it.
 
-    `netns_path` is the path of its network namespace now (`/proc/<shim>/fd/<n>`); plugins get its
-    name instead. Port mappings with host port 0 are ignored. Without `bandwidth` the annotations
-    `kubernetes.io/{ingress,egress}-bandwidth` are used. `cgroup_path` is the pod's cgroup in
-    kubelet's form (capability cgroupPath)."""
+    `netns_path`: the present path of its network namespace (`/proc/<shim>/fd/<n>`); plugins get the
+    namespace's name in `netns_dir` instead. Port mappings with host port 0 are ignored. If
+    `bandwidth` is None, the annotations `kubernetes.io/{ingress,egress}-bandwidth` are used.
+    `cgroup_path`: the pod's cgroup in kubelet's form (capability cgroupPath).
+    """
 
     sandbox_id: str
     name: str

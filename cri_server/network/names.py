@@ -1,14 +1,16 @@
-"""Names the pods' network namespaces: each gets a bind mount in one folder, which plugins get as
-CNI_NETNS.
+"""Names the pods' network namespaces: each namespace gets a bind mount in one folder, and plugins
+get the mount's path as CNI_NETNS.
 
 A plugin gets the same path for ADD, CHECK and DEL, even if the pod's shim is replaced. Add-ons
-mount the folder into their own pods and open the namespace there: Cilium by the path's last part,
-Istio and Antrea by the whole path below /host, multus' daemon by the path itself. So the folder is
-/var/run/netns by default, spelled like in containerd and CRI-O, and the name is the sandbox's id.
+mount the folder into their own pods and open the namespace there: Cilium by the last component of
+the path, Istio and Antrea by the whole path below /host, multus' daemon by the path itself. So the
+folder is /var/run/netns by default, spelled like in containerd and CRI-O, and the name is the
+sandbox's id.
 
-`Network` alone makes a name, before ADD, and removes it, after DEL: when a pod is stopped, when an
-ADD is rolled back, and when a restarted server cleans up unfinished or unrecorded pods. The
-namespace lives as long as its name, so that it still exists at DEL when its shim has been killed.
+Only `NetworkService` makes a name, before ADD, and removes it, after DEL: when a pod is stopped,
+when an ADD is rolled back, and when a restarted server cleans up unfinished or unrecorded pods. The
+bind mount keeps the namespace alive, so that it still exists at DEL when the pod's shim has been
+killed.
 """
 
 from __future__ import annotations
@@ -27,31 +29,32 @@ _UNNAMED_PREFIX = "/proc/"
 
 
 def is_name(path: str) -> bool:
-    """Whether a recorded path of a namespace is a name in the folder. The path of an earlier
-    version is not; it is valid only while its shim lives."""
+    """Return whether a recorded path of a namespace is a bind mount of this module. Earlier
+    versions recorded /proc/SHIM/fd/N, which is valid only while that shim lives."""
     return bool(path) and not path.startswith(_UNNAMED_PREFIX)
 
 
 def path_after_take_over(recorded: str, path: str) -> str:
-    """Return the path to record once another shim has the namespace at `path`. A name stays the
-    same."""
+    """Return the path of a namespace to record after another shim has taken over the pod:
+    `recorded` if it is a name, which stays valid, else `path`, the new shim's."""
     return recorded if is_name(recorded) else path
 
 
 class NamespaceNames:
-    """The names in one folder, which is created when missing. The methods do not wait for a disk if
-    the folder is on a tmpfs."""
+    """Makes names of network namespaces in one folder, which is created when missing. If the folder
+    is on a tmpfs, the methods do not block."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def path_of(self, sandbox_id: str) -> str:
-        """The name of a sandbox's namespace, whether it exists or not."""
+        """Return the path that the name of a sandbox's network namespace has, whether it exists or
+        not."""
         return os.path.join(self._folder, sandbox_id)
 
     def make(self, sandbox_id: str, namespace: str) -> str:
-        """Name the namespace at the path `namespace`. Raises KernelError, and leaves nothing
-        behind."""
+        """Bind-mount the network namespace at `namespace` to its name; return the name's path.
+        Replace a leftover name. Raises KernelError, and removes the file then."""
         path = self.path_of(sandbox_id)
         with kernel_errors("open", f"{path!r}, the name of a network namespace"):
             self._make_file(path)
@@ -77,8 +80,8 @@ class NamespaceNames:
 
 
 def remove(path: str) -> None:
-    """Remove a name; does nothing if there is none, and unlinks the plain file that a reboot
-    leaves. Raises KernelError."""
+    """Unmount and unlink the name at `path`; does nothing if there is none. After a reboot the name
+    is a plain file, which is unlinked. Raises KernelError."""
     # In a loop, because mounts may lie on each other. UMOUNT_NOFOLLOW: a link in the folder must
     # not lead to another mount.
     while os.path.lexists(path):

@@ -15,24 +15,25 @@ log = logging.getLogger(__name__)
 
 
 class PodRangesFile(RecordFile):
-    """The pod CIDRs from kubelet. Its name lacks the ending of the attachments' records in the same
-    folder."""
+    """The file with the pod CIDRs from kubelet. It is in the folder of the attachments' records;
+    its name lacks their ending, so that it is not read as one."""
 
     name = "pod-ranges"
     subnets: Sequence[str]
 
 
 class PodRanges:
-    """The pod CIDRs, stored in `folder`. All methods access the disk."""
+    """The node's pod CIDRs, `subnets`, which are stored in `folder`. All methods access the
+    disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.subnets = self._read()
 
     def replace(self, subnets: Iterable[str]) -> None:
-        """Use and store `subnets`, written as prefixes; an empty list changes nothing. Raises
-        InvalidArgument, OSError: CIDRs that cannot be stored are used all the same, and stored when
-        kubelet repeats them."""
+        """Use the CIDRs `subnets` from now on, and store them. An empty list changes nothing.
+        Raises InvalidArgument; OSError when they cannot be stored: they are used nevertheless, and
+        stored when kubelet sends them again."""
         parsed = parse(subnets)
         # The file is compared too: a write that failed is done again when kubelet repeats the
         # ranges.
@@ -56,7 +57,7 @@ class PodRanges:
 
 
 def parse(subnets: Iterable[str]) -> tuple[str, ...]:
-    """`subnets` in their canonical form, without empty ones. Raises InvalidArgument."""
+    """Return the non-empty ones of `subnets` in canonical form. Raises InvalidArgument."""
     try:
         return tuple(str(parse_network(subnet.strip())) for subnet in subnets if subnet.strip())
     except ValueError as error:

@@ -51,14 +51,18 @@ _STATUS_TIMEOUT_S = 3.0
 
 
 class NetworkService:
-    """The network of the node's pods: the first configuration of a folder, or the built-in one.
+    """Attaches the node's pods to the network that is configured first in a folder, or to the
+    built-in network.
 
-    conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by
-    `:`, which take precedence over pyrunc's plugins of the same name; state_dir: folder of the
-    attachments' records (created, 0700); netns_dir: folder of the names of the pods' network
-    namespaces (`names`). default: a conflist object that is used while `conf_dir` holds no
-    configuration (`configuration.builtin_network`); None: the network is not ready then. timeout_s:
-    for one plugin, or a run of consecutive ones of pyrunc's own."""
+    - `conf_dir`: folder of *.conflist, *.conf and *.json.
+    - `bin_dir`: folders of CNI executables, separated by `:`, which take precedence over pyrunc's
+      plugins of the same name.
+    - `state_dir`: folder of the attachments' records (created, 0700).
+    - `netns_dir`: folder of the names of the pods' network namespaces (`names`).
+    - `default`: a conflist object that is used while `conf_dir` holds no configuration
+      (`configuration.builtin_network`). None: the network is not ready then.
+    - `timeout_s`: for one plugin, or for consecutive plugins of pyrunc's own together.
+    """
 
     def __init__(
         self,
@@ -102,14 +106,14 @@ class NetworkService:
             await asyncio.to_thread(self._pod_ranges.replace, ranges)
 
     def reconfigure(self, conf_dir: str, bin_dir: str, default: dict[str, Any] | None) -> None:
-        """Use another folder of configurations, other executables and another built-in network for
-        later calls."""
+        """Change the folder of configurations, the folders of executables and the built-in network
+        for later calls. Attached pods keep the configuration of their ADD."""
         self._configuration.replace(conf_dir, default)
         self._plugins.bin_dirs = _folders(bin_dir)
 
     async def status(self) -> Readiness:
-        """Return the condition `NetworkReady`. Calls the plugins' STATUS at most every ten
-        seconds; while the network is not ready, at most every two."""
+        """Return the condition `NetworkReady`. The plugins' STATUS is cached, for ten seconds when
+        the network is ready and for two when it is not."""
         configured = self._read_configuration()
         problem = self._problem_of(configured)
         if problem or configured.network is None:
@@ -134,21 +138,24 @@ class NetworkService:
         return [attachment.sandbox_id for attachment in attachments]
 
     async def leases(self) -> list[LeaseUsage]:
-        """Return the leased addresses of the current network. Raises OSError."""
+        """Return how many addresses of the configured network are leased, by IP version. Raises
+        OSError."""
         network = self._read_configuration().network
         return [] if network is None else await asyncio.to_thread(usage, network)
 
     async def attach(self, pod: PodNetwork, *, durable: bool = True) -> NetworkResult:
-        """Name the namespace, set loopback up and run the chain's ADD. A failure is rolled back by
-        DEL before it is raised.
+        """Make the name of the pod's network namespace, set loopback up and run ADD of the chain;
+        return the addresses. After a failure run DEL, then raise the error.
 
-        The record is on disk when this returns; if not `durable`, when `wait_written` does, and
-        until then a killed server knows the attachment without its result.
+        With `durable` the attachment's record is on disk when this returns. Without it, call
+        `wait_written`: if the server is killed before the record is written, the next one does not
+        know the addresses.
 
         Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such
         namespace), AlreadyExists (attached already), PeerError (a plugin failed or gave an invalid
-        answer), ResourceExhausted (no address left), DeadlineExceeded. When the roll-back fails
-        too, the attachment stays recorded: call `detach`."""
+        answer), ResourceExhausted (no address left), DeadlineExceeded. If DEL fails, too, the
+        attachment stays recorded, and the caller must call `detach`.
+        """
         configured = self._read_configuration()
         problem = self._problem_of(configured)
         if problem or configured.network is None:
@@ -177,21 +184,22 @@ class NetworkService:
             return answer
 
     async def wait_written(self, sandbox_id: str) -> None:
-        """Wait until the attachment's record is on disk. Raises ResourceExhausted, KernelError:
-        call `detach`."""
+        """Wait until the record of an attachment that is not `durable` is on disk. Raises
+        ResourceExhausted, KernelError; the caller must then call `detach`."""
         writing = self._writing.pop(sandbox_id, None)
         if writing is not None:
             await writing
 
     async def detach(self, sandbox_id: str, netns_path: str | None = None) -> None:
-        """Run the chain's DEL with the configuration of the ADD and remove the namespace's name;
-        does nothing for an unknown or detached sandbox.
+        """Run DEL of the chain with the configuration that ADD had, and remove the name of the
+        network namespace; does nothing for an unknown or detached sandbox. The pod's interfaces are
+        down afterwards, and disappear with the namespace.
 
-        Plugins get the name that they got for ADD. `netns_path`: another path of the namespace, or
-        None; used for a pod of an earlier version, which has no name, and for a name that another
-        program has removed. The interfaces are down afterwards and disappear with the namespace.
-        Raises PeerError, DeadlineExceeded: the attachment and the name then still exist, call
-        again."""
+        Plugins get the name that they got for ADD. `netns_path`: another path of the namespace,
+        which is used if the pod has no name (earlier versions), or another program has removed the
+        name; or None. Raises PeerError, DeadlineExceeded, DamagedRecord; attachment and name then
+        still exist, and the caller must call again.
+        """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             with contextlib.suppress(Error):  # the first record is on disk in any case
@@ -204,11 +212,13 @@ class NetworkService:
             await asyncio.to_thread(self._remove, attachment)
 
     async def release(self, sandbox_id: str, netns_path: str | None = None) -> list[str]:
-        """Detach like `detach`, but drop the attachment even if plugins fail; returns a line per
-        error.
+        """Detach like `detach`, but drop the attachment even if plugins fail; return their error
+        messages.
 
-        For a pod that could not be removed otherwise: a plugin no longer exists, or the record is
-        damaged. The state of such a plugin, such as an address lease, stays until its GC."""
+        For a pod that could not be removed otherwise, because a plugin no longer exists or the
+        record is damaged. What such a plugin has stored, such as an address lease, stays until its
+        GC.
+        """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             with contextlib.suppress(Error):
@@ -234,8 +244,8 @@ class NetworkService:
         return lines
 
     def has_record(self, sandbox_id: str) -> bool:
-        """Whether an attachment is recorded, even by a damaged record: `detach` then has work to
-        do."""
+        """Return whether an attachment is recorded, even by a damaged record, so that `detach` must
+        be called."""
         return self._attachments.has(sandbox_id)
 
     async def _load(self, sandbox_id: str) -> Attachment | None:
@@ -245,15 +255,17 @@ class NetworkService:
         return attachment
 
     def _remove(self, attachment: Attachment) -> None:
-        """Remove the name and then the record, after DEL. Raises OSError, KernelError."""
+        """Remove the name of the namespace, then the record. Called after DEL. Raises OSError,
+        KernelError."""
         # The record is last: after a kill in between the attachment is detached again.
         name = attachment.netns_path
         remove_name(name if is_name(name) else self._names.path_of(attachment.sandbox_id))
         self._attachments.remove(attachment.sandbox_id)
 
     async def update_path(self, sandbox_id: str, netns_path: str) -> None:
-        """Record the new path of the namespace of a pod of an earlier version. A name is not
-        replaced. Raises KernelError."""
+        """Record the new path of the pod's network namespace after another shim has taken it over.
+        Only for pods of earlier versions: does nothing for a pod whose namespace has a name. Raises
+        ResourceExhausted, KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             attachment = await self._load(sandbox_id)
@@ -261,18 +273,19 @@ class NetworkService:
                 await self._store(attachment.with_path(netns_path))
 
     async def result_of(self, sandbox_id: str) -> NetworkResult | None:
-        """The result of an attachment that was not detached, also after a restart of the server;
-        None if there is none."""
+        """Return the result of the sandbox's attachment, also after a restart of the server; None
+        if the sandbox is not attached."""
         attachment = await self._load(sandbox_id)
         return None if attachment is None or attachment.result is None else _result(attachment)
 
     async def reconcile(self, live_sandbox_ids: Iterable[str]) -> list[str]:
-        """Detach recorded sandboxes that are not live, let plugins collect leftovers, restore lost
-        host rules.
+        """Detach each recorded sandbox that is not in `live_sandbox_ids`, run GC, and restore host
+        rules that another program has removed. Return a message for each problem that remains; an
+        error of a plugin is not raised.
 
-        A sandbox counts as live from before its `attach`. Leftovers are collected by the first call
-        and after a failed roll-back. Returns a line for each remaining problem; never raises for a
-        failing plugin."""
+        The caller must list a sandbox from before its `attach`. GC runs at the first call, and
+        after a failed DEL.
+        """
         live = set(live_sandbox_ids)
         attachments, problems = await asyncio.to_thread(self._attachments.all)
         for attachment in attachments:
@@ -298,7 +311,8 @@ class NetworkService:
         return configured
 
     def _problem_of(self, configured: ConfiguredNetwork) -> str:
-        """Return the reason why no pod can be attached, or an empty string. Runs no plugin."""
+        """Return why no pod can be attached to the configured network; "" if pods can be. Runs no
+        plugin."""
         if configured.network is None:
             return configured.problem
         missing = self._plugins.missing(configured.network)
@@ -330,23 +344,24 @@ class NetworkService:
         )
 
     async def _add(self, attachment: Attachment, progress: AddProgress) -> Result:
-        """Store the attachment before the ADD of a foreign plugin, then run ADD."""
+        """Run ADD of the chain; return its result. If the chain has a foreign plugin, write the
+        record before."""
         # Half the time of an attach on a busy machine (p50 0.52) is the wait for the disk.
         if not self._plugins.runs_only_builtin(attachment.network):
             await self._store(attachment)
         return await self._plugins.add(attachment, progress)
 
     async def _store(self, attachment: Attachment) -> None:
-        """Write the record; waits for its thread even when cancelled. Raises ResourceExhausted,
-        KernelError."""
+        """Write the attachment's record in a thread, to its end even when the caller is cancelled.
+        Raises ResourceExhausted, KernelError."""
         with disk_errors("write", "the network's record"):
             # A thread cannot be stopped: a roll-back that overtook it would leave the record
             # behind.
             await shield_until_done(asyncio.to_thread(self._attachments.write, attachment))
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
-        """Run DEL after a failed ADD. If that fails too, store the attachment with its progress,
-        for `detach`."""
+        """Run DEL after a failed ADD, and remove name and record. If DEL fails, too, add a note to
+        `error`, and record how many plugins had begun, for a later `detach`."""
         try:
             await self._plugins.delete(attachment, attachment.netns_path)
             await asyncio.to_thread(self._remove, attachment)
@@ -357,8 +372,9 @@ class NetworkService:
                 await self._store(attachment)
 
     async def _collect(self) -> list[str]:
-        """Run GC for each network that has attachments and for the configured one, while no other
-        plugin runs. Returns a line per problem; with a damaged record nothing is collected."""
+        """Run GC for the configured network and for each network with attachments, while no other
+        call runs plugins. Return a message for each problem. If a record is damaged, no GC runs,
+        because the pod of that record would lose its address."""
         async with self._turns.alone():
             attachments, problems = await asyncio.to_thread(self._attachments.all)
             if problems:  # the pod of a damaged record must not lose its address
@@ -386,8 +402,8 @@ class NetworkService:
 
 
 class _SandboxTurns:
-    """Serializes the calls for each sandbox. `alone` waits until no sandbox has a call, and makes
-    later calls wait."""
+    """Serializes the calls for each sandbox (`of`). `alone` waits until no call for any sandbox
+    runs, and delays later calls until its block ends."""
 
     def __init__(self) -> None:
         self._sandboxes = KeyedLock()
@@ -424,7 +440,8 @@ class _SandboxTurns:
             await self._changed.wait()
 
     def _wake(self) -> None:
-        """Wake all waiters; cannot be interrupted by a cancellation."""
+        """Wake all waiting tasks. It does not await anything, so a cancellation cannot interrupt
+        it."""
         # Not an asyncio.Condition: a second cancellation while it takes its lock again would leave
         # the lock unacquired. All waiters have this event; later ones get the new one.
         self._changed.set()
@@ -432,13 +449,13 @@ class _SandboxTurns:
 
 
 def _folders(bin_dir: str) -> tuple[str, ...]:
-    """Return the folders of `bin_dir`, which `:` separates."""
+    """Return the folders in `bin_dir`, a list separated by `:`, without empty ones."""
     return tuple(folder for folder in bin_dir.split(":") if folder)
 
 
 def _warnings(configured: ConfiguredNetwork) -> set[str]:
-    """Return the problems of the configuration folder that are logged. An empty folder is not among
-    them, because kubelet reports it."""
+    """Return the problems of the configuration folder that must be logged. An empty folder is left
+    out, because kubelet reports it."""
     return {
         *configured.skipped,
         *([configured.problem] if configured.source and configured.problem else []),
@@ -446,8 +463,8 @@ def _warnings(configured: ConfiguredNetwork) -> set[str]:
 
 
 def _result(attachment: Attachment) -> NetworkResult:
-    """Return the pod's addresses in the plugins' order. Raises PeerError if its interface has
-    none."""
+    """Return the pod's addresses in the plugins' order, and the chain's result. Raises PeerError if
+    the pod's interface has no address."""
     assert attachment.result is not None
     assigned = attachment.result.addresses_of(IFNAME, attachment.netns_path)
     ips = tuple(dict.fromkeys(str(each.address.ip) for each in assigned))
@@ -460,7 +477,9 @@ def _result(attachment: Attachment) -> NetworkResult:
 
 
 def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
-    """Return the path of the namespace that plugins got for ADD; empty if it no longer exists."""
+    """Return the first existing path of the attachment's network namespace: its name, else
+    `alternative`. A path counts only if device and inode are those recorded at ADD. "" if there is
+    none."""
     name = attachment.netns_path if is_name(attachment.netns_path) else ""
     paths = (path for path in (name, alternative) if path)
     return next((path for path in paths if _namespace_id(path) == attachment.netns_id), "")
