@@ -88,8 +88,7 @@ def push(
 
 
 def has_blob(registry: Registry, host: RegistryHost, descriptor: Descriptor) -> bool:
-    """Return whether the registry has the blob. Raises the errors of `Registry.request` and
-    `Registry.expect`."""
+    """Return whether the registry has the blob. Raises HostUnavailable, Unauthorized, PeerError."""
     what = f"blobs/{descriptor.digest}"
     response = registry.request("HEAD", host, registry.url(host, what), {}, None)
     if response.status == 404:

@@ -69,7 +69,7 @@ class ImageService:
     - `pinned`: references whose images `status` and `list` mark as pinned.
     - `zygote`: starts the jobs that work on layers (it should preload `layer_maker.JOB_MODULES`).
       None: threads do the work.
-    - `in_use(image_id)`: returns the names of the containers that use an image; such an image is
+    - `in_use(image_id)`: returns the ids of the containers that use an image; such an image is
       neither removed nor converted. The server sets it.
     """
 
@@ -505,8 +505,9 @@ class ImageService:
         return listed
 
     def usage(self) -> StoreUsage:
-        """Return the number, bytes and inodes of the store's images. Does not read the disk,
-        because they are counted when images are added and removed."""
+        """Return the number of images, their bytes and inodes on disk, and the number of running
+        pulls. Does not read the disk, because images are counted when they are added and
+        removed."""
         size_bytes, inodes = self._store.totals()
         return StoreUsage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
 

@@ -23,7 +23,8 @@ class IncomingBlob(ABC):
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises what the subclass raises when it stores the data."""
+        """Append data. Raises ResourceExhausted or KernelError for a file, Interrupted for a
+        ring."""
         self._hash.update(data)
         self.size += len(data)
         self._put(data)

@@ -84,8 +84,8 @@ class Registry:
 
         `stored`: by digest, the descriptors of this repository in the store. If there are any, a
         HEAD asks for the current digest, and a GET follows only for a digest that is not stored,
-        because Docker Hub's rate limit counts GETs of manifests, but not HEADs. Raises as
-        `_from_hosts` does.
+        because Docker Hub's rate limit counts GETs of manifests, but not HEADs. Raises NotFound,
+        Unauthorized, PeerError, InvalidSpec (hosts.toml).
         """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
@@ -99,8 +99,8 @@ class Registry:
         return self._from_hosts(capability, find)
 
     def manifest(self, descriptor: Descriptor) -> bytes:
-        """Fetch the manifest `descriptor`, which an index names; return its content. Raises as
-        `_from_hosts` does."""
+        """Fetch the manifest `descriptor`, which an index names; return its content. Raises
+        NotFound, Unauthorized, PeerError, InvalidSpec (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> bytes:
             _, data = self._manifest(host, descriptor.digest, descriptor.digest)
@@ -117,7 +117,7 @@ class Registry:
     ) -> None:
         """Download a blob into `ingest`, and verify its digest and size. `arrived` is called with
         the bytes of each piece, and with a negative number when downloaded bytes are discarded.
-        Raises as `_from_hosts` does."""
+        Raises NotFound, Unauthorized, PeerError, InvalidSpec (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> None:
             begun_by_another = ingest.size > 0
@@ -149,8 +149,8 @@ class Registry:
 
     def document(self, tag: str) -> bytes:
         """Fetch the manifest with the tag `tag` from the repository; return its bytes unparsed and
-        unverified, because it may be another artifact than an image. Raises as `_from_hosts`
-        does."""
+        unverified, because it may be another artifact than an image. Raises NotFound, Unauthorized,
+        PeerError, InvalidSpec (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> bytes:
             with self._open(host, f"manifests/{tag}", _ACCEPT) as response:
@@ -159,8 +159,9 @@ class Registry:
         return self._from_hosts(PULL, fetch)
 
     def small_blob(self, digest: str, limit_bytes: int) -> bytes:
-        """Fetch the blob with this digest into memory, and verify it; return its content. Raises
-        PeerError above `limit_bytes`, and as `_from_hosts` does."""
+        """Fetch the blob with this digest into memory, and verify it; return its content. It may
+        have `limit_bytes` at most. Raises NotFound, Unauthorized, PeerError, InvalidSpec
+        (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> bytes:
             with self._open(host, f"blobs/{digest}", {}) as response:

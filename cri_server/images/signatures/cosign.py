@@ -30,7 +30,7 @@ PAYLOAD_LIMIT_BYTES = 64 << 10
 
 
 class SignatureValidationFailed(PeerError):
-    """The policy refuses the image. The message begins with the name of CRI's
+    """The policy refuses the image. The message begins with the text of CRI's
     ErrSignatureValidationFailed, by which kubelet recognizes the error."""
 
     def __init__(self, message: str) -> None:

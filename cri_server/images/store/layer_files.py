@@ -128,7 +128,7 @@ class LayerFiles:
 
     def commit_index(self, folder: str, chain_id: str) -> None:
         """Sync the index that `build` has written in `folder`, and move it into the store. Raises
-        as `commit_tar` does."""
+        OSError; DigestMismatch when it is not a regular file with a single link."""
         self._commit(os.path.join(folder, build.FILE), self.index(chain_id))
 
     def _commit(self, source: str, path: Path) -> None:
