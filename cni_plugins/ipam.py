@@ -109,7 +109,7 @@ def _run(program: str, call: CniCall, config: PluginConfig) -> dict[str, Any]:
             check=False,
         )
     except OSError as error:
-        raise CniError(IO_FAILURE, f"{program}: {error.strerror}") from None
+        raise CniError(IO_FAILURE, f"cannot execute {program}: {error.strerror}") from None
     if process.returncode == 0:
         return (
             decode_object(process.stdout, f"the answer of {name}") if process.stdout.strip() else {}
@@ -119,6 +119,7 @@ def _run(program: str, call: CniCall, config: PluginConfig) -> dict[str, Any]:
     except CniError:
         stderr = " ".join(process.stderr.decode("utf-8", "replace").split())[:_ERROR_TEXT_LIMIT]
         raise CniError(
-            DECODING_FAILURE, f"{name} failed with exit code {process.returncode}: {stderr}"
+            DECODING_FAILURE,
+            f"address plugin {name} failed with exit code {process.returncode}: {stderr}",
         ) from None
     raise refused

@@ -309,7 +309,7 @@ async def open_streaming(
         await server.start()
     except OSError as error:
         address = f"streaming.host {settings.host}, streaming.port {settings.port}"
-        raise WrongState(f"{address}: {error.strerror or error}") from None
+        raise WrongState(f"{address}: cannot listen: {error.strerror or error}") from None
     stack.push_async_callback(server.close)
     return server
 
@@ -360,7 +360,7 @@ async def _finish_operations(services: Services) -> None:
     less to recover."""
     unfinished = await services.running.drain(services.config.server.shutdown_timeout_s)
     for name in unfinished:
-        log.warning("the server ends while this operation runs: %s", name)
+        log.warning("the server stops before this operation has ended: %s", name)
     await services.shims.drain()
 
 
@@ -390,7 +390,9 @@ async def _reconcile(services: Services) -> None:
             for problem in await services.network.reconcile(live_networks(services)):
                 log.warning("network: %s", problem)
         except Error as error:
-            log.warning("network: %s", error)
+            log.warning(
+                "network: cannot release networks without a pod or restore host rules: %s", error
+            )
         except Exception:
             # The loop goes on: if it ended, addresses of lost pods would stay taken until a
             # restart.

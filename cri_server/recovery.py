@@ -91,7 +91,9 @@ def _read(folder: Path, read: Callable[[Path], Object]) -> dict[Path, Object | E
         try:
             item = read(path)
             if item.id != identifier:
-                raise atomic_file.DamagedRecord(f"{path}: not the record of {identifier}")
+                raise atomic_file.DamagedRecord(
+                    f"{path}: the record has the id of another object, {item.id!r}"
+                )
             objects[path] = item
         except atomic_file.NewerRecord as error:
             raise WrongState(f"a newer version of pyrunc-cri has written {error}") from None
@@ -111,21 +113,21 @@ def _readable(objects: dict[Path, Object | Exception]) -> list[Object]:
 def _put_aside(path: Path, reason: Exception) -> None:
     try:
         if atomic_file.is_unwritten(path):
-            log.info("dropped the unwritten record %s: a power cut interrupted its call", path)
+            log.info("removed the empty record %s: a power cut interrupted its creation", path)
             path.unlink()
             return
-        log.error("record of %s put aside: %s", path.stem, reason)
+        log.error("the damaged record of %s was set aside: %s", path.stem, reason)
         # The file stays for the administrator, who may restore it; `doctor` reports it.
         path.rename(path.with_suffix(".damaged"))
     except OSError as error:
-        log.error("%s: %s", path, error)
+        log.error("cannot set aside or remove the damaged record %s: %s", path, error)
 
 
 async def _guarded(work: Callable[..., Any], services: Services, subject: Any) -> None:
     try:
         await work(services, subject)
     except Exception as error:
-        log.exception("recovery of %s: %s", getattr(subject, "id", subject), error)
+        log.exception("recovery of %s failed: %s", getattr(subject, "id", subject), error)
 
 
 async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
@@ -155,7 +157,7 @@ def _end_checkpoint(services: Services, container: Container) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(target)
     remove_path(work)
-    log.info("container %s: its unfinished checkpoint was dropped", container.id)
+    log.info("container %s: its unfinished checkpoint was removed", container.id)
 
 
 def _record_exits_at_boot(services: Services, containers: list[Container]) -> None:
@@ -193,7 +195,7 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
 
     await unfinished.end_sandbox(services.paths, identifier, detach)
     await disk.delete_sandbox_folders(services.paths, services.trash, identifier)
-    log.info("dropped unfinished sandbox %s", identifier)
+    log.info("removed the partly created sandbox %s", identifier)
 
 
 async def _detach(services: Services, identifier: str, netns_path: str | None) -> None:
@@ -204,7 +206,9 @@ async def _detach(services: Services, identifier: str, netns_path: str | None) -
             await services.network.detach(identifier, netns_path)
     except (Error, TimeoutError) as error:
         reason = error or "timed out"
-        log.warning("the network of unfinished sandbox %s is not detached: %s", identifier, reason)
+        log.warning(
+            "cannot detach the network of the partly created sandbox %s: %s", identifier, reason
+        )
 
 
 async def drop_container(services: Services, identifier: str) -> None:

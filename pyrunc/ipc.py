@@ -92,7 +92,9 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
         return None
     try:
         if flags & (MSG_TRUNC | MSG_CTRUNC):
-            raise PeerError("a message was cut off")
+            raise PeerError(
+                "a received message was truncated: it exceeds the limit of bytes or descriptors"
+            )
         if len(received) > fds_limit:  # the room is aligned: 1 descriptor has room for 2
             raise PeerError(f"a message has {len(received)} descriptors, more than {fds_limit}")
         text = packet

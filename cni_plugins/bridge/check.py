@@ -107,7 +107,7 @@ def _check_gateway(settings: BridgeSettings, ips: tuple[AssignedAddress, ...]) -
 
 
 def _check_masquerade(call: CniCall, config: PluginConfig, previous: Result) -> None:
-    _require(host_rules.is_intact(), "rules of the nftables table are gone")
+    _require(host_rules.is_intact(), "rules of pyrunc's nftables table are missing")
     addresses_of_pod = previous.addresses_of(call.ifname, call.netns)
     elements = masquerade.elements(addresses_of_pod, host_rules.tag_of(call, config))
     for expected, existing in zip(elements, host_rules.lookup(elements), strict=True):

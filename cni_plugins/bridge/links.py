@@ -115,7 +115,7 @@ def configure_pod(
             pod.advertiser = open_advertiser()
     link = find_link(inner, name=ifname)
     if link is None:
-        raise CniError(IO_FAILURE, f"{ifname} vanished while it was being set up")
+        raise CniError(IO_FAILURE, f"interface {ifname} was removed while the plugin set it up")
     if not settings.container_interface_down:
         # Up, addresses, routes, in this order: the kernel refuses a route out of a link that is
         # down, and one whose gateway no address of the link reaches (fib_check_nh,
@@ -147,8 +147,8 @@ def configure_gateway(
             if not settings.force_address:
                 raise CniError(
                     INVALID_CONFIG,
-                    f"{bridge.name} has {foreign.address}, not {gateway};"
-                    " forceAddress would replace it",
+                    f"bridge {bridge.name} has the address {foreign.address}, not the gateway"
+                    f" {gateway}; forceAddress replaces the address",
                 )
             host.try_call(delete_address(bridge.index, foreign.address), errno.EADDRNOTAVAIL)
         # Pods that start at the same time all set up the bridge, in other workers or other
@@ -166,7 +166,7 @@ def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings
     while True:
         link = find_link(host, name=name)
         if link is None:
-            raise CniError(IO_FAILURE, f"{name} vanished while it was being set up")
+            raise CniError(IO_FAILURE, f"interface {name} was removed while the plugin set it up")
         if link.forwarding or settings.container_interface_down or time.monotonic() > deadline:
             return link
         time.sleep(0.0002)

@@ -48,10 +48,10 @@ def check(call: CniCall, config: PluginConfig) -> None:
     with leases.open_leases(settings.folder_of(config), link_exists) as store:
         addresses = store.addresses_of(owner)
         if not addresses:
-            raise CniError(DAMAGED, f"{owner} has no address")
+            raise CniError(DAMAGED, f"attachment {owner} has no address")
         for address in addresses:
             if store.owner_of(address) != owner:
-                raise CniError(DAMAGED, f"the lease of {address} is not {owner}'s")
+                raise CniError(DAMAGED, f"address {address} is not leased to attachment {owner}")
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:

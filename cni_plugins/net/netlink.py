@@ -173,7 +173,7 @@ class NetlinkSocket:
             if not self._interrupted:
                 return answers
         raise KernelError(
-            request.name, request.subject, errno.EINTR, "the list changes all the time"
+            request.name, request.subject, errno.EINTR, "the list changed during each attempt"
         )
 
     def send_batch(

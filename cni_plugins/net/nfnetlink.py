@@ -106,7 +106,7 @@ def elements(
         if len(answers) <= 1 or set(matching) == previous:
             return matching
         previous = set(matching)
-    raise KernelError(request.name, set_name, errno.EINTR, "the list changes all the time")
+    raise KernelError(request.name, set_name, errno.EINTR, "the list changed during each attempt")
 
 
 def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes) -> Element | None:

@@ -64,7 +64,7 @@ def check(call: CniCall, config: PluginConfig) -> None:
     if not rules.elements:
         return
     if not host_rules.is_intact():
-        raise CniError(DAMAGED, "rules of the nftables table are gone")
+        raise CniError(DAMAGED, "rules of pyrunc's nftables table are missing")
     for expected, existing in zip(rules.elements, host_rules.lookup(rules.elements), strict=True):
         if existing != expected:
             raise CniError(DAMAGED, f"{host_rules.describe(expected)} is not forwarded to the pod")

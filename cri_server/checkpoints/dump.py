@@ -97,7 +97,9 @@ def write_tree(arguments: Message, fds: list[int]) -> int:
 
 
 def _refuse_opaque() -> int:
-    raise Unsupported("a folder outside an overlay has the attribute trusted.overlay.opaque")
+    raise Unsupported(
+        "cannot save the pod's /dev/shm: a folder in it has the attribute trusted.overlay.opaque"
+    )
 
 
 def write_archive(work: str, file: Any) -> None:

@@ -168,7 +168,10 @@ def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
     Raises Unsupported."""
     for name in os.listxattr(number):
         if name in POINTERS:
-            raise Unsupported(f"{path!r} has {name}: its target is not in the writable layer")
+            raise Unsupported(
+                f"cannot save {path!r}: the content to which its attribute {name} points is"
+                " outside the writable layer"
+            )
         if not name.startswith(OVERLAY):
             if "=" in name or not _is_utf8(name):  # "=" ends a PAX key, which is UTF-8
                 raise Unsupported(

@@ -138,7 +138,7 @@ def _existing_id(existing: Container, config: api.ContainerConfig) -> str:
     if existing.config == config and existing.state == api.CONTAINER_CREATED:
         return existing.id
     why = "was started already" if existing.config == config else "has another configuration"
-    raise AlreadyExists(f"container {existing.id} of the same name and attempt {why}")
+    raise AlreadyExists(f"container {existing.id} with the same name and attempt exists and {why}")
 
 
 async def _create(
@@ -152,7 +152,7 @@ async def _create(
         assert context.container is not None
         if sandbox.state != api.SANDBOX_READY:
             await STEPS.undo(context)
-            raise WrongState(f"sandbox {sandbox.id} was stopped meanwhile")
+            raise WrongState(f"sandbox {sandbox.id} was stopped while the container was created")
         services.index.containers.add(context.container)
         await services.observer.created_container(sandbox, context.container)
     status.publish(services, sandbox, context.id, events.CREATED)
@@ -308,7 +308,8 @@ async def label_volumes(context: CreateContext) -> None:
         if result.exit_code:  # 137 where the node has no memory for the names of a huge folder
             last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise PeerError(
-                f"relabelling {', '.join(paths)} ended with exit code {result.exit_code}:"
+                f"SELinux relabelling of {', '.join(paths)} failed with exit code"
+                f" {result.exit_code}:"
                 f" {last_line[:300]}"
             )
 

@@ -64,7 +64,7 @@ def examine(host: Machine, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iter
         try:
             yield from check(host)
         except Exception as error:
-            log.debug("%s", check.__name__, exc_info=error)
+            log.debug("the check %s failed", check.__name__, exc_info=error)
             name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
             text = f"the check {name} failed: {type(error).__name__}: {error}"
             yield warning("doctor", text, "its subject was not checked")

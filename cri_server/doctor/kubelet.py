@@ -165,4 +165,6 @@ def _settings(host: Machine, path: str) -> tuple[dict[str, Any], str]:
         return {}, f"kubelet's file {path}: {error.strerror}"
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         return {}, f"kubelet's file {path} is not YAML: {' '.join(str(error).split())}"
-    return (settings, "") if isinstance(settings, dict) else ({}, f"kubelet's {path} is no object")
+    return (
+        (settings, "") if isinstance(settings, dict) else ({}, f"kubelet's {path} is not an object")
+    )

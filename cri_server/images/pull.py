@@ -167,7 +167,10 @@ class Pull:
                 )
             chosen = manifests.choose(document, platform)
             if chosen.size > manifests.LIMIT_BYTES:
-                raise manifests.BadManifest(f"index: a manifest of {chosen.size} bytes")
+                raise manifests.BadManifest(
+                    f"index: the chosen manifest has {chosen.size} bytes; the limit is"
+                    f" {manifests.LIMIT_BYTES}"
+                )
             if chosen.digest in blobs:
                 raise manifests.BadManifest("the index contains itself")
             blobs[chosen.digest] = await self._chosen(registry, chosen)
@@ -207,7 +210,9 @@ class Pull:
         try:
             signatures.check(rules, registry, self._reference, digests)
         except ImportError:
-            raise WrongState(f"{self._policy} needs the Python package cryptography") from None
+            raise WrongState(
+                f"signature policy {self._policy} needs the Python package cryptography"
+            ) from None
 
     async def _config(
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
@@ -239,7 +244,7 @@ class Pull:
         self._total = sum(missing.values())
         if self._total > self._store.space.free_bytes():
             raise ResourceExhausted(
-                f"{self._total} bytes of layers: {self._store.space.describe_full()}"
+                f"cannot store {self._total} bytes of layers: {self._store.space.describe_full()}"
             )
         self._report_stage("fetching")
         source = BlobSource(
@@ -272,7 +277,9 @@ class Pull:
         with Ingest(self._store.blobs, algorithm_of(descriptor.digest)) as ingest:
             self._receive(registry, descriptor, ingest, rate)
             if ingest.digest != descriptor.digest:
-                raise DigestMismatch(f"blob {descriptor.digest} has the content of {ingest.digest}")
+                raise DigestMismatch(
+                    f"blob {descriptor.digest}: the content has the digest {ingest.digest}"
+                )
             ingest.commit()
         self._watch.touch()
 

@@ -114,7 +114,7 @@ def _send_blob(
     url = urljoin(begin, location)
     if not location or origin_of(urlsplit(url)) != origin_of(urlsplit(begin)):
         raise PeerError(
-            f"{host.netloc}: it redirects the upload to another server, which is not followed"
+            f"{host.netloc}: the registry redirects the upload to another server: refused"
         )
     url += ("&" if urlsplit(url).query else "?") + urlencode(
         {"digest": descriptor.digest}, quote_via=quote

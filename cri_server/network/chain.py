@@ -407,7 +407,8 @@ class PluginRunner:
             except CniError:
                 words = _one_line(result.stderr) or _one_line(result.stdout) or "no output"
                 raise PeerError(
-                    f"CNI plugin {step.kind} ended {call.command} with {result.exit_code}: {words}"
+                    f"CNI plugin {step.kind} failed {call.command} with exit code"
+                    f" {result.exit_code}: {words}"
                 ) from None
             raise _to_error(step.kind, call.command, error)
         return result

@@ -239,7 +239,9 @@ class NetworkService:
         lines = [error.message for error in errors]
         for line in lines:
             log.warning(
-                "network of sandbox %s is released in spite of an error: %s", sandbox_id, line
+                "network of sandbox %s was released although a CNI plugin failed: %s",
+                sandbox_id,
+                line,
             )
         return lines
 

@@ -69,6 +69,6 @@ class OciFeatures:
             done = await self._jobs.run(FEATURES, command, timeout_s=TIMEOUT_S)
             features = json.loads(done.stdout) if done.exit_code == 0 else {}
         except (Error, ValueError) as error:
-            log.info("%s features: %s", binary, error)
+            log.info("cannot read the output of `%s features`: %s", binary, error)
             features = {}
         return features if isinstance(features, dict) else {}

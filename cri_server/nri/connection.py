@@ -148,7 +148,7 @@ class PluginConnection(asyncio.Protocol):
         except Closed:
             pass
         except framing.TooLarge as error:
-            log.warning("NRI: the reply to %s: %s", request.method, error)
+            log.warning("NRI: cannot send the reply to %s: %s", request.method, error)
             self.close()
 
     def _send(self, connection: int, stream: int, kind: int, payload: bytes) -> None:

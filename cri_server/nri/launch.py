@@ -42,7 +42,7 @@ def find(folder: Path, configurations: Path) -> list[PluginProgram]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        log.error("NRI: %s: %s", folder, error.strerror)
+        log.error("NRI: cannot read the plugin folder %s: %s", folder, error.strerror)
         return []
     for path in entries:
         if not path.is_file() or not os.access(path, os.X_OK):
@@ -76,7 +76,7 @@ def _configuration(folder: Path, index: str, name: str) -> str:
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:
-            log.error("NRI: %s: %s", file, error)
+            log.error("NRI: cannot read the plugin configuration %s: %s", file, error)
     return ""
 
 

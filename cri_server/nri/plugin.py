@@ -131,7 +131,7 @@ class Plugin:
             except framing.TooLarge:
                 return await self._synchronize_in_parts(pods, containers)
         except FAILURES as error:
-            raise self._drop(error, "the plugin did not answer in time", "Synchronize: ") from None
+            raise self._drop(error, "no answer in time", "Synchronize: ") from None
 
     def _drop(self, error: Exception, timeout: str, call: str = "") -> PeerError:
         """Close the plugin after its registration or synchronization has failed, and return the
@@ -195,7 +195,7 @@ class Plugin:
             raise PeerError(f"NRI plugin {self.name}: {method}: {error}") from None
         except (TimeoutError, Closed) as error:
             why = "timed out" if isinstance(error, TimeoutError) else str(error)
-            log.error("NRI plugin %s is dropped: %s: %s", self.name, method, why)
+            log.error("NRI plugin %s is disconnected: %s: %s", self.name, method, why)
             self.close()
             return None
 

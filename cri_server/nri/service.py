@@ -403,7 +403,9 @@ class NriObserver(LifecycleObserver):
         try:
             await self.stop_container(container)
         except Exception:
-            log.exception("NRI: the end of container %s: unexpected error", container.id)
+            log.exception(
+                "NRI: cannot report the exit of container %s: unexpected error", container.id
+            )
 
     # -- helpers
 
@@ -475,7 +477,11 @@ class NriObserver(LifecycleObserver):
                 try:
                     await stop.kill(self._services, container)
                 except Error as error:
-                    log.warning("container %s, evicted by an NRI plugin: %s", container.id, error)
+                    log.warning(
+                        "container %s, evicted by an NRI plugin, cannot be killed: %s",
+                        container.id,
+                        error,
+                    )
         failed = []
         for change in merge.updates.values():
             container = containers.find(change.container_id)
@@ -487,6 +493,8 @@ class NriObserver(LifecycleObserver):
                 )
             except Error as error:
                 if not change.ignore_failure:
-                    log.warning("container %s, updated by an NRI plugin: %s", container.id, error)
+                    log.warning(
+                        "container %s: the update by an NRI plugin failed: %s", container.id, error
+                    )
                     failed.append(change)
         return failed

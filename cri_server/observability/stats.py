@@ -77,7 +77,11 @@ class LayerSizes:
     def _forget(self, container_id: str, walk: asyncio.Task[tuple[int, int, int]]) -> None:
         self._walks.pop(container_id, None)
         if not walk.cancelled() and walk.exception() is not None:
-            log.debug("the writable layer of %s: %s", container_id, walk.exception())
+            log.debug(
+                "cannot measure the writable layer of container %s: %s",
+                container_id,
+                walk.exception(),
+            )
 
     async def _walk(self, container_id: str, root: Path) -> tuple[int, int, int]:
         begin = time.monotonic()

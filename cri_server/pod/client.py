@@ -118,7 +118,7 @@ class ShimClient:
                 await _connect(sock, f"{path}/{messages.SOCKET}", timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
-            raise NotFound(f"no shim in {os.fspath(directory)}") from None
+            raise NotFound(f"no shim listens in {os.fspath(directory)}") from None
         except BaseException:
             sock.close()
             raise

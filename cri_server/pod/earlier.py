@@ -103,7 +103,7 @@ class EarlierShims:
             await self._end(shim, running)
             for one in served:
                 one.shim = None
-            log.info("shim %d is of an earlier version: its pods move", shim.pid)
+            log.info("shim %d has an earlier version: its pods move to another shim", shim.pid)
 
     async def _store(self, sandbox: Sandbox) -> list[ProcessIdentity]:
         """Store the records and descriptors of the sandbox's running processes in the keeper;

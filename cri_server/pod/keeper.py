@@ -53,7 +53,7 @@ class StoredPods:
         with closing(Keeper(self._folder)) as keeper:
             entry = keeper.get(StoredPause.name_of(sandbox_id))
         if entry is None:
-            raise Unavailable(f"the keeper has nothing of sandbox {sandbox_id}")
+            raise Unavailable(f"the keeper stores no pause process of sandbox {sandbox_id}")
         return entry.read(StoredPause)
 
     def _ids(self, tries: int) -> set[str]:

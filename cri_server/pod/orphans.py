@@ -47,7 +47,7 @@ async def _wait_for_lock(lock: int, sandbox_id: str) -> None:
     deadline = time.monotonic() + FORKS_TIMEOUT_S
     while not _locked(lock):
         if time.monotonic() > deadline:
-            log.error("sandbox %s: forks of its dead shim do not end", sandbox_id)
+            log.error("sandbox %s: child processes of its dead shim do not end", sandbox_id)
             return
         await asyncio.sleep(FORKS_INTERVAL_S)
 
@@ -63,7 +63,7 @@ def read_records(paths: Paths, container: Container) -> None:
     except NotFound:
         pass
     except Error as error:
-        log.error("container %s: %s", container.id, error)
+        log.error("container %s: cannot read its exit record: %s", container.id, error)
         # The exit was written, so the container has ended, even if the record cannot be read.
         container.set_exit(Exit.unknown(time.time_ns(), error.message))
     try:
@@ -103,7 +103,7 @@ async def kill_group(cgroups_path: str, identifier: str) -> None:
         if group.exists():
             await asyncio.to_thread(_kill_and_remove, group)
     except (Error, OSError) as error:
-        log.warning("cgroup %s: %s", cgroups_path, error)
+        log.warning("cannot kill and remove cgroup %s: %s", cgroups_path, error)
 
 
 def _kill_and_remove(group: Cgroup) -> None:

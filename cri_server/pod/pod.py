@@ -93,7 +93,7 @@ class Pod:
     async def _abandon(self, what: str, waited_s: float) -> None:
         """Log that the shim did not answer a call about `what` for `waited_s` seconds, then kill
         the shim and all processes of the pod."""
-        log.error("%s: its shim did not answer for %g s and is abandoned", what, waited_s)
+        log.error("%s: its shim did not answer for %g s and is killed", what, waited_s)
         await self._kill_pod()
 
     # -- the pause process
@@ -289,7 +289,7 @@ class Pod:
         except PeerError:
             pass
         except Error as error:
-            log.debug("exec %s: %s", exec_id, error)
+            log.debug("cannot kill exec session %s: %s", exec_id, error)
 
     async def resize_exec(self, session: ExecSession, width: int, height: int) -> None:
         """Set the size of the session's terminal, in characters. Raises Error."""

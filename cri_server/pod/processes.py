@@ -164,14 +164,14 @@ class ShimProcesses:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             return
         except Error as error:
-            log.warning("shim in %s: %s", folder, error)
+            log.warning("cannot connect to the shim in %s: %s", folder, error)
             return
         try:
             async with asyncio.timeout(ANSWER_S):
                 info = await client.shim()
         except (Error, TimeoutError) as error:
             # Its folder stays: the shim may have pods, and answer again later.
-            log.warning("shim in %s: %s", folder, error or "it does not answer")
+            log.warning("cannot use the shim in %s: %s", folder, error or "it does not answer")
             client.close()
             return
         if (info.protocol, info.version) != (PROTOCOL, pyrunc.__version__):

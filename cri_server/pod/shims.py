@@ -77,7 +77,7 @@ class Shims:
         does not answer."""
         client = self.find(sandbox)
         if client is None:
-            what = "does not answer" if self.is_silent(sandbox) else "is gone"
+            what = "does not answer" if self.is_silent(sandbox) else "has ended"
             raise Unavailable(f"the shim of sandbox {sandbox.id} {what}")
         return client
 
@@ -152,7 +152,7 @@ class Shims:
         if sandbox.id in self._taking_over:
             await asyncio.wait([task], timeout=TAKE_OVER_S)
         if self.is_silent(sandbox):
-            log.warning("sandbox %s: its shim lives, but does not answer", sandbox.id)
+            log.warning("sandbox %s: the process of its shim runs, but does not answer", sandbox.id)
             self._derive_states(sandbox)
         else:
             await asyncio.wait([task])  # its processes are being ended
@@ -162,7 +162,12 @@ class Shims:
         if self._answers.get(sandbox.id) is task:
             del self._answers[sandbox.id]
         if not task.cancelled() and task.exception() is not None:
-            log.error("sandbox %s: %s", sandbox.id, task.exception(), exc_info=task.exception())
+            log.error(
+                "sandbox %s: unexpected error while connecting to its shim: %s",
+                sandbox.id,
+                task.exception(),
+                exc_info=task.exception(),
+            )
 
     async def _await_answer(self, sandbox: Sandbox) -> None:
         """Ask for the shim's state until it answers or is dead; connect again after each refused or
@@ -182,7 +187,7 @@ class Shims:
             try:
                 state = await self._ask_state(sandbox, client)
             except Error as error:
-                log.info("sandbox %s: %s", sandbox.id, error)
+                log.info("sandbox %s: cannot read the state of its shim: %s", sandbox.id, error)
                 client.close()
                 await asyncio.sleep(RECONNECT_S)
                 continue
@@ -212,7 +217,11 @@ class Shims:
                 self._save_stdins(sandbox.shim)
                 await self._earlier.end(sandbox, self._index.sandboxes)
         except (Error, OSError) as error:
-            log.warning("sandbox %s: its earlier shim stays for now: %s", sandbox.id, error)
+            log.warning(
+                "sandbox %s: cannot replace its shim of an earlier version, trying again: %s",
+                sandbox.id,
+                error,
+            )
             self._taking_over.discard(sandbox.id)
             await asyncio.sleep(SILENT_POLL_S)
         finally:
@@ -322,7 +331,11 @@ class Shims:
                     await client.take_over_container(container.id)
             return await client.state()
         except Error as error:
-            log.error("sandbox %s: its shim cannot take over the rest: %s", sandbox.id, error)
+            log.error(
+                "sandbox %s: its shim cannot take over all containers of the pod: %s",
+                sandbox.id,
+                error,
+            )
             return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:
@@ -330,7 +343,7 @@ class Shims:
         too, has died."""
         client = self._connection(sandbox)
         if client is None:
-            raise Unavailable(f"the next shim of sandbox {sandbox.id} is gone, too")
+            raise Unavailable(f"the shim that takes over sandbox {sandbox.id} has ended, too")
         return client
 
     async def _write_move(self, sandbox: Sandbox) -> None:
@@ -339,7 +352,9 @@ class Shims:
         try:
             await self.on_moved(sandbox)
         except (Error, OSError) as error:
-            log.error("sandbox %s: its new shim is not recorded on the disk: %s", sandbox.id, error)
+            log.error(
+                "sandbox %s: cannot write to disk which shim serves it now: %s", sandbox.id, error
+            )
 
     async def _finish_take_over(self, sandbox: Sandbox, state: messages.PodState) -> None:
         """Complete a take-over during which the server was killed: save the new shim, and end
@@ -424,10 +439,12 @@ class Shims:
         except FileExistsError:
             return
         except OSError as error:
-            log.error("container %s: cannot make %s: %s", container.id, folder, error)
+            log.error(
+                "container %s: cannot create its state folder %s: %s", container.id, folder, error
+            )
             return
         log.warning(
-            "container %s: its state folder %s was deleted while it runs, and is made again",
+            "container %s: its state folder %s was deleted while it runs; created again",
             container.id,
             folder,
         )
@@ -448,7 +465,7 @@ class Shims:
         for process, sandboxes in pods.items():
             running = [c.id for s in sandboxes for c in self._index.containers_of(s) if c.running]
             if {*running, *(s.id for s in sandboxes if s.pause_alive)} <= await self.stored.ids():
-                log.info("shim %d is of another version: its pods move", process.pid)
+                log.info("shim %d has another version: its pods move to another shim", process.pid)
                 # Killed, so that the pods move as after any death of a shim. Three pods with four
                 # containers moved within 20 ms (measured).
                 self._save_stdins(process)

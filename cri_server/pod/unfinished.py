@@ -35,7 +35,11 @@ async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
         await _end_by_shim(folder, detach)
     except (Error, TimeoutError) as error:
         reason = error or "its shim does not answer"
-        log.info("unfinished sandbox %s cannot be ended by its shim: %s", identifier, reason)
+        log.info(
+            "the shim of the partly created sandbox %s cannot end it, killing the shim: %s",
+            identifier,
+            reason,
+        )
         await detach(None)
         _kill_shim(folder)
     await orphans.wait_for_forks(paths, identifier)

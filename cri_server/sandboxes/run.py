@@ -409,7 +409,11 @@ async def leave_for_removal(context: RunContext) -> None:
     try:
         await disk.save_sandbox(context.services.paths, sandbox)
     except Error as error:
-        log.error("sandbox %s is listed but its record cannot be saved: %s", sandbox.id, error)
+        log.error(
+            "sandbox %s is listed as not ready, but its record cannot be written: %s",
+            sandbox.id,
+            error,
+        )
 
 
 def step_order(context: RunContext) -> tuple[str, ...]:

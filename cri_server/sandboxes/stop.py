@@ -34,7 +34,7 @@ async def release_network(services: Services, reference: str) -> list[str]:
     """
     sandbox = services.index.sandboxes.get(reference)
     if sandbox.pause_alive:
-        raise WrongState(f"sandbox {sandbox.id} runs: stop it first")
+        raise WrongState(f"sandbox {sandbox.id} is running: stop it first")
     if sandbox.host_network:
         return []
     refusals = await services.network.release(sandbox.id, sandbox.netns_path or None)
@@ -156,7 +156,7 @@ async def save(context: StopContext) -> None:
             # the pod.
             await disk.save_stopped(context.services.paths, context.sandbox)
         except Error as error:
-            log.warning("sandbox %s: %s", context.sandbox.id, error)
+            log.warning("sandbox %s: cannot write its record: %s", context.sandbox.id, error)
     if context.was_ready:
         status.publish_stopped(context.services, context.sandbox)
 

@@ -101,7 +101,7 @@ def _limits(entries: list[BlockIoEntry]) -> dict[str, Any]:
             for device in _devices(entry.devices):
                 devices[device] = entry
         elif any((entry.read_bps, entry.write_bps, entry.read_iops, entry.write_iops)):
-            raise ValueError("a limit without Devices")
+            raise ValueError("an entry has a limit, but no Devices")
         elif entry.weight != "":
             limits["weight"] = _weight(entry.weight)
     for (major, minor), entry in devices.items():

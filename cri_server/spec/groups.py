@@ -66,7 +66,7 @@ def _path(requested: str) -> str:
     if not requested.startswith("/"):
         raise InvalidArgument(f"cgroup_parent {requested!r} is not an absolute path")
     if ".." in requested.split("/") or "\0" in requested:
-        raise InvalidArgument(f"cgroup_parent {requested!r} is not a plain path")
+        raise InvalidArgument(f"cgroup_parent {requested!r} must have no '..' and no NUL byte")
     if requested.rstrip("/").endswith(".slice"):
         raise InvalidArgument(
             f"cgroup_parent {requested!r} is a slice, but the cgroup driver is cgroupfs"

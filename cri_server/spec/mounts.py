@@ -83,7 +83,7 @@ def _check_request(request: api.Mount, where: str) -> MountRequest:
     wrong = [o for o in request.mount_options if o not in MOUNT_OPTIONS]
     if wrong:
         raise InvalidArgument(
-            f"{where}: mount option {wrong[0]!r}: one of {', '.join(MOUNT_OPTIONS)}"
+            f"{where}: mount option {wrong[0]!r} is not one of {', '.join(MOUNT_OPTIONS)}"
         )
     if request.HasField("image") and request.image.image:
         _check_image(request, where)

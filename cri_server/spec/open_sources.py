@@ -52,7 +52,7 @@ class OpenSources:
         """Set `path` as the one that `subject` names while it is opened. Raises WrongState after
         `close`."""
         if self._closed:
-            raise WrongState(f"{path} is no longer needed")
+            raise WrongState(f"{path} was not opened: the request has ended")
         self.current = path
 
     def open(self, source: str, destination: str, *, links: bool) -> None:
@@ -76,4 +76,4 @@ class OpenSources:
                 return
         os.close(number)
         if self._closed:
-            raise WrongState(f"{source} is no longer needed")
+            raise WrongState(f"{source} was not opened: the request has ended")

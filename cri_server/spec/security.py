@@ -71,7 +71,9 @@ def _named_profile(text: str, field: str) -> ProfileChoice:
         return ProfileChoice(DEFAULT)
     if text.startswith("localhost/"):
         return ProfileChoice(LOCALHOST, text.removeprefix("localhost/"))
-    raise InvalidArgument(f"{field} {text!r} is not a known form")
+    raise InvalidArgument(
+        f"{field} {text!r} is not unconfined, runtime/default or localhost/PROFILE"
+    )
 
 
 def _profile(requested: api.SecurityProfile, what: str) -> ProfileChoice:

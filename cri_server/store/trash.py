@@ -48,7 +48,7 @@ class Trash:
             if not os.path.lexists(path):
                 return
         except OSError as error:  # another file system, or a full one
-            log.debug("%s is deleted without moving it: %s", path, error)
+            log.debug("cannot move %s to the trash, deleting it in place: %s", path, error)
         remove_path(path)
 
     def empty_soon(self) -> None:

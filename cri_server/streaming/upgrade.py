@@ -85,7 +85,7 @@ class RequestReader:
                 if event is h11.NEED_DATA:
                     return None
                 if not isinstance(event, h11.Request):
-                    raise Refused(400, "no request")
+                    raise Refused(400, "the client sent no HTTP request")
                 self._request = event
                 _check_framing(event)
         except h11.RemoteProtocolError as error:
@@ -148,7 +148,9 @@ def _first_supported(
     for name in offered:
         if name in supported:
             return name
-    raise Refused(403, f"none of {', '.join(offered)[:200]} is supported", refusal_fields)
+    raise Refused(
+        403, f"no offered protocol is supported: {', '.join(offered)[:200]}", refusal_fields
+    )
 
 
 def switch_to_spdy(protocol: str) -> bytes:

@@ -46,7 +46,7 @@ def receive(environment: MutableMapping[str, str]) -> dict[str, int]:
             # them.
             os.set_inheritable(fd, False)
         except OSError as error:
-            log.warning("LISTEN_FDS: descriptor %d, %s: %s", fd, name, error)
+            log.warning("LISTEN_FDS: cannot take over descriptor %d (%s): %s", fd, name, error)
             break
         # The manager stores several descriptors of one name (sd_notify(3), FDNAME=).
         if name in received:

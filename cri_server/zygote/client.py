@@ -223,7 +223,7 @@ class Zygote:
                 while old.peer.busy:
                     await asyncio.sleep(_DRAIN_INTERVAL_S)
         except TimeoutError:
-            log.warning("the old zygote does not answer")
+            log.warning("the replaced zygote did not finish its requests and is closed")
         finally:
             await asyncio.shield(old.close())
 

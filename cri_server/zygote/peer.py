@@ -59,7 +59,7 @@ class Peer:
         other end is gone.
         """
         if self.lost:
-            raise Unavailable(f"{self._name} is gone")
+            raise Unavailable(f"{self._name} has ended")
         self._next_id += 1
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[self._next_id] = future
@@ -101,7 +101,7 @@ class Peer:
 
     def _ended(self) -> None:
         if not self.lost:
-            self.close(f"{self._name} is gone")
+            self.close(f"{self._name} has ended")
             if self._on_lost:
                 self._on_lost()
 

@@ -121,7 +121,9 @@ def _restoring_writes(directory: str, changed: CgroupSetting) -> list[CgroupSett
 
 def _check_choice(missing_controllers: str) -> None:
     if missing_controllers not in ("error", "warn"):
-        raise InvalidArgument(f"missing_controllers is {missing_controllers!r}: one of error, warn")
+        raise InvalidArgument(
+            f"missing_controllers {missing_controllers!r} is not one of error, warn"
+        )
 
 
 def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
@@ -147,7 +149,7 @@ def _note_missing(directory: str, setting: CgroupSetting, missing_controllers: s
     if setting.dispensable:
         return []
     if setting.controller in cgroup.controllers(directory):
-        raise Unsupported(f"{CANNOT_SET} {setting.file}: this kernel does not offer it")
+        raise Unsupported(f"{CANNOT_SET} {setting.file}: this kernel has no such file")
     here = setting.controller in cgroup.controllers(cgroup.root())
     controller = setting.controller
     reason = "is not enabled for this cgroup" if here else NOT_ON_THE_TREE

@@ -27,7 +27,7 @@ def place(cgroups_path: str, container_id: str, driver: str) -> Cgroup:
         return Cgroup(_beneath(cgroups_path, container_id), driver)
     if driver == "systemd":
         return _scope(cgroups_path or f":{PREFIX}:{container_id}")
-    raise InvalidArgument(f"cgroup driver {driver!r}: one of cgroupfs, systemd")
+    raise InvalidArgument(f"cgroup driver {driver!r} is not one of cgroupfs, systemd")
 
 
 def _beneath(cgroups_path: str, container_id: str) -> str:

@@ -61,7 +61,7 @@ class CriuOptions:
         mode = str(values["manage_cgroups_mode"] or "soft")
         if mode not in criu.CGROUP_MODES:
             raise InvalidArgument(
-                f"--manage-cgroups-mode {mode!r}: not one of {', '.join(criu.CGROUP_MODES)}"
+                f"--manage-cgroups-mode {mode!r} is not one of {', '.join(criu.CGROUP_MODES)}"
             )
         if values["empty_ns"] and set(_words(values["empty_ns"])) != {"network"}:
             raise InvalidArgument("--empty-ns: only network can be left empty")
@@ -124,7 +124,7 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
     the errors in CRIU's log.
     """
     if not is_machine_root():
-        raise Unsupported("checkpoint needs the machine's root")
+        raise Unsupported("checkpoint needs root in the initial user namespace")
     status.require(
         state, (status.RUNNING, status.PAUSED), "Container cannot be checkpointed in {status} state"
     )

@@ -75,7 +75,7 @@ def restore(
     PeerError with the errors in CRIU's log.
     """
     if not is_machine_root():
-        raise Unsupported("restore needs the machine's root")
+        raise Unsupported("restore needs root in the initial user namespace")
     work_path = choices.work_path or state.folder
     streams = _check_images(choices, work_path)
     with Undo() as undo, NamedDescriptors() as descriptors:

@@ -142,7 +142,9 @@ def cgroup_options(call: CommandLine) -> CreateOptions:
 
     manager = call.globals["cgroup_manager"]
     if manager not in ("cgroupfs", "systemd", "disabled"):
-        raise InvalidArgument(f"--cgroup-manager {manager!r}: one of cgroupfs, systemd, disabled")
+        raise InvalidArgument(
+            f"--cgroup-manager {manager!r} is not one of cgroupfs, systemd, disabled"
+        )
     by_systemd = call.globals["systemd_cgroup"] or manager == "systemd"
     return CreateOptions(
         driver="systemd" if by_systemd else "cgroupfs",

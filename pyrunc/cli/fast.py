@@ -46,11 +46,11 @@ def do(call: CommandLine) -> int:
         debug.listen(log.debug)
     debug.say("pyrunc %s %s", call.verb.name, " ".join(call.arguments))
     if call.globals["criu"]:
-        log.warning("--criu has no effect: criu is looked up in PATH")
+        log.warning("--criu has no effect: pyrunc searches criu in $PATH")
     try:
         if call.globals["rootless"] not in ("true", "false", "auto"):
             raise InvalidArgument(
-                f"--rootless {call.globals['rootless']!r}: one of true, false, auto"
+                f"--rootless {call.globals['rootless']!r} is not one of true, false, auto"
             )
         return _work(call.verb.work)(call, log)
     except Exception as error:

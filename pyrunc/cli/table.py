@@ -82,7 +82,7 @@ GLOBAL = (
         default="error",
     ),
     Option("rootless", TEXT, "true, false or auto", default="auto"),
-    Option("criu", TEXT, "has no effect: criu is looked up in PATH", metavar="FILE"),
+    Option("criu", TEXT, "has no effect: pyrunc searches criu in $PATH", metavar="FILE"),
     Option("version v", FLAG, "print the version"),
     Option("help h", FLAG, "print this help"),
 )

@@ -266,7 +266,9 @@ def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> C
     # Overlays and stdio are given to ids by these maps: with others, files would belong to foreign
     # users.
     if any(configured) and list(map(set, configured)) != list(map(set, maps)):
-        raise InvalidSpec("linux.uidMappings", f"are not those of the user namespace {user.path}")
+        raise InvalidSpec(
+            "linux.uidMappings", f"differ from the mappings of the user namespace {user.path}"
+        )
     linux = spec.linux.replace(uid_mappings=maps[0], gid_mappings=maps[1])
     return request.replace(spec=spec.replace(linux=linux))
 
@@ -279,7 +281,5 @@ def _hook_folder(request: CreateRequest) -> str:
     # As under runc, such hooks find the container's mounts at root.path, so the root is attached
     # there for them.
     if not os.path.isdir(path):
-        raise InvalidSpec(
-            "hooks.createContainer", f"need root.path to be a directory, {path} is not one"
-        )
+        raise InvalidSpec("hooks.createContainer", f"need root.path {path} to be a directory")
     return path

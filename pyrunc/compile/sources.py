@@ -359,7 +359,7 @@ def _open_clone(source: str, request: CreateRequest, path: str) -> int:
     name = source[len(OUR_MOUNTS) :]
     mount = request.mount_fds.get(name)
     if mount is None:
-        raise InvalidSpec(path, f"there is no mount called {name!r}")
+        raise InvalidSpec(path, f"the pod has no mount {name!r}")
     try:
         return pinned.clone(mount, request.mount_namespace)
     except Unsupported as error:

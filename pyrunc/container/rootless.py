@@ -87,7 +87,9 @@ def _refuse(spec: Spec) -> None:
             or "idmap" in mount.options
             or "ridmap" in mount.options
         ):
-            raise InvalidSpec(f"mounts[{i}]", "an id-mapped mount needs the host's root")
+            raise InvalidSpec(
+                f"mounts[{i}]", "an id-mapped mount needs root in the initial user namespace"
+            )
     if not user.path:
         _refuse_map("uidMappings", linux.uid_mappings, os.geteuid())
         _refuse_map("gidMappings", linux.gid_mappings, os.getegid())

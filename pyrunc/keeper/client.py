@@ -81,7 +81,7 @@ class StoredEntry(Value):
         except BaseException as error:
             ipc.close_all(self.fds)
             if isinstance(error, ValueError):
-                raise PeerError(f"the keeper's entry is not JSON: {error}") from None
+                raise PeerError(f"an entry of the keeper is not JSON: {error}") from None
             raise
 
 
@@ -128,7 +128,7 @@ class _Request:
         head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
         self.packet, self.name, self.fds = head + encoded + data, name, fds
         if len(self.packet) > MESSAGE_LIMIT_BYTES or len(fds) > MOST_FDS:
-            what = f"{len(self.packet)} bytes and {len(fds)} descriptors are too much"
+            what = f"{len(self.packet)} bytes, {len(fds)} descriptors"
             raise KernelError("keeper", name, EMSGSIZE, what)
 
 
@@ -205,7 +205,9 @@ class Keeper:
             pass
         except OSError as error:
             self.close()
-            raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
+            raise Unavailable(
+                f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
+            ) from None
         refused, self.refused = self.refused, []
         return refused
 
@@ -275,7 +277,9 @@ class Keeper:
         except OSError as error:
             if not isinstance(error, BlockingIOError):
                 self.close()
-            raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
+            raise Unavailable(
+                f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
+            ) from None
 
     def _exchange(self, request: _Request) -> tuple[bytes, list[int]]:
         is_old = self._socket is not None
@@ -292,7 +296,9 @@ class Keeper:
             self.close()
             if is_old and self._on_close is None:  # it has made room for others, or was replaced
                 return self._exchange(request)
-            raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
+            raise Unavailable(
+                f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
+            ) from None
 
     def _exchange_once(self, request: _Request) -> tuple[bytes, list[int]]:
         connection = self._send(request)
@@ -323,7 +329,7 @@ class Keeper:
             if (level, kind) == (SOL_SOCKET, SCM_RIGHTS):
                 received.frombytes(content[: len(content) // 4 * 4])
         if not answer:
-            raise ConnectionResetError(ECONNRESET, "it has hung up")
+            raise ConnectionResetError(ECONNRESET, "the keeper closed the connection")
         return answer, list(received)
 
     def _checked(self, name: str, answer: bytes, fds: list[int]) -> _Answer:
@@ -376,7 +382,7 @@ def ensure(folder: str | os.PathLike[str]) -> Keeper:
         if code == LOCKED:  # another one is at its start or its end
             time.sleep(_TRY_AGAIN_S)
         elif code:
-            raise Unavailable(f"{PROGRAM} {keeper.folder} has ended with {code}")
+            raise Unavailable(f"{PROGRAM} {keeper.folder} has ended with exit code {code}")
     raise Unavailable(f"the keeper of {keeper.folder} does not listen")
 
 

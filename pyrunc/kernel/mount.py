@@ -227,7 +227,7 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
                 # Before 6.13 fsconfig(2) looked for an ordinary file: a mount's descriptor has
                 # O_PATH, for which that answers EBADF.
                 raise Unsupported(
-                    "this kernel takes no mapped layers of an overlay (Linux 6.13 does)"
+                    "this kernel cannot id-map the layers of an overlay (Linux 6.13 can)"
                 ) from None
             if index or isinstance(layer, int) or error.errno != errno.EINVAL:
                 raise

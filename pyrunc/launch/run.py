@@ -304,7 +304,9 @@ def _require_child(pid: int) -> None:
         # WNOWAIT leaves a process that has ended unreaped, so its number stays its own.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (ChildProcessError, OverflowError, OSError):
-        raise Error(f"the launcher reported process {pid}, which is no child of ours") from None
+        raise Error(
+            f"the launcher reported process {pid}, which is not a child of this process"
+        ) from None
 
 
 class HookFailed(PeerError):

@@ -109,7 +109,7 @@ def change(
         ops.append(model.SetGroups(user.additional_gids))
     elif user.additional_gids:
         raise InvalidSpec(
-            "process.user.additionalGids", "this user namespace may not change groups"
+            "process.user.additionalGids", "setgroups is denied in this user namespace"
         )
     ops.append(model.SetIds(user.uid, user.gid, sets is not None and user.uid != 0))
     if sets is not None:

@@ -77,7 +77,7 @@ class KeeperLink:
         descriptors. Raises NotFound, Unavailable, Error."""
         entry = self._call(lambda keeper: keeper.get(name))
         if entry is None:
-            raise NotFound(f"the keeper has no {name}")
+            raise NotFound(f"the keeper stores no {name}")
         return entry.read(kind)
 
     # -- exits
@@ -145,7 +145,7 @@ class KeeperLink:
         """Run an operation; repeat it once on a new connection when the connection was lost,
         because the keeper may have closed it for another client. Raises Unavailable, Error."""
         if self._keeper is None:
-            raise Unavailable("there is no keeper")
+            raise Unavailable("this shim was started without a keeper")
         try:
             self._connect()
             return operation(self._keeper)

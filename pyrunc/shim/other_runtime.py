@@ -238,7 +238,7 @@ def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | No
         kernel_mount.move_mount(number, f"{directory}/{place}")
     for place, name in compiled.pinned.items():
         if pause is None or name not in pause.mounts:
-            raise InvalidArgument(f"there is no mount called {name!r} in this pod")
+            raise InvalidArgument(f"the pod has no mount {name!r}")
         # A clone: move_mount(2) would take the pod's own mount away, which further containers need.
         clone = pinned.clone(pause.mounts[name], f"/proc/{pause.pid}/ns/mnt")
         kernel_mount.move_mount(clone, f"{directory}/{place}")

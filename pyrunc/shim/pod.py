@@ -480,7 +480,7 @@ class ShimPod:
     def _forget(self, call: ShimCall, request: messages.Forget) -> None:
         container = self._containers.get(request.container)
         if container and not container.exit:
-            raise WrongState(f"container {container.id} is running")
+            raise WrongState(f"container {container.id} is still running")
         if container and container.id in self._commands_in_folder:
             self._waiting.append(call)
             return

@@ -80,7 +80,7 @@ class ShimPods:
         lock = network = -1
         try:
             if len(fds) != 1:
-                raise InvalidArgument("take_pod: there is no listening socket")
+                raise InvalidArgument("take_pod: the request has no listening socket")
             lock = _open_lock(request.sandbox_dir)
             if request.network:
                 network = self._take_network()

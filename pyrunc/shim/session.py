@@ -277,7 +277,7 @@ class SupervisedContainer:
     def exited(self) -> Exit:
         """Return the exit. Raises WrongState before it."""
         if self.exit is None:
-            raise WrongState(f"container {self.id} is running")
+            raise WrongState(f"container {self.id} is still running")
         return self.exit
 
     def state(self) -> messages.ContainerState:

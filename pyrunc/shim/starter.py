@@ -126,7 +126,8 @@ class StartedProcess(SupervisedProcess):
         caller's until this has returned. Raises InvalidArgument."""
         if len(fds) != 1 + len(record.outputs):
             raise InvalidArgument(
-                f"the stored container: {len(fds)} descriptors for {list(record.outputs)}"
+                f"the keeper's entry of a container has {len(fds)} descriptors, not"
+                f" {1 + len(record.outputs)}"
             )
         console_fd = fds[1] if record.terminal and record.outputs else None
         process = cls(record.pid, record.start_time, Cgroup.from_record(record.group), console_fd)
@@ -170,7 +171,8 @@ class PauseProcess(SupervisedProcess):
         if len(fds) != 1 + record.network + len(record.mounts):
             ipc.close_all(fds)
             raise InvalidArgument(
-                f"the stored pause process: {len(fds)} descriptors for {list(record.mounts)}"
+                f"the keeper's entry of a pause process has {len(fds)} descriptors for"
+                f" {len(record.mounts)} mounts"
             )
         group = Cgroup.from_record(record.group) if record.group else None
         netns_fd = fds[1] if record.network else None
@@ -393,7 +395,7 @@ def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, 
     the plan -> descriptor. Raises InvalidSpec, KernelError."""
     for descriptor, name in launch.pinned.items():
         if pause is None or name not in pause.mounts:
-            raise InvalidSpec("mounts", f"there is no mount called {name!r} in this pod")
+            raise InvalidSpec("mounts", f"the pod has no mount {name!r}")
         clones[descriptor] = pinned.clone(pause.mounts[name], f"/proc/{pause.pid}/ns/mnt")
 
 

@@ -122,7 +122,7 @@ def _scheduling(process: Process, path: str) -> None:
         if policy != "SCHED_DEADLINE" and (
             scheduler.runtime or scheduler.deadline or scheduler.period
         ):
-            raise InvalidSpec(at, "runtime, deadline and period belong to SCHED_DEADLINE")
+            raise InvalidSpec(at, "only SCHED_DEADLINE has runtime, deadline and period")
         for i, flag in enumerate(scheduler.flags):
             if flag not in SCHED_FLAGS:
                 raise InvalidSpec(f"{at}.flags[{i}]", f"unknown flag {flag!r}")
@@ -201,7 +201,7 @@ def _mount(mount: Mount, spec: Spec, path: str) -> None:
     if not mount.destination:
         raise InvalidSpec(f"{path}.destination", "must not be empty")
     if bool(mount.uid_mappings) != bool(mount.gid_mappings):
-        raise InvalidSpec(path, "uidMappings and gidMappings come together")
+        raise InvalidSpec(path, "needs both uidMappings and gidMappings, or neither")
     options = mount.options
     bind = "bind" in options or "rbind" in options
     idmap = "idmap" in options or "ridmap" in options
@@ -279,7 +279,7 @@ def _intel_rdt(rdt: Mapping[str, Any]) -> None:
         *rdt.get("schemata", ()),
     ):
         if line and "\n" in line:
-            raise InvalidSpec(at, f"a schema is one line, {line!r} is not")
+            raise InvalidSpec(at, f"{line!r} is not a single line")
     if rdt.get("memBwSchema") and not rdt["memBwSchema"].startswith("MB:"):
         raise InvalidSpec(f"{at}.memBwSchema", "must begin with MB:")
 

@@ -47,7 +47,7 @@ def names(server: Server) -> set[str]:
 
 def test_running_containers_are_removed_only_after_a_question(server: Server) -> None:
     pod(server, "web")
-    error = "remove web: c is running: needs confirmation, but stdin is no terminal; use --force"
+    error = "remove web: c is running: needs confirmation, but stdin is not a terminal; use --force"
     assert call(server, *rm(server, "web")).error == error
     assert call(server, "rmp", "web").error == error
     assert "c is running" in call(server, *rm(server, "c")).error
@@ -270,7 +270,8 @@ def test_cp_reads_and_writes_archives(server: Server, container: str, tree: Path
         in cli(server, "cp", "-", "c:/in", stdin=bad.getvalue(), code=1).stderr
     )
     assert (
-        b"stdin is no archive" in cli(server, "cp", "-", "c:/in", stdin=b"x" * 1000, code=1).stderr
+        b"stdin is not a tar archive"
+        in cli(server, "cp", "-", "c:/in", stdin=b"x" * 1000, code=1).stderr
     )
 
 
@@ -283,7 +284,7 @@ def test_cp_reads_and_writes_archives(server: Server, container: str, tree: Path
         (["nobody:/x", "/tmp/x"], "no such container: 'nobody'"),
         (["/etc/hostname", "c:/new/"], "is not a folder"),
         (["/etc/hostname", "c:/no/such/folder"], "/no/such"),
-        (["/etc", "c:/etc/hosts"], "'hosts' exists and is no folder"),
+        (["/etc", "c:/etc/hosts"], "'hosts' exists and is not a folder"),
     ],
 )
 def test_cp_errors_name_the_path(

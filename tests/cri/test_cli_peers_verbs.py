@@ -136,7 +136,7 @@ def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> No
     )
     assert (
         call(server, "port-forward", "web", "nope").error
-        == "the pod has no port 'nope'; its ports are: http"
+        == "the pod has no port named 'nope'; its named ports are: http"
     )
     with started(server, "port-forward", "web", ":http") as process:
         assert process.stdout is not None

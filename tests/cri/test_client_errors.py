@@ -230,7 +230,9 @@ def test_the_error_reports_a_socket_of_another_program(tmp_path: Path) -> None:
             stack.enter_context(listening(tmp_path / name, answer))
         results = client(*(["--address", f"unix://{tmp_path}/{name}", "ps"] for name in others))
     for name, result in zip(others, results, strict=True):
-        refused(result, f"the program that listens at unix://{tmp_path}/{name} is no CRI server: ")
+        refused(
+            result, f"the program that listens at unix://{tmp_path}/{name} is not a CRI server: "
+        )
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

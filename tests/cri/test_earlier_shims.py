@@ -137,7 +137,7 @@ def test_pods_stay_with_their_shim_while_no_keeper_can_be_started(server: Server
     lock = Path(server.state / "keeper.lock")
     lock.mkdir()
     upgrade(server)
-    line = f"sandbox {pod}: its earlier shim stays for now"
+    line = f"sandbox {pod}: cannot replace its shim of an earlier version"
     assert wait_until(lambda: line in server.tail(1000), 30)
     assert server.status(container).state == api.CONTAINER_RUNNING
     assert shim_pid(server, pod) == earlier

@@ -274,7 +274,7 @@ def test_a_command_mounts_an_image_on_a_folder(tmp_path: Path, store: str, layer
 def test_unmount_refuses_mounts_of_no_image(server: Server, tmp_path: Path) -> None:
     for folder, words in (
         (tmp_path, "nothing is mounted at"),
-        (Path("/proc"), "is no image, but proc"),
+        (Path("/proc"), "is not an image, but a proc file system"),
     ):
         done = call(server, "image", "umount", str(folder))
         assert done.code == 1 and words in done.error

@@ -331,7 +331,7 @@ def test_an_empty_record_is_removed_as_an_unanswered_call(server: Server) -> Non
     assert {p.id for p in server.pods()} == {other} and not server.containers()
     left = [path for record in records for path in record.parent.glob(f"{record.stem}*")]
     assert not left
-    assert "put aside" not in server.tail(200)
+    assert "set aside" not in server.tail(200)
 
 
 @contextlib.contextmanager
@@ -523,7 +523,7 @@ def test_a_container_whose_pod_is_stopped_during_its_creation_is_undone(server: 
     server.stop_pod(pod)
     with pytest.raises(grpc.RpcError) as raised:
         creating.result()
-    assert "was stopped meanwhile" in raised.value.details()
+    assert "was stopped while the container was created" in raised.value.details()
     assert not server.containers()
     assert os.listdir(server.root / "containers") == os.listdir(server.state / "containers") == []
     server.remove_pod(pod)

@@ -122,7 +122,7 @@ spec:
 def test_a_host_path_is_checked_before_anything_runs(server: Server, tmp_path: Path) -> None:
     missing = with_volume(f"hostPath: {{path: {tmp_path}/missing, type: Directory}}")
     error = run(server, missing, code=1).stderr.decode()
-    assert f"'{tmp_path}/missing' does not exist, its type is Directory" in error
+    assert f"'{tmp_path}/missing' does not exist; type Directory requires it" in error
     assert not server.pods() and not list((server.folder / "pods").iterdir())
     run(server, missing.replace("type: Directory", 'type: ""'))
     assert (tmp_path / "missing").is_dir(), "a host path without a type is created"
@@ -167,7 +167,7 @@ def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
     pod, _ = parse(with_volume(f"hostPath: {{path: {volume}}}", "mountPath: /v, subPath: x"))
     with (
         Client(f"unix://{server.socket}") as client,
-        pytest.raises(Error, match="the source of /v, has become a link"),
+        pytest.raises(Error, match="the source of /v, was replaced by a symbolic link"),
     ):
         pod_run.start(client, pod, server.folder / "pods")
     assert not server.pods()

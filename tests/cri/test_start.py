@@ -114,7 +114,7 @@ def test_a_failing_plugin_does_not_block_the_start(server: Server, fault: str) -
     began = time.monotonic()
     server.start()
     assert time.monotonic() - began < SOON_S
-    assert "unfinished sandbox" in server.tail()
+    assert "partly created sandbox" in server.tail()
     nothing_but_networks(server)
     mended.touch()
     assert wait_until(lambda: not list((server.root / "network").glob("*.json")), 2 * SOON_S), (

@@ -98,7 +98,7 @@ def test_a_pod_of_a_missing_plugin_stays_until_its_removal_is_forced(
         f"pyrunc-cri: warning: the pod's network was not detached: {gone}" in done.stderr.decode()
     )
     assert re.search(
-        rf"network of sandbox {pod} is released in spite of an error: {re.escape(gone)}",
+        rf"network of sandbox {pod} was released although a CNI plugin failed: {re.escape(gone)}",
         server.log.read_text(),
     )
     nothing_left(server)
@@ -109,12 +109,12 @@ def test_a_pod_with_a_failed_roll_back_is_listed_and_removed_by_force(
 ) -> None:
     configure(server, "broken")
     install(server, "broken", "#!/bin/sh\necho no >&2\nexit 7\n")
-    assert "CNI plugin broken ended ADD with 7: no" in run(server, tmp_path, code=1)
+    assert "CNI plugin broken failed ADD with exit code 7: no" in run(server, tmp_path, code=1)
     (pod,) = server.pods()
     assert [i["action"] for i in gc(server) if i["kind"] == "address"] == []
-    assert "ended DEL with 7" in cli(server, "rm", pod.id, code=1).stderr.decode()
+    assert "failed DEL with exit code 7" in cli(server, "rm", pod.id, code=1).stderr.decode()
     server.restart()
-    assert "ended DEL with 7" in cli(server, "rm", "--force", pod.id).stderr.decode()
+    assert "failed DEL with exit code 7" in cli(server, "rm", "--force", pod.id).stderr.decode()
     nothing_left(server)
 
 
@@ -189,7 +189,7 @@ def test_gc_releases_the_network_of_a_lost_pod_only_by_force(
     assert failed["action"] == "failed" and gone in failed["why"]
     assert address("--force", code=0)["action"] == "removed" and not record.exists()
     assert (
-        f"network of sandbox {pod} is released in spite of an error: {gone}"
+        f"network of sandbox {pod} was released although a CNI plugin failed: {gone}"
         in server.log.read_text()
     )
     nothing_left(server)

@@ -377,7 +377,7 @@ def test_a_full_disk_ends_no_pod() -> None:
                 file.write(b"\0" * 4096)
         shim = lose_shim(server, pod)
         assert server.output(container, "echo", "here") == "here\n"
-        assert "is not recorded on the disk" in server.tail()
+        assert "cannot write to disk which shim serves it now" in server.tail()
         filler.unlink()
         for _ in range(2):
             server.restart()

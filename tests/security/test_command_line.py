@@ -76,7 +76,7 @@ def test_a_restart_follows_no_link_of_the_container(
     ok(server, "run", "--folder", str(pods), "-", stdin=manifest)
     ok(server, "restart", "-t", "0", "main")
     for target, problem in (
-        (canary.path, f"{volume}/x, the source of /v, has become a link"),
+        (canary.path, f"{volume}/x, the source of /v, was replaced by a symbolic link"),
         (nowhere, f"'{volume}/x' is a link that leads nowhere"),
     ):
         container = next(c.id for c in server.containers() if c.state == 1)

@@ -51,7 +51,7 @@ def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise WrongState(
-            f"{verb} {_named(things)}: needs confirmation, but stdin is no terminal; use --force"
+            f"{verb} {_named(things)}: needs confirmation, but stdin is not a terminal; use --force"
         )
     for each in things[:LISTED_MAX] if len(things) > 1 else ():
         click.echo(f"  {printable(each)}", err=True)
@@ -72,7 +72,7 @@ def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> N
     if not click.confirm(
         f"{printable(name)} belongs to kubelet, which makes it again: {verb} it?", err=True
     ):
-        raise WrongState(f"{name} is unchanged")
+        raise WrongState(f"not confirmed: {name} is unchanged")
 
 
 def _named(things: Sequence[str]) -> str:

@@ -157,7 +157,8 @@ class Client:
             if reason is None and self._answered:
                 reason = f"the connection to {self._address} broke: {details}"
             return ServerError(
-                reason or f"the program that listens at {self._address} is no CRI server: {details}"
+                reason
+                or f"the program that listens at {self._address} is not a CRI server: {details}"
             )
         if code == Code.UNIMPLEMENTED and re.match(UNKNOWN_CALL, details, re.IGNORECASE):
             return UnsupportedCall(

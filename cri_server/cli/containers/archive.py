@@ -59,7 +59,7 @@ def extract(copy: Copy, target: int) -> None:
             for member in archive:
                 _extract(copy, archive, member, target)
     except tarfile.TarError as error:
-        raise WrongState(f"stdin is no archive: {error}") from None
+        raise WrongState(f"stdin is not a tar archive: {error}") from None
 
 
 def _extract(copy: Copy, archive: tarfile.TarFile, member: tarfile.TarInfo, target: int) -> None:

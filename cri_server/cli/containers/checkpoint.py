@@ -47,7 +47,9 @@ def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> No
             raise WrongState(f"{name} is not running")
         place = Path(os.path.abspath(export or default_name(target)))
         if os.path.lexists(place):
-            raise AlreadyExists(f"{place} exists")
+            raise AlreadyExists(
+                f"{place} exists already; name another file or folder with --export"
+            )
         if target.is_pod:
             _pod(client, target, place, timeout)
         else:

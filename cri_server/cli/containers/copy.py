@@ -128,7 +128,7 @@ def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
         path = path.removesuffix("/").removesuffix("/.")
     above, _, name = path.rpartition("/")
     if name == "..":
-        raise InvalidArgument(f"{path} ends with '..'")
+        raise InvalidArgument(f"{path}: the last component of a path must not be '..'")
     with _folder_at(root, above or "/") as folder:
         yield folder, name or "."
 

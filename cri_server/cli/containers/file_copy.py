@@ -129,7 +129,7 @@ class Copy:
             return os.open(name, FOLDER, dir_fd=target)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise WrongState(f"{name!r} exists and is no folder") from None
+                raise WrongState(f"{name!r} exists and is not a folder") from None
             raise
 
     def finish(self, status: os.stat_result, descriptor: int) -> None:

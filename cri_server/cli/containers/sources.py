@@ -46,7 +46,7 @@ def check(
         if mount.container_path in places and _source_of(mount, sources_by_path) != mount.host_path:
             raise ServerError(
                 f"container {config.metadata.name}: {mount.host_path}, the source of"
-                f" {mount.container_path}, has become a link"
+                f" {mount.container_path}, was replaced by a symbolic link"
             )
 
 

@@ -152,7 +152,7 @@ class Choice:
             names = ", ".join(c.metadata.name for c in target.running)
             running = f"{names} {'are' if len(target.running) > 1 else 'is'} running"
             if not ownership.confirm(verb, [f"{target.name}: {running}"], force=self.force):
-                raise WrongState(f"{target.name} is unchanged: {running}")
+                raise WrongState(f"not confirmed: {target.name} is unchanged ({running})")
 
 
 def _stop_command(verb: str, text: str, *, only_pods: bool) -> click.Command:

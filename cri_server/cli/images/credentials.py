@@ -184,7 +184,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 def _config(login: _FileLogin) -> api.AuthConfig:
     place, registry, content = str(login.file), login.registry, login.content
     if not isinstance(content, dict):
-        raise InvalidSpec(place, f"the login for {registry} is no object")
+        raise InvalidSpec(place, f"the login for {registry} is not an object")
     if content.get("identitytoken"):
         token = str(content["identitytoken"])
         return api.AuthConfig(identity_token=token, server_address=registry)

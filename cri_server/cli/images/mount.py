@@ -56,7 +56,9 @@ def umount(folder: Path) -> None:
     if not mounts:
         raise WrongState(f"nothing is mounted at {folder}")
     if not _is_ours(mounts[-1]):
-        raise WrongState(f"the mount at {folder} is no image, but {mounts[-1].kind}")
+        raise WrongState(
+            f"the mount at {folder} is not an image, but a {mounts[-1].kind} file system"
+        )
     kernel_mount.umount2(path)
 
 

@@ -90,7 +90,9 @@ def log_limits(metadata: pod_model.Metadata) -> RotationLimits:
     path = f"metadata.annotations[{log_rotation.ANNOTATION}]"
     size, _, files = text.partition(" ")
     if not (re.fullmatch("[0-9]{1,6}", files) and int(files) >= log_rotation.LEAST_FILES):
-        raise InvalidSpec(path, f"{text!r} is not a size and a number of files from 2 on: 10Mi 5")
+        raise InvalidSpec(
+            path, f"{text!r}: expected a size and a number of files, at least 2, such as 10Mi 5"
+        )
     return RotationLimits(int(quantity(size, path)), int(files))
 
 
@@ -151,7 +153,7 @@ def _host_ports(named: list[tuple[str, ContainerManifest]], spec: PodSpec) -> No
             where = f"{place}.hostPort"
             if spec.host_network and port.host_port not in (0, port.container_port):
                 raise InvalidSpec(
-                    where, f"{port.host_port} must be the containerPort with hostNetwork"
+                    where, f"{port.host_port} differs from containerPort, which hostNetwork forbids"
                 )
             number = port.container_port if spec.host_network else port.host_port
             if number:
@@ -180,7 +182,9 @@ def _mounts(container: ContainerManifest, path: str, volumes: set[str]) -> None:
     for place, mount in mounts:
         _mount(mount, place, volumes)
         if mount.mount_propagation == "Bidirectional" and not container.security_context.privileged:
-            raise InvalidSpec(f"{place}.mountPropagation", "Bidirectional needs privileged")
+            raise InvalidSpec(
+                f"{place}.mountPropagation", "Bidirectional needs a privileged container"
+            )
     paths = ((f"{place}.mountPath", posixpath.normpath(m.mount_path)) for place, m in mounts)
     _once(paths, "is mounted over twice")
 

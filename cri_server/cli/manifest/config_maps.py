@@ -203,7 +203,7 @@ def _literal(content: bytes, path: str) -> str:
         # kubelet expands $(NAME) in `value` only, never in values from other objects.
         return content.decode().replace("$", "$$")
     except UnicodeDecodeError:
-        raise InvalidSpec(path, "its content is not text") from None
+        raise InvalidSpec(path, "the content is not UTF-8 text") from None
 
 
 # -- environments
@@ -445,7 +445,7 @@ def _file(item: ConfigMapItem | DownwardItem, content: bytes, default_mode: int)
 
 def _downward(item: DownwardItem, pod: Mapping[str, Any], path: str) -> bytes:
     if (item.field_ref is None) == (item.resource_field_ref is None):
-        raise InvalidSpec(path, "needs one of fieldRef, resourceFieldRef")
+        raise InvalidSpec(path, "needs exactly one of fieldRef and resourceFieldRef")
     if item.field_ref is not None:
         return _field(item.field_ref.field_path, pod, f"{path}.fieldRef").encode()
     assert item.resource_field_ref is not None

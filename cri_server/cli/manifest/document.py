@@ -72,7 +72,7 @@ def _object(document: Any) -> dict[str, Any]:
     """Check that a document is a Pod, a ConfigMap or a Secret. Raises InvalidSpec."""
     if not isinstance(document, dict):
         raise InvalidSpec(
-            "", f"expected one Pod, found {'a list' if isinstance(document, list) else 'no object'}"
+            "", f"expected one Pod, found {'a list' if isinstance(document, list) else 'a scalar'}"
         )
     kind = document.get("kind")
     if kind is None:
@@ -115,4 +115,4 @@ def _check_text(text: str, path: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidSpec(path, f"{text!r} is not text") from None
+        raise InvalidSpec(path, f"{text!r} has a character that UTF-8 cannot encode") from None

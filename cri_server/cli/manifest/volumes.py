@@ -93,7 +93,7 @@ def _check_host_path(volume: pod_model.HostPath, where: str) -> None:
     except FileNotFoundError:
         if not volume.type.endswith("OrCreate"):
             raise NotFound(
-                f"{where}: {volume.path!r} does not exist, its type is {volume.type}"
+                f"{where}: {volume.path!r} does not exist; type {volume.type} requires it"
             ) from None
         return _create(volume)
     except OSError as error:
@@ -150,6 +150,6 @@ def _open_beneath(root: int, path: str) -> int:
     except KernelError as error:
         if error.errno in (errno.EXDEV, errno.ELOOP):
             raise WrongState(
-                f"subPath {path.removeprefix('./')!r} leaves its volume through a link"
+                f"subPath {path.removeprefix('./')!r} leaves its volume through a symbolic link"
             ) from None
         raise

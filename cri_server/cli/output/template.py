@@ -154,7 +154,7 @@ class Template:
         if isinstance(value, Mapping):
             value = value.values()
         if isinstance(value, str) or not hasattr(value, "__iter__"):
-            raise self._wrong(f"{block.pipe!r} is no list")
+            raise self._wrong(f"{block.pipe!r} is not a list")
         return "".join(self._parts(block.parts, each, root) for each in value)
 
     def _pipe(self, text: str, dot: Any, root: Any) -> Any:
@@ -219,7 +219,7 @@ class Template:
         function, *rest = arguments
         if not callable(function):
             if rest or piped:
-                raise self._wrong(f"{function!r} is no function")
+                raise self._wrong(f"{function!r} is not a function")
             return function
         values = [*rest, *piped]
         if function is FUNCTIONS["join"] and len(values) == 2 and isinstance(values[0], str):
@@ -232,7 +232,7 @@ class Template:
     def _field(self, value: Any, path: str) -> Any:
         for name in filter(None, path.split(".")):
             if not isinstance(value, Mapping):
-                raise self._wrong(f"{path!r}: {name!r} is looked up in a value that is no object")
+                raise self._wrong(f"{path!r}: the value before {name!r} is not an object")
             # docker's templates use Go's field names (`.State`), JSON has lower case.
             key = name if name in value else _same(name, value)
             if key is None:

@@ -99,7 +99,8 @@ def named_port(client: Client, pod: str, name: str) -> int:
             return int(port["containerPort"])
     names = {str(port["name"]) for port in ports if port.get("name")}
     raise NotFound(
-        f"the pod has no port {name!r}; its ports are: {', '.join(sorted(names)) or '-'}"
+        f"the pod has no port named {name!r}; its named ports are:"
+        f" {', '.join(sorted(names)) or '-'}"
     )
 
 

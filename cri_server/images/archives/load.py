@@ -218,7 +218,10 @@ def _blob(
     is_cancelled: Callable[[], bool],
 ) -> str:
     if entry.sparse is not None:
-        raise BadLayer(f"{tar_headers.quoted(entry.name)}: a sparse file in an archive of images")
+        raise BadLayer(
+            f"{tar_headers.quoted(entry.name)}: sparse files are not supported in an archive"
+            " of images"
+        )
     digest = _digest_in_layout(name)
     with Ingest(blobs, algorithm_of(digest)) as ingest:
         for piece in stream.pieces(entry.stored):

@@ -7,8 +7,6 @@ posix_acl_valid, posix_acl_equiv_mode).
 
 from __future__ import annotations
 
-import errno
-import os
 import stat
 from struct import Struct
 
@@ -33,9 +31,13 @@ def effective_attributes(
     effective = {}
     for name, value in requested.items():
         if len(name) > NAME_LIMIT_BYTES:
-            raise BadLayer(f"an attribute: {os.strerror(errno.ERANGE)}")
+            raise BadLayer(
+                f"an extended attribute has a name of more than {NAME_LIMIT_BYTES} bytes"
+            )
         if len(value) > VALUE_LIMIT_BYTES:
-            raise BadLayer(f"an attribute: {os.strerror(errno.E2BIG)}")
+            raise BadLayer(
+                f"an extended attribute has a value of more than {VALUE_LIMIT_BYTES} bytes"
+            )
         if name == ACL_ACCESS:
             mode, acl = _access_list(mode, value)
             if acl:

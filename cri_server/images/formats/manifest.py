@@ -174,7 +174,7 @@ def parse(data: bytes, media_type: str = "") -> Manifest | ImageIndex:
         )
     # The same CVE: a document that is a manifest and an index.
     if "layers" in document and "manifests" in document:
-        raise BadManifest("manifest: it has both layers and manifests")
+        raise BadManifest("manifest: the document has both layers and manifests")
     if kind in INDEXES:
         return _index(document)
     if kind in MANIFESTS:
@@ -350,7 +350,10 @@ def _manifest(document: dict[str, Any]) -> Manifest:
     _refuse_artifact(raw, layers, others)
     raw.config.check("manifest: config")
     if raw.config.size > LIMIT_BYTES:
-        raise BadManifest(f"manifest: a configuration of {raw.config.size} bytes")
+        raise BadManifest(
+            f"manifest: the image configuration has {raw.config.size} bytes; the limit is"
+            f" {LIMIT_BYTES}"
+        )
     for number, layer in enumerate(everything):
         if layer not in others:
             layer.check(f"manifest: layers[{number}]")
@@ -384,9 +387,10 @@ def check_layers(manifest: Manifest, config: ImageConfiguration) -> None:
     BadManifest."""
     if len(config.diff_ids) != len(manifest.layers):
         kinds = ", ".join(dict.fromkeys(layer.media_type[:100] for layer in manifest.others))
-        beside = f" beside {kinds[:300]}" if kinds else ""
+        beside = f" and {kinds[:300]}" if kinds else ""
         raise BadManifest(
-            f"{len(manifest.layers)} layers{beside}, but {len(config.diff_ids)} diff ids"
+            f"the manifest has {len(manifest.layers)} layers{beside}, but the image"
+            f" configuration has {len(config.diff_ids)} diff ids"
         )
 
 

@@ -46,7 +46,7 @@ class IncomingBlob(ABC):
         if size is not None and self.size != size:
             raise DigestMismatch(f"blob {digest} has {self.size} bytes, not {size}")
         if self.digest != digest:
-            raise DigestMismatch(f"blob {digest} has the content of {self.digest}")
+            raise DigestMismatch(f"blob {digest}: the content has the digest {self.digest}")
 
 
 class InMemory(IncomingBlob):

@@ -99,7 +99,9 @@ def check_count(count: int, limits: UnpackLimits) -> None:
 def _check(entry: TarMember, limits: UnpackLimits) -> None:
     name = quoted(entry.name)
     if entry.kind == tar_headers.FILE and entry.size > limits.size_bytes:
-        raise ResourceExhausted(f"{name}: a file of {entry.size} bytes: {limits.reason}")
+        raise ResourceExhausted(
+            f"{name}: a file of {entry.size} bytes is too large: {limits.reason}"
+        )
     if entry.kind == tar_headers.SYMLINK and not entry.link:
         raise BadLayer(f"{name}: the symbolic link has no target")
     if entry.major >= MAJOR_LIMIT or entry.minor >= MINOR_LIMIT:
@@ -128,7 +130,7 @@ def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
         return None
     hidden = last.removeprefix(WHITEOUT)
     if hidden in (b"", b".", b".."):
-        raise BadLayer(f"{quoted(entry.name)}: a whiteout without a name")
+        raise BadLayer(f"{quoted(entry.name)}: the whiteout names no file")
     return HIDDEN, [*folder, hidden]
 
 
@@ -190,7 +192,7 @@ def supported_attributes(entry: TarMember) -> dict[bytes, bytes]:
     ACLs, `user.*`. Others affect the host, and `*.overlay.*` would control overlayfs. Raises
     BadLayer."""
     if any(b"\0" in name for name in entry.xattrs):
-        raise BadLayer(f"{quoted(entry.name)}: an attribute whose name has a NUL byte")
+        raise BadLayer(f"{quoted(entry.name)}: the name of an extended attribute has a NUL byte")
     return {name: value for name, value in entry.xattrs.items() if _is_supported(name)}
 
 

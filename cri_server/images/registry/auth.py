@@ -164,10 +164,12 @@ def token_request(
     contacted."""
     parts = _split(challenge.parameters.get("realm", ""))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise PeerError(f"{host.netloc}: the challenge names no token server")
+        raise PeerError(
+            f"{host.netloc}: the WWW-Authenticate header of the registry names no token server"
+        )
     if parts.scheme == "http" and host.url.startswith("https://") and login != ANONYMOUS:
-        text = "is not on https, and would get a secret"
-        raise PeerError(f"{host.netloc}: its token server {parts.netloc} {text}")
+        text = "does not use https: refused to send it the credentials"
+        raise PeerError(f"{host.netloc}: the token server {parts.netloc} {text}")
     fields = {
         "service": challenge.parameters.get("service", ""),
         "scope": challenge.parameters.get("scope") or scope,

@@ -273,7 +273,7 @@ class Registry:
         while piece := self._session.read(response, CHUNK_BYTES):
             data += piece
             if len(data) > limit_bytes:
-                raise PeerError(f"{host.netloc}: {what} of more than {limit_bytes} bytes")
+                raise PeerError(f"{host.netloc}: {what} has more than {limit_bytes} bytes")
         return bytes(data)
 
     # ---- blobs
@@ -457,10 +457,13 @@ class Registry:
             # The token server may be overloaded, which is no refusal of the login.
             if response.status in _RETRIED:
                 raise _overloaded(
-                    f"{host.netloc}: its token server answered {response.status}", response
+                    f"{host.netloc}: the token server answered HTTP status {response.status}",
+                    response,
                 )
             if response.status != 200:
-                raise Unauthorized(f"{host.netloc}: its token server answered {response.status}")
+                raise Unauthorized(
+                    f"{host.netloc}: the token server answered HTTP status {response.status}"
+                )
             return logins.read_token(
                 self._all(host, response, logins.TOKEN_LIMIT_BYTES, "a token"), host.netloc
             )

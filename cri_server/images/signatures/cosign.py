@@ -89,7 +89,9 @@ def check_scope(rules: SignaturePolicy, reference: Reference) -> None:
     """Raise SignatureValidationFailed if the policy rejects all images of the reference's scope."""
     scope, requirements = rules.requirements(reference)
     if any(requirement.type == policy.REJECT for requirement in requirements):
-        raise SignatureValidationFailed(f"rejected by {rules.path}, {scope}")
+        raise SignatureValidationFailed(
+            f"the image is rejected by the signature policy {rules.path}, scope {scope}"
+        )
 
 
 def _require(
@@ -107,7 +109,7 @@ def _require(
     reasons = []
     for digest, payload, signature in signatures:
         if not any(_verifies(key, payload, signature) for key in keys):
-            reasons.append("a signature is not by a key of the policy")
+            reasons.append("a signature does not verify with any key of the policy")
         elif reason := _mismatch(payload, digest, requirement, reference):
             reasons.append(reason)
         else:

@@ -282,7 +282,7 @@ class Catalog:
                 not_unpacked.append(name)
                 continue
             except Error as error:
-                log.warning("image %s is dropped: %s", name, error)
+                log.warning("image %s is removed from the store: %s", name, error)
                 continue
             complete.append(name)
             contents[name.target.digest] = content

@@ -134,7 +134,9 @@ class LayerFiles:
     def _commit(self, source: str, path: Path) -> None:
         status = os.lstat(source)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise DigestMismatch(f"{source} was not made by a job")
+            raise DigestMismatch(
+                f"{source} is not a regular file with one hard link, as a layer job writes it"
+            )
         with closing_fd(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
             self._seal(fd, path)
             # Now and not in `sync`, so that the disk writes while other layers are made.

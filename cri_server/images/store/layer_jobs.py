@@ -174,12 +174,10 @@ async def _in_process(
             async with asyncio.timeout(_JOB_END_S):
                 await ended.wait()
         except TimeoutError:
-            log.warning("a job on a layer has ended, but its process has not")
+            log.warning("a layer job has reported its result, but its process still runs")
         finally:
             loop.remove_reader(reading)
             os.close(reading)
     if result.exit_code:
         last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PeerError(
-            f"a job on a layer failed with exit code {result.exit_code}: {last_line[:300]}"
-        )
+        raise PeerError(f"a layer job failed with exit code {result.exit_code}: {last_line[:300]}")

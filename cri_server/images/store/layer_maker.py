@@ -219,7 +219,11 @@ class LayerMaker:
             tars.finish()
             await asyncio.wait([making])
             if not making.cancelled() and (error := making.exception()):
-                log.debug("index %s was not built while its tars were written: %s", chain_id, error)
+                log.debug(
+                    "layer %s: its index was not built while its tars were written: %s",
+                    chain_id,
+                    error,
+                )
             tars.close()
 
     async def _ensure_tar(

@@ -62,7 +62,7 @@ class MountStore:
                     elif entry:
                         ipc.close_all(entry.fds)
             except Error as error:
-                log.info("no stored mounts of images: %s", error)
+                log.info("cannot take over stored mounts of images: %s", error)
             finally:
                 self._disconnect()
             self._stored.update(taken)
@@ -80,7 +80,7 @@ class MountStore:
             except Unavailable as error:  # it is put when the keeper has been started
                 log.debug("%s", error)
             except Error as error:
-                log.warning("the mount of an image is not stored: %s", error)
+                log.warning("cannot store the mount of an image in the keeper: %s", error)
             finally:
                 self._disconnect()
 

@@ -80,7 +80,7 @@ class Mounts:
             if fd >= 0 and is_mount_of(fd, content.chain[-1]):
                 self._mounts[content.chain[-1]] = ImageMount(stored.pop(name), image, name)
         for name, fd in stored.items():
-            log.info("the stored descriptor %s belongs to no image of the store", name)
+            log.info("closed the stored mount %s: it belongs to no image", name)
             os.close(fd)
             self._store.remove(name)
 

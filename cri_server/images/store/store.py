@@ -86,7 +86,7 @@ class Store:
             try:
                 await self._rebuild(name)
             except Error as error:
-                log.warning("image %s is dropped: %s", name, error)
+                log.warning("image %s is removed from the store: %s", name, error)
         await self.collect()
 
     def _open(self) -> list[Name]:
@@ -101,7 +101,7 @@ class Store:
     def _choose_form(self) -> None:
         sharing = sharing_obstacle() if self._kind == "auto" else ""
         if sharing:
-            log.info("new images are unpacked, because if they were mounted, %s", sharing)
+            log.info("new images are unpacked and not mounted: %s", sharing)
         unpacks = self._kind == "unpacked" or bool(sharing)
         if unpacks and self.files.empty:
             return
@@ -129,7 +129,7 @@ class Store:
 
     async def _rebuild(self, name: Name) -> None:
         what = "indexing" if self.policy.erofs else "unpacking"
-        log.warning("image %s: %s its layers again", name, what)
+        log.warning("image %s: layers were missing; %s them again", name, what)
         content = await in_thread(lambda: self.catalog.read(name.target))
         async with self.loading():
             await self.maker.make_all(content.manifest, content.diff_ids, _stored_blobs())
@@ -204,7 +204,10 @@ class Store:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            log.warning("the image store is full: content is removed before the index is written")
+            log.warning(
+                "the disk of the image store is full: removing image content before writing"
+                " the index"
+            )
             self.catalog.remove_in_memory(names)
             self._collect()
             self._empty_trash()

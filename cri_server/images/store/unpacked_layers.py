@@ -179,7 +179,7 @@ def refuse_links(folder: str) -> None:
         except FileNotFoundError:
             raise NotFound(f"{folder} has no {name}") from None
         if not is_kind(status.st_mode) or status.st_size > RECORD_LIMIT_BYTES:
-            raise DamagedRecord(f"{folder}/{name} was not made by the unpacker")
+            raise DamagedRecord(f"{folder}/{name} has the wrong file type or is too large")
 
 
 def make_devices(tree: str, layer: Layer) -> None:

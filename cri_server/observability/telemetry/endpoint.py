@@ -56,7 +56,7 @@ class Endpoint:
             self._server = await self._listen()
         except OSError as error:
             raise WrongState(
-                f"metrics.address {self._address}: {error.strerror or error}"
+                f"metrics.address {self._address}: cannot listen: {error.strerror or error}"
             ) from None
 
     async def _listen(self) -> asyncio.Server:
@@ -146,7 +146,7 @@ class Endpoint:
         try:
             return await route(accept.decode("latin-1"))
         except (Error, OSError) as error:
-            log.warning("metrics: %s", error)
+            log.warning("cannot answer a request for metrics: %s", error)
         except Exception:
             log.exception("metrics: unexpected error")
         return Reply(500, b"see the server's log\n")

@@ -110,7 +110,7 @@ class Exporter:
             try:
                 _send(tracer, *queued)
             except Exception as error:  # must not end the thread
-                log.warning("tracing: %s: %s", queued[0], error)
+                log.warning("tracing: cannot send %s: %s", queued[0], error)
         self._provider.shutdown()
         self._closed.set()
 

@@ -214,7 +214,9 @@ async def test_only_layers_with_a_file_system_have_diff_ids(
     for blob in blobs.values():
         registry.put_blob(blob)
     registry.put_manifest("app:v1", json.dumps(document).encode(), types.OCI_MANIFEST)
-    with pytest.raises(PeerError, match="2 layers beside application/wasm, but 3 diff ids"):
+    with pytest.raises(
+        PeerError, match="2 layers and application/wasm, but the image configuration has 3 diff ids"
+    ):
         await service.pull(f"{registry.host}/app:v1")
 
 

@@ -626,9 +626,7 @@ async def test_a_compromised_decoder_cannot_change_a_layer(
     """CVE class: code execution in an inflate library. The layer is refused, so that no other image
     gets content that the decoder invented."""
     registry.push("app:v1", image([layer({"file": "right" * 1000})]))
-    with pytest.raises(
-        PeerError, match=r"the layer's content is|truncated|a job on a layer failed"
-    ):
+    with pytest.raises(PeerError, match=r"the layer's content is|truncated|a layer job failed"):
         await deceived.pull(f"{registry.host}/app:v1")
     assert await deceived.list() == [] and left_over(tmp_path) == set()
 

@@ -150,7 +150,7 @@ async def test_a_bridge_that_fails_releases_the_address_of_a_foreign_plugin(node
     node.configure(node.bridge())
     await node.attach(node.host.pod())
     node.configure(node.bridge(ipam={"type": "my-ipam"}))
-    with pytest.raises(PeerError, match="forceAddress would replace it"):
+    with pytest.raises(PeerError, match="forceAddress replaces the address"):
         await node.attach(node.host.pod())
     # The bridge plugin undoes its ADD; then the server rolls the whole chain back.
     assert node.log().split() == ["ADD", "DEL", "DEL"]

@@ -20,9 +20,9 @@ async def test_del_calls_only_plugins_whose_add_began(node: Node) -> None:
     node.plugin("fails", f"{note}; exit 1")
     node.configure({"type": "first"}, {"type": "fails"}, {"type": "later"})
     pod = node.host.pod()
-    with pytest.raises(PeerError, match="CNI plugin fails ended ADD") as failed:
+    with pytest.raises(PeerError, match="CNI plugin fails failed ADD") as failed:
         await node.attach(pod)
-    assert "the roll-back failed too: CNI plugin fails ended DEL" in failed.value.__notes__[0]
+    assert "the roll-back failed too: CNI plugin fails failed DEL" in failed.value.__notes__[0]
     node.restart()
     node.plugin("fails", note)
     await node.network.detach(pod.id)
@@ -53,7 +53,7 @@ async def test_a_network_that_cannot_be_detached_is_released_with_its_errors(
     assert node.network.has_record(pod.id) and not clean(node)
     refused = await node.network.release(pod.id)
     assert [line.partition(":")[0] for line in refused] == [
-        "CNI plugin refuses ended DEL with 3",
+        "CNI plugin refuses failed DEL with exit code 3",
         f"CNI plugin 'leaves' is not in {node.folder}/bin",
     ]
     pod.close()

@@ -131,7 +131,8 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
     assert result.ips == ("10.9.9.9",)
     log = node.log()
     for line in (
-        "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-1",
+        "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-"
+        "1",
         "CNI_IFNAME=eth0",
         f"CNI_NETNS={node.name_of(pod)}",
         f"CNI_PATH={node.folder}/bin:{node.folder}/state/bin",
@@ -259,10 +260,10 @@ async def test_a_failing_del_keeps_the_attachment_for_a_retry(node: Node) -> Non
     pod = node.host.pod()
     await node.attach(pod)
     for _ in range(2):
-        with pytest.raises(PeerError, match="ended DEL with 3"):
+        with pytest.raises(PeerError, match="failed DEL with exit code 3"):
             await node.network.detach(pod.id, pod.path)
         assert node.recorded() == {pod.id}
-    assert any("ended DEL" in line for line in await node.network.reconcile([]))
+    assert any("failed DEL" in line for line in await node.network.reconcile([]))
     node.plugin("stubborn", "exit 0")
     await node.network.detach(pod.id, pod.path)
     assert node.recorded() == set()

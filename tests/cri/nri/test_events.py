@@ -322,4 +322,4 @@ def test_a_plugin_that_dies_during_a_request_fails_nothing(
         container = server.launch(server.run_pod())
         plugin.wait(lambda: plugin.closed)
         assert "CreateContainer" in other.methods(container)
-        assert "NRI plugin 05-test is dropped: CreateContainer" in server.tail()
+        assert "NRI plugin 05-test is disconnected: CreateContainer" in server.tail()

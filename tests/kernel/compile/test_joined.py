@@ -118,7 +118,7 @@ def test_id_maps_must_equal_those_of_the_joined_user_namespace(box: Box, elsewhe
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid")
     box.linux["uidMappings"] = box.linux["gidMappings"] = [{**MAPS[0], "size": 10}]
     with pytest.raises(
-        InvalidSpec, match=r"linux\.uidMappings: are not those of the user namespace"
+        InvalidSpec, match=r"linux\.uidMappings: differ from the mappings of the user namespace"
     ):
         box.run("true")
 

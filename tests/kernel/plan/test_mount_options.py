@@ -200,7 +200,7 @@ def test_a_mapped_tree_has_mapped_owners(
     ("mount", "words"),
     [
         ({"options": ["bind", "idmap"]}, "idmap needs mappings or a user namespace"),
-        ({"options": ["bind"], "uidMappings": MAPS}, "come together"),
+        ({"options": ["bind"], "uidMappings": MAPS}, "needs both uidMappings and gidMappings"),
         (
             {"options": ["idmap"], "type": "tmpfs", "uidMappings": MAPS, "gidMappings": MAPS},
             "only bind mounts",

@@ -202,7 +202,7 @@ def test_kubernetes_defaults_and_nulls_are_fine(path: str, value: Any) -> None:
     [
         ("", "expected one Pod, found 0"),
         ("[1]", "expected one Pod, found a list"),
-        ("just text", "expected one Pod, found no object"),
+        ("just text", "expected one Pod, found a scalar"),
         ("a: 1\n---\nb: 1", "kind: is required"),
         ("a: 1", "kind: is required"),
         (
@@ -212,7 +212,7 @@ def test_kubernetes_defaults_and_nulls_are_fine(path: str, value: Any) -> None:
                 " it a name"
             ),
         ),
-        ("{kind: List, items: [1, 2]}", "expected one Pod, found no object"),
+        ("{kind: List, items: [1, 2]}", "expected one Pod, found a scalar"),
         (
             "{kind: PodList}",
             "kind: run supports only Pod, ConfigMap and Secret, not 'PodList'",
@@ -318,7 +318,7 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         (
             "spec.containers.0.volumeMounts.0.mountPropagation",
             "Bidirectional",
-            "mountPropagation: Bidirectional needs privileged",
+            "mountPropagation: Bidirectional needs a privileged container",
         ),
         (
             "spec.containers.0.volumeMounts.0.recursiveReadOnly",
@@ -373,7 +373,7 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         (
             "spec.containers.0.command",
             ["\ud800"],
-            "spec.containers[0].command[0]: '\\ud800' is not text",
+            "spec.containers[0].command[0]: '\\ud800' has a character that UTF-8 cannot encode",
         ),
         ("spec.dnsPolicy", "Nine", "spec.dnsPolicy: invalid enum value 'Nine'"),
     ],

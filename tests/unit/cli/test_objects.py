@@ -239,7 +239,7 @@ def test_probes_are_reported() -> None:
                 ),
                 MAP,
             ],
-            "its content is not text",
+            "the content is not UTF-8 text",
         ),
         (
             [pod([{"name": "v", "configMap": {"name": "x"}}])],

@@ -80,7 +80,7 @@ def test_a_missing_class_is_refused(tmp_path: Path) -> None:
     [
         ("Classes: {a: [{Weight: 5}]}", "weight 5 is not in 10..1000"),
         ("Classes: {a: [{Weihgt: 50}]}", "unknown field `Weihgt`"),
-        ("Classes: {a: [{ThrottleReadBps: 1M}]}", "a limit without Devices"),
+        ("Classes: {a: [{ThrottleReadBps: 1M}]}", "an entry has a limit, but no Devices"),
         ("Classes: {a: [{Devices: [/etc], Weight: 50}]}", "'/etc' is not in /dev"),
         ("Classes: {a: [{Weight: 5x}]}", "'5x' is not a quantity"),
         ("Classes: [", "while parsing"),

@@ -77,7 +77,7 @@ def test_more_names_and_numbers_than_descriptors(monkeypatch: pytest.MonkeyPatch
     assert (
         receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}) == {}
     )
-    assert "LISTEN_FDS: descriptor 1048576, a: " in caplog.text
+    assert "LISTEN_FDS: cannot take over descriptor 1048576 (a): " in caplog.text
     assert receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "two"}) == {}
     assert "LISTEN_FDS=two is not a number" in caplog.text
 

@@ -61,7 +61,7 @@ def test_images_are_unpacked_where_containers_cannot_share_a_mount() -> None:
     configured to mount images does not start there."""
     with Server(network=False) as server:
         assert (
-            "images are unpacked, because if they were mounted, each container would have its own"
+            "images are unpacked and not mounted: each container would have its own"
             " mount" in server.log.read_text()
         )
         server.load_image()
