@@ -109,7 +109,7 @@ class NetworkLeases:
         runtime whose `collect` may release them. Raises CniError 110 when a set is exhausted, 5
         when `owner` has addresses already or a requested one is leased."""
         if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
-            raise CniError(IO_FAILURE, f"{owner} already has addresses")
+            raise CniError(IO_FAILURE, f"attachment {owner} already has addresses")
         leases = [self._choose(index, each, requested) for index, each in enumerate(sets)]
         addresses = [str(lease.address) for lease in leases]
         # The record comes before the leases, so that DEL finds all of them after a kill in between.
@@ -266,7 +266,8 @@ class NetworkLeases:
         while self._exists(f"leaving/{name}") and not self._is_link_gone(name):
             if time.monotonic() > deadline:
                 raise CniError(
-                    TRY_AGAIN_LATER, f"{name} is released, but its previous interface still exists"
+                    TRY_AGAIN_LATER,
+                    f"address {name} is released, but its previous interface still exists",
                 )
             time.sleep(0.01)
 
@@ -374,7 +375,9 @@ def open_leases(
             leases.close()
             os.close(lock)
     except OSError as error:
-        raise CniError(IO_FAILURE, f"leases in {folder}: {error.strerror or error}") from None
+        raise CniError(
+            IO_FAILURE, f"cannot use the leases in {folder}: {error.strerror or error}"
+        ) from None
 
 
 def _open_lock(folder: str) -> int:

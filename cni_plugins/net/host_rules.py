@@ -303,7 +303,7 @@ def run_nft(script: str) -> None:
         code = _exit_code_of_nft(program, stdin, stderr)
         message = ipc.read_memory(stderr).decode("utf-8", "replace")
     if code != 0:
-        raise PeerError(f"nft: {' '.join(message.split())[:400]}")
+        raise PeerError(f"nft failed: {' '.join(message.split())[:400]}")
 
 
 def _exit_code_of_nft(program: str, stdin: int, stderr: int) -> int:

@@ -30,7 +30,9 @@ def open_netns(path: str) -> int:
         # could become the controlling one.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise CniError(UNKNOWN_CONTAINER, f"network namespace {path}: {error.strerror}") from None
+        raise CniError(
+            UNKNOWN_CONTAINER, f"cannot open network namespace {path}: {error.strerror}"
+        ) from None
     try:
         # ioctl_ns(2), Linux 4.11. Any other file answers ENOTTY, before ADD has changed anything.
         kind = fcntl.ioctl(descriptor, _NS_GET_NSTYPE)

@@ -166,5 +166,7 @@ class Sessions:
             arguments = DialRequest(port, sandbox.pause.pid, sandbox.pause.start_time)
         result = await self._services.jobs.run_for_fd(DIAL, arguments, timeout_s=DIAL_TIMEOUT_S)
         if not result.fds:
-            raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")
+            raise PeerError(
+                f"cannot connect to the pod: {result.stderr.decode('utf-8', 'replace')[-200:]}"
+            )
         return socket.socket(fileno=result.fds[0])

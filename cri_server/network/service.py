@@ -295,7 +295,9 @@ class NetworkService:
                 try:
                     await self.detach(attachment.sandbox_id)
                 except (Error, OSError) as error:
-                    problems.append(f"detaching {attachment.sandbox_id}: {error}")
+                    problems.append(
+                        f"cannot detach the network of sandbox {attachment.sandbox_id}: {error}"
+                    )
         if self._must_collect:
             failed = await self._collect()
             self._must_collect = bool(failed)
@@ -390,7 +392,9 @@ class NetworkService:
                     of_network = [a for a in attachments if a.network.name == network.name]
                     await self._plugins.collect(network, of_network)
                 except (Error, OSError) as error:
-                    problems.append(f"collecting leftovers of network {network.name}: {error}")
+                    problems.append(
+                        f"cannot release unused addresses of network {network.name}: {error}"
+                    )
         return problems
 
     async def _restore(self) -> list[str]:

@@ -89,7 +89,7 @@ def read(folders: Sequence[str]) -> list[ConfiguredHook]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise WrongState(f"hooks in {folder}: {error.strerror}") from None
+            raise WrongState(f"cannot list the hooks in {folder}: {error.strerror}") from None
         files |= {name: Path(folder, name) for name in names if name.endswith(".json")}
     return [_read(files[name]) for name in sorted(files, key=lambda name: (name.lower(), name))]
 

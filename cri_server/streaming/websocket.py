@@ -197,7 +197,7 @@ class Channels:
         try:
             while message := await self._messages.receive():
                 if not self._take(message):
-                    self._messages.fail("not base64")
+                    self._messages.fail("a message is not base64")
                     return "a message is not base64"
                 if self.budget.exhausted and not await room_or_hang_up(
                     self.budget, self._messages, self._messages.probe

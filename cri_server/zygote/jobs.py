@@ -61,7 +61,7 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
         # Checked after the open: the descriptor now refers to this namespace even if the pid is
         # reused.
         if alive_since(pid) != request.start_time:
-            raise PeerError(f"port {port}: the pod has ended")  # its pid may be reused
+            raise PeerError("the pod has ended")  # its pid may be reused
         setns(namespace, CLONE_NEWNET)
         os.close(namespace)
     reasons = []
@@ -76,7 +76,7 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
             continue
         connection.setblocking(False)
         return [connection.detach()]
-    raise PeerError(f"port {port}: {', '.join(reasons)}")
+    raise PeerError(", ".join(reasons))
 
 
 def compile_apparmor(arguments: Message, fds: list[int]) -> None:

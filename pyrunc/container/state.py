@@ -70,7 +70,7 @@ def root_of(option: str | None) -> str:
         return default_root()
     path = os.path.abspath(option)
     if not option or path == "/":
-        raise InvalidArgument(f"--root {option!r} cannot hold containers")
+        raise InvalidArgument(f"--root {option!r} must be a folder other than /")
     return path
 
 

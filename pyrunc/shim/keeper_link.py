@@ -136,7 +136,7 @@ class KeeperLink:
             data = ipc.encode(record.to_fields())
             self._call(lambda keeper: keeper.post_put(name, data, fds))
         except KernelError as error:
-            warn(f"the keeper does not store {name}, which ends with this shim: {error}")
+            warn(f"the keeper refused {name}, which will be lost when this shim ends: {error}")
         finally:
             ipc.close_all(fds)
         self._unsent.discard(name)

@@ -414,7 +414,7 @@ class ShimPod:
 
         def done(error: Exception | None) -> None:
             if error is not None:
-                warn(f"container {container.id}: {error}")
+                warn(f"container {container.id}: its runtime cannot delete it: {error}")
             self._remove(container.group)
             self._leave_folder(container.id)
 
@@ -447,7 +447,7 @@ class ShimPod:
         def done(error: Exception | None) -> None:
             self._signals_in_flight.discard(key)
             if error is not None and container.running:
-                warn(f"container {container.id}: {error}")
+                warn(f"container {container.id}: cannot send signal {number}: {error}")
             self._leave_folder(container.id)
 
         self._signals_in_flight.add(key)
@@ -544,7 +544,7 @@ class ShimPod:
                 try:
                     session.kill()
                 except (Error, OSError) as error:
-                    warn(f"exec session {session.id}: {error}")
+                    warn(f"cannot kill exec session {session.id}: {error}")
 
     # -- the whole
 
@@ -647,7 +647,7 @@ class ShimPod:
             else:
                 warn(str(error))
         except (Error, OSError) as error:
-            warn(f"cgroup {group.path}: {error}")
+            warn(f"cannot remove cgroup {group.path}: {error}")
 
     def _end_if_abandoned(self) -> None:
         """Drop the pod if the server has died before its first call."""

@@ -114,7 +114,7 @@ class ShimPods:
             try:
                 self._network = open_network()
             except KernelError as error:  # the next pod's own attempt reports it
-                warn(f"cannot make the next network namespace: {error}")
+                warn(f"cannot prepare a network namespace for the next pod: {error}")
 
     def _disconnected(self, connection: ClientConnection) -> None:
         self._end_if_unused()

@@ -118,7 +118,7 @@ class ClientConnection:
         except BlockingIOError:
             return
         except (OSError, Error) as error:
-            warn(f"a client is dropped: {error}")
+            warn(f"closing a client's connection: {error}")
             received = None
         if received is None:
             self.close()

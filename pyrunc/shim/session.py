@@ -150,7 +150,7 @@ class SupervisedContainer:
         try:
             self._kill_counts.watch(process.group)
         except (Error, OSError) as error:
-            warn(f"container {self.id}: {error}")
+            warn(f"container {self.id}: cannot watch for OOM kills: {error}")
 
     def store(self) -> tuple[messages.StoredContainer, list[int]]:
         """Return the keeper's record and copies of the descriptors, which the caller closes. Raises
@@ -320,7 +320,7 @@ class SupervisedContainer:
         try:
             self.group.kill()
         except (Error, OSError) as error:
-            warn(f"container {self.id}: {error}")
+            warn(f"container {self.id}: cannot kill the processes left: {error}")
 
     def _complete_if_silent(self) -> None:
         if self._ended and self.exit is None and all(output.ended for output in self.outputs):
@@ -369,7 +369,7 @@ class SupervisedContainer:
         try:
             self._oom_killed = self._kill_counts.killed(self.group, ended.exit_code)
         except (Error, OSError) as error:
-            warn(f"container {self.id}: {error}")
+            warn(f"container {self.id}: cannot read the number of OOM kills: {error}")
 
     def _retry_log_later(self) -> None:
         self._loop.after(LOG_RETRY_S, self._retry_log)

@@ -272,7 +272,7 @@ def _intel_rdt(rdt: Mapping[str, Any]) -> None:
     at = "linux.intelRdt"
     name = rdt.get("closID") or "/"
     if name != "/" and ("/" in name or name in (".", "..")):
-        raise InvalidSpec(f"{at}.closID", f"{name!r} is not the name of a group")
+        raise InvalidSpec(f"{at}.closID", f"{name!r} is not the name of a resctrl group")
     for line in (
         rdt.get("l3CacheSchema"),
         rdt.get("memBwSchema"),
@@ -326,7 +326,7 @@ def sysctl_namespace(key: str) -> str:
     owners = {"net": "network", "user": "user"}
     owner = "uts" if dotted == "kernel.domainname" else owners.get(parts[0])
     if owner is None:
-        raise InvalidSpec(at, "is not a setting of a namespace")
+        raise InvalidSpec(at, "is not a setting of an ipc, network, user or uts namespace")
     return owner
 
 

@@ -134,7 +134,7 @@ def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Pat
     for mount, problem in (
         ("../x", "contains '..'"),
         ("/x", "is not relative"),
-        ("out/x", "through a link"),
+        ("out/x", "through a symbolic link"),
     ):
         pod = with_volume(
             f"hostPath: {{path: {tmp_path}/volume}}", f"mountPath: /v, subPath: {mount}"

@@ -136,7 +136,7 @@ def test_a_reported_pid_must_be_a_child_of_the_runtime(stranger: int) -> None:
     stranger's pid, nor 0, -1, 1 or one out of range, and the stranger lives."""
     for pid in (stranger, os.getppid(), 0, -1, 1, 2**31, 2**63 - 1, -(2**63), os.getpid()):
         text = answer_to(frame(PID, pid) + frame(READY))
-        assert "no child of ours" in text, (pid, text)
+        assert "not a child of this process" in text, (pid, text)
     assert Path(f"/proc/{stranger}/stat").read_text().split(")")[1].split()[0] in "SR"
 
 
@@ -145,7 +145,7 @@ def test_a_second_report_of_a_pid_is_an_error() -> None:
     another. The start fails with an error, and both are reaped."""
     child = subprocess.Popen(["sleep", "60"])
     text = answer_to(frame(PID, child.pid) + frame(PID, child.pid))
-    assert "two processes" in text or "no child" in text, text
+    assert "two processes" in text or "not a child" in text, text
     child.wait()
 
 

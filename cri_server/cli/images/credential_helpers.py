@@ -172,7 +172,9 @@ def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any)
             env={**os.environ, **variables},
         )
     except OSError as error:
-        raise PeerError(f"credential helper {command[0]}: {error.strerror}") from None
+        raise PeerError(
+            f"cannot execute credential helper {command[0]}: {error.strerror}"
+        ) from None
     except subprocess.TimeoutExpired:
         raise PeerError(
             f"credential helper {command[0]} did not answer within {TIMEOUT_S:g} s"

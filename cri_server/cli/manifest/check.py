@@ -77,7 +77,9 @@ def _metadata(metadata: pod_model.Metadata) -> None:
         sum(len(f"{k}{v}".encode()) for k, v in metadata.annotations.items())
         > ANNOTATIONS_LIMIT_BYTES
     ):
-        raise InvalidSpec("metadata.annotations", f"have more than {ANNOTATIONS_LIMIT_BYTES} bytes")
+        raise InvalidSpec(
+            "metadata.annotations", f"have more than {ANNOTATIONS_LIMIT_BYTES} bytes in total"
+        )
     log_limits(metadata)
 
 

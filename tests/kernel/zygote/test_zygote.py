@@ -256,7 +256,7 @@ async def test_the_jobs_of_a_killed_zygote_end_and_the_zygote_is_replaced(zygote
     await _until(lambda: bool(children(first)))
     below = children(first)
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(PeerError, match="gone"):
+    with pytest.raises(PeerError, match="has ended"):
         await job
     assert await until_gone(below)
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7

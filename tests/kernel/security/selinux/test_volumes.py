@@ -49,5 +49,5 @@ async def test_an_interrupted_relabelling_fails_create_container(
     """The job ends by an exception that is no Error, or by a signal: its exit code is the only
     reply."""
     monkeypatch.setattr(relabel, "JOB", "os:abort")
-    with pytest.raises(PeerError, match=f"relabelling {tmp_path} ended with exit code"):
+    with pytest.raises(PeerError, match=f"relabelling of {tmp_path} failed with exit code"):
         await label(tmp_path)
