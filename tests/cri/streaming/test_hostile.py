@@ -486,7 +486,7 @@ async def test_unrequested_streams_are_reset(server: StreamingServer, role: str)
         writer.write(request(path_of(server.url_for(options)), *SPDY) + client.data_to_send())
         await reader.readuntil(b"\r\n\r\n")
         events: list[str] = []
-        while "Reset" not in events:
+        while "StreamReset" not in events:
             events += [type(e).__name__ for e in client.receive(await reader.read(4096))]
         assert not client.is_open(extra)
 
