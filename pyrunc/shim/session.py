@@ -196,15 +196,17 @@ class SupervisedContainer:
                 self.input.feed_from(reading)
             else:
                 os.close(reading)  # a container without stdin: the first write tells
-        for output, name in zip(self.outputs, ("stdout", "stderr"), strict=False):
+        outputs = {output.stream: output for output in self.outputs}
+        for name in ("stdout", "stderr"):
             if name in names:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
                 ends.append(reading)
                 follower = Follower(self._loop, writing)
-                if output.ended:
+                # A shim that takes a container over gets no stream that had ended before.
+                if name not in outputs or outputs[name].ended:
                     follower.finish()
                 else:
-                    output.follow(follower)
+                    outputs[name].follow(follower)
         return ends
 
     def send_signal(self, number: int) -> None:

@@ -21,6 +21,7 @@ from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import alive_since, stat
 from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, server_fixture
+from tests.cri.streaming_session import collect, open_session
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
 from tests.cri.test_takeover import at_the_end, life_of, lose_shim
 from tests.support.keeper import end_keeper, keeper_pid
@@ -240,6 +241,24 @@ def test_a_new_keeper_is_filled_again(server: Server) -> None:
     assert server.output(container, "echo", "here") == "here\n"
     server.stop_container(container)
     assert stored(server) == {f"pod/{pod}"}
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_stderr_is_attached_as_stderr_when_stdout_had_ended(server: Server) -> None:
+    """The new keeper gets only the stream that is open, and the next shim only that one."""
+    pod = server.run_pod()
+    script = "exec >&-; echo ready >&2; until test -e /done; do sleep 0.1; done; echo word >&2"
+    container = server.launch(pod, server.container_config(["/bin/sh", "-c", script]))
+    server.wait_logged(container, "ready")
+    end_keeper(server.state, signal.SIGKILL)
+    assert wait_until(lambda: f"container/{container}" in stored(server), 30), server.tail()
+    lose_shim(server, pod)
+    request = api.AttachRequest(container_id=container, stdout=True, stderr=True)
+    with open_session(server, server.runtime.Attach(request, timeout=60).url) as session:
+        server.output(container, "touch", "/done")
+        stdout, stderr, _ = collect(session)
+    assert (stdout, stderr) == (b"", b"word\n")
     server.remove_all()
     nothing_left(server)
 
