@@ -443,7 +443,7 @@ def _rules_gone(host: Host, pod: Pod, result: Any) -> None:
         (_route_gone, "route to 0.0.0.0/0"),
         (_gateway_gone, "cni0 has lost 10.88.0.1"),
         (_other_mac, "hardware address"),
-        (_lease_gone, "lease of 10.88.0.2"),
+        (_lease_gone, "10.88.0.2 is not leased"),
         (_table_gone, "table"),
         (_rules_gone, "table"),
     ],
