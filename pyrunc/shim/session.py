@@ -197,7 +197,7 @@ class SupervisedContainer:
             else:
                 os.close(reading)  # a container without stdin: the first write tells
         outputs = {output.stream: output for output in self.outputs}
-        for name in ("stdout", "stderr"):
+        for name in ("stdout",) if self._has_terminal() else ("stdout", "stderr"):
             if name in names:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
                 ends.append(reading)
@@ -208,6 +208,9 @@ class SupervisedContainer:
                 else:
                     outputs[name].follow(follower)
         return ends
+
+    def _has_terminal(self) -> bool:
+        return self._process is not None and self._process.console_fd is not None
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the first process."""

@@ -33,7 +33,7 @@ def test_pods_of_an_earlier_version_are_found_in_their_old_folder(
         with claimed(root, default) as paths:
             assert paths.state == earlier
     with (
-        pytest.raises(WrongState, match=f"start with --state {earlier}"),
+        pytest.raises(WrongState, match=f"start the server with --state {earlier}"),
         claimed(root, tmp_path / "own"),
     ):
         pass
