@@ -50,7 +50,8 @@ def write_bytes(
     named: bool = True,
     named_first: bool = False,
 ) -> None:
-    """Write `content` at `path` whole. `durable`: fsync the file, and its folder unless `named` is
+    """Replace the file `path` by `content`; a reader sees the earlier or the new content, never a
+    part. `durable`: fsync the file, and its folder unless `named` is
     False. `named_first`: rename before the file's fsync.
 
     Raises OSError, which names the file, and removes the temporary file, with `named_first` also a
@@ -98,7 +99,8 @@ def write_json(
     named: bool = True,
     named_first: bool = False,
 ) -> None:
-    """Write `value` at `path` as JSON with its `version`."""
+    """Replace the file `path` by `value` as JSON, with `version` as an additional key. `durable`,
+    `named`, `named_first`: as in `write_bytes`. Raises OSError."""
     content = jsontext.dumps({"version": version, **value}).encode("utf-8", "surrogateescape")
     write_bytes(path, content, durable=durable, named=named, named_first=named_first)
 

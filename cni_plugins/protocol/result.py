@@ -99,10 +99,12 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of the plugins that have run so far; `ips` keeps their order of addresses.
+    """The result of the plugins that have run so far, with `ips` in the order in which the plugins
+    returned them.
 
-    `raw`: the JSON object from which the result was parsed; None if this process made the result.
-    `to_json` returns it where its form fits."""
+    `raw`: the JSON object from which the result was parsed, None if this process made the result.
+    `to_json` returns `raw` if the requested version has the same format: this keeps keys that no
+    version defines."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[AssignedAddress, ...] = ()

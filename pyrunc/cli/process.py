@@ -73,7 +73,7 @@ def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, A
 
 def _id(digits: str, text: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or int(digits) > MAX_ID:
-        raise InvalidArgument(f"invalid user or group {text!r}: numbers UID or UID:GID")
+        raise InvalidArgument(f"invalid user or group {text!r}: expected a numeric UID or UID:GID")
     return int(digits)
 
 

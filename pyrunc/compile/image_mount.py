@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class MountedImage(Record):
-    """The files of an image that is mounted by EROFS: `index`, and `devices` in the order of its
-    device table; `digests`: the fs-verity digests of the index and of each device, if the files are
-    sealed. `folder`: the directory of the image to use, whose path has no symbolic link. `place`:
-    an empty directory to which the mount is attached while `folder` is cloned, in a private mount
-    namespace."""
+    """The files from which EROFS mounts an image. `index`: the file with the EROFS metadata;
+    `devices`: the files with the data, in the order of its device table. `digests`: the fs-verity
+    digests of `index` and of each device, empty if the files are not sealed. `folder`: mount only
+    this directory of the image (a path without symbolic links), all of it when empty. For that the
+    image is attached to the empty directory `place` in a private mount namespace, and `folder` is
+    cloned from there."""
 
     index: str
     devices: Sequence[str]

@@ -105,9 +105,10 @@ def _job(zygote: int, function: Function, request: RunJob, fds: list[int]) -> in
 
 
 def _brief(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an error's fields with long texts cut off, so that they fit into one packet. The
-    author of an image's layer chooses the names in it, and the server refuses the memfd in which a
-    job's longer message would come."""
+    """Return an error's fields with texts cut to `TEXT_LIMIT` characters, so that the message fits
+    into one packet."""
+    # Texts contain names of files, which the author of an image's layer chooses. A longer message
+    # would be sent as a memfd, which the server refuses from a job.
     return {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in fields.items()}
 
 

@@ -190,7 +190,8 @@ def _state(text: str, names: Mapping[Any, str]) -> Any:
 
 
 def _image(client: Client, reference: str) -> set[str]:
-    """Return all names that a container may have for this image."""
+    """Return all strings by which a container may refer to the image `reference`: `reference`
+    itself, the image's id, its tags and its digests."""
     image = client.image_status(reference).image
     return {reference, image.id, *image.repo_tags, *image.repo_digests} - {""}
 

@@ -352,8 +352,8 @@ class LayerMaker:
         watch: Watch,
         partial: PartialTars | None = None,
     ) -> None:
-        """Build the image's index from the stored tars, or while they are written, from `partial`;
-        move it into the store."""
+        """Build the EROFS metadata of the image `chain_id` from its layers' tars, and move it into
+        the store. With `partial` the tars are those that are still being written."""
         # A layer that the image has several times is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []
