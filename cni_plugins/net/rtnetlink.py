@@ -143,7 +143,7 @@ def new_veth(
 
 
 def new_bridge(name: str, *, mac: str, mtu: int = 0) -> NetlinkRequest:
-    """Build the request that creates a bridge, set up."""
+    """Build the request (RTM_NEWLINK) that creates a bridge in the state UP."""
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, name)
     body += attribute(_IFLA_ADDRESS, pack_mac(mac)) + (attribute(_IFLA_MTU, mtu) if mtu else b"")
     # Without IFLA_ADDRESS the bridge takes the lowest address of its ports, which changes with the

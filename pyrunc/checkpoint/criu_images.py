@@ -115,7 +115,9 @@ def _has_parent(folder: int, name: str) -> bool:
 def _open_parent(folder: int, name: str) -> int:
     target = os.readlink(PARENT, dir_fd=folder)
     if target.startswith("/"):
-        raise InvalidArgument(f"{name}/{PARENT} is not a relative link, as a pre-dump makes it")
+        raise InvalidArgument(
+            f"{name}/{PARENT} is an absolute link; a pre-dump makes a relative one"
+        )
     try:
         # This link is followed on purpose, and the folder behind it is checked by the same rules.
         return os.open(PARENT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)

@@ -18,7 +18,7 @@ BLOCK_BYTES = 512  # of st_blocks, whatever the filesystem's is (stat(2))
 
 
 class _Sum:
-    """The usage of what was visited so far."""
+    """Adds up the bytes on disk and the inodes of visited files."""
 
     def __init__(self) -> None:
         self.bytes = self.inodes = 0.0

@@ -21,8 +21,8 @@ class Growth:
 
 
 class TarFile:
-    """A tar, by a descriptor that the caller closes. Its content does not change; with `growth`
-    more may be appended."""
+    """Reads a tar through a descriptor, which the caller closes. With `growth` the tar is still
+    being written: a read beyond its end waits for the data. Written bytes never change."""
 
     def __init__(self, fd: int, growth: Growth | None = None) -> None:
         self._fd, self._growth = fd, growth

@@ -23,8 +23,9 @@ class IncomingBlob(ABC):
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises ResourceExhausted or KernelError for a file, Interrupted for a
-        ring."""
+        """Append data and hash it. A blob that goes to a file raises ResourceExhausted or
+        KernelError; one that goes to a decoder raises Interrupted when it has to be fetched to a
+        file instead."""
         self._hash.update(data)
         self.size += len(data)
         self._put(data)

@@ -197,9 +197,10 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """Return a name of the image, from the first of the references that names the image, or a
-        repository in one of the image's names; None if none does. The name has the reference's tag,
-        but no tag for a reference with a digest, or with a tag that means another image now."""
+        """Return the image's name that fits the first usable reference, None if no reference is
+        usable. A reference is usable if it names the image, or if one of the image's names has the
+        same repository. The returned name has no tag when the reference has a digest, or a tag that
+        now belongs to another image."""
         names = self.names_of(image_id)
         for reference in references:
             name = self.name(reference)

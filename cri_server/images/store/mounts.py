@@ -51,7 +51,7 @@ class ImageMount:
 
     @property
     def index(self) -> str:
-        """The path of the image's index, which identifies the mount."""
+        """The path of the EROFS file with the image's metadata, which identifies the mount."""
         return self.image.index
 
 
