@@ -197,8 +197,8 @@ def _attributes(services: Services, container: Container) -> bytes:
 
 
 async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStats:
-    """Return a pod's stats: the usage of its own cgroup, or else the sum of its containers and
-    pause process."""
+    """Return a pod's stats: the usage of the pod's cgroup; without one, the sum of its containers
+    and pause process."""
     (result,) = await of_sandboxes(services, [sandbox])
     return result
 

@@ -211,6 +211,7 @@ class Shims:
         over. If that fails, the shim stays, and the caller tries again."""
         self._apply_state(sandbox, state)
         self._taking_over.add(sandbox.id)
+        delay_s = 0.0
         try:
             with sandbox.gate:
                 await self.processes.ready()
@@ -222,10 +223,10 @@ class Shims:
                 sandbox.id,
                 error,
             )
-            self._taking_over.discard(sandbox.id)
-            await asyncio.sleep(SILENT_POLL_S)
+            delay_s = SILENT_POLL_S
         finally:
             self._taking_over.discard(sandbox.id)
+        await asyncio.sleep(delay_s)
         for container in self._index.containers_of(sandbox):
             orphans.read_records(self._paths, container)
 

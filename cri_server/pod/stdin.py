@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from cri_server.store.facts import ProcessIdentity
 from cri_server.store.model import Container
 from pyrunc.errors import Error
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.process import open_from_process, open_pidfd
 
 
@@ -46,21 +47,26 @@ class StdinPipes:
 
 
 def _open_writing_end(shim: ProcessIdentity, reader: int) -> int | None:
-    """Copy the shim's descriptor that writes to the pipe from which `reader` reads its stdin."""
+    """Copy the shim's descriptor that writes to the pipe from which `reader` reads its stdin. None
+    if the stdin is no pipe, or if one of the two processes has ended."""
     try:
+        pipe = os.readlink(f"/proc/{reader}/fd/0")
+        if not pipe.startswith("pipe:"):
+            return None
         pidfd = open_pidfd(shim.pid, shim.start_time)
         if pidfd is None:
             return None
-        try:
-            pipe = os.readlink(f"/proc/{reader}/fd/0")
-            for number in os.listdir(f"/proc/{shim.pid}/fd") if pipe.startswith("pipe:") else ():
-                if os.readlink(f"/proc/{shim.pid}/fd/{number}") == pipe:
-                    copy = open_from_process(pidfd, int(number))
-                    if fcntl.fcntl(copy, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
-                        return copy
-                    os.close(copy)
-        finally:
-            os.close(pidfd)
+        with closing_fd(pidfd):
+            return _copy_writing_end(shim.pid, pidfd, pipe)
     except (Error, OSError):  # one of the two has ended, or the server may not ptrace the shim
-        pass
+        return None
+
+
+def _copy_writing_end(pid: int, pidfd: int, pipe: str) -> int | None:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        if os.readlink(f"/proc/{pid}/fd/{number}") == pipe:
+            copy = open_from_process(pidfd, int(number))
+            if fcntl.fcntl(copy, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+                return copy
+            os.close(copy)
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +28,9 @@ from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
+# Fields that a record has in another form than its object. `holder` is the pause process.
+_SANDBOX_CONVERTED = ("config", "holder", "selinux")
+_CONTAINER_CONVERTED = ("config", "user", "resources")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
@@ -104,7 +108,7 @@ class Sandbox:
 
     def to_record(self) -> SandboxRecord:
         return SandboxRecord(
-            **_shared(self, SandboxRecord, "config holder selinux"),
+            **_shared(self, SandboxRecord, _SANDBOX_CONVERTED),
             config=pack(self.config),
             holder=self.pause,
             selinux=[self.selinux.process, self.selinux.mount],
@@ -120,7 +124,7 @@ class Sandbox:
                 f"sandbox record: selinux is {record.selinux!r}, not two labels"
             ) from None
         return cls(
-            **_shared(record, SandboxRecord, "config holder selinux"),
+            **_shared(record, SandboxRecord, _SANDBOX_CONVERTED),
             config=unpack(api.PodSandboxConfig, record.config),
             pause=record.holder,
             selinux=labels,
@@ -197,7 +201,7 @@ class Container:
 
     def to_record(self) -> ContainerRecord:
         return ContainerRecord(
-            **_shared(self, ContainerRecord, "config user resources"),
+            **_shared(self, ContainerRecord, _CONTAINER_CONVERTED),
             config=pack(self.config),
             user=[self.user.uid, self.user.gid, list(self.user.groups), self.user.home],
             resources=pack(self.resources),
@@ -214,18 +218,17 @@ class Container:
                 f"container record: user is {record.user!r}, not uid, gid, groups, home"
             ) from None
         return cls(
-            **_shared(record, ContainerRecord, "config user resources"),
+            **_shared(record, ContainerRecord, _CONTAINER_CONVERTED),
             config=unpack(api.ContainerConfig, record.config),
             user=user,
             resources=unpack(api.LinuxContainerResources, record.resources),
         )
 
 
-def _shared(source: object, kind: type[Record], converted: str) -> dict[str, Any]:
-    """Return the fields of `source`, a record or its object, that have the same form in both.
-    `kind`: the record's class; `converted`: the names of its other fields, separated by blanks."""
-    others = converted.split()
-    return {name: getattr(source, name) for name in kind.__annotations__ if name not in others}
+def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of `source`, a record of class `kind` or its object, that have the same
+    form in both. `converted`: the record's other fields."""
+    return {name: getattr(source, name) for name in kind.__annotations__ if name not in converted}
 
 
 def sandbox_name(metadata: api.PodSandboxMetadata) -> SandboxName:

@@ -84,8 +84,8 @@ def start(
 
 
 def reach(group: Cgroup) -> None:
-    """Make sure that our children can be cloned into the group. A process that may not move them
-    there is first moved into a scope of its own, which ends with it. Raises PeerError,
+    """Make sure that this process can clone children into the group. If it may not move processes
+    there, systemd first moves it into a new scope, which ends with it. Raises PeerError,
     DeadlineExceeded, Unsupported.
 
     A process may move another one only if it may write to a group above both (cgroup-v2.rst,

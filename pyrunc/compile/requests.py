@@ -47,7 +47,7 @@ class PauseRequest(RecordFile):
     domain.
     """
 
-    name, earlier_name = "pause.json", "holder.json"
+    name, earlier_name = "pause.json", "holder.json"  # the second is that of version 0.1.0's builds
     namespaces: dict[str, str]
     cgroup: CgroupChoice = CgroupChoice()
     hostname: str = ""

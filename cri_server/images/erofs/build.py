@@ -1,5 +1,6 @@
 """Builds the index of an image from its layers' tars, in a job. The kernel parses the index, so
-this job runs no decompressor: a hostile layer that took it over could write an index of its own."""
+this job runs no decompressor: a decompressor that a hostile layer has taken over could forge the
+index."""
 
 from __future__ import annotations
 

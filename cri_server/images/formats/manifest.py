@@ -198,8 +198,8 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
-    """Return the manifest with `layers` in place of its own, all media types in OCI's spelling, and
-    no annotations. The layers have the same content, but may be compressed in another way."""
+    """Return a manifest that names `layers`, with OCI's media types and without annotations.
+    `layers` have the content of the layers in `manifest`, but may be compressed in another way."""
 
     def layer_in_oci(layer: Descriptor) -> Descriptor:
         suffix = next((f"+{f}" for f in ("gzip", "zstd") if layer.media_type.endswith(f)), "")

@@ -53,13 +53,17 @@ class MountStore:
 
     def _take_from_keeper(self) -> dict[str, int]:
         taken: dict[str, int] = {}
+        if self._keeper is None:
+            return taken
         with self._lock:
             try:
-                for name in self._keeper.names(PREFIX) if self._keeper else ():
-                    entry = self._keeper and self._keeper.get(name)
-                    if entry and len(entry.fds) == 1:
+                for name in self._keeper.names(PREFIX):
+                    entry = self._keeper.get(name)
+                    if entry is None:
+                        continue
+                    if len(entry.fds) == 1:
                         taken[name] = entry.fds[0]
-                    elif entry:
+                    else:
                         ipc.close_all(entry.fds)
             except Error as error:
                 log.info("cannot take over stored mounts of images: %s", error)
@@ -86,11 +90,12 @@ class MountStore:
 
     def remove(self, name: str) -> None:
         """Remove the mount `name` from the keeper, if it is there."""
+        if self._keeper is None:
+            return
         with self._lock:
             self._stored.discard(name)
             try:
-                if self._keeper is not None:
-                    self._keeper.drop(name)
+                self._keeper.drop(name)
             except Error as error:
                 log.debug("%s", error)
             finally:

@@ -125,7 +125,7 @@ REFUSED: dict[str, list[tuple[str, LayerFile]]] = {
     "a link to nothing at all": [("a", symlink("")), ("b", LayerFile())],
     "a whiteout of nothing": [(".wh.", LayerFile())],
     "a whiteout of the folder": [("a/.wh..", LayerFile())],
-    "a whiteout of what is above": [(".wh...", LayerFile())],
+    "a whiteout of the parent directory": [(".wh...", LayerFile())],
     "a whiteout as a parent": [("a/.wh.b/c", LayerFile(b"x"))],
     "a name of 256 bytes": [("n" * 256, LayerFile(b"x"))],
     "a path of 5000 bytes": [("/".join(["d" * 200] * 25), LayerFile(b"x"))],
@@ -138,7 +138,9 @@ REFUSED: dict[str, list[tuple[str, LayerFile]]] = {
     "up by PAX for sparse files": [
         ("innocent", LayerFile(b"x", pax={"GNU.sparse.name": "../canary/file"}))
     ],
-    "an owner that means nobody": [("a", LayerFile(b"x", pax={"uid": str(2**32 - 1)}))],
+    "the owner 2^32 - 1, which chown(2) leaves as it is": [
+        ("a", LayerFile(b"x", pax={"uid": str(2**32 - 1)}))
+    ],
     "an owner out of range": [("a", LayerFile(b"x", pax={"gid": str(2**40)}))],
     "a negative size": [("a", LayerFile(b"x", pax={"size": "-5"}))],
     "a size that is no number": [("a", LayerFile(b"x", pax={"size": "1e9"}))],

@@ -161,7 +161,9 @@ async def test_removing_an_image_removes_its_stored_mount(node: Node) -> None:
 
 async def test_unpacking_an_image_removes_its_stored_mount(node: Node) -> None:
     service = await node.restart("unpacked")
-    assert len(node.stored) == 1, "a server that is told to unpack goes on mounting what is here"
+    assert len(node.stored) == 1, (
+        "a server that unpacks new images has dropped the mount of a stored one"
+    )
     node.in_use = False
     assert await service.convert(BUILT.id)
     await service._store.wait_deleted()

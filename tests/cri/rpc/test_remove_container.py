@@ -1,4 +1,4 @@
-"""RemoveContainer: what is killed and deleted, and what stays."""
+"""RemoveContainer kills the processes and deletes the files of one container, and nothing else."""
 
 from __future__ import annotations
 

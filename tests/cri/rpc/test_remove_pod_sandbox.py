@@ -1,4 +1,4 @@
-"""RemovePodSandbox: what is removed with a pod and what stays."""
+"""RemovePodSandbox removes a pod with its containers, and leaves files of the host."""
 
 from __future__ import annotations
 

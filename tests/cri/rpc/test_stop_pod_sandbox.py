@@ -1,4 +1,4 @@
-"""StopPodSandbox: what ends, what is still listed, and repeated calls."""
+"""StopPodSandbox ends the pod's processes, keeps the pod in the lists, and may be repeated."""
 
 from __future__ import annotations
 

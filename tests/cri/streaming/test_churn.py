@@ -59,9 +59,9 @@ async def test_a_thousand_sessions_leave_nothing(
 
 
 async def test_failures_are_reported_to_the_client(server: StreamingServer) -> None:
-    with pytest.raises(PeerError, match="container nobody"):
+    with pytest.raises(PeerError, match="container missing"):
         await client.run(
-            server.url_for(AttachOptions("nobody", stdout=True)), Terminal(stdout_fd=1)
+            server.url_for(AttachOptions("missing", stdout=True)), Terminal(stdout_fd=1)
         )
     with pytest.raises(PeerError, match="no such session"):
         await client.run("http://{}:{}/exec/guess".format(*server.address), Terminal(stdout_fd=1))

@@ -345,7 +345,7 @@ def test_only_a_new_record_is_renamed_before_its_fsync(
     for _ in range(2):
         names.clear()
         Attachments(str(tmp_path)).write(attachment())
-        assert len(names[0]) == 2, "what is on the disk is replaced by what is"
+        assert len(names[0]) == 2, "the earlier record stays until the new one is synced"
 
 
 def test_a_record_without_content_is_no_attachment(tmp_path: Path) -> None:

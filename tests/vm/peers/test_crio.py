@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 
 STORAGE = "/run/containers/storage/overlay-containers/0123/userdata"
 LOG = "io.kubernetes.cri-o.LogPath"
-# The first files of its tar, in the order of its own list.
+# The first files of its tar, in the order of the list in its source.
 FILES = (
     "stats-dump",
     "dump.log",
