@@ -87,7 +87,7 @@ def test_images_that_are_no_regular_files_are_refused(
     spoil(images, kind, canary)
     words = {
         "loop": "parents",
-        "absolute": "relative link",
+        "absolute": "is an absolute link",
         "nowhere": "does not lead to a folder",
     }.get(kind, "not an image")
     restored(runtime, images, words, options=("--work-path", str(images)))
