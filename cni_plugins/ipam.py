@@ -1,7 +1,7 @@
-"""Calls a network's address plugin: host-local by a function call, any other by executing it, which
-the specification calls delegation.
+"""Calls a network's IPAM plugin: the built-in host-local as a function, any other as an executable
+(CNI's delegation).
 
-An executable called host-local in CNI_PATH that is not pyrunc's takes precedence over the built-in
+If CNI_PATH has an executable `host-local` that is not pyrunc's, it is used instead of the built-in
 one.
 """
 
@@ -29,7 +29,8 @@ _ERROR_TEXT_LIMIT = 500
 
 
 def plugin_of(config: PluginConfig) -> str:
-    """The address plugin's name; empty for a network without addresses. Raises CniError 7."""
+    """Return the name of the network's IPAM plugin; empty for a network without addresses. Raises
+    CniError INVALID_CONFIG."""
     ipam = config.raw.get("ipam")
     if ipam is None or ipam == {}:
         return ""
@@ -42,9 +43,9 @@ def plugin_of(config: PluginConfig) -> str:
 
 
 def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
-    """Run ADD of the address plugin; return its result, an empty one for a network without one.
-    `link`: the name of the veth's end on the host. host-local stores it, so that it reuses a
-    released address only after the kernel has removed that veth. Raises CniError."""
+    """Run ADD of the network's IPAM plugin and return its result; an empty result for a network
+    without addresses. `link`: the name of the veth's host end. host-local reuses a released address
+    only after the kernel has removed that veth. Raises CniError."""
     kind = plugin_of(config)
     if not kind:
         return Result()
@@ -58,8 +59,8 @@ def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
 
 
 def run(command: str, call: CniCall, config: PluginConfig) -> None:
-    """Run `command`, any but ADD, of the network's address plugin; does nothing for a network
-    without one. Raises CniError."""
+    """Run `command`, any but ADD, of the network's IPAM plugin; does nothing for a network without
+    addresses. Raises CniError."""
     kind = plugin_of(config)
     if not kind:
         return
@@ -72,8 +73,8 @@ def run(command: str, call: CniCall, config: PluginConfig) -> None:
 
 
 def _program(kind: str, call: CniCall) -> str:
-    """The executable to run; empty for the built-in host-local. Raises CniError 5 if there is
-    neither."""
+    """Return the path of the IPAM plugin `kind` in CNI_PATH; empty for the built-in host-local.
+    Raises CniError IO_FAILURE if there is no such plugin."""
     for folder in call.path:
         path = os.path.join(folder, kind)
         if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):
@@ -95,8 +96,8 @@ def _head(path: str) -> bytes:
 
 
 def _run(program: str, call: CniCall, config: PluginConfig) -> dict[str, Any]:
-    """Execute an address plugin that is not built in with the same request, and decode its answer.
-    Raises the CniError that the plugin reports."""
+    """Execute the IPAM plugin `program` with the same request and return its decoded output. Raises
+    the CniError that the plugin reports."""
     import subprocess  # takes 3 ms, and the built-in host-local does not need it
 
     name = os.path.basename(program)

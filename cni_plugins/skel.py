@@ -1,8 +1,7 @@
-"""The common part of all plugins: reads the request, checks the version, calls the command, prints
-the answer.
+"""The common code of all plugins: decodes the request, checks the version, runs the command, and
+encodes the answer.
 
-`answer` is the whole contract without a process: environment and stdin in, exit code and stdout
-out. `serve` applies it to this process; the server's workers use `perform`.
+A plugin's executable calls `serve`. The server's workers call `perform`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Verb = Callable[[CniCall, PluginConfig], None]
 
 @dataclass(frozen=True, slots=True)
 class CniPlugin:
-    """A plugin: its name, and a function per command."""
+    """A plugin: its name, and a function for each CNI command."""
 
     name: str
     add: Callable[[CniCall, PluginConfig], Result]
@@ -44,7 +43,7 @@ class CniPlugin:
     gc: Verb
 
     def verb(self, command: str) -> Verb:
-        """The function of a command other than ADD and VERSION."""
+        """Return the plugin's function for DEL, CHECK, STATUS or GC."""
         return {
             "DEL": self.delete,
             "CHECK": self.check,
@@ -54,7 +53,8 @@ class CniPlugin:
 
 
 def answer(plugin: CniPlugin, environment: Mapping[str, str], content: bytes) -> tuple[int, bytes]:
-    """Run a request; returns exit code and stdout."""
+    """Run the request in `environment` and `content` (stdin). Returns the plugin's exit code and
+    stdout."""
     cni_version = version.LATEST
     try:
         call = CniCall.from_environment(environment)
@@ -72,7 +72,8 @@ def answer(plugin: CniPlugin, environment: Mapping[str, str], content: bytes) ->
 
 
 def perform(plugin: CniPlugin, call: CniCall, config: PluginConfig) -> Result | None:
-    """Run one command other than VERSION. Raises CniError and what the plugin raises."""
+    """Run a command other than VERSION and return ADD's result, None for other commands. Raises
+    CniError, and any exception of the plugin."""
     version.require_supported(config.cni_version)
     _check_command_version(call.command, config.cni_version)
     if call.command == "ADD":
@@ -82,7 +83,8 @@ def perform(plugin: CniPlugin, call: CniCall, config: PluginConfig) -> Result | 
 
 
 def to_cni_error(name: str, error: Exception) -> CniError:
-    """Convert any exception to the error object of the specification; print a bug's traceback."""
+    """Convert any exception of the plugin `name` to a CniError. Prints the traceback of an
+    unexpected exception."""
     if isinstance(error, CniError):
         return CniError(error.code, f"{name}: {error.message}", error.details)
     if isinstance(error, InvalidArgument):
@@ -101,7 +103,8 @@ def to_cni_error(name: str, error: Exception) -> CniError:
 
 
 def serve(plugin: CniPlugin) -> NoReturn:
-    """Run the plugin in this process: its environment, stdin, stdout and exit code."""
+    """Run the plugin as an executable: read the request from environment and stdin, print the
+    answer, exit."""
     content = b""
     if os.environ.get("CNI_COMMAND") != "VERSION":
         content = _read_all(0)

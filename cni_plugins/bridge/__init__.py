@@ -1,1 +1,1 @@
-"""The plugin bridge: connects pods to a bridge of the host, which may be their gateway."""
+"""The plugin bridge: connects each pod to a bridge on the host by a veth."""

@@ -1,5 +1,5 @@
-"""Derives the settings of the pod's link and of the bridge from an address plugin's result: pure
-arithmetic."""
+"""Derives a pod's addresses, routes and MAC address, and the bridge's addresses, from an IPAM
+plugin's result. Does no I/O."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ _ANYWHERE: dict[int, Network] = {
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
-    """The addressing of one attachment: the pod's addresses `ips`, its routes as ADD reports them,
-    the addresses of the bridge as `gateways`, and the hardware address `mac` of the pod's end."""
+    """The addressing of one attachment.
+
+    `ips`: the pod's addresses; `reported`: the pod's routes as ADD reports them; `gateways`: the
+    bridge's addresses; `mac`: the MAC address of the pod's interface."""
 
     ips: tuple[AssignedAddress, ...]
     reported: tuple[Route, ...]
@@ -37,7 +39,8 @@ class Addressing:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The routes to install in the pod: the reported ones, completed by `installed_routes`."""
+        """Return the routes to install in the pod: the reported routes, with the missing gateways
+        filled in."""
         return installed_routes(self.reported, self.ips)
 
     @property
@@ -46,8 +49,8 @@ class Addressing:
 
 
 def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
-    """Derive the addressing from an address plugin's result. `seed` determines the hardware address
-    of a pod without IPv4. Raises CniError 7."""
+    """Derive the addressing of an attachment from an IPAM plugin's result. `seed` determines the
+    MAC address of a pod without an IPv4 address. Raises CniError INVALID_CONFIG."""
     if settings.container_interface_down and answer.ips:
         raise CniError(
             INVALID_CONFIG, "disableContainerInterface cannot be combined with addresses"
@@ -69,8 +72,7 @@ def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
 
 
 def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, Address]:
-    """Map each IP version (4, 6) to the gateway of its first address that has a gateway. A route
-    without a gateway uses the gateway of its version."""
+    """Map each IP version (4, 6) to the first gateway among `ips`."""
     gateways: dict[int, Address] = {}
     for assigned in ips:
         if assigned.gateway is not None:
@@ -81,8 +83,8 @@ def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, Address]:
 def installed_routes(
     routes: tuple[Route, ...], ips: tuple[AssignedAddress, ...]
 ) -> tuple[Route, ...]:
-    """Return `routes` without duplicates. A route that has no gateway gets the first gateway of its
-    IP version, unless its scope is link."""
+    """Return `routes` without duplicates. A route without a gateway gets the first gateway of its
+    IP version in `ips`, unless the route's scope is link."""
     gateways = first_gateways(ips)
     return tuple(dict.fromkeys(_with_default_gateway(route, gateways) for route in routes))
 
@@ -114,8 +116,8 @@ def _bridge_addresses(
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
-    """Return 0a:58 followed by the pod's IPv4 address, or by a hash of `seed` without one. The next
-    pod with the same IPv4 address gets the same hardware address, so ARP entries stay valid."""
+    """Return the MAC address 0a:58 plus the pod's IPv4 address or, without one, a hash of `seed`.
+    The next pod with the same IPv4 address gets the same MAC address, so ARP entries stay valid."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
     # 0a:58 is the prefix of the reference plugins (pkg/utils/hwaddr): locally administered,
     # unicast.

@@ -1,5 +1,5 @@
-"""The bridge plugin's CHECK: compares the kernel's state with the result of ADD; each error names
-one damage. Reads through pyroute2."""
+"""The bridge plugin's CHECK: compares the kernel's state with the result of ADD. Each error names
+one difference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from cni_plugins.protocol.result import AssignedAddress, Result
 
 
 def check(call: CniCall, config: PluginConfig) -> None:
-    """Run CHECK. Raises CniError 120 for the first damage, 7 without `prevResult`."""
+    """Run CHECK. Raises CniError DAMAGED for the first difference from the result of ADD,
+    INVALID_CONFIG without `prevResult`."""
     settings = parse(config, call)
     previous = config.previous_result()
     if previous is None:

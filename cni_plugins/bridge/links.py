@@ -1,4 +1,5 @@
-"""Creates, configures and removes the bridge and the veth; `plugin` calls these steps in order."""
+"""Creates, configures and removes the bridge and the veths. `plugin` calls these functions in
+order."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ _FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
 
 
 def ensure_bridge(host: NetlinkSocket, settings: BridgeSettings) -> Link:
-    """Return the bridge, and create it if it is missing. Two plugins may do this at the same time.
-    Raises CniError 7 for another kind of link."""
+    """Return the bridge, creating it if it is missing. Several plugins may call this at the same
+    time. Raises CniError INVALID_CONFIG if a link of the name exists and is not a bridge."""
     link = find_link(host, name=settings.bridge)
     if link is None:
         request = new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu)
@@ -75,8 +76,9 @@ def attach_veth(
     tag: str,
     mac: str,
 ) -> None:
-    """Create a veth: the host's end is called `name`, attached to the bridge, up, and has the alias
-    `tag`; the pod's end is created inside the pod's namespace as `ifname`. Raises KernelError."""
+    """Create the veth of a pod. Its host end `name` is a port of the bridge, up, with `tag` as its
+    alias. Its other end `ifname`, with the address `mac`, is in the pod's namespace. Raises
+    KernelError."""
     # A separate request: rtnl_newlink() reads a port's options and the alias only for a link that
     # exists already (net/core/rtnetlink.c).
     port = set_link(
@@ -102,8 +104,8 @@ def attach_veth(
 def configure_pod(
     pod: PodNamespace, ifname: str, addressing: Addressing, settings: BridgeSettings
 ) -> Link:
-    """Set the pod's end up, with its addresses and routes, in one netlink batch; return its link.
-    Raises CniError, KernelError."""
+    """Set the pod's interface up and add its addresses and routes. Return the interface. Raises
+    CniError, KernelError."""
     with pod.entered() as inner:
         if 6 in addressing.versions:
             # A new namespace may have IPv6 disabled: it starts with the kernel's defaults, or with
@@ -136,7 +138,9 @@ def configure_pod(
 def configure_gateway(
     host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: BridgeSettings
 ) -> None:
-    """Give the bridge the gateways' addresses, and enable forwarding for their families."""
+    """Give the bridge the gateway addresses, and enable IP forwarding on the host for their
+    versions. Raises CniError INVALID_CONFIG if the bridge has a conflicting address, KernelError,
+    OSError."""
     if not addressing.gateways:
         return
     bridge_addresses = addresses(host, bridge.index)
@@ -159,8 +163,8 @@ def configure_gateway(
 
 
 def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
-    """Wait until the bridge forwards packets of the host's end `name`, usually 0.3 ms; return its
-    link. Gives up silently after 0.5 s, because STP delays forwarding much longer."""
+    """Wait until the bridge forwards packets from its port `name`, usually 0.3 ms, and return the
+    port. After 0.5 s returns it without forwarding, because STP delays forwarding much longer."""
     # Without this wait the first packets of 5 pods of 72 were lost, and sent again after a second.
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:
@@ -175,10 +179,10 @@ def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings
 def announce(
     host: NetlinkSocket, pod: PodNamespace, bridge: Link, inner: Link, addressing: Addressing
 ) -> None:
-    """Announce the pod's addresses to neighbours that may know them by the previous owner's
-    hardware address: the host, and IPv6 neighbours.
+    """Announce the pod's MAC address to the host and to IPv6 neighbours, which may still know the
+    MAC address of the addresses' previous owner.
 
-    IPv4 neighbours need no announcement: the hardware address is derived from the IPv4 address."""
+    IPv4 neighbours need no announcement: an IPv4 address always has the same MAC address."""
     if addressing.gateways:
         host.attempt(
             *(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips)
@@ -195,20 +199,20 @@ def announce(
 
 
 def disconnect(host: NetlinkSocket, name: str) -> bool:
-    """Remove the host's end and with it the pod's, which takes the kernel 16 to 24 ms. Returns
-    False if the link does not exist."""
+    """Delete the veth whose host end is `name`, which takes the kernel 16 to 24 ms. Returns False
+    if it does not exist."""
     return host.try_call(delete_link(name=name), errno.ENODEV) is not None
 
 
 def quiesce(host: NetlinkSocket, name: str) -> bool:
-    """Set the host's end down, in 0.1 ms: no packet passes any more, and the kernel removes both
-    ends with the namespace. Returns False if the link does not exist."""
+    """Set the veth's host end `name` down, in 0.1 ms, so that no packet passes. The kernel deletes
+    the veth together with the pod's namespace. Returns False if the veth does not exist."""
     return host.try_call(set_link(name=name, change=IFF_UP), errno.ENODEV) is not None
 
 
 def remove_from_pod(path: str, ifname: str) -> None:
-    """Remove the pod's end of an attachment that another bridge plugin made, whose host end has an
-    unknown name."""
+    """Delete the veth that another bridge plugin created as `ifname` in the namespace at `path`.
+    Its host end has an unknown name."""
     if not path or not netns.exists(path):
         return
     with open_pod(path) as pod:
@@ -218,15 +222,17 @@ def remove_from_pod(path: str, ifname: str) -> None:
 
 
 def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
-    """Remove an earlier attachment of the same pod that was quiesced while its namespace stayed."""
+    """Delete the veth `name` if `quiesce` has set it down in an earlier DEL. Returns whether it was
+    deleted."""
     link = find_link(host, name=name)
     return link is not None and not link.up and disconnect(host, name)
 
 
 def _collides(existing: LinkAddress, gateway: AddressInNetwork, addressing: Addressing) -> bool:
-    """Return whether the bridge must not keep the address `existing` beside `gateway`. For IPv4 any
-    other address conflicts, for IPv6 one with an overlapping subnet that is not link-local. An
-    address of `addressing.gateways` never conflicts."""
+    """Return whether the bridge must lose its address `existing` to get the address `gateway`.
+
+    An IPv4 address always collides, an IPv6 address only if the subnets overlap and it is not
+    link-local. Addresses in `addressing.gateways` never collide."""
     if existing.address.version != gateway.version or existing.address in addressing.gateways:
         return False
     if gateway.version == 4:
@@ -253,6 +259,6 @@ def _wait_for_dad(route: NetlinkSocket, index: int) -> None:
 
 
 def _own_mac() -> str:
-    """A random hardware address for the bridge: locally administered, unicast."""
+    """Return a random, locally administered unicast MAC address for the bridge."""
     first, *rest = os.urandom(6)
     return bytes([first & 0xFC | 0x02, *rest]).hex(":")

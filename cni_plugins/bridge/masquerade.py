@@ -1,4 +1,4 @@
-"""Derives the masquerades of an attachment: elements of the host's nftables maps."""
+"""Derives the elements of the host's nftables maps that masquerade the packets of an attachment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def elements(addresses: Iterable[AssignedAddress], tag: str) -> list[Element]:
 def expected(
     call: CniCall, config: PluginConfig, previous: Result
 ) -> tuple[list[Element], set[Network]]:
-    """Derive what ADD must have created from its configuration and its result: the masquerade
-    elements, and the subnets whose nftables chains the elements jump to. Both are empty without
+    """Return what ADD must have created with this configuration and the result `previous`: the
+    masquerade elements, and the subnets whose nftables chains they use. Both are empty without
     ipMasq."""
     if not parse(config, call).ip_masq:
         return [], set()

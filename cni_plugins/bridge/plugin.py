@@ -1,9 +1,8 @@
-"""The plugin bridge: a veth between the pod and a bridge of the host, addresses, routes,
+"""The plugin bridge: connects a pod to a bridge of the host by a veth, with addresses, routes and
 masquerade.
 
-ADD is the list of steps in `add`; every step that leaves something behind pushes its undo. DEL
-needs only the attachment's names, which are derived from container id and interface, so it works
-after a kill anywhere in ADD.
+If ADD fails, it removes the address and the veth again. DEL derives the names of the veth and the
+leases from container id and interface, so it works after a kill anywhere in ADD.
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL: each step runs even if an earlier one fails; raises the first error at the end."""
+    """Run DEL. Tries to remove masquerade, veth and address even if one of them fails, and raises
+    the first error at the end."""
     settings = parse(config, call)
     link_name = host_link_name(call.container_id, call.ifname)
     tag = host_rules.tag_of(call, config)
@@ -79,21 +79,21 @@ def delete(call: CniCall, config: PluginConfig) -> None:
 
 
 def check(call: CniCall, config: PluginConfig) -> None:
-    """Run CHECK."""
+    """Run CHECK. Raises CniError DAMAGED for a difference from the result of ADD."""
     from cni_plugins.bridge.check import check as check_state
 
     check_state(call, config)
 
 
 def status(call: CniCall, config: PluginConfig) -> None:
-    """Run STATUS: check the configuration and the address plugin."""
+    """Run STATUS: check the configuration, and run STATUS of the IPAM plugin. Raises CniError."""
     parse(config, call)
     ipam.run("STATUS", call, config)
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:
-    """Run GC: remove links, masquerades and addresses of this network's attachments that are no
-    longer valid."""
+    """Run GC: remove the links, masquerades and addresses of attachments to this network that the
+    runtime no longer lists as valid."""
     from cni_plugins.net.inventory import links as all_links
 
     stale = host_rules.stale_tags(config)
@@ -112,15 +112,15 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
-    """Return the result of ADD without interfaces: the derived addresses and routes, and the `dns`
-    of the address plugin or, if it gave none, of the network's configuration."""
+    """Return the result of ADD, without interfaces. `dns` is the IPAM plugin's or, if that has
+    none, the network configuration's."""
     dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
     return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
 def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
-    """Remove the attachment's masquerades, by the addresses in prevResult, else by searching all
-    elements for its tag."""
+    """Remove the attachment's masquerade elements. They are found by the addresses in prevResult
+    or, if that finds none, by `tag` among all elements."""
     try:
         previous = config.previous_result()
     except CniError:

@@ -1,5 +1,5 @@
-"""The bridge plugin's part of the configuration. An unsupported option is an error that names it,
-and is never ignored."""
+"""Parses the bridge plugin's options. Rejects unsupported options by name instead of ignoring
+them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _UNSUPPORTED = ("vlan", "vlanTrunk", "macspoofchk")
 
 @dataclass(frozen=True, slots=True)
 class BridgeSettings:
-    """The options, named like in the reference plugin; `mac` is empty if none was requested, `mtu`
-    0 for the kernel's default."""
+    """The options of the reference plugin, under similar names. `mac` is empty if none was
+    requested; `mtu` 0 means the kernel's default."""
 
     bridge: str
     is_gateway: bool
@@ -41,7 +41,8 @@ class BridgeSettings:
 
 
 def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
-    """Parse the options. Raises CniError 2, 4 or 7."""
+    """Parse the options. Raises CniError UNSUPPORTED_FIELD, INVALID_ENVIRONMENT or
+    INVALID_CONFIG."""
     raw = config.raw
     # These separate pods from each other: a network without them would look as if it had them.
     for key in _UNSUPPORTED:
@@ -74,7 +75,7 @@ def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
 
 
 def host_link_name(container_id: str, ifname: str) -> str:
-    """The name of the host's end of an attachment. Derived, so that DEL needs no record."""
+    """Return the name of the veth's host end. DEL derives the same name, so no record is needed."""
     # 15 characters: IFNAMSIZ is 16 with the final NUL.
     return "veth" + hashlib.sha256(f"{container_id}/{ifname}".encode()).hexdigest()[:11]
 
@@ -93,7 +94,8 @@ def _mtu(value: object) -> int:
 
 
 def _mac(config: PluginConfig, call: CniCall) -> str:
-    """The requested hardware address: of the capability, else of `args.cni`, else of CNI_ARGS."""
+    """Return the requested MAC address: of runtimeConfig, else of `args.cni`, else of CNI_ARGS;
+    empty if none is requested. Raises CniError INVALID_ENVIRONMENT."""
     for value, where in (
         (config.capability("mac"), "runtimeConfig.mac"),
         (config.cni_argument("mac"), "args.cni.mac"),

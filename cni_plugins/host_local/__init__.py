@@ -1,1 +1,2 @@
-"""host-local: addresses from ranges in the configuration, leases as files on this host."""
+"""The IPAM plugin host-local: assigns addresses from configured ranges and records them as files on
+this host."""

@@ -1,22 +1,23 @@
-"""Leases: files in the network's folder that record the owner of each address, changed only under
-its lock.
+"""Leases: files in the network's folder that record the owner of each address. They change only
+under the folder's lock.
 
 
-    <address>             `container id CR LF interface`, like the reference plugin, which can
-                          read these leases; its own can be read here
+    <address>             `container id CR LF interface`, the reference plugin's format: each of
+                          the two plugins can read the other's leases
     owners/<owner>        JSON {owner, addresses, boot, link, scope}: written before the leases and
                           removed after them, so that DEL finds every lease after a kill in between
-    leaving/<address>     JSON {boot, link}: released while the pod's veth still existed; checked
-                          before the address is reused
-    last_reserved_ip.<n>  the address that the round robin of range set n continues after
+    leaving/<address>     JSON {boot, link}: the address was released while the pod's veth still
+                          existed; the veth must be gone before the address is reused
+    last_reserved_ip.<n>  the last address assigned from range set n: the next search starts there
     lock                  flock(2)
 
-A lease of another boot is void, because its pod is gone (kernel.random.boot_id); one of the
-reference plugin has no boot and stays until it is released. So nothing is synced: after a power cut
-all leases of this plugin are void, also those whose owner's record has lost its content. Its name
-alone suffices, and a file system journals names in the order of the renames. A released address is
-not assigned while its veth exists: the kernel removes links in the background, and would mix up two
-pods.
+A lease of an earlier boot is void, because its pod is gone (kernel.random.boot_id). So no file is
+synced: after a power cut all leases of this plugin are void. If a crash has emptied an owner's
+file, its name still tells that the leases are this plugin's. A lease of the reference plugin has no
+boot id and stays until it is released.
+
+A released address is not assigned while its veth exists. The kernel removes links in the
+background, and the bridge would confuse the two pods.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ _SWEEP_EVERY = 16
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """An address and its range."""
+    """A leased address, and the range that contains it."""
 
     address: Address
     range: Range
 
 
 class OwnerRecord(Record):
-    """`owners/OWNER`. `boot`: the id of the boot in which the addresses were leased."""
+    """The content of `owners/OWNER`. `boot`: the id of the boot in which the addresses were leased;
+    `link`: the veth that must be gone before their reuse; `scope`: the runtime that owns them."""
 
     owner: str
     addresses: Sequence[str]
@@ -76,14 +78,16 @@ class OwnerRecord(Record):
 
 
 class LeavingRecord(Record):
-    """`leaving/ADDRESS`: a released address and the link that must disappear before its reuse."""
+    """The content of `leaving/ADDRESS`. `link`: the link that must be gone before the address is
+    reused."""
 
     boot: str
     link: str = ""
 
 
 class NetworkLeases:
-    """The leases of one network. `open_leases` provides them while it holds the network's lock."""
+    """The leases of one network. Use it only while the network's lock is held, through
+    `open_leases`."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
@@ -105,9 +109,9 @@ class NetworkLeases:
     ) -> list[Lease]:
         """Lease one address of each set for `owner` (`container id/interface`); all or none.
 
-        link: the host's interface that must be gone before the addresses are reused; scope: the
-        runtime whose `collect` may release them. Raises CniError 110 when a set is exhausted, 5
-        when `owner` has addresses already or a requested one is leased."""
+        `link`: the host interface that must be gone before the addresses are reused. `scope`: the
+        runtime whose `collect` may release them. Raises CniError NO_ADDRESS_LEFT if a set is
+        exhausted; IO_FAILURE if `owner` already has addresses or a requested address is leased."""
         if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
             raise CniError(IO_FAILURE, f"attachment {owner} already has addresses")
         leases = [self._choose(index, each, requested) for index, each in enumerate(sets)]
@@ -123,7 +127,7 @@ class NetworkLeases:
         return leases
 
     def release(self, owner: str) -> list[str]:
-        """Release the addresses of `owner` and return them. Does nothing when there are none."""
+        """Release the addresses of `owner` and return them; an empty list if there are none."""
         record = self._record(_owner_path(owner), OwnerRecord)
         addresses = self.addresses_of(owner) if record else self._scan(owner)
         for address in addresses:
@@ -135,13 +139,13 @@ class NetworkLeases:
         return addresses
 
     def addresses_of(self, owner: str) -> list[str]:
-        """Return the addresses in the record of `owner`; none if the record is missing or of an
-        earlier boot."""
+        """Return the addresses recorded for `owner`; an empty list if no record of this boot
+        exists."""
         record = self._record(_owner_path(owner), OwnerRecord)
         return [*record.addresses] if record and record.boot == self._boot else []
 
     def owner_of(self, address: str) -> str:
-        """The owner of the address; empty if it is free."""
+        """Return the owner of the address; empty if the address is free."""
         owner = self._owner_in(address)
         if not owner or not self._exists(_owner_path(owner)):
             return owner
@@ -149,11 +153,11 @@ class NetworkLeases:
         return owner if record and record.boot == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
-        """Release the addresses of owners for which `valid` is false, and void leases; return the
-        owners that lost addresses.
+        """Release the addresses of owners for which `valid` returns False, and void leases. Return
+        the owners whose records were removed.
 
-        `scope`: only owners of this scope can lose valid leases, because several runtimes may share
-        a network."""
+        With `scope`, valid leases of other scopes are kept, because several runtimes may share a
+        network."""
         losers = []
         for name in self._names("owners"):
             path = f"owners/{name}"
@@ -180,13 +184,14 @@ class NetworkLeases:
         return losers
 
     def _drop(self, record: OwnerRecord) -> None:
-        """Release the addresses of a record that is void or not valid."""
+        """Release the addresses that the record lists and its owner still has."""
         for address in record.addresses:
             if self._owner_in(address) == record.owner:
                 self._release_address(address, record.link)
 
     def _drop_damaged(self, path: str) -> None:
-        """Remove the addresses of an owner whose damaged record does not list them."""
+        """Remove the leases of the owner whose record file `path` is damaged. They are found by
+        reading all leases."""
         for address in self._address_files():
             if _owner_path(self._owner_in(address)) == path:
                 self._remove(address)
@@ -201,8 +206,8 @@ class NetworkLeases:
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
-        """Return the addresses of `owner` by its lease files alone: the reference plugin writes no
-        other record."""
+        """Return the addresses of `owner` by reading all lease files. The reference plugin writes
+        no owner record."""
         return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
@@ -222,10 +227,9 @@ class NetworkLeases:
         return self._next_free(index, each)
 
     def _next_free(self, index: int, each: RangeSet) -> Lease:
-        """Return the next free address of range set number `index`, round robin. After 32 taken
-        addresses the folder is listed once, instead of reading a file for each further one. Raises
-        CniError 110 if every address is leased, 11 if the links of all free addresses still exist.
-        """
+        """Return the next free address of range set number `index`, round robin. Raises CniError
+        NO_ADDRESS_LEFT if every address is leased, TRY_AGAIN_LATER if the previous veths of all
+        free addresses still exist."""
         leased: set[str] | None = None
         leaving: Lease | None = None
         for probe, (address, address_range) in enumerate(each.after(self._last(index))):
@@ -260,8 +264,8 @@ class NetworkLeases:
         return True
 
     def _wait_for_link(self, name: str) -> None:
-        """Wait until the kernel has removed the link of the previous owner of address `name`, or
-        raise CniError 11 after 1 s."""
+        """Wait until the kernel has removed the previous veth of address `name`. Raises CniError
+        TRY_AGAIN_LATER after 1 s."""
         deadline = time.monotonic() + _LINK_TIMEOUT_S
         while self._exists(f"leaving/{name}") and not self._is_link_gone(name):
             if time.monotonic() > deadline:
@@ -278,8 +282,7 @@ class NetworkLeases:
             return None
 
     def _write_last(self, index: int, address: Address) -> None:
-        """Store `address` as the last assigned one of range set number `index`. Overwrites the file
-        in place; padding covers a longer old address."""
+        """Record `address` as the last assigned one of range set number `index`."""
         # A rename onto an existing file would make ext4 allocate and flush at once, which takes
         # 5 ms (ext4(5), auto_da_alloc).
         os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
@@ -293,7 +296,8 @@ class NetworkLeases:
         return descriptor
 
     def _write(self, name: str, text: str) -> None:
-        """Write a file whole or not at all, by a rename. The lock protects the temporary name."""
+        """Replace the file `name` atomically. The caller holds the lock, which protects the
+        temporary file."""
         temporary = f"{self._folder}/write.tmp"
         with closing_fd(
             os.open(
@@ -323,7 +327,7 @@ class NetworkLeases:
         return os.path.lexists(f"{self._folder}/{name}")
 
     def _record(self, name: str, kind: type[StoredRecord]) -> StoredRecord | None:
-        """The record; None if it is missing or damaged."""
+        """Read the record file `name`; None if it is missing or damaged."""
         try:
             return kind.of(json.loads(self._read(name)))
         except (
@@ -334,8 +338,9 @@ class NetworkLeases:
             return None
 
     def _owner_in(self, name: str) -> str:
-        """Read the owner from the lease file `name`; empty if the file is missing or damaged. Old
-        leases of the reference plugin hold the container id without an interface."""
+        """Return the owner that the lease file `name` records; empty if the file is missing or
+        damaged. Old leases of the reference plugin have no interface, so the owner is the container
+        id."""
         words = self._read(name).decode("utf-8", "replace").split()
         return "/".join(words) if 0 < len(words) <= 2 else ""
 
@@ -359,8 +364,7 @@ class NetworkLeases:
 def open_leases(
     folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None
 ) -> Iterator[NetworkLeases]:
-    """Provide the leases below `folder` for a block, in which the network's lock is held. Raises
-    CniError 5."""
+    """Yield the leases in `folder` while holding the network's lock. Raises CniError IO_FAILURE."""
     try:
         try:
             lock = _open_lock(folder)
@@ -391,7 +395,8 @@ def boot_id() -> str:
 
 
 def owner_name(container_id: str, ifname: str) -> str:
-    """The owner of an attachment's leases; unique, since container ids contain no slash."""
+    """Return the owner of an attachment's leases, `container id/interface`. It is unique, because
+    container ids contain no slash."""
     return f"{container_id}/{ifname}"
 
 

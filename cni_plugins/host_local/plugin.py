@@ -1,7 +1,8 @@
-"""The plugin host-local: assigns a pod an address of each range set, from leases on this host.
+"""The plugin host-local: assigns each pod one address of each range set, and records the leases on
+this host.
 
-The bridge plugin calls `allocate` and `release` directly: running a program for them would cost
-more than the allocation.
+The bridge plugin calls `allocate` and `release` directly, because executing host-local would take
+longer than the allocation.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from cni_plugins.skel import CniPlugin, serve
 
 
 def allocate(call: CniCall, config: PluginConfig, *, link: str = "") -> Result:
-    """Run ADD. `link`: the name of the veth's end on the host, if the caller knows it: a released
-    address is reused only after the kernel has removed that veth. Raises CniError."""
+    """Run ADD. `link`: the name of the veth's host end, if the caller knows it. A released address
+    is reused only after the kernel has removed that veth. Raises CniError."""
     options = settings.parse(config, call)
     with leases.open_leases(options.folder, link_exists) as store:
         owner = leases.owner_name(call.container_id, call.ifname)
@@ -43,7 +44,7 @@ def release(call: CniCall, config: PluginConfig) -> None:
 
 
 def check(call: CniCall, config: PluginConfig) -> None:
-    """Run CHECK: the attachment has its leases. Raises CniError 120."""
+    """Run CHECK. Raises CniError DAMAGED if the attachment has lost a lease."""
     owner = leases.owner_name(call.container_id, call.ifname)
     with leases.open_leases(settings.folder_of(config), link_exists) as store:
         addresses = store.addresses_of(owner)
@@ -55,7 +56,7 @@ def check(call: CniCall, config: PluginConfig) -> None:
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:
-    """Run GC: release the addresses of attachments that are no longer valid."""
+    """Run GC: release the addresses of attachments that the runtime no longer lists as valid."""
     valid = {leases.owner_name(*pair) for pair in config.valid_attachments()}
     folder = settings.folder_of(config)
     if os.path.isdir(folder):
@@ -64,12 +65,12 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def status(call: CniCall, config: PluginConfig) -> None:
-    """Run STATUS: the configuration is valid. Raises CniError."""
+    """Run STATUS: check the configuration. Raises CniError."""
     settings.parse(config, call)
 
 
 def link_exists(name: str) -> bool:
-    """Whether the host has an interface with this name."""
+    """Return whether the host has a network interface called `name`."""
     try:
         return bool(name) and socket.if_nametoindex(name) > 0
     except OSError:

@@ -1,7 +1,7 @@
-"""Ranges and sets of ranges, as written in `ipam.ranges`: pure arithmetic on addresses.
+"""Address ranges and sets of ranges, as written in `ipam.ranges`. Does no I/O.
 
-A range is a subnet with a first, a last and a gateway address; a set is a list of ranges of one
-family, from which a pod gets one address; from a list of sets a pod gets an address of each.
+A range is a subnet with a first, a last and a gateway address. A set is a list of ranges of one
+family. A pod gets one address of each set.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Range:
 
     @classmethod
     def parse(cls, value: object, where: str) -> Range:
-        """Parse `{subnet, rangeStart, rangeEnd, gateway}`. Raises CniError 7."""
+        """Parse `{subnet, rangeStart, rangeEnd, gateway}`. `where` names the value in errors.
+        Raises CniError INVALID_CONFIG."""
         if not isinstance(value, dict):
             raise CniError(INVALID_CONFIG, f"{where}: not an object")
         subnet = _subnet(value.get("subnet"), f"{where}.subnet")
@@ -57,7 +58,7 @@ class Range:
         )
 
     def interface(self, address: Address) -> AddressInNetwork:
-        """`address` with the subnet's prefix length."""
+        """Return `address` with the subnet's prefix length."""
         prefix = self.subnet.prefixlen
         return (
             IPv4Interface((address, prefix))
@@ -74,7 +75,8 @@ class RangeSet:
 
     @classmethod
     def parse(cls, value: object, where: str) -> RangeSet:
-        """Parse a list of ranges. Raises CniError 7."""
+        """Parse a list of ranges. `where` names the value in errors. Raises CniError
+        INVALID_CONFIG."""
         if not isinstance(value, list) or not 0 < len(value) <= RANGES_LIMIT:
             raise CniError(INVALID_CONFIG, f"{where}: not a list of 1 to {RANGES_LIMIT} ranges")
         ranges = tuple(Range.parse(item, f"{where}[{index}]") for index, item in enumerate(value))
@@ -94,11 +96,12 @@ class RangeSet:
 
     @property
     def size(self) -> int:
-        """The number of addresses, gateways included."""
+        """Return the number of addresses in the set, gateways included."""
         return sum(int(r.last) - int(r.first) + 1 for r in self.ranges)
 
     def after(self, last: Address | None) -> Iterator[tuple[Address, Range]]:
-        """Yield every assignable address once, starting after `last` and wrapping around."""
+        """Yield every address but the gateways once, with its range. Starts after `last` and wraps
+        around."""
         start = next((i for i, r in enumerate(self.ranges) if last is not None and last in r), None)
         if start is None or last is None:
             for each in self.ranges:
@@ -113,7 +116,8 @@ class RangeSet:
 
 
 def check_disjoint(sets: tuple[RangeSet, ...], where: str) -> None:
-    """Raise CniError 7 if two sets share addresses: a requested address must belong to one set."""
+    """Check that no address is in two sets. Raises CniError INVALID_CONFIG; `where` names the
+    value."""
     ordered = sorted(
         (r.subnet.version, int(r.first), int(r.last), i)
         for i, s in enumerate(sets)

@@ -1,4 +1,4 @@
-"""host-local's part of the configuration, with the addresses that a pod requests.
+"""Parses host-local's options and the addresses that a pod requests.
 
 Ranges come from `runtimeConfig.ipRanges` (first), `ipam.ranges` and the old form with `subnet` in
 `ipam` itself. Addresses are requested by `runtimeConfig.ips`, `args.cni.ips` or `IP=` in CNI_ARGS.
@@ -26,7 +26,8 @@ _RESOLV_CONF_LIMIT_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class HostLocalSettings:
-    """The options of an allocation. `folder` is the network's folder below `dataDir`."""
+    """The options of host-local. `folder`: the folder with the network's leases, below
+    `dataDir`."""
 
     folder: str
     sets: tuple[RangeSet, ...]
@@ -36,7 +37,7 @@ class HostLocalSettings:
 
 
 def parse(config: PluginConfig, call: CniCall) -> HostLocalSettings:
-    """Parse the options. Raises CniError 4 or 7."""
+    """Parse the options. Raises CniError INVALID_ENVIRONMENT or INVALID_CONFIG."""
     ipam = config.raw.get("ipam")
     if not isinstance(ipam, dict):
         raise CniError(INVALID_CONFIG, "ipam: missing or not an object")
@@ -53,7 +54,8 @@ def parse(config: PluginConfig, call: CniCall) -> HostLocalSettings:
 
 
 def folder_of(config: PluginConfig) -> str:
-    """The network's folder, without parsing ranges: DEL and GC need no more. Raises CniError 7."""
+    """Return the folder with the network's leases, without parsing the ranges, which DEL and GC do
+    not need. Raises CniError INVALID_CONFIG."""
     ipam = config.raw.get("ipam")
     return network_folder(config, ipam if isinstance(ipam, dict) else {})
 
@@ -67,8 +69,9 @@ def network_folder(config: PluginConfig, ipam: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _ranges_and_routes(marshalled: bytes) -> tuple[tuple[RangeSet, ...], tuple[Route, ...]]:
-    """Parse `ipam` and `runtimeConfig.ipRanges`. They are the same for every pod and take 0.2 ms to
-    parse; the cache needs them marshalled, since dictionaries are not hashable."""
+    """Parse the range sets and routes of `ipam` and `runtimeConfig.ipRanges`. The results are
+    cached, because they take 0.2 ms and are the same for every pod. `marshalled`: both objects, as
+    hashable bytes."""
     ipam, capability_ranges = marshal.loads(marshalled)
     routes = ipam.get("routes")
     routes = [] if routes is None else routes
@@ -116,7 +119,7 @@ def _requested(config: PluginConfig, call: CniCall) -> tuple[Address, ...]:
 
 
 def _requested_address(value: object, where: str) -> Address:
-    """Parse an address. A prefix length is ignored, because the range has its own."""
+    """Parse a requested address. Ignores a prefix length, because the range determines it."""
     try:
         return parse_address(str(value).split("/", 1)[0])
     except ValueError:
@@ -126,7 +129,7 @@ def _requested_address(value: object, where: str) -> Address:
 
 
 def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) -> None:
-    """Check that each requested address belongs to a different set."""
+    """Check that each requested address belongs to a different set. Raises CniError."""
     used: set[int] = set()
     for address in requested:
         index = next((i for i, s in enumerate(sets) if address in s), None)
@@ -141,7 +144,8 @@ def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) 
 
 
 def _resolver(path: object) -> Dns:
-    """The settings of a resolv.conf(5) file; empty without one."""
+    """Return the DNS settings of the resolv.conf(5) file at `path`; empty settings without a
+    path."""
     if not path:
         return Dns()
     if not isinstance(path, str):

@@ -1,1 +1,1 @@
-"""loopback: the pod's `lo`."""
+"""The plugin loopback: sets the pod's interface `lo` up."""

@@ -1,4 +1,5 @@
-"""The plugin loopback: sets the pod's `lo` up; the kernel then gives it 127.0.0.1/8 and ::1/128."""
+"""The plugin loopback: sets the pod's interface `lo` up, which makes the kernel add 127.0.0.1/8 and
+::1/128."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _NAME, _MAC = "lo", "00:00:00:00:00:00"
 
 
 def add(call: CniCall, config: PluginConfig) -> Result:
-    """Run ADD. Returns the result of an earlier plugin unchanged, like the reference plugin."""
+    """Run ADD: set `lo` up. Returns prevResult unchanged if there is one, as the reference plugin
+    does, else the addresses of `lo`."""
     with open_pod(call.netns) as pod:
         pod.bring_loopback_up()
         pod.send_pending()
@@ -32,14 +34,15 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL: set `lo` down while its namespace exists, like the reference plugin."""
+    """Run DEL: set `lo` down, as the reference plugin does. Does nothing if the namespace is
+    gone."""
     if call.netns and netns.exists(call.netns):
         with open_pod(call.netns) as pod:
             pod.route.call(set_link(index=1, change=IFF_UP))
 
 
 def check(call: CniCall, config: PluginConfig) -> None:
-    """Run CHECK: `lo` is up. Raises CniError 120."""
+    """Run CHECK. Raises CniError DAMAGED if `lo` is not up."""
     with open_pod(call.netns) as pod:
         link = find_link(pod.route, index=1)
         if link is None or not link.up:
@@ -47,7 +50,7 @@ def check(call: CniCall, config: PluginConfig) -> None:
 
 
 def nothing(call: CniCall, config: PluginConfig) -> None:
-    """STATUS and GC: nothing to do, because the plugin changes nothing outside the pod."""
+    """Run STATUS or GC: does nothing, because the plugin changes nothing outside the pod."""
 
 
 PLUGIN = CniPlugin("loopback", add=add, delete=delete, check=check, status=nothing, gc=nothing)

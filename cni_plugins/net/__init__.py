@@ -1,5 +1,5 @@
-"""The plugins' access to the kernel's networking: namespaces, links, addresses, routes, host rules.
+"""The plugins' access to the kernel's networking: namespaces, links, addresses, routes, nftables.
 
-`rtnetlink` and `nfnetlink` are small codecs for ADD and DEL (socket and struct, cheap to import).
-Rare and reading code uses pyroute2, which also checks the codecs in the tests.
+ADD and DEL use the small netlink codecs `rtnetlink` and `nfnetlink`, which are fast to import.
+CHECK and GC use pyroute2.
 """

@@ -1,5 +1,5 @@
-"""Drops UDP flows of host ports from conntrack, through pyroute2 (conntrack(8) -D -p udp --dport
-…)."""
+"""Deletes UDP flows of host ports from the connection tracking table, as `conntrack -D -p udp`
+does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _UDP, _ENOENT = 17, 2
 
 
 def drop_udp_flows(ports: Collection[int]) -> int:
-    """Drop every UDP flow whose first packet went to one of `ports`; returns the number. Flows that
-    end meanwhile are ignored."""
+    """Delete every UDP flow whose original destination port is in `ports`. Returns the number of
+    deleted flows."""
     from pyroute2.netlink.exceptions import NetlinkError
     from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 

@@ -1,6 +1,6 @@
 """The nftables table on the host: masquerade for pods, and forwarding of host ports to pods.
 
-The rules never change; pods are elements of maps:
+The rules never change. Pods are elements of maps:
 
 
     masquerade4/6  pod address                       -> jump into the chain of its subnet
@@ -8,13 +8,12 @@ The rules never change; pods are elements of maps:
     ports4/6_on    protocol . host address . port    -> pod address . port
     near4/6(_on)   the same keys                     -> jump: mark clients on its subnet or loopback
 
-A marked packet leaves under the host's address; otherwise the pod would answer its client directly,
-past the host. The mark is bit 13, as in the reference's portmap; it is set in prerouting or output
-and cleared in postrouting.
+Packets of marked clients are masqueraded; otherwise the pod would answer such a client directly,
+past the host. The mark is bit 13, as in the reference plugin portmap.
 
-A subnet's chains are created with its first pod. An element's comment is its owner's tag. The rules
-are written by one `nft -f -` when adding an element reports that the table is missing (ENOENT), so
-a flushed ruleset is restored with the next pod.
+A subnet's chains are created with its first pod. An element's comment is its owner's tag. `nft`
+writes the rules when adding an element fails with ENOENT, so the next pod restores a flushed
+ruleset.
 """
 
 from __future__ import annotations
@@ -125,10 +124,10 @@ table inet TABLE {
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
     """Build the tag that names the owner of an nftables element or a link: NETWORK/CONTAINER
-    ID/IFNAME, and /`scope` unless that is empty. It has at most 128 characters, nft's limit for a
-    comment; longer parts are hashed.
+    ID/IFNAME, and /SCOPE if `scope` is not empty. A tag has at most 128 characters, nft's limit for
+    a comment. In a longer tag, network and container id are hashed.
 
-    scope: the runtime's name for itself (`PluginConfig.scope`)."""
+    `scope`: the runtime's name for itself (`PluginConfig.scope`)."""
     tag = f"{network}/{container_id}/{ifname}"
     # 110 characters leave room for the slash and a scope of 16.
     if len(tag) > 110:
@@ -137,27 +136,28 @@ def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> 
 
 
 def belongs_to(tag: str, network: str, scope: str = "") -> bool:
-    """Whether `tag` is an `owner_tag` of `network`, and of `scope` unless that is empty."""
+    """Return whether `tag` is an owner tag of `network` and, unless `scope` is empty, of that
+    scope."""
     parts = tag.split("/")
     return parts[0] in (network, _network_tag(network)) and (not scope or parts[3:] == [scope])
 
 
 def tag_of(call: CniCall, config: PluginConfig) -> str:
-    """Build the tag of the elements and the link that belong to the call's attachment."""
+    """Build the owner tag of the attachment that a call is about."""
     return owner_tag(config.name, call.container_id, call.ifname, config.scope())
 
 
 def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
-    """Return a predicate for GC: whether a tag is of an attachment to this network, of the same
-    scope, that is no longer valid. Raises CniError."""
+    """Return GC's test of an owner tag. The test is true for an attachment to this network, of the
+    same scope, that the runtime no longer lists as valid. Raises CniError."""
     scope = config.scope()
     valid = {owner_tag(config.name, *pair, scope) for pair in config.valid_attachments()}
     return lambda tag: belongs_to(tag, config.name, scope) and tag not in valid
 
 
 def masquerade_element(address: Address, subnet: Network, tag: str) -> Element:
-    """Return the element that masquerades a pod: its packets leave under the host's address, unless
-    they go to its subnet or to multicast."""
+    """Return the element that masquerades a pod's packets, except those to `subnet` and to
+    multicast."""
     return Element(
         f"masquerade{address.version}", address.packed, chain=_masquerade_chain(subnet), comment=tag
     )
@@ -172,8 +172,9 @@ def port_elements(
     near: Network | None,
     tag: str,
 ) -> tuple[Element, ...]:
-    """Return the map elements that forward a host port to a pod. `near`: clients in this subnet,
-    and on loopback, are masqueraded; with None no client is (snat off)."""
+    """Return the map elements that forward a host port to a pod. `host_address` None: all addresses
+    of the host. Clients in the subnet `near` and on loopback are masqueraded; none are if it is
+    None."""
     packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
     target = pod.packed + _port(pod_port)
     if host_address is None:
@@ -190,15 +191,17 @@ def port_elements(
 
 
 def all_clients(version: int) -> Network:
-    """Return the subnet with which `port_elements` masquerades every client."""
+    """Return the subnet that contains every address, for the argument `near` of `port_elements`."""
     return IPv4Network("0.0.0.0/0") if version == 4 else IPv6Network("::/0")
 
 
 def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
-    """Add elements in one transaction, and create table and chains if they are missing.
+    """Add elements in one transaction. Creates the table and the chains of `subnets` if they are
+    missing.
 
-    An existing masquerade is replaced: its address has a new lease. Raises AlreadyExists naming the
-    owner of a taken port, KernelError, PeerError (nft failed), Unsupported (no nft)."""
+    Replaces an existing masquerade of the same address, because the address has a new lease. Raises
+    AlreadyExists naming the owner of a taken port, KernelError, PeerError if nft failed,
+    Unsupported without nft."""
     added = tuple(new)
     if not added:
         return
@@ -226,7 +229,7 @@ def _existing_masquerades(requested: tuple[Element, ...]) -> tuple[Element, ...]
 
 
 def remove_elements(elements: Iterable[Element]) -> None:
-    """Remove elements. Elements that do not exist are ignored."""
+    """Remove elements, ignoring those that do not exist. Raises KernelError."""
     removed = tuple(elements)
     if not removed:
         return
@@ -243,33 +246,34 @@ def remove_elements(elements: Iterable[Element]) -> None:
 
 
 def elements_of(sets: Iterable[str], tag: str) -> list[Element]:
-    """The elements of the named sets whose comment is `tag`."""
+    """Return the elements of the named sets that have the comment `tag`. Raises KernelError."""
     return all_elements(sets, tag)
 
 
 def all_elements(sets: Iterable[str], tag: str | None = None) -> list[Element]:
-    """List the elements of the named sets; only those with the comment `tag` if it is given."""
+    """Return the elements of the named sets; with `tag`, only those with this comment. Raises
+    KernelError."""
     with filter_socket() as netfilter:
         return [e for name in sets for e in elements(netfilter, TABLE, name, tag)]
 
 
 def lookup(expected: Iterable[Element]) -> list[Element | None]:
-    """Return for each element of `expected` the kernel's element of the same set and key, None
-    without one."""
+    """Return, for each element of `expected`, the kernel's element with the same set and key, or
+    None."""
     with filter_socket() as netfilter:
         return [find_element(netfilter, TABLE, e.set_name, e.key) for e in expected]
 
 
 def is_intact() -> bool:
-    """Whether every rule of the table exists."""
+    """Return whether every fixed rule of the table exists."""
     with filter_socket() as netfilter:
         counts = count_rules(netfilter, TABLE)
     return all(counts.get(chain) == number for chain, number in _EXPECTED_RULES.items())
 
 
 def restore(expected: list[Element], subnets: Iterable[Network]) -> int:
-    """Add missing rules and missing elements of `expected`; return how many elements were missing.
-    An element with the same key that belongs to another owner is kept."""
+    """Add the missing rules and the missing elements of `expected`. Returns how many elements were
+    missing. Keeps an element with the same key that has another owner."""
     if expected and not is_intact():
         install(subnets)
     missing = [
@@ -280,19 +284,19 @@ def restore(expected: list[Element], subnets: Iterable[Network]) -> int:
 
 
 def install(subnets: Iterable[Network]) -> None:
-    """Write the rules and the chains of `subnets` in one transaction. Elements of an existing table
-    are not changed."""
+    """Write the fixed rules and the chains of `subnets` in one transaction. Keeps the elements of
+    an existing table."""
     run_nft(_RULES + "".join(_subnet_chains(subnet) for subnet in subnets))
 
 
 def nft_program() -> str:
-    """The path of `nft`; empty if it is not installed."""
+    """Return the path of the executable `nft`; empty if it is not installed."""
     return next((p for folder in _NFT_FOLDERS if os.access(p := f"{folder}/nft", os.X_OK)), "")
 
 
 def run_nft(script: str) -> None:
-    """Run `nft -f -`. Raises Unsupported without nft, PeerError with its message when it fails,
-    DeadlineExceeded when it takes longer than NFT_TIMEOUT_S."""
+    """Run `nft -f -` with `script` on stdin. Raises Unsupported without nft, PeerError with nft's
+    message if it fails, DeadlineExceeded after NFT_TIMEOUT_S."""
     program = nft_program()
     if not program:
         raise Unsupported("host ports and masquerade need the program nft (package nftables)")
@@ -359,19 +363,19 @@ def _conflict(requested: tuple[Element, ...]) -> AlreadyExists:
 
 
 def describe(element: Element) -> str:
-    """Describe an element for an error message."""
+    """Return an element's port, or its set and key, as text for an error message."""
     if element.set_name in PORT_SETS:
         return f"host port {port_of(element)}/{protocol_of(element)}"
     return f"{element.set_name} {element.key.hex()}"
 
 
 def port_of(element: Element) -> int:
-    """The host port of an element of PORT_SETS."""
+    """Return the host port that an element of PORT_SETS forwards."""
     return int.from_bytes(element.key[-4:-2], "big")
 
 
 def protocol_of(element: Element) -> str:
-    """The protocol (tcp, udp or sctp) of an element of PORT_SETS."""
+    """Return the protocol (tcp, udp or sctp) that an element of PORT_SETS forwards."""
     return next((name for name, number in PROTOCOLS.items() if number == element.key[0]), "?")
 
 

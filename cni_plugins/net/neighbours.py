@@ -1,5 +1,5 @@
-"""Sends unsolicited neighbour advertisements (RFC 4861, 7.2.6): they announce that an IPv6 address
-has another hardware address now."""
+"""Sends unsolicited neighbour advertisements (RFC 4861, 7.2.6), which tell neighbours that an IPv6
+address has a new MAC address."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _HOPS = 255
 
 
 def open_advertiser() -> socket.socket:
-    """A socket in the current namespace for `advertise`."""
+    """Open the ICMPv6 socket that `advertise` needs, in the current network namespace."""
     return socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
 
 
 def advertise(
     sender: socket.socket, index: int, mac: str, addresses: Iterable[IPv6Address]
 ) -> None:
-    """Send an advertisement for each address from link `index` of the socket's namespace. Errors of
-    sending are ignored: neighbours find out by themselves, later."""
+    """Advertise that each of `addresses` has the MAC address `mac`, on the link with this index in
+    the socket's namespace. Ignores errors of sending, because neighbours find the new MAC address
+    later without an advertisement."""
     sender.setblocking(False)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, _HOPS)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)

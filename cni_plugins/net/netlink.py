@@ -1,10 +1,8 @@
-"""Netlink framing for `rtnetlink` and `nfnetlink`: requests are built as bytes, sent as a batch,
-and every answer is read.
+"""Netlink sockets for `rtnetlink` and `nfnetlink`: send a batch of requests and read all answers.
 
-One `send` carries many requests: a whole pod is set up in two round trips. The kernel handles them
-in order and reports every error. Only the last success is acknowledged, which means that all
-requests are done. Errors become `KernelError` with the request's name, its subject and the kernel's
-extended explanation (netlink(7), NETLINK_EXT_ACK).
+Batches allow a whole pod to be set up in two round trips. The kernel handles the requests of a
+batch in order. Each error becomes a KernelError with the request's name, its subject and the
+kernel's extended explanation (netlink(7), NETLINK_EXT_ACK).
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ _DUMP_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class NetlinkRequest:
-    """One message without its header. `name` and `subject` are for the error text only.
-
-    Without NLM_F_ACK and NLM_F_DUMP it is a query with a single answer."""
+    """A netlink message without its header. `kind`: the message type; `name` and `subject`: for
+    error messages only. Without NLM_F_ACK and NLM_F_DUMP in `flags` it is a query with a single
+    answer."""
 
     kind: int
     body: bytes
@@ -48,7 +46,7 @@ class NetlinkRequest:
 
 
 def attribute(kind: int, value: bytes | str | int) -> bytes:
-    """Encode an attribute: an int as 32 bits in host order, a str NUL-terminated."""
+    """Encode a netlink attribute: an int as 32 bits in host byte order, a str NUL-terminated."""
     if isinstance(value, int):
         value = struct.pack("I", value)
     elif isinstance(value, str):
@@ -62,7 +60,8 @@ def nested(kind: int, *attributes: bytes) -> bytes:
 
 
 def attributes(body: bytes, offset: int = 0) -> dict[int, bytes]:
-    """Return the attributes from `offset` on; of a repeated kind, the last one."""
+    """Decode the netlink attributes of `body` from `offset` on, by kind. The last one of a repeated
+    kind counts."""
     return dict(each_attribute(body, offset))
 
 
@@ -77,13 +76,13 @@ def each_attribute(body: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def text(value: bytes | None) -> str:
-    """Decode a NUL-terminated attribute."""
+    """Decode a NUL-terminated string attribute; None becomes an empty string."""
     return (value or b"").rstrip(b"\0").decode("utf-8", "replace")
 
 
 class NetlinkSocket:
-    """A netlink socket in the namespace of the process at its creation. Close it, or use it in
-    `with`."""
+    """A netlink socket in the network namespace in which it was created. A context manager, which
+    closes the socket."""
 
     def __init__(self, protocol: int) -> None:
         with kernel_errors("socket", f"AF_NETLINK protocol {protocol}"):
@@ -110,8 +109,8 @@ class NetlinkSocket:
         self.close()
 
     def call(self, *requests: NetlinkRequest) -> list[list[bytes]]:
-        """Send all requests at once; returns the answers' bodies per request. Reads all answers,
-        then raises the first KernelError."""
+        """Send all requests at once and return the bodies of the answers to each request. Raises
+        the first KernelError after all requests are answered."""
         outcomes = self.attempt(*requests)
         for outcome in outcomes:
             if isinstance(outcome, KernelError):
@@ -119,8 +118,8 @@ class NetlinkSocket:
         return [outcome for outcome in outcomes if not isinstance(outcome, KernelError)]
 
     def attempt(self, *requests: NetlinkRequest) -> list[list[bytes] | KernelError]:
-        """Send all requests at once; returns the answers or the error of each. The kernel continues
-        after a failed request."""
+        """Send all requests at once. Returns, for each request, the bodies of its answers or its
+        error. The kernel continues after a failed request."""
         first = self._sequence + 1
         self._sequence += len(requests)
         last = len(requests) - 1
@@ -153,8 +152,8 @@ class NetlinkSocket:
         return [errors.get(i) or answers[i] for i in range(len(requests))]
 
     def try_call(self, request: NetlinkRequest, *tolerated: int) -> list[bytes] | None:
-        """Send a request; returns the answers' bodies, or None when it fails with one of the error
-        numbers `tolerated`. Raises any other KernelError."""
+        """Send a request and return the bodies of its answers; None if it fails with an errno in
+        `tolerated`. Raises any other KernelError."""
         (outcome,) = self.attempt(request)
         if not isinstance(outcome, KernelError):
             return outcome
@@ -163,9 +162,9 @@ class NetlinkSocket:
         return None
 
     def dump(self, request: NetlinkRequest) -> list[bytes]:
-        """Send a dump request and return the bodies of all objects that it lists. Repeats the dump
-        if objects changed meanwhile (NLM_F_DUMP_INTR). Raises KernelError, EINTR if they keep
-        changing."""
+        """Send a dump request and return the bodies of all listed objects. Repeats the dump if the
+        objects changed meanwhile (NLM_F_DUMP_INTR). Raises KernelError; its errno is EINTR if they
+        keep changing."""
         dump_request = replace(request, flags=request.flags & ~NLM_F_ACK | NLM_F_DUMP)
         for _ in range(_DUMP_ATTEMPTS):
             self._interrupted = False
@@ -179,9 +178,9 @@ class NetlinkSocket:
     def send_batch(
         self, begin: bytes, requests: tuple[NetlinkRequest, ...], end: bytes
     ) -> list[KernelError | None]:
-        """Send an nfnetlink transaction: `requests` between the frames `begin` and `end`. Returns
-        the error of each request, None for a success; one error makes the kernel undo the whole
-        transaction."""
+        """Send an nfnetlink transaction: `requests` between the messages `begin` and `end`. Returns
+        for each request its error, or None. The kernel undoes the whole transaction if one request
+        fails. Raises KernelError if the kernel rejects the transaction as a whole."""
         first = self._sequence + 1
         self._sequence += len(requests) + 2
         frames = [_HEADER.pack(16 + len(begin), 0x10, NLM_F_REQUEST, first - 1, 0) + begin]
@@ -226,16 +225,16 @@ class NetlinkSocket:
 
 
 class HostSocket:
-    """Provides a netlink socket of one protocol: `with host_socket() as socket`. The socket is the
-    one of `keep_open` or, without it, a new one in the current namespace, closed after the block.
-    """
+    """Yields a netlink socket of one protocol: `with host_socket() as socket`. This is a new socket
+    in the current namespace, closed after the block, or always the same socket after
+    `keep_open`."""
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol
         self._shared: NetlinkSocket | None = None
 
     def keep_open(self) -> None:
-        """Open one socket in the current namespace for all later calls; for processes that serve
+        """Open one socket in the current namespace for all later calls, in a process that serves
         many requests."""
         self._shared = NetlinkSocket(self._protocol)
 
@@ -256,8 +255,8 @@ def _encode(request: NetlinkRequest, sequence: int, flags: int) -> bytes:
 
 
 def _error(request: NetlinkRequest, flags: int, body: bytes) -> KernelError | None:
-    """The error in an answer, None for an acknowledgement. The kernel's explanation follows the
-    echoed header."""
+    """Return the error in an answer, with the kernel's explanation if there is one; None for an
+    acknowledgement."""
     number = -struct.unpack_from("i", body)[0] if len(body) >= 4 else 0
     if number <= 0:
         return None

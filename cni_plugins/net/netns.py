@@ -1,7 +1,7 @@
 """Opens and enters network namespaces, and writes their sysctls.
 
-A path may be `/proc/<pid>/fd/<n>`, `/proc/<pid>/ns/net` or a bind mount; it is checked first that
-it leads to a network namespace. Entering changes the calling thread; plugins have only one.
+A namespace's path may be `/proc/<pid>/fd/<n>`, `/proc/<pid>/ns/net` or a bind mount. Entering a
+namespace moves only the calling thread; plugins have a single thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _kept_netns: int | None = None
 
 
 def open_netns(path: str) -> int:
-    """A descriptor of the namespace at `path`. Raises CniError 3 if there is none."""
+    """Open the network namespace at `path` and return the descriptor. Raises CniError
+    UNKNOWN_CONTAINER if `path` cannot be opened or is no network namespace."""
     try:
         # The path comes from the caller: open(2) of a FIFO would wait for a writer, and a terminal
         # could become the controlling one.
@@ -45,7 +46,7 @@ def open_netns(path: str) -> int:
 
 
 def exists(path: str) -> bool:
-    """Whether `path` leads to a network namespace."""
+    """Return whether `path` leads to a network namespace."""
     try:
         os.close(open_netns(path))
     except CniError:
@@ -54,13 +55,13 @@ def exists(path: str) -> bool:
 
 
 def current_id() -> tuple[int, int]:
-    """Device and inode of the thread's namespace."""
+    """Return device and inode of the calling thread's network namespace, which identify it."""
     netns_stat = os.stat(_OWN)
     return netns_stat.st_dev, netns_stat.st_ino
 
 
 def keep_open() -> None:
-    """Keep a descriptor of the current namespace for `entered` to return to, in a process that
+    """Open the current namespace once, for every later `entered` to return to, in a process that
     serves many requests."""
     global _kept_netns
     _kept_netns = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
@@ -68,7 +69,8 @@ def keep_open() -> None:
 
 @contextlib.contextmanager
 def entered(descriptor: int) -> Iterator[None]:
-    """Enter the namespace for a block; sockets opened in it stay in it."""
+    """Run the block in the network namespace of `descriptor`. A socket opened in the block stays in
+    that namespace."""
     # /proc/self would be the first thread's namespace: setns(2) moves only the calling thread.
     own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC) if _kept_netns is None else _kept_netns
     try:
@@ -83,10 +85,10 @@ def entered(descriptor: int) -> Iterator[None]:
 
 
 def write_sysctl(name: str, value: str) -> bool:
-    """Set `name`, such as `net/ipv4/ip_forward`, in the current namespace unless it has the value
-    already.
+    """Set the sysctl `name`, such as `net/ipv4/ip_forward`, in the current namespace. Does not
+    write a value that is set already.
 
-    Returns False if the kernel has no such sysctl (IPv6 disabled). Raises OSError."""
+    Returns False if the kernel has no such sysctl, such as with IPv6 disabled. Raises OSError."""
     # /proc/sys/net shows the namespace of the thread that opens the file.
     path = f"/proc/sys/{name}"
     try:

@@ -1,9 +1,8 @@
-"""A pod's network namespace during a request: opened and entered once, then used through sockets
-opened in it.
+"""A pod's network namespace during a request. It is opened and entered once, then used through
+sockets opened in it.
 
-A socket belongs to the namespace that it was opened in, wherever it is used. Plugins of one request
-get the same `PodNamespace` (`shared_pod`), so that a chain of pyrunc's plugins enters the namespace
-a single time.
+A socket stays in the namespace in which it was opened. Plugins of one request share one
+`PodNamespace` (`shared_pod`), so that they enter the namespace once.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _shared: dict[str, PodNamespace] = {}
 
 
 class PodNamespace:
-    """A pod's network namespace: its descriptor `fd`, and the sockets that were opened in it.
-    `close` closes all of them."""
+    """A pod's network namespace: its descriptor `fd`, and the sockets opened in it. `close` closes
+    the descriptor and the sockets."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -36,7 +35,7 @@ class PodNamespace:
 
     @property
     def route(self) -> NetlinkSocket:
-        """A route socket in the namespace."""
+        """Return a route netlink socket in the pod's namespace, opened on first use."""
         if self._route is None:
             with self.entered():
                 pass
@@ -45,19 +44,19 @@ class PodNamespace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[NetlinkSocket]:
-        """Enter the namespace for a block; yields its route socket."""
+        """Run the block in the pod's namespace; yields a route netlink socket in it."""
         with netns.entered(self.fd):
             if self._route is None:
                 self._route = open_route_socket()
             yield self._route
 
     def bring_loopback_up(self) -> None:
-        """Queue the request that sets `lo` up; `send_pending` sends it together with the other
-        queued ones."""
+        """Queue the request that sets `lo` up. `send_pending` sends all queued requests in one
+        batch."""
         self.pending.append(set_link(index=_LOOPBACK, flags=IFF_UP, change=IFF_UP))
 
     def send_pending(self) -> None:
-        """Send the pending requests. Raises KernelError."""
+        """Send the queued requests in one batch. Raises KernelError."""
         if self.pending:
             requests, self.pending = self.pending, []
             self.route.call(*requests)
@@ -71,7 +70,8 @@ class PodNamespace:
 
 @contextlib.contextmanager
 def open_pod(path: str) -> Iterator[PodNamespace]:
-    """Open the namespace at `path` for a block. Raises CniError 3 if there is none."""
+    """Open the network namespace at `path` for the block. Inside `shared_pod(path)`, yields the
+    `PodNamespace` that is open already. Raises CniError UNKNOWN_CONTAINER if there is none."""
     # Otherwise each plugin of a chain would open and enter the namespace, and open a socket in it.
     if path in _shared:
         yield _shared[path]
@@ -85,8 +85,8 @@ def open_pod(path: str) -> Iterator[PodNamespace]:
 
 @contextlib.contextmanager
 def shared_pod(path: str) -> Iterator[PodNamespace]:
-    """Open the namespace at `path` for a block, in which `open_pod(path)` yields the same
-    `PodNamespace` instead of a new one. Raises CniError 3 if there is none."""
+    """Open the network namespace at `path` for the block, in which `open_pod(path)` yields the same
+    `PodNamespace`. Raises CniError UNKNOWN_CONTAINER if there is no namespace at `path`."""
     with open_pod(path) as pod:
         _shared[path] = pod
         try:

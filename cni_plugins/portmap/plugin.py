@@ -1,8 +1,8 @@
-"""The plugin portmap: stores host ports as elements of nftables maps, one transaction per change.
+"""The plugin portmap: forwards host ports to pods by elements of nftables maps.
 
-A host port is forwarded from 127.0.0.1 as well. This needs masquerade of the client and the sysctl
-route_localnet on the bridge; the chain `guard` drops packets of other hosts to 127.0.0.0/8, which
-route_localnet alone would let in (CVE-2020-8558).
+A host port is also forwarded from 127.0.0.1. This needs masquerade of the client and the sysctl
+route_localnet on the bridge. route_localnet alone would let other hosts reach 127.0.0.0/8
+(CVE-2020-8558), so the nftables chain `guard` drops their packets.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from cni_plugins.skel import CniPlugin, serve
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What ADD installs for an attachment: its map elements, the subnets whose chains the elements
-    jump to, and the pod's IPv4 addresses that clients on 127.0.0.1 may reach."""
+    """What ADD installs for an attachment. `elements`: elements of the nftables maps; `subnets`:
+    the subnets whose chains the elements jump to; `from_loopback`: the pod's IPv4 addresses that
+    clients on 127.0.0.1 may reach."""
 
     elements: tuple[Element, ...]
     subnets: frozenset[Network]
@@ -35,8 +36,8 @@ class Rules:
 
 
 def add(call: CniCall, config: PluginConfig) -> Result:
-    """Run ADD: open the ports and return the previous result. Raises CniError, AlreadyExists for a
-    port that is taken."""
+    """Run ADD: forward the requested host ports, and return prevResult. Raises CniError, and
+    AlreadyExists if a port is taken."""
     previous = _previous(config)
     rules = derive(call, config, previous)
     if rules.elements:
@@ -47,10 +48,10 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL: remove the elements with the attachment's tag, whatever the configuration says now.
+    """Run DEL: remove all elements with the attachment's owner tag.
 
-    A call from pyrunc's server (it sets a scope) carries the port mappings of the ADD. If it
-    carries none, DEL returns without searching the elements of all pods."""
+    pyrunc's server, which sets a scope, repeats the port mappings of ADD in DEL. So DEL with a
+    scope and without mappings returns without searching the elements of all pods."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.elements_of(host_rules.PORT_SETS, host_rules.tag_of(call, config))
@@ -59,7 +60,7 @@ def delete(call: CniCall, config: PluginConfig) -> None:
 
 
 def check(call: CniCall, config: PluginConfig) -> None:
-    """Run CHECK. Raises CniError 120."""
+    """Run CHECK. Raises CniError DAMAGED if a rule or element of ADD is missing or different."""
     rules = derive(call, config, _previous(config))
     if not rules.elements:
         return
@@ -71,14 +72,16 @@ def check(call: CniCall, config: PluginConfig) -> None:
 
 
 def status(call: CniCall, config: PluginConfig) -> None:
-    """Run STATUS: nft exists, and the configuration is valid."""
+    """Run STATUS. Raises CniError NOT_AVAILABLE without nft, or another code for a wrong
+    configuration."""
     settings.parse(config)
     if not host_rules.nft_program():
         raise CniError(NOT_AVAILABLE, "the program nft does not exist")
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:
-    """Run GC: remove the ports of this network's attachments that are no longer valid."""
+    """Run GC: remove the ports of attachments to this network that the runtime no longer lists as
+    valid."""
     is_stale = host_rules.stale_tags(config)
     stale = [e for e in host_rules.all_elements(host_rules.PORT_SETS) if is_stale(e.comment)]
     host_rules.remove_elements(stale)
@@ -86,7 +89,8 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
-    """Derive what ADD installs, from the configuration and the previous result. Raises CniError."""
+    """Return what ADD installs, from the configuration and the result `previous`. Raises
+    CniError."""
     options = settings.parse(config)
     pods = _pod_addresses(call, previous) if options.mappings else {}
     elements: list[Element] = []
@@ -132,8 +136,8 @@ def _previous(config: PluginConfig) -> Result:
 
 
 def _pod_addresses(call: CniCall, previous: Result) -> dict[int, AssignedAddress]:
-    """Map each IP version to the pod's first address of it. Raises CniError 7 if the previous
-    result has no address of the pod."""
+    """Map each IP version (4, 6) to the pod's first address of this version. Raises CniError
+    INVALID_CONFIG if `previous` has no address of the pod."""
     addresses: dict[int, AssignedAddress] = {}
     for assigned in previous.addresses_of(call.ifname, call.netns):
         addresses.setdefault(assigned.address.version, assigned)
@@ -143,8 +147,8 @@ def _pod_addresses(call: CniCall, previous: Result) -> dict[int, AssignedAddress
 
 
 def _route_loopback(pods: Iterable[IPv4Address]) -> None:
-    """Enable route_localnet on the links to `pods`, so that packets from 127.0.0.1 can leave by
-    them."""
+    """Enable the sysctl route_localnet on the links that lead to `pods`, so that packets from
+    127.0.0.1 can leave through them."""
     with host_socket() as route:
         for pod in pods:
             # route_localnet alone lets neighbours of the host reach its services on 127.0.0.1
@@ -156,8 +160,8 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
 
 
 def _drop_udp_flows(elements: Iterable[Element]) -> None:
-    """Drop the UDP flows of changed ports, which conntrack would keep sending to their previous
-    destination."""
+    """Delete the UDP flows of changed ports. conntrack would keep sending their packets to the
+    previous destination."""
     # Each packet of a UDP client renews its flow (nf_conntrack_udp_timeout, 30 s by default), and
     # the nat chains see only the first one. A TCP flow ends with its connection.
     ports = {host_rules.port_of(e) for e in elements if host_rules.protocol_of(e) == "udp"}

@@ -1,4 +1,4 @@
-"""The portmap plugin's part of the configuration, and the requested port mappings."""
+"""Parses the portmap plugin's options and the requested port mappings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MAPPINGS_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One host port. `versions`: its address families; `host_address` None: all addresses of the
-    host."""
+    """A host port to forward. `versions`: the IP versions for which it is forwarded; `host_address`
+    None: all addresses of the host."""
 
     protocol: str
     host_port: int
@@ -28,8 +28,8 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class PortmapSettings:
-    """The options. `snat`: masquerade clients in the pod's subnet and on loopback;
-    `masquerade_all`: every client."""
+    """The options of portmap. `snat`: masquerade clients in the pod's subnet and on loopback;
+    `masquerade_all`: masquerade every client."""
 
     mappings: tuple[Mapping, ...]
     snat: bool
@@ -37,7 +37,7 @@ class PortmapSettings:
 
 
 def parse(config: PluginConfig) -> PortmapSettings:
-    """Parse the options. Raises CniError 2, 7 or 112."""
+    """Parse the options. Raises CniError UNSUPPORTED_FIELD, INVALID_CONFIG or IMPOSSIBLE."""
     for key in _UNSUPPORTED:
         if config.raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this portmap plugin")
@@ -58,7 +58,7 @@ def parse(config: PluginConfig) -> PortmapSettings:
 
 
 def _mapping(value: object, where: str) -> Mapping | None:
-    """Parse a mapping; None for host port 0, which requests nothing."""
+    """Parse a port mapping; None for host port 0, which requests no forwarding. Raises CniError."""
     if not isinstance(value, dict):
         raise CniError(INVALID_CONFIG, f"{where}: not an object")
     protocol = value.get("protocol") or "tcp"

@@ -1,8 +1,8 @@
 """Writes and recognises the executables of pyrunc's own plugins.
 
-An executable is a script for an isolated interpreter (-I: no environment, no user site; -S: no
-site-packages hooks) whose import path is fixed when it is written. Its second line is a mark: the
-server runs such a plugin itself instead of executing the file.
+An executable is a Python script with a fixed import path, which ignores environment and user site
+(-I) and site-packages hooks (-S). By the mark in its second line the server recognises it, and runs
+the plugin in a worker instead of executing the file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HEAD_BYTES = 512
 
 
 def script(name: str, python: str, path: Sequence[str]) -> str:
-    """The executable of the plugin `name`, for the interpreter `python` with the import path
-    `path`."""
+    """Return the text of the executable that runs the plugin `name` with the interpreter `python`
+    and the import path `path`."""
     return "\n".join(
         (
             # One word, because the kernel passes all that follows the interpreter as a single
@@ -43,14 +43,14 @@ def script(name: str, python: str, path: Sequence[str]) -> str:
 
 
 def import_path() -> list[str]:
-    """This interpreter's standard library and site-packages, and the folder of this package;
-    absolute."""
+    """Return the absolute folders that a plugin needs on its import path: this package's, and those
+    of this interpreter."""
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     folders = [package_root, *(p for p in sys.path if p and os.path.isabs(p) and os.path.exists(p))]
     return list(dict.fromkeys(folders))
 
 
 def is_builtin_script(head: bytes) -> bool:
-    """Whether an executable that starts with `head` was written by `script`."""
+    """Return whether the file that starts with `head` was written by `script`."""
     lines = head.split(b"\n", 2)
     return len(lines) > 1 and lines[1] == MARK

@@ -1,7 +1,7 @@
-"""A plugin's request: a command in the environment, a configuration on stdin.
+"""A plugin's request: the command and its parameters, passed in environment variables.
 
-`CniCall.from_environment` is for the plugin, `environment` for the runtime. A table says which
-variables a command needs.
+`CniCall.from_environment` decodes a request in the plugin, and `environment` encodes it in the
+runtime.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class CniCall:
-    """One request to a plugin. `netns` is empty when the namespace is gone (DEL) or not used."""
+    """A request to a plugin. `netns` is empty if the namespace is gone (DEL) or the command does
+    not use it; `path` are the folders of CNI_PATH."""
 
     command: str
     container_id: str = ""
@@ -41,7 +42,7 @@ class CniCall:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CniCall:
-        """The request in a plugin's environment. Raises CniError 4."""
+        """Decode the request in a plugin's environment. Raises CniError INVALID_ENVIRONMENT."""
         command = environment.get("CNI_COMMAND", "")
         if command not in COMMANDS:
             raise CniError(
@@ -69,8 +70,8 @@ class CniCall:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the complete environment of a plugin for this request; the runtime's environment
-        is not inherited. Raises CniError."""
+        """Return the environment that passes this request to a plugin. It does not inherit
+        variables of this process. Raises CniError."""
         return {
             "CNI_COMMAND": self.command,
             _CONTAINER: self.container_id,
@@ -81,7 +82,7 @@ class CniCall:
         }
 
     def argument(self, key: str) -> str:
-        """The value of a key in CNI_ARGS, or an empty string."""
+        """Return the value of `key` in CNI_ARGS; empty if the key is missing."""
         for name, value in self.arguments:
             if name == key:
                 return value
@@ -89,7 +90,8 @@ class CniCall:
 
 
 def parse_arguments(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse CNI_ARGS, `KEY=value;KEY=value`, in order. Raises CniError for a part without `=`."""
+    """Parse CNI_ARGS, `KEY=value;KEY=value`, to pairs in order. Raises CniError for an item without
+    `=`."""
     pairs = []
     for part in text.split(";") if text else ():
         key, equals, value = part.partition("=")
@@ -100,8 +102,8 @@ def parse_arguments(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def format_arguments(pairs: tuple[tuple[str, str], ...]) -> str:
-    """Format CNI_ARGS. Raises CniError for a key or value that the format cannot represent: it has
-    no escapes."""
+    """Encode pairs as CNI_ARGS, `KEY=value;KEY=value`. Raises CniError for a value with `;` or `=`,
+    which the format cannot escape, and for an invalid or too long key or value."""
     for key, value in pairs:
         if not _ARGUMENT_KEY.match(key):
             raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {key[:60]!r} is not a key")
@@ -116,8 +118,8 @@ def format_arguments(pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def check_identifier(value: str, what: str) -> None:
-    """Raise CniError unless `value` is valid as a container id or a network's name (spec,
-    "Parameters")."""
+    """Raise CniError unless `value` is valid as a container id or a network's name (CNI spec,
+    "Parameters"). `what` names the value in the error."""
     if len(value) > 255 or not _IDENTIFIER.match(value):
         raise CniError(
             INVALID_ENVIRONMENT, f"{what}: {value[:60]!r} does not match [A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -126,7 +128,7 @@ def check_identifier(value: str, what: str) -> None:
 
 def check_interface_name(value: str, what: str) -> None:
     """Raise CniError unless Linux accepts `value` as an interface's name (dev_valid_name,
-    net/core/dev.c)."""
+    net/core/dev.c). `what` names the value in the error."""
     bad = (
         not 0 < len(value.encode()) < 16
         or value in (".", "..")

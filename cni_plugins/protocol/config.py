@@ -1,8 +1,9 @@
-"""Configurations: the list that an administrator writes, and the input of each plugin in it.
+"""CNI configurations: the network list that an administrator writes, and the input of each plugin
+in it.
 
-A runtime loads a list (`parse_list_object`) and derives each plugin's input (`plugin_input`): the
-list's name and version, the capability arguments that the plugin names, the previous result. A
-plugin reads its input with `PluginConfig.parse`. Unknown keys are kept: they belong to the plugin.
+A runtime parses a list with `parse_list_object` and builds each plugin's input with `plugin_input`.
+A plugin parses its input with `PluginConfig.parse`. Unknown keys are kept, because they belong to
+the plugin.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _OTHER_ATTACHMENTS = "cni.dev/attachments"
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """One plugin's input. `raw` is the whole object, `kind` its `type`.
+    """A plugin's input. `raw`: the whole JSON object; `kind`: its key `type`.
 
-    `previous`, if set, replaces `prevResult`: it is the result of a plugin that ran before in the
-    same process."""
+    `previous`, if set, is used instead of `prevResult`: the result of an earlier plugin in the same
+    process."""
 
     name: str
     cni_version: str
@@ -38,12 +39,13 @@ class PluginConfig:
 
     @classmethod
     def parse(cls, content: bytes) -> PluginConfig:
-        """Parse the object on a plugin's stdin, whatever its version. Raises CniError 6 or 7."""
+        """Parse the JSON on a plugin's stdin, of any CNI version. Raises CniError DECODING_FAILURE
+        or INVALID_CONFIG."""
         return cls.from_object(decode_object(content, "the configuration on stdin"))
 
     @classmethod
     def from_object(cls, value: dict[str, Any]) -> PluginConfig:
-        """Parse a plugin's input object, whatever its version. Raises CniError 7."""
+        """Parse a plugin's input object, of any CNI version. Raises CniError INVALID_CONFIG."""
         name, kind = _name(value), value.get("type")
         cni_version = value.get("cniVersion") or version.DEFAULT
         if not isinstance(kind, str) or not isinstance(cni_version, str):
@@ -51,7 +53,8 @@ class PluginConfig:
         return cls(name=name, cni_version=cni_version, kind=kind, raw=value)
 
     def previous_result(self) -> Result | None:
-        """`prevResult`, or None without one. Raises CniError."""
+        """Return the result of the previous plugin or of ADD; None if the input has none. Raises
+        CniError."""
         if self.previous is not None:
             return self.previous
         value = self.raw.get("prevResult")
@@ -60,13 +63,14 @@ class PluginConfig:
         return Result.from_json(value, default_version=self.cni_version)
 
     def to_json(self) -> dict[str, Any]:
-        """The object, for a plugin to which this one delegates."""
+        """Return the input as a JSON object, for a plugin to which this plugin delegates."""
         if self.previous is None:
             return self.raw
         return {**self.raw, "prevResult": self.previous.to_json(self.cni_version)}
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """A boolean option of the plugin; `default` if it is missing or null. Raises CniError 7."""
+        """Return a boolean option; `default` if it is missing or null. Raises CniError
+        INVALID_CONFIG."""
         value = self.raw.get(key)
         if value is None:
             return default
@@ -75,22 +79,22 @@ class PluginConfig:
         return value
 
     def capability(self, name: str) -> Any:
-        """`runtimeConfig.<name>`, or None."""
+        """Return the value of the capability `name` in `runtimeConfig`; None if it is missing."""
         arguments = self.raw.get("runtimeConfig")
         return arguments.get(name) if isinstance(arguments, dict) else None
 
     def cni_argument(self, name: str) -> Any:
-        """`args.cni.<name>` (the conventions' way to pass arguments), or None."""
+        """Return the argument `name` in `args.cni` (CNI conventions); None if it is missing."""
         arguments = self.raw.get("args")
         inner = arguments.get("cni") if isinstance(arguments, dict) else None
         return inner.get(name) if isinstance(inner, dict) else None
 
     def scope(self) -> str:
-        """`args.cni.scope`, a word that distinguishes a runtime's attachments from those of other
-        runtimes on the network.
+        """Return `args.cni.scope`, a word that distinguishes one runtime's attachments to a network
+        from those of others; empty if it is not set.
 
-        pyrunc's server sets it; GC with a scope keeps attachments of other scopes. Raises CniError
-        7."""
+        pyrunc's server sets it. GC with a scope keeps attachments of other scopes. Raises CniError
+        INVALID_CONFIG."""
         value = self.cni_argument("scope") or ""
         if (
             not isinstance(value, str)
@@ -103,11 +107,11 @@ class PluginConfig:
         return value
 
     def valid_attachments(self) -> set[tuple[str, str]]:
-        """Return the (container id, interface) pairs in GC's `cni.dev/valid-attachments`. Raises
-        CniError without the list, because GC would then release every attachment.
+        """Return GC's `cni.dev/valid-attachments` as (container id, interface) pairs. Raises
+        CniError if the list is missing, because GC would then release every attachment.
 
-        libcni writes null for an empty list, and a second name for the key (an error in the first
-        edition of spec 1.1.0); both are accepted."""
+        Also accepts null, which libcni writes for an empty list, and the key that the first edition
+        of spec 1.1.0 used by mistake."""
         key = VALID_ATTACHMENTS if VALID_ATTACHMENTS in self.raw else _OTHER_ATTACHMENTS
         # False stands for a missing key, since null is a valid value.
         value = self.raw.get(key, False)
@@ -127,7 +131,7 @@ class PluginConfig:
 
 @dataclass(frozen=True, slots=True)
 class NetworkList:
-    """A network: plugins that run in order for ADD and in reverse order for DEL."""
+    """A network: its plugins, which run in order for ADD and in reverse order for DEL."""
 
     name: str
     cni_version: str
@@ -136,7 +140,7 @@ class NetworkList:
     disable_gc: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The list in the form that `parse_list_object` reads."""
+        """Return the network as a JSON object that `parse_list_object` can parse."""
         return {
             "cniVersion": self.cni_version,
             "name": self.name,
@@ -147,8 +151,8 @@ class NetworkList:
 
 
 def parse_list_object(value: dict[str, Any]) -> NetworkList:
-    """Parse a `*.conflist`, or a single plugin's configuration, which becomes a list of one. Raises
-    CniError 1 or 7."""
+    """Parse a network list (`*.conflist`), or a single plugin's configuration as a list of one.
+    Raises CniError INCOMPATIBLE_VERSION or INVALID_CONFIG."""
     name = _name(value)
     plugins = value.get("plugins", [value] if "type" in value else None)
     if not isinstance(plugins, list) or not plugins:
@@ -165,11 +169,11 @@ def parse_list_object(value: dict[str, Any]) -> NetworkList:
 
 
 def plugin_folder(value: dict[str, Any]) -> str:
-    """Return the name of the folder beside a network list's file from which plugins are added to
-    the list (spec 1.1.0): the network's name.
+    """Return the name of the folder, beside the network list's file, whose files add plugins to the
+    list (spec 1.1.0). It is the network's name.
 
-    Empty for a single plugin's configuration and with `loadOnlyInlinedPlugins`. Raises CniError 7.
-    """
+    Returns an empty name for a single plugin's configuration and with `loadOnlyInlinedPlugins`.
+    Raises CniError INVALID_CONFIG."""
     if ("type" in value and "plugins" not in value) or _flag(value, "loadOnlyInlinedPlugins"):
         return ""
     return _name(value) if isinstance(value.get("name"), str) and value["name"] else ""
@@ -183,11 +187,11 @@ def plugin_input(
     previous: Result | None = None,
     valid_attachments: list[dict[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Build the JSON object that `plugin` of `network` reads on stdin (spec, section 4, "Deriving
-    request configuration").
+    """Build the JSON object that `plugin` of `network` reads on stdin (CNI spec, section 4,
+    "Deriving request configuration").
 
-    capabilities: the values of all capabilities that the runtime offers; the plugin gets those that
-    its own `capabilities` sets to true, as `runtimeConfig`."""
+    `capabilities`: the values of all capabilities that the runtime offers. The plugin's
+    `runtimeConfig` has only those that the plugin's own `capabilities` enable."""
     # `capabilities` is for the runtime and not passed on; the other two are added by the runtime
     # (spec, section 4). A file's prevResult would be another pod's.
     value = {
@@ -210,8 +214,8 @@ def plugin_input(
 
 
 def decode_object(content: bytes, what: str) -> dict[str, Any]:
-    """Decode `content` as a JSON object of at most 1 MiB; `what` names it in errors. Raises
-    CniError 6."""
+    """Decode `content` as a JSON object of at most 1 MiB. `what` names it in errors. Raises
+    CniError DECODING_FAILURE."""
     if len(content) > LIMIT_BYTES:
         raise CniError(DECODING_FAILURE, f"{what} has more than {LIMIT_BYTES} bytes")
     try:
@@ -225,7 +229,7 @@ def decode_object(content: bytes, what: str) -> dict[str, Any]:
 
 
 def _name(value: dict[str, Any]) -> str:
-    """The network's name. Raises CniError 7."""
+    """Return the network's name. Raises CniError INVALID_CONFIG."""
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise CniError(INVALID_CONFIG, "name: missing or not a string")
@@ -245,8 +249,8 @@ def _check_plugin(plugin: object, where: str) -> None:
 
 
 def _choose_version(value: dict[str, Any]) -> str:
-    """Return the newest supported version in `cniVersions` or, without that list, `cniVersion`
-    (spec 1.1.0)."""
+    """Return the CNI version to use: the newest supported one in `cniVersions` and `cniVersion`
+    (spec 1.1.0). Raises CniError if none is supported."""
     versions = value.get("cniVersions")
     single: object = value.get("cniVersion") or version.DEFAULT
     if not isinstance(single, str):
@@ -261,7 +265,8 @@ def _choose_version(value: dict[str, Any]) -> str:
 
 
 def _flag(value: dict[str, Any], key: str) -> bool:
-    """A boolean; like libcni also accepts the strings "true" and "false"."""
+    """Return a boolean key, False if it is missing. Like libcni also accepts the strings "true" and
+    "false". Raises CniError INVALID_CONFIG."""
     flag = value.get(key, False)
     if isinstance(flag, str) and flag.lower() in ("true", "false"):
         return flag.lower() == "true"

@@ -1,4 +1,4 @@
-"""A plugin's error: an object with a numeric code on stdout, and exit status 1 (CNI spec, section
+"""A plugin's error: a JSON object with a numeric code on stdout, and exit code 1 (CNI spec, section
 5, "Error")."""
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ DAMAGED = 120
 
 
 class CniError(Error):
-    """A plugin's error with its `code`; `details` is a longer explanation."""
+    """An error that a plugin reports. `code`: CNI's number, one of this module's constants or
+    another plugin's; `details`: a longer explanation."""
 
     kind = "peer"
 
@@ -43,7 +44,7 @@ class CniError(Error):
         self.code, self.details = code, details
 
     def to_json(self, cni_version: str) -> dict[str, Any]:
-        """The error object of the specification."""
+        """Return the error as CNI's JSON object of the given version."""
         value: dict[str, Any] = {"cniVersion": cni_version, "code": self.code, "msg": self.message}
         if self.details:
             value["details"] = self.details
@@ -51,7 +52,8 @@ class CniError(Error):
 
 
 def from_json(value: dict[str, Any]) -> CniError:
-    """Parse the error in a plugin's answer; missing and invalid fields are replaced."""
+    """Parse the error object that a plugin has printed. Replaces missing and invalid fields by
+    defaults."""
     code, message, details = value.get("code"), value.get("msg"), value.get("details")
     return CniError(
         # bool is a kind of int in Python: JSON's `true` would be code 1.

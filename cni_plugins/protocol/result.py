@@ -1,14 +1,12 @@
 """A plugin's result: interfaces, addresses, routes and dns, in every version of the specification.
 
-A result comes from another program. Only the parts that are used are checked: the version, the
-lists, the addresses of the pod's interface. The rest is passed on unchanged to later plugins, DEL
-and CHECK, because plugins store notes for themselves in it (the AWS VPC CNI writes "mac": "0" and,
-for a branch interface, its VLAN). A plugin that acts on routes, gateways and dns reads the result
-with `strict`.
+Only these are checked: the version, the lists, and the addresses of the pod's interface. The rest
+is passed on unchanged to later plugins, DEL and CHECK, because plugins store private data in it
+(the AWS VPC CNI writes "mac": "0" and, for a branch interface, its VLAN). A plugin that acts on
+routes, gateways and dns parses the result with `strict`.
 
-There is one internal form, the newest; `to_json` writes the form of a version. An unchanged result
-that has that form already is written as it was read; otherwise fields that the version lacks are
-left out.
+A parsed result has the newest version's form. `to_json` converts it to a version's form and drops
+fields that the version lacks. A result that is in that form already is written unchanged.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ _ROUTE_NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A link that a plugin created or changed; `sandbox` is empty for one on the host.
+    """A link that a plugin created or changed. `sandbox` is the path of its network namespace,
+    empty for a link on the host.
 
-    Only the types are checked: a field of another type is empty here, and unchanged in
-    `Result.raw`."""
+    A JSON field of a wrong type is empty here, and unchanged in `Result.raw`."""
 
     name: str
     mac: str = ""
@@ -60,7 +58,8 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class AssignedAddress:
-    """An address with its prefix length; `interface` is an index into the result's interfaces."""
+    """An address with its prefix length. `interface` is an index into the result's interfaces; None
+    if the address names no interface."""
 
     address: AddressInNetwork
     gateway: Address | None = None
@@ -69,7 +68,8 @@ class AssignedAddress:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route. `numbers`: those of mtu, advmss, priority, table and scope that are set."""
+    """A route. `numbers`: mtu, advmss, priority, table and scope, as far as they are set, as (name,
+    value)."""
 
     destination: Network
     gateway: Address | None = None
@@ -91,7 +91,7 @@ class Dns:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An invalid entry of `ips`: its interface, and the error."""
+    """An invalid item of the list `ips`: the interface that it names, and the error."""
 
     interface: int | None
     error: CniError
@@ -99,12 +99,11 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of the plugins that have run so far, with `ips` in the order in which the plugins
+    """The result of the plugins that have run so far. `ips` are in the order in which the plugins
     returned them.
 
-    `raw`: the JSON object from which the result was parsed, None if this process made the result.
-    `to_json` returns `raw` if the requested version has the same format: this keeps keys that no
-    version defines."""
+    `raw`: the JSON object from which the result was parsed, or None. `to_json` returns `raw` if the
+    requested version has the same form, which keeps keys that no version defines."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[AssignedAddress, ...] = ()
@@ -118,8 +117,8 @@ class Result:
         """Parse a result of any supported version. A result without a version has
         `default_version`, the configuration's, as in libcni.
 
-        strict: for a plugin that sets up the result; every address, gateway, route and dns entry
-        must be valid. Raises CniError 1 or 6."""
+        `strict`: reject invalid addresses, gateways, routes and dns entries, instead of passing
+        them on. Raises CniError INCOMPATIBLE_VERSION or DECODING_FAILURE."""
         raw = _object(value, "the result")
         # weave writes no version.
         result_version = raw.get("cniVersion") or default_version
@@ -133,8 +132,8 @@ class Result:
         return replace(read, raw={**raw, "cniVersion": result_version})
 
     def to_json(self, cni_version: str) -> dict[str, Any]:
-        """Encode the result as JSON in the form of `cni_version`. Raises CniError 1 for an
-        unsupported version."""
+        """Encode the result as JSON in the form of `cni_version`. Raises CniError
+        INCOMPATIBLE_VERSION for an unsupported version."""
         version.require_supported(cni_version)
         form = version.form_of(cni_version)
         if (
@@ -153,14 +152,13 @@ class Result:
         return value
 
     def with_interfaces(self, interfaces: tuple[Interface, ...], index: int) -> Result:
-        """Return a copy with other interfaces, in which every address names interface number
-        `index`."""
+        """Return a copy with `interfaces` instead of its own, in which every address belongs to
+        interface number `index`."""
         ips = tuple(replace(a, interface=index) for a in self.ips)
         return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
     def with_path(self, before: str, after: str) -> Result:
-        """Return a copy in which each interface with the sandbox path `before` has the path
-        `after`."""
+        """Return a copy in which the sandbox path `before` of interfaces is replaced by `after`."""
         moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
         raw = self.raw
         if raw is not None and raw.get("interfaces"):
@@ -172,13 +170,12 @@ class Result:
         return replace(self, interfaces=tuple(moved), raw=raw)
 
     def addresses_of(self, ifname: str, netns: str) -> tuple[AssignedAddress, ...]:
-        """Return the addresses of the pod's interface, and those that name no interface. Raises
-        CniError 6 if one of them is invalid.
+        """Return the addresses of the pod's interface, and the addresses that name no interface.
+        Raises CniError DECODING_FAILURE if one of them is invalid.
 
-        The first rule that yields an address decides what the pod's interface is: `ifname` in
-        `netns`; then `ifname` in any sandbox or none, as in containerd (kindnet and OVN name no
-        sandbox, other plugins the container id); then any interface in `netns` (kube-ovn names the
-        interface otherwise)."""
+        The pod's interface is the first of these that has an address: `ifname` in `netns`; `ifname`
+        in any sandbox or none, as in containerd; any interface in `netns`. (kindnet and OVN name no
+        sandbox, other plugins the container id, and kube-ovn gives the interface another name.)"""
         inside = {
             index
             for index, interface in enumerate(self.interfaces)
@@ -196,8 +193,8 @@ class Result:
 
 
 def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
-    """Parse a result in the form since 0.3.0, with lists `interfaces`, `ips` and `routes`.
-    `strict`: invalid addresses, routes and dns are errors. Raises CniError 6."""
+    """Parse a result of version 0.3.0 or later, with the lists `interfaces`, `ips` and `routes`.
+    `strict`: reject invalid addresses, routes and dns. Raises CniError DECODING_FAILURE."""
     interfaces = tuple(_interface(v, w) for v, w in _items(raw, "interfaces", INTERFACES_LIMIT))
     ips: list[AssignedAddress] = []
     unreadable: list[Unreadable] = []
@@ -222,8 +219,8 @@ def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
 
 
 def _read_single_addresses(raw: dict[str, Any], strict: bool) -> Result:
-    """Parse the form of 0.1.0 and 0.2.0: `ip4` and `ip6`, each {ip, gateway, routes}. Raises
-    CniError 6."""
+    """Parse a result of version 0.1.0 or 0.2.0, with `ip4` and `ip6`, each {ip, gateway, routes}.
+    `strict`: reject invalid addresses, routes and dns. Raises CniError DECODING_FAILURE."""
     ips: list[AssignedAddress] = []
     routes: list[Route] = []
     unreadable: list[Unreadable] = []
@@ -270,8 +267,8 @@ def _lists_json(result: Result, form: version.Form) -> dict[str, Any]:
 
 
 def _single_addresses_json(result: Result) -> dict[str, Any]:
-    """Encode `ip4` and `ip6` of a 0.2.0 result: the first address of each family with the routes of
-    the family, as libcni converts it."""
+    """Encode addresses and routes in the form of version 0.2.0. As in libcni, `ip4` and `ip6` have
+    the first address of their family and all its routes."""
     value: dict[str, Any] = {}
     for key, family in _FAMILIES.items():
         first = next((a for a in result.ips if a.address.version == family), None)
@@ -287,7 +284,8 @@ def _single_addresses_json(result: Result) -> dict[str, Any]:
 
 
 def dns_from_json(value: object) -> Dns:
-    """Parse a `dns` object whose words are safe in a resolv.conf. Raises CniError 6."""
+    """Parse a `dns` object. Raises CniError DECODING_FAILURE, also for a word that would break a
+    resolv.conf."""
     if value is None:
         return Dns()
     raw = _object(value, "dns")
@@ -307,8 +305,8 @@ def dns_from_json(value: object) -> Dns:
 
 
 def dns_json(dns: Dns) -> dict[str, Any]:
-    """Encode `dns` as CNI's JSON object; empty fields are left out, as in the reference
-    implementation."""
+    """Encode `dns` as CNI's JSON object. Leaves out empty fields, as the reference implementation
+    does."""
     fields = {
         "nameservers": list(dns.nameservers),
         "domain": dns.domain,
@@ -319,7 +317,8 @@ def dns_json(dns: Dns) -> dict[str, Any]:
 
 
 def route_from_json(value: object, where: str) -> Route:
-    """Parse one `{dst, gw, …}`. Raises CniError 6."""
+    """Parse a route, `{dst, gw, …}`. `where` names it in errors. Raises CniError
+    DECODING_FAILURE."""
     return _route(value, where)
 
 
@@ -473,8 +472,8 @@ def _number(value: object, where: str, limit: int) -> int | None:
 
 
 def _address(value: object, where: str) -> Address:
-    """Parse an address. Refuses zones (`fe80::1%eth0`), which are valid only in the namespace of
-    their interface."""
+    """Parse an IP address. Rejects zones (`fe80::1%eth0`), which are valid only in the namespace of
+    their interface. Raises CniError DECODING_FAILURE."""
     if not isinstance(value, str) or "%" in value or len(value) > 64:
         raise _bad(where, "not an address")
     try:

@@ -25,7 +25,7 @@ pkg/version/conf.go)."""
 
 
 class Form(Enum):
-    """The form in which a result is written."""
+    """The form of a result's JSON, which several versions share."""
 
     SINGLE_ADDRESSES = "ip4 and ip6"
     VERSIONED_LISTS = "ips with a version"
@@ -45,13 +45,13 @@ _FORMS = {
 
 
 def form_of(version: str) -> Form:
-    """The form of results of a supported version."""
+    """Return the form of results of a supported version."""
     return _FORMS[version]
 
 
 @functools.lru_cache(maxsize=16)
 def parse(text: str) -> tuple[int, int, int]:
-    """The three numbers of a version. Raises CniError."""
+    """Return the three numbers of a version such as 1.0.0. Raises CniError DECODING_FAILURE."""
     parts = text.split(".")
     # isascii(), because str.isdigit() is true of "²", which int() refuses.
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 6 for p in parts):
@@ -64,7 +64,7 @@ def at_least(version: str, other: str) -> bool:
 
 
 def require_supported(version: str) -> None:
-    """Raise CniError for a version that is not in SUPPORTED."""
+    """Raise CniError INCOMPATIBLE_VERSION for a version that is not in SUPPORTED."""
     if version not in SUPPORTED:
         raise CniError(
             INCOMPATIBLE_VERSION,
@@ -74,5 +74,5 @@ def require_supported(version: str) -> None:
 
 
 def announcement() -> dict[str, object]:
-    """The answer to the command VERSION."""
+    """Return the JSON object that answers the command VERSION."""
     return {"cniVersion": SUPPORTED[-1], "supportedVersions": list(SUPPORTED)}

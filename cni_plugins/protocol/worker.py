@@ -1,5 +1,5 @@
 """The messages between the server and a CNI worker (`cni_plugins.jobs.serve`), and the arguments of
-the other jobs in that module.
+the other jobs in `cni_plugins.jobs`.
 
 Plugin inputs, results and errors are CNI's JSON objects, which `cni_plugins.protocol` parses on
 both sides.
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class Chain(Request):
-    """Run pyrunc's plugins in the order of their inputs, each with the result of the one before,
-    the first with `previous`. `environment`: CNI's variables; `loopback`: set lo up before an ADD.
-    Answered by an `Answer`."""
+    """A request to run pyrunc's plugins in the order of `inputs`; answered by an `Answer`.
+
+    Each plugin gets the result of the one before, the first one `previous`. `environment`: CNI's
+    variables; `loopback`: set `lo` up before an ADD."""
 
     call = "chain"
     environment: dict[str, str]
@@ -30,21 +31,23 @@ class Chain(Request):
 
 
 class RestoredAttachment(Record):
-    """An attachment: the variables of its ADD, and the plugins' inputs with their prevResult."""
+    """An attachment to restore. `environment`: the variables of its ADD; `inputs`: the plugins'
+    inputs with prevResult."""
 
     environment: dict[str, str]
     inputs: Sequence[Message]
 
 
 class Restore(Request):
-    """Restore the host rules of live attachments. Answered by an `Answer`."""
+    """A request to restore the nftables rules of live attachments; answered by an `Answer`."""
 
     call = "restore"
     attachments: Sequence[RestoredAttachment]
 
 
 class PluginError(Record):
-    """`error`: the error object of the plugin; `trace`: an unexpected exception's traceback."""
+    """The error of `plugin`. `error`: CNI's error object; `trace`: the traceback of an unexpected
+    exception, else empty."""
 
     plugin: str
     error: Message
@@ -52,9 +55,11 @@ class PluginError(Record):
 
 
 class Answer(Record):
-    """A worker's answer. `result`: of the chain's last plugin, for ADD; `restored`: how many
-    elements were missing, for `Restore`; `error`: of the plugin that failed; `last`: the worker's
-    memory has grown, so the server sends it no further request."""
+    """A worker's answer.
+
+    `result`: of the chain's last plugin, for ADD; `restored`: how many elements were missing, for
+    `Restore`; `error`: of the plugin that failed; `last`: the worker's memory has grown, so the
+    server must send it no further request."""
 
     result: Message | None = None
     restored: int = 0
@@ -63,13 +68,14 @@ class Answer(Record):
 
 
 class ExecutePlugin(Record):
-    """The arguments of `jobs.execute`: a foreign plugin, and its whole environment."""
+    """The arguments of `jobs.execute`: the path of a plugin that is not pyrunc's, and its whole
+    environment."""
 
     program: AbsolutePath
     environment: dict[str, str]
 
 
 class InstallPlugins(Record):
-    """The arguments of `jobs.install`."""
+    """The arguments of `jobs.install`: the folder that gets the executables."""
 
     folder: AbsolutePath
