@@ -1,1 +1,1 @@
-"""The CRI endpoint: sandboxes, containers, images, streaming, built on `pyrunc`."""
+"""The CRI server: sandboxes, containers, images and streaming, built on `pyrunc`."""

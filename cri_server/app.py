@@ -1,9 +1,8 @@
-"""Starts and stops the server: opens its services in order, and listens after pods and images are
-loaded.
+"""Starts and stops the server. It opens its services in order, loads pods and images, and then
+listens.
 
-The event loop never forks, blocks on foreign storage or enters a namespace: one zygote forks the
-shims, a second zygote forks the jobs, and threads wait for disks. Pods run on when the server ends,
-also after SIGKILL.
+The event loop must not block, fork or enter a namespace. One zygote forks the shims, another forks
+the jobs, and threads wait for disks. Pods keep running when the server ends, even after SIGKILL.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ JOB_MODULES = [
 
 
 def serve(config: Config, read: Read) -> None:
-    """Run the server until SIGTERM or SIGINT. On SIGHUP `read` is called, which loads the
-    configuration again. Raises Error when the server cannot start."""
+    """Run the server until SIGTERM or SIGINT. SIGHUP reloads the configuration through `read`.
+    Raises Error if the server cannot start."""
     configure_log(config)
     received = receive(os.environ)
     prepare_process()
@@ -114,7 +113,7 @@ async def _serve(config: Config, read: Read, received: Mapping[str, int]) -> Non
 
 
 async def _run_until(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
-    """Run `starting` to its end, or cancel it when `stopping` is set. Raises the errors of
+    """Run `starting` to its end, or cancel it when `stopping` is set. Raises any error of
     `starting`."""
     # A start may take minutes, for imports or images, and systemd kills a unit that does not stop
     # within TimeoutStopSec=.
@@ -156,8 +155,8 @@ async def _start(
 
 
 def _begin_imports(services: Services) -> None:
-    """Start the zygotes, the shims for the next pods, and the watch of the keeper. The Python
-    processes import for some 0.2 s of CPU time before they can serve."""
+    """Start the zygotes, the shims for the next pods, and the watch of the keeper. Zygotes and
+    shims need about 0.2 s of CPU time for imports before they can serve."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
     for zygote in services.zygotes.values():
@@ -170,8 +169,8 @@ def _begin_imports(services: Services) -> None:
 def open_services(
     config: Config, stack: contextlib.AsyncExitStack, received: Mapping[str, int]
 ) -> Services:
-    """Create the services that CRI calls use (images, network, shims, …); `stack` closes them in
-    reverse order. `received`: descriptors from systemd's descriptor store."""
+    """Create the services that CRI calls use (images, network, shims, …). `stack` closes them in
+    reverse order. `received`: descriptors from systemd's file descriptor store. Raises Error."""
     # The claim comes first: a second server with this root and another state directory would find
     # no shims, and end every pod.
     paths = stack.enter_context(claimed(config.root, config.state))
@@ -201,8 +200,8 @@ def open_services(
 
 
 def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """Create two zygotes, closed by `stack`: the one that forks shims, a descendant of the keeper,
-    and the one that forks jobs."""
+    """Create the zygote that forks shims, below the keeper in the process tree, and the zygote that
+    forks jobs. `stack` closes both."""
     zygote = Zygote(SHIM_MODULES, keeper=str(paths.state))
     jobs = Zygote(JOB_MODULES)
     stack.push_async_callback(zygote.close)
@@ -250,8 +249,8 @@ def _open_network(
 
 
 async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
-    """Store the image mounts in the new keeper. If it replaces a dead keeper (`replaced`), also
-    start a zygote and shims for the next pods as its descendants."""
+    """Give a new keeper the image mounts to store. If it replaces a dead keeper (`replaced`), also
+    start a new zygote and new shims below it in the process tree."""
     await services.images.store_mounts()
     if replaced:
         await zygote.renew()
@@ -259,7 +258,8 @@ async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> Non
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:
-    """Update the records that contain the shim's pid after another shim has taken over the pod."""
+    """Update the records of a pod that contain its shim's pid, after another shim has taken the pod
+    over."""
     await services.network.update_path(sandbox.id, sandbox.netns_path)
     if services.paths.sandbox_record(sandbox.id).exists():
         await disk.save_sandbox(services.paths, sandbox)
@@ -285,7 +285,8 @@ def _on_exit(services: Services, sandbox: Sandbox, container: Container | None) 
 
 
 async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None:
-    """Start NRI plugins and listen for others, with `[nri] enabled`."""
+    """Start the NRI plugins and accept connections of others. Does nothing unless `[nri] enabled`
+    is set."""
     if services.config.nri.enabled:
         from cri_server.nri.service import NriObserver
 
@@ -298,8 +299,8 @@ async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None
 async def open_streaming(
     config: Config, services: Services, stack: contextlib.AsyncExitStack
 ) -> StreamingServer:
-    """Start the HTTP server of exec, attach and port-forward. Raises WrongState if its address
-    cannot be bound."""
+    """Start the HTTP server for exec, attach and port-forward. Raises WrongState if it cannot
+    listen at its address."""
     settings = config.streaming
     tls = None
     if settings.tls_certificate:
@@ -343,7 +344,8 @@ async def open_metrics(
     streaming: StreamingServer,
     stack: contextlib.AsyncExitStack,
 ) -> None:
-    """Start the endpoint of Prometheus metrics, with `[metrics] address`."""
+    """Start the HTTP endpoint for Prometheus metrics. Does nothing unless `[metrics] address` is
+    set."""
     if not config.metrics.address:
         return
     from cri_server.observability.telemetry import routes
@@ -356,7 +358,7 @@ async def open_metrics(
 
 
 async def _finish_operations(services: Services) -> None:
-    """Wait at most `server.shutdown_timeout_s` for running operations, so that the next start has
+    """Wait for running operations, at most `server.shutdown_timeout_s`, so that the next start has
     less to recover."""
     unfinished = await services.running.drain(services.config.server.shutdown_timeout_s)
     for name in unfinished:
@@ -366,8 +368,8 @@ async def _finish_operations(services: Services) -> None:
 
 @contextlib.asynccontextmanager
 async def _prepare_sessions(config: Config) -> AsyncIterator[None]:
-    """Run the block while a thread imports the code of exec, attach and port-forward and runs the
-    doctor's checks. Waits for the thread at the end of the block."""
+    """While the block runs, import the code for exec, attach and port-forward and run the doctor's
+    checks in a thread. Waits for the thread after the block."""
     working = asyncio.create_task(asyncio.to_thread(_import_and_examine, config))
     try:
         yield
@@ -384,7 +386,7 @@ def _import_and_examine(config: Config) -> None:
 
 
 async def _reconcile(services: Services) -> None:
-    """Release networks without a pod and restore lost host rules, every 10 s."""
+    """Every 10 s release the networks of pods that are gone, and restore missing nftables rules."""
     while True:
         try:
             for problem in await services.network.reconcile(live_networks(services)):

@@ -1,5 +1,5 @@
-"""Describes a checkpoint's container in the formats of other programs: config.dump, status.dump and
-containerd's status file."""
+"""Describes a checkpointed container in the formats of checkpointctl (config.dump), CRI
+(status.dump) and containerd (status)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ RUNTIME = "pyrunc"
 
 
 def files(container: Container, captured_at_ns: int, handler: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON documents that describe the container, by their names in the archive."""
+    """Return the JSON documents that describe the container, keyed by file name in the archive.
+    `handler`: the runtime handler."""
     return {
         names.CONFIG: _config(container, captured_at_ns, handler),
         names.STATUS: _status(container),
@@ -22,7 +23,7 @@ def files(container: Container, captured_at_ns: int, handler: str) -> dict[str, 
 
 
 def _config(container: Container, captured_at_ns: int, handler: str) -> dict[str, Any]:
-    """Return checkpointctl's ContainerConfig."""
+    """Return the content of config.dump, checkpointctl's ContainerConfig."""
     return {
         "id": container.id,
         "name": container.config.metadata.name,
@@ -36,7 +37,7 @@ def _config(container: Container, captured_at_ns: int, handler: str) -> dict[str
 
 
 def _status(container: Container) -> dict[str, Any]:
-    """Return CRI's ContainerStatus with the field names of Go's JSON."""
+    """Return CRI's ContainerStatus, with field names as Go encodes them in JSON."""
     config = container.config
     return {
         "id": container.id,

@@ -1,8 +1,7 @@
-"""The jobs that make a checkpoint: dump the frozen container with CRIU and copy its writable layer,
-then pack the archive.
+"""The jobs that make a checkpoint: dump a frozen container with CRIU, copy its writable layer, and
+pack the archive.
 
-The zygote forks a process for each job. CRIU is a child of that process, and a file system that
-does not answer blocks only that process.
+Each job is a process of its own, so a file system that does not answer blocks only that process.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ if TYPE_CHECKING:
 
 
 def dump(arguments: Message, fds: list[int]) -> int:
-    """Dump a frozen container, which stays frozen, as a job of the zygote. The arguments are a
-    `TakeDump`. `fds`: the mounts of its `images`.
-
-    Writes CRIU's images, its log, the writable layer and `spec.dump` to `work`. Raises Error.
-    """
+    """Job: write CRIU's images, the writable layer and `spec.dump` of a frozen container to `work`.
+    The container stays frozen. The arguments are a `TakeDump`; `fds`: the mounts of its `images`.
+    Raises Error."""
     request = TakeDump.of(arguments)
     directory, work = request.directory, request.work
     mounts = dict(zip(request.images, fds, strict=True))
@@ -68,8 +65,8 @@ def dump(arguments: Message, fds: list[int]) -> int:
 
 
 def pack(arguments: Message, fds: list[int]) -> int:
-    """Pack the content of `work` into the new file `target`, and sync it, as a job of the zygote.
-    The arguments are a `Pack`. Raises Error, after removing the file."""
+    """Job: pack the content of `work` into the new, synced file `target`. The arguments are a
+    `Pack`. Raises Error, after removing `target`."""
     request = Pack.of(arguments)
     work, target = request.work, request.target
     with disk_errors("checkpoint", target):
@@ -88,8 +85,8 @@ def pack(arguments: Message, fds: list[int]) -> int:
 
 
 def write_tree(arguments: Message, fds: list[int]) -> int:
-    """Write the files of a folder to the new tar `target`, as a job of the zygote. The arguments
-    are a `WriteTree`. `fds`: the folder. Raises Error."""
+    """Job: write the files of a folder to the new tar file `target`. The arguments are a
+    `WriteTree`; `fds[0]`: the folder. Raises Error."""
     target = WriteTree.of(arguments).target
     with disk_errors("checkpoint", target):
         layer.write(f"/proc/self/fd/{fds[0]}", target, _refuse_opaque)
@@ -103,8 +100,8 @@ def _refuse_opaque() -> int:
 
 
 def write_archive(work: str, file: Any) -> None:
-    """Write the files of a checkpoint in the folder `work` as a tar; the small ones come first, so
-    that a reader finds the descriptions quickly."""
+    """Write the checkpoint in the folder `work` to `file` as a tar. Small files come first, so that
+    a reader finds the descriptions quickly."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         present = os.listdir(work)
         for name in (*(n for n in names.FILES if n in present), names.IMAGES):
@@ -147,7 +144,7 @@ def _binds(document: Mapping[str, Any]) -> Any:
 
 
 def _open_lower(rootfs: Overlay, mounts: Mapping[str, int]) -> int:
-    """Open the image's tree, without the writable layer. Return its descriptor."""
+    """Open a mount of the image without the writable layer, and return the descriptor."""
     if rootfs.image is not None:
         return open_image(rootfs.image, mounts)
     with NamedDescriptors() as descriptors:

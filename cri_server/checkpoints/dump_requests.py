@@ -1,5 +1,5 @@
-"""The names of the jobs in `dump`, and their arguments. The server imports them without the jobs'
-own modules."""
+"""The names and arguments of the jobs in `dump`. The server imports this module without the jobs'
+code."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ PACK = "cri_server.checkpoints.dump:pack"
 
 
 class TakeDump(Record):
-    """The arguments of `dump`. `directory`: the folder with the container's state; `upper`: its
-    writable layer; `work`: an existing folder for the result; `volumes`: the container's own
-    volumes, as {path in the container: folder}; `images`: paths of the indexes of mounted
-    images."""
+    """The arguments of `dump`.
+
+    `directory`: the folder with the container's state; `upper`: its writable layer; `work`: an
+    existing folder for the result; `volumes`: the volumes of the container alone, as {path in the
+    container: folder on the host}; `images`: paths of the indexes of mounted images."""
 
     directory: AbsolutePath
     upper: AbsolutePath
@@ -30,13 +31,13 @@ class TakeDump(Record):
 
 
 class Pack(Record):
-    """The arguments of `pack`. `target`: a new file."""
+    """The arguments of `pack`. `work`: the folder to pack; `target`: the archive, a new file."""
 
     work: AbsolutePath
     target: AbsolutePath
 
 
 class WriteTree(Record):
-    """The arguments of `write_tree`. `target`: a new file."""
+    """The arguments of `write_tree`. `target`: the tar, a new file."""
 
     target: AbsolutePath

@@ -1,9 +1,8 @@
-"""Writes a container's writable layer as a tar of its files and a list of removed paths.
+"""Saves a container's writable layer: a tar of its files, and a list of removed paths.
 
-The list has a path for each whiteout of overlayfs (a character device 0:0), and for each path of
-the image below an opaque directory (`trusted.overlay.opaque`) that the layer does not replace.
-checkpointctl, podman and CRI-O use the same format. The container is frozen, so that the layer does
-not change meanwhile.
+A path of the image is in the list if the layer has a whiteout for it, or if an opaque directory of
+the layer hides it and the layer has no file at the path. checkpointctl, podman and CRI-O use the
+same format. The caller freezes the container, so the layer does not change meanwhile.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ def write(
     without: Collection[str] = frozenset(),
     volumes: Mapping[str, str] = _NONE,
 ) -> list[str]:
-    """Write the layer at `upper` to the new file `target`; return the absolute paths that the
-    container has removed from its image, sorted.
+    """Write the files of the layer `upper` to the new tar file `target`. Returns the sorted
+    absolute paths that the container has removed from its image.
 
-    - `open_lower`: opens the image's tree; it is called when a folder hides the image's content.
-    - `without`: absolute paths to leave out, with everything below: the destinations of mounts.
+    - `open_lower`: opens the image's tree. It is called only if the layer has opaque directories.
+    - `without`: absolute paths to leave out, with everything below them. They are mount points.
     - `volumes`: the container's own volumes, as {absolute path in the container: folder}. Their
       files are written as if they were in the layer.
 
@@ -77,7 +76,8 @@ def _write_volume(source: str, place: bytes, tar: tarfile.TarFile) -> None:
 
 
 class _TarWriter:
-    """Writes a tree into the tar, below `prefix`."""
+    """Writes a directory tree into a tar, with `prefix` before each path. Collects whiteouts in
+    `removed` and opaque directories in `opaque`."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class _TarWriter:
             pending += below
 
     def _folder(self, path: bytes) -> list[bytes]:
-        """Write the folder's entries, but not the content of its subfolders; return the paths of
-        the subfolders."""
+        """Write the files and subfolders of the folder `path`, without the content of the
+        subfolders. Returns the subfolders' paths."""
         place = self._folders.open(path)
         own = f"/proc/self/fd/{place}"
         if is_opaque(own):
@@ -164,8 +164,8 @@ class _TarWriter:
 
 
 def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the extended attributes of a file as PAX records, without overlayfs' own attributes.
-    Raises Unsupported."""
+    """Yield the extended attributes of a file as PAX records, except those of overlayfs. Raises
+    Unsupported for an attribute that a tar cannot store."""
     for name in os.listxattr(number):
         if name in POINTERS:
             raise Unsupported(
@@ -181,12 +181,14 @@ def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_utf8(name: str) -> bool:
-    """Return whether a name from `os` was UTF-8: other bytes are surrogate escapes."""
+    """Return whether a name that `os` returned is valid UTF-8. `os` decodes other bytes as
+    surrogate escapes."""
     return all(not "\udc80" <= character <= "\udcff" for character in name)
 
 
 def is_opaque(path: str) -> bool:
-    """Return whether a folder of a writable layer hides the image's content at its path."""
+    """Return whether a folder of a writable layer is an opaque directory
+    (`trusted.overlay.opaque`)."""
     try:
         return os.getxattr(path, OPAQUE) == b"y"
     except OSError:
@@ -196,8 +198,8 @@ def is_opaque(path: str) -> bool:
 def _hidden(
     opaque: list[bytes], open_lower: Callable[[], int], seen: dict[bytes, list[bytes]]
 ) -> Iterator[bytes]:
-    """Yield the image's paths that the `opaque` folders hide and do not replace. `seen`: the names
-    in each folder of the layer."""
+    """Yield the image's paths that the `opaque` directories hide, except paths that the layer has
+    itself. `seen`: the names in each folder of the layer."""
     if not opaque:
         return
     with closing_fd(open_lower()) as lower:

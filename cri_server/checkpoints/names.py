@@ -1,5 +1,5 @@
-"""The names of the files in a checkpoint's archive, as checkpointctl, containerd and CRI-O use
-them.
+"""The names of the files in a checkpoint's archive, the same as in checkpointctl, containerd and
+CRI-O.
 
 | name | content |
 |---|---|
@@ -9,8 +9,7 @@ them.
 | status.dump, status | CRI's status, and the same in containerd's form |
 | rootfs-diff.tar | the files and directories of the container's writable layer |
 | deleted.files | the paths that the container has removed from its image: a JSON list |
-| bind.mounts | the mounts from the host: a JSON list of {source, destination, file_type,
-permissions} |
+| bind.mounts | the bind mounts: a JSON list of {source, destination, file_type, permissions} |
 | dump.log, stats-dump | CRIU's log and measurements |
 
 Source: checkpointctl lib/metadata.go v1.6, containerd 2.4 container_checkpoint_linux.go, CRI-O

@@ -1,8 +1,8 @@
-"""CRIU's options for checkpoint and restore of containers in pods; the keys are fields of
+"""CRIU's options for checkpoint and restore of containers in pods. The keys are fields of
 `pyrunc.checkpoint.checkpoint.CriuOptions`.
 
-Established TCP connections are not dumped: their peers go on without the container, and a restored
-pod has another address. A restored process finds them closed. Listening sockets are restored.
+Listening sockets are restored. Established TCP connections are not, because the restored pod has
+another address; its processes find them closed.
 """
 
 from __future__ import annotations

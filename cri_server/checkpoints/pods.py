@@ -1,5 +1,5 @@
-"""The files of a pod's checkpoint: their names, and pod.options, which maps the containers to their
-archives."""
+"""The file names in a pod's checkpoint, and its file pod.options, which names each container's
+archive."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Options(msgspec.Struct):
-    """The content of pod.options, with checkpointctl's fields (lib/metadata.go,
-    CheckpointedPodOptions). `containers`: names -> ids."""
+    """The content of pod.options, with the fields of checkpointctl's CheckpointedPodOptions
+    (lib/metadata.go). `containers` maps container names to ids."""
 
     containers: dict[str, str]
     annotations: dict[str, str] = {}
     version: int = VERSION
 
     def encode(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the content of pod.options as JSON."""
         return msgspec.json.encode(self)
 
 
 def decode(content: bytes) -> Options:
-    """Decode the JSON of `encode`. Raises InvalidArgument."""
+    """Decode the content of pod.options. Raises InvalidArgument."""
     try:
         options = typed.decode(content, Options)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -49,5 +49,5 @@ def decode(content: bytes) -> Options:
 
 
 def archive(container_id: str) -> str:
-    """Return the file name of a container's archive."""
+    """Return the name of a container's archive in a pod's checkpoint."""
     return f"{container_id}.tar"

@@ -1,8 +1,9 @@
-"""Reads a checkpoint from an archive or an image into plain files. All of its content is hostile.
+"""Reads a checkpoint from an archive or an image into plain files. Trusts none of the checkpoint's
+content.
 
-An archive, and the writable layer in it, are unpacked like an image's layer, by a process that can
-make files in one folder only. The files of an image are copied. Only regular files with known names
-are used, and JSON is checked.
+An archive and the writable layer in it are unpacked like an image's layer, by a process that can
+create files only in one folder. Only regular files with known names are copied, and JSON is
+checked.
 """
 
 from __future__ import annotations
@@ -86,9 +87,11 @@ class _Spec(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What a restore needs to know of a checkpointed container. `images`: references of its image,
-    that with a digest first; `binds`: container paths of bind mounts from the host; `terminal`:
-    whether it had a terminal; `namespaces`: the types in its OCI configuration."""
+    """The properties of a checkpointed container that a restore needs.
+
+    `images`: references of its image, the one with a digest first; `binds`: the destinations of
+    bind mounts; `terminal`: whether it had a terminal; `namespaces`: the namespace types in its OCI
+    configuration."""
 
     name: str
     images: list[str]
@@ -98,7 +101,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def read(folder: str) -> Checkpoint:
-    """Read the documents that `take` has copied to `folder`. Raises InvalidArgument."""
+    """Read config.dump and spec.dump, which `take` has copied to `folder`. Raises
+    InvalidArgument."""
     config = _document(folder, names.CONFIG, _ConfigDump)
     spec = _document(folder, names.SPEC, _Spec)
     # The reference with a digest comes first: a tag may mean another image by now.
@@ -138,28 +142,28 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
 
 
 class Unpack(Record):
-    """The arguments of `unpack_archive`. `folder`: an empty folder."""
+    """The arguments of `unpack_archive`. `folder`: an empty folder for the files; `limits`: their
+    allowed size and number."""
 
     folder: AbsolutePath
     limits: UnpackLimits
 
 
 class Take(Record):
-    """The arguments of `take`. `target`: an empty folder."""
+    """The arguments of `take`. `target`: an empty folder for the copies."""
 
     target: AbsolutePath
 
 
 class Fill(Record):
-    """The arguments of `fill`. `source`: a folder that `unpack_archive` has written."""
+    """The arguments of `fill`. `source`: a folder that an archive was unpacked into."""
 
     source: AbsolutePath
 
 
 def unpack_archive(arguments: Message, fds: list[int]) -> int:
-    """Unpack a checkpoint's archive, as a job of the zygote. The arguments are an `Unpack`; the
-    files appear in the subfolder `tree` of its `folder`. `fds`: the archive. Raises
-    InvalidArgument, ResourceExhausted."""
+    """Job: unpack a checkpoint's archive into the subfolder `tree` of the argument `folder`. The
+    arguments are an `Unpack`; `fds[0]`: the archive. Raises InvalidArgument, ResourceExhausted."""
     request = Unpack.of(arguments)
     folder = request.folder
     with disk_errors("unpack a checkpoint", folder):
@@ -171,8 +175,8 @@ def unpack_archive(arguments: Message, fds: list[int]) -> int:
 
 
 def take(arguments: Message, fds: list[int]) -> int:
-    """Copy a checkpoint's files to `target`, as a job of the zygote. The arguments are a `Take`.
-    `fds`: a folder with an archive's content. Raises Error."""
+    """Job: copy the known files of a checkpoint to `target`. The arguments are a `Take`; `fds[0]`:
+    the folder with the unpacked checkpoint. Raises Error."""
     target = Take.of(arguments).target
     with disk_errors("unpack a checkpoint", target):
         for name in TAKEN:
@@ -217,8 +221,8 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
 
 
 def fill(arguments: Message, fds: list[int]) -> int:
-    """Copy the files of `source` to a pod's /dev/shm, as a job of the zygote. The arguments are a
-    `Fill`. `fds`: the empty /dev/shm. Raises Error."""
+    """Job: copy the files in `source` to a pod's /dev/shm. The arguments are a `Fill`; `fds[0]`:
+    the empty /dev/shm. Raises Error."""
     target = f"/proc/self/fd/{fds[0]}"
     with disk_errors("unpack a checkpoint", target):
         source = os.open(Fill.of(arguments).source, _FOLDER | os.O_NOFOLLOW)
@@ -227,8 +231,8 @@ def fill(arguments: Message, fds: list[int]) -> int:
 
 
 def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
-    """Add device nodes, and whiteouts of the paths `deleted`, to the layer that was unpacked into
-    `folder`; return its record. Raises InvalidArgument, Error."""
+    """Complete the writable layer that was unpacked into `folder`: create its device nodes, and
+    whiteouts for the paths `deleted`. Returns the layer's record. Raises InvalidArgument, Error."""
     refuse_links(folder)
     layer = Layer.read(folder)
     tree = os.path.join(folder, TREE)
@@ -241,7 +245,8 @@ def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
 
 
 def deleted(folder: str) -> list[str]:
-    """Return the paths in deleted.files, which are checked. Raises InvalidArgument."""
+    """Return the paths in the checkpoint's deleted.files. Raises InvalidArgument for invalid or too
+    many paths."""
     if not os.path.exists(f"{folder}/{names.DELETED}"):
         return []
     paths: list[str] = _document(folder, names.DELETED, list[str])
@@ -266,7 +271,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _count_folders(paths: list[list[str]]) -> int:
-    """Return the number of different parent folders of the paths."""
+    """Return the number of different parent folders in `paths`, each a list of components."""
     count, above = 0, list[str]()
     for path in sorted(paths):
         shared = len(posixpath.commonprefix([above, path[:-1]]))
@@ -276,8 +281,8 @@ def _count_folders(paths: list[list[str]]) -> int:
 
 
 def _white_out(root: int, path: str) -> None:
-    """Make a whiteout, which hides the image's file, at `path`, unless the layer has a file there.
-    Missing folders are made. Raises InvalidArgument."""
+    """Create a whiteout at `path` and its missing parent folders, unless the layer has a file at
+    `path`. Raises InvalidArgument."""
     *parents, name = _parts(path)
     folder = open_folder(root, b"")
     try:

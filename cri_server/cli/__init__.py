@@ -1,1 +1,1 @@
-"""The program `pyrunc-cri`: the server, and a front end for people over its socket."""
+"""The command `pyrunc-cri`: runs the server, and offers verbs for people that call the server."""

@@ -1,1 +1,1 @@
-"""What the arguments of verbs name: containers, pods and images, with completion in shells."""
+"""Arguments and options that select containers, pods and images, with shell completion."""

@@ -1,7 +1,7 @@
-"""Completers for a shell's TAB key: names of pods, containers and images from the running server.
+"""Shell completion of the names and ids of pods, containers and images from the running server.
 
-Completion never fails: without a server, or when a call takes longer than TIMEOUT_S, it has no
-results. click completes verbs and options.
+Without a server, or if a call takes longer than TIMEOUT_S, there are no candidates. click completes
+verbs and options.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _images(client: Client) -> Iterator[tuple[str, str]]:
 
 
 def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
-    """Map the id of each pod to its name, or to NAMESPACE/NAME where pods of several namespaces
-    have the name."""
+    """Map each pod's id to its name, or to NAMESPACE/NAME if several namespaces have a pod of the
+    name."""
     from cri_server.cli.connection.client import pod_names, shared_names
 
     pods = list(pods)
@@ -67,8 +67,8 @@ def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
 
 
 def _completer(*sources: Callable[[Client], Iterator[tuple[str, str]]]) -> Completer:
-    """Return a completer of the candidates that the sources yield: words, each with a description.
-    After an error of the server it has those that arrived before the error."""
+    """Return a completer that offers the candidates of `sources`, each a word with a description.
+    If a source fails, its candidates are left out."""
 
     def complete(
         context: click.Context, parameter: click.Parameter, incomplete: str
@@ -95,7 +95,7 @@ images = _completer(_images)
 
 
 def states(*kinds: str) -> Completer:
-    """Return the completer for states of containers or pods."""
+    """Return a completer for --state. `kinds`: `container` or `pod`."""
     names = (
         ["created", "running", "paused", "exited", "unknown"]
         if "container" in kinds
@@ -105,7 +105,8 @@ def states(*kinds: str) -> Completer:
 
 
 def _offer(candidates: list[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Return the candidates that begin with `incomplete`; ids only after their first character."""
+    """Return the candidates that begin with `incomplete`. Offers ids only if `incomplete` is not
+    empty."""
     offered: dict[str, str] = {}
     for word, text in candidates:
         is_id = len(word) == SHORT and not set(word) - set("0123456789abcdef")

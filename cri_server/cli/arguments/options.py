@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs have."""
+"""Arguments and options that several verbs share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def names(metavar: str, complete: Completer, *, required: bool = True) -> Callable[[Any], Any]:
-    """Return a click decorator that gives a verb an argument of several names, passed to its
-    function as `names`. `metavar` is shown in the help; `complete` completes a name."""
+    """Return a click decorator for an argument of several names, which a verb's function gets as
+    `names`. `metavar`: the argument in the help; `complete`: the completer of a name."""
     return click.argument(
         "names", nargs=-1, required=required, metavar=metavar, shell_complete=complete
     )
 
 
 def labels(text: str) -> Callable[[Any], Any]:
-    """Return a click decorator that gives a verb the option --label, passed to its function as
-    `labels` (the selectors' texts). `text` is the option's help."""
+    """Return a click decorator for the option --label, which a verb's function gets as `labels`: a
+    list of selectors. `text` is the option's help."""
     return click.option(
         *("--label", "--selector", "labels"), multiple=True, metavar="SELECTOR", help=text
     )
@@ -30,7 +30,8 @@ def labels(text: str) -> Callable[[Any], Any]:
 def add(
     *options: Callable[[Any], Any],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds several options to a command, in the order of its help."""
+    """Return one decorator that adds all `options` to a command. The help lists them in this
+    order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):

@@ -1,8 +1,8 @@
-"""Who made a pod (kubelet or `run`), and confirmation before one is stopped or removed.
+"""Finds out who created a pod (kubelet or `run`), and asks the user before a verb stops or removes
+it.
 
-kubelet sets its labels on every pod and container that it makes, and overwrites labels of the
-manifest that have the same name. `run` sets the label MARK. When a user stops a pod of kubelet,
-kubelet makes it again, so the user is asked first.
+kubelet sets its labels on every pod and container, and a manifest cannot overwrite them. `run` sets
+the label MARK. kubelet recreates a pod that a user stops, so the user is asked first.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LISTED_MAX = 20  # names that a question lists
 
 
 def owner(labels: Mapping[str, str]) -> str:
-    """Return who created the pod with these labels: `kubelet`, `run` (that is, `pyrunc-cri run`),
-    or an empty string for any other client."""
+    """Return who created the pod with these labels: `kubelet`, `run` for `pyrunc-cri run`, or an
+    empty string for any other client."""
     return "kubelet" if KUBELET in labels else labels.get(MARK, "")
 
 
 def permitted(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSandbox]:
-    """Return the pods that --all and --label may act on: those of kubelet only with `kubelets`.
-    Prints how many are skipped."""
+    """Return the pods that --all and --label may act on: without `kubelets` not kubelet's, whose
+    number is printed."""
     selected = [pod for pod in pods if kubelets or owner(pod.labels) != "kubelet"]
     if len(selected) < len(pods):
         report(f"{len(pods) - len(selected)} pods of kubelet are skipped (see --kubelet)")
@@ -45,8 +45,9 @@ def permitted(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.Pod
 
 
 def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
-    """Ask the user on the terminal before `verb` acts on `things`; return the answer. With `force`,
-    or without things, returns True without a question. Raises WrongState without a terminal."""
+    """Ask the user on the terminal before `verb` acts on `things`, and return the answer. Returns
+    True without asking if `force` is set or `things` is empty. Raises WrongState if stdin is no
+    terminal."""
     if force or not things:
         return True
     if not sys.stdin.isatty():
@@ -61,8 +62,8 @@ def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
 
 
 def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> None:
-    """Ask before a named pod or container of kubelet's is changed. Raises WrongState if the user
-    declines."""
+    """Ask the user before `verb` acts on a pod or container of kubelet's. Raises WrongState if the
+    user declines, or without a terminal."""
     if owner(labels) != "kubelet" or force:
         return
     if not sys.stdin.isatty():

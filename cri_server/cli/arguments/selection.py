@@ -37,8 +37,8 @@ FILTERS = {
 
 @functools.cache
 def _grammar() -> tuple[re.Pattern[str], ...]:
-    """Compile the patterns of a requirement: set, equality, existence. They are compiled on first
-    use, because most calls have no selector."""
+    """Return the patterns of a requirement in a label selector: set, equality, existence. Compiled
+    on first use, because most commands have no selector."""
     return (
         re.compile(r"([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)"),
         re.compile(r"([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)"),
@@ -47,8 +47,8 @@ def _grammar() -> tuple[re.Pattern[str], ...]:
 
 
 def selector(text: str) -> Test:
-    """Compile a label selector to a test of labels: `a=b,c!=d,e in (x, y),f notin (z),g,!h`. Raises
-    InvalidArgument."""
+    """Parse a label selector such as `a=b,c!=d,e in (x, y),f notin (z),g,!h`. Returns a function
+    that tells whether labels match. Raises InvalidArgument."""
     tests: list[Test] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -83,7 +83,7 @@ def _test(match: re.Match[str]) -> Test:
 
 @dataclass(slots=True)
 class Selection:
-    """The filters of one call; an empty filter selects everything."""
+    """The filters on a command line. An empty filter selects everything."""
 
     name: str = ""
     namespace: str = ""
@@ -95,7 +95,8 @@ class Selection:
     last: int = 0
 
     def check(self, states: Mapping[Any, str]) -> None:
-        """Check the filters before the server is called. Raises InvalidArgument."""
+        """Check the syntax of the filters, before the server is called. `states`: the states that
+        --state may name. Raises InvalidArgument."""
         for text in self.labels:
             selector(text)
         for text in (self.name, self.namespace):
@@ -104,8 +105,8 @@ class Selection:
             _state(self.state, states)
 
     def containers(self, client: Client, *, all_states: bool = True) -> list[api.Container]:
-        """List the matching containers, newest first; only running ones unless `all_states` or a
-        state is set. Raises InvalidArgument."""
+        """List the matching containers, newest first. Without `all_states`, --state and --last only
+        running ones are listed. Raises InvalidArgument."""
         containers = client.containers()
         if self.state:
             containers = _in_state(client, containers, self.state)
@@ -149,7 +150,7 @@ class Selection:
         ]
 
     def in_pod(self, pod: api.PodSandbox | api.PodSandboxStatus) -> bool:
-        """Return True if the filters for pod and namespace match this pod."""
+        """Return whether this pod matches the filters for pod and namespace."""
         if self.namespace and not _pattern(self.namespace).search(pod.metadata.namespace):
             return False
         names = (pod.metadata.name, f"{pod.metadata.namespace}/{pod.metadata.name}")
@@ -168,8 +169,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _in_state(client: Client, containers: list[api.Container], text: str) -> list[api.Container]:
-    """Return the containers in a state. CRI has no state `paused`; our server lists those
-    separately."""
+    """Return the containers in the state that `text` names. `paused` is not a state in CRI, so it
+    is a separate call."""
     state = _state(text, {**STATES, PAUSED: PAUSED})
     if state == PAUSED:
         paused = client.paused()
@@ -178,8 +179,8 @@ def _in_state(client: Client, containers: list[api.Container], text: str) -> lis
 
 
 def _state(text: str, names: Mapping[Any, str]) -> Any:
-    """Parse a state: `running`, `Running`, `CONTAINER_RUNNING`, `not-ready`. Raises
-    InvalidArgument."""
+    """Return the key in `names` of the state that `text` names: `running`, `Running`,
+    `CONTAINER_RUNNING`, `not-ready`. Raises InvalidArgument."""
     normalized = re.sub(
         r"[^a-z]", "", text.lower().removeprefix("container_").removeprefix("sandbox_")
     )
@@ -190,8 +191,8 @@ def _state(text: str, names: Mapping[Any, str]) -> Any:
 
 
 def _image(client: Client, reference: str) -> set[str]:
-    """Return all strings by which a container may refer to the image `reference`: `reference`
-    itself, the image's id, its tags and its digests."""
+    """Return the strings by which a container may name the image `reference`: the reference, the
+    image's id, its tags and its digests."""
     image = client.image_status(reference).image
     return {reference, image.id, *image.repo_tags, *image.repo_digests} - {""}
 
@@ -204,8 +205,8 @@ def _filter(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 
 
 def options(*kinds: str) -> Callable[[Any], Any]:
-    """Add the filter options to a verb, which gets them as `selection`. `kinds`: `container` and
-    `pod` add the options that apply only to them."""
+    """Return a click decorator for the filter options, which a verb's function gets as `selection`.
+    `kinds`: `container` and `pod` also add the options that apply only to them."""
     own = [
         _filter("--name", metavar="REGEX", help="Select by name."),
         _filter("--id", "identifier", metavar="PREFIX", help="Select by the beginning of the id."),

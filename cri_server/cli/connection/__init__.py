@@ -1,1 +1,2 @@
-"""The connection to a running server: HTTP/2 over its socket, and the CRI stubs on top."""
+"""The connection of a command to a running server: HTTP/2 over a unix socket, and CRI calls on
+top."""

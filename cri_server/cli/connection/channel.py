@@ -1,10 +1,9 @@
-"""A gRPC client over a unix socket, for commands that make a few calls and exit: HTTP/2 (RFC 9113)
-with blocking reads and writes.
+"""A gRPC client over a unix socket, for commands that make a few calls and exit. It speaks HTTP/2
+(RFC 9113) with blocking reads and writes.
 
-The gRPC library takes longer to import (80 ms of CPU) than all other modules of `ps`. Its further
-features are for long-lived clients: names, balancing, retries, many calls on a connection. Here a
-connection carries one call at a time, and the next call reuses it if it is intact. Several threads
-may call at the same time.
+Importing the gRPC library would take 80 ms of CPU, longer than all other modules of `ps`. A
+connection carries one call at a time and is reused for the next call. Several threads may make
+calls at the same time.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _FIELDS = b"".join(
 
 
 class CallError(Exception):
-    """A failed call: gRPC's code, and the message of the server or the transport."""
+    """A failed call. `code`: gRPC's code; `details`: the message of the server or the transport."""
 
     def __init__(self, code: Code, details: str) -> None:
         super().__init__(code, details)
@@ -80,7 +79,8 @@ class CallError(Exception):
 
 
 class Channel:
-    """Makes gRPC calls to the server that listens on the socket `path`."""
+    """Makes gRPC calls to the server on the unix socket `path`. Keeps idle connections for later
+    calls."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -92,7 +92,8 @@ class Channel:
             self._idle.pop().close()
 
     def unary(self, path: str, request: bytes, timeout_s: float | None) -> bytes:
-        """Send `request` and return the only message of the reply. Raises CallError."""
+        """Send `request` and return the only message of the reply. `path`: the gRPC method. Raises
+        CallError."""
         messages = list(self.stream(path, request, bytes, timeout_s))
         if len(messages) != 1:
             raise CallError(Code.INTERNAL, f"the server sent {len(messages)} messages, not one")
@@ -105,8 +106,8 @@ class Channel:
         decode: Callable[[bytes], Item],
         timeout_s: float | None = None,
     ) -> Iterator[Item]:
-        """Send `request` and yield the messages of the reply. Raises CallError. A caller that stops
-        early cancels the call."""
+        """Send `request` and yield the decoded messages of the reply. Closing the iterator early
+        cancels the call. Raises CallError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         connection = self._connect(deadline)
         try:
@@ -140,8 +141,8 @@ class Channel:
 
 
 class _Connection:
-    """A connection that carries one call at a time. Its methods raise CallError and OSError
-    (TimeoutError at the deadline)."""
+    """A connection that carries one call at a time. Its methods raise CallError and OSError, which
+    is TimeoutError at the deadline."""
 
     def __init__(self, path: str, deadline: float | None) -> None:
         self.deadline = deadline
@@ -169,8 +170,8 @@ class _Connection:
         self._socket.close()
 
     def usable(self) -> bool:
-        """Return True if another call can use the connection. Reads pending frames, because the
-        server may have closed it meanwhile."""
+        """Return whether the connection can carry another call. Reads pending frames, one of which
+        may tell that the server closes it."""
         try:
             while self._received or select.select([self._socket], [], [], 0)[0]:
                 # The server's GOAWAY may lie unread in the socket, and a request after it would be
@@ -182,7 +183,7 @@ class _Connection:
         return self.intact
 
     def begin(self, path: str, request: bytes, timeout_s: float | None) -> None:
-        """Send the request of a new call, with the timeout for the server."""
+        """Send the request of a new call. `timeout_s` is passed to the server as grpc-timeout."""
         self._stream_id += 2
         self.ended = False
         self._stream = self._sender.open(self._stream_id)
@@ -200,7 +201,7 @@ class _Connection:
         self._send()
 
     def messages(self) -> Iterator[bytes]:
-        """Yield the messages of the reply. Raises CallError for a status that is not OK."""
+        """Yield the messages of the reply. Raises CallError if the call's status is not OK."""
         body, heads = bytearray(), 0
         while True:
             kind, flags, stream_id, data = self._frame()
@@ -242,8 +243,8 @@ class _Connection:
         return dict(fields)
 
     def _consumed(self, size: int) -> None:
-        """Count `size` consumed bytes of the reply. When they fill half of the flow-control
-        windows, send a WINDOW_UPDATE for the connection and one for the stream."""
+        """Account for `size` bytes of the reply in HTTP/2's flow control. Sends WINDOW_UPDATE
+        frames when half of the window is used."""
         self._unread_bytes += size
         if self._unread_bytes >= WINDOW_BYTES // 2:
             # Data counts in both windows, that of the connection and that of the stream (section
@@ -254,7 +255,8 @@ class _Connection:
             self._send()
 
     def _housekeeping(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
-        """Process a frame that is not a part of the reply."""
+        """Process a frame that is not part of the reply, such as SETTINGS, PING or GOAWAY. Raises
+        CallError if the frame ends the call."""
         if kind == frames.SETTINGS and not flags & frames.ACK:
             for at in range(0, len(body), frames.SETTING.size):
                 self._apply(*frames.SETTING.unpack_from(body, at))
@@ -294,8 +296,8 @@ class _Connection:
             self._sender.frame_bytes = value
 
     def _frame(self) -> tuple[int, int, int, bytes]:
-        """Return the next frame: kind, flags, stream, body. The first frame must be the server's
-        settings."""
+        """Read the next frame and return its type, flags, stream id and body. Raises CallError if
+        the first frame is not SETTINGS, which HTTP/2 requires of a server."""
         self._receive(frames.HEAD_BYTES)
         high, low, kind, flags, stream_id = frames.HEAD.unpack_from(self._received)
         length = high << 8 | low
@@ -312,7 +314,7 @@ class _Connection:
         return kind, flags, stream_id & frames.STREAM_MAX, body
 
     def _receive(self, size: int) -> None:
-        """Read until `size` bytes are buffered."""
+        """Read from the socket until at least `size` bytes are buffered."""
         while len(self._received) < size:
             self._limit_wait()
             try:
@@ -332,9 +334,9 @@ class _Connection:
         self._socket.sendall(self._sender.take())
 
     def _limit_wait(self) -> None:
-        """Set the socket's timeout to the time left until the call's deadline, or until the time at
-        which the server's first SETTINGS frame must have arrived, whichever is earlier. Raises
-        TimeoutError if the call's deadline has passed."""
+        """Set the socket's timeout to the time until the call's deadline. While the server's first
+        SETTINGS frame is missing, its deadline counts too. Raises TimeoutError if the call's
+        deadline has passed."""
         limits = [
             limit
             for limit in (self.deadline, None if self._greeted else self._greet_until)
@@ -359,7 +361,8 @@ def _unpadded(flags: int, data: bytes) -> bytes:
 
 
 def _take(body: bytearray) -> bytes | None:
-    """Remove the first complete message from `body` and return it; None if it is incomplete."""
+    """Remove the first complete gRPC message from `body` and return it; None if it is incomplete.
+    Raises CallError for a compressed or too large message."""
     if len(body) < 5:
         return None
     size = int.from_bytes(body[1:5], "big")

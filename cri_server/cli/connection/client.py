@@ -1,4 +1,5 @@
-"""The commands' client of a running server: CRI calls, private calls, and errors of one line."""
+"""The client that commands use to call a running server: CRI calls, pyrunc-cri's private calls, and
+errors as one-line messages."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ DEADLINE = "deadline exceeded"  # gRPC's own text, if the server sent none
 
 
 class ServerError(Error):
-    """The server refused the call or cannot be reached."""
+    """The server rejected a call or cannot be reached."""
 
 
 def socket_path(address: str) -> str:
-    """Return the path of `unix:///PATH` or `/PATH`. Raises InvalidArgument."""
+    """Return the path in an address `unix:///PATH` or `/PATH`. Raises InvalidArgument."""
     path = address.removeprefix("unix://")
     if not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT:
         expected = f"unix:///PATH with at most {SOCKET_PATH_LIMIT} bytes of path"
@@ -41,7 +42,8 @@ def socket_path(address: str) -> str:
 
 
 def unreachable(address: str, path: str) -> str | None:
-    """Return the reason why no connection is possible, as a message; None if a server listens."""
+    """Return a message why no connection to the server is possible; None if a server listens at
+    `path`."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return f"no server at {address}: it is not a socket"
@@ -63,14 +65,14 @@ def unreachable(address: str, path: str) -> str | None:
 
 
 class UnsupportedCall(ServerError):
-    """The server does not know the call."""
+    """The server does not implement a call."""
 
 
 class Client:
-    """Makes the calls of the verbs. A context manager, which closes the connections."""
+    """Calls a running server. A context manager, which closes the connections."""
 
     def __init__(self, address: str) -> None:
-        """Check the address; the first call connects. Raises InvalidArgument for a malformed
+        """Check the address without connecting to it. Raises InvalidArgument for a malformed
         address."""
         self._address = address
         self._path = socket_path(address)
@@ -84,35 +86,38 @@ class Client:
         self._channel.close()
 
     def call(self, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
-        """Make the unary call of CRI that takes this request. Raises ServerError."""
+        """Make the unary CRI call that takes a request of this class, and return the reply. Raises
+        ServerError, NotFound."""
         path, decode = _method(type(request))
         return decode(self._unary(path, request.SerializeToString(), timeout_s))
 
     def stream(self, request: Any) -> Iterator[Any]:
-        """Make the streaming call of CRI that takes this request, and yield its messages. Raises
-        ServerError."""
+        """Make the streaming CRI call that takes a request of this class, and yield its messages.
+        Raises ServerError."""
         path, decode = _method(type(request))
         yield from self._stream(path, request.SerializeToString(), decode)
 
     def load_image(self, path: str, name: str | None) -> Sequence[private.LoadedImage]:
-        """Have the server load the images of the archive at `path`, and return them. `name`: for an
-        image that has no name in the archive. Raises ServerError."""
+        """Make the server load the images in the archive at `path`, and return them. `name`: the
+        name for an image that has none in the archive. Raises ServerError."""
         return self.admin(private.LoadImage(path, name), private.LoadedImages, None).images
 
     def admin(
         self, request: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
     ) -> Answer:
-        """Make a private call of pyrunc-cri. Raises ServerError, also for a reply with missing
-        fields."""
+        """Make a private call of pyrunc-cri and return the reply as `answer`. Raises ServerError,
+        also for a reply with missing fields; UnsupportedCall by another CRI server."""
         reply = self._unary(private.path(request.call), private.encode(request), timeout_s)
         return answer.of(private.decode(reply), ServerError)
 
     def admin_stream(self, request: Request, decode: Callable[[bytes], Item]) -> Iterator[Item]:
-        """Make a private streaming call and yield its messages. Raises ServerError."""
+        """Make a private streaming call of pyrunc-cri and yield its messages. Raises
+        ServerError."""
         yield from self._stream(private.path(request.call), private.encode(request), decode)
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
-        """Return the configurations that a container was created from, secrets included."""
+        """Return the configurations of a container and its pod, as they were in CreateContainer.
+        They may contain secrets."""
         configs = self.admin(private.ContainerConfig(container), private.ContainerConfigs)
         return (
             api.ContainerConfig.FromString(base64.b64decode(configs.container)),
@@ -120,13 +125,14 @@ class Client:
         )
 
     def pod_config(self, pod: str) -> api.PodSandboxConfig:
-        """Return the configuration that a pod was created from, with secrets in its annotations."""
+        """Return the configuration of a pod, as it was in RunPodSandbox. Its annotations may
+        contain secrets."""
         config = self.admin(private.PodConfig(pod), private.SandboxConfig)
         return api.PodSandboxConfig.FromString(base64.b64decode(config.sandbox))
 
     def paused(self) -> frozenset[str]:
-        """Return the ids of paused containers; an empty set if the server does not support
-        pausing."""
+        """Return the ids of paused containers; an empty set if the server cannot pause
+        containers."""
         try:
             return frozenset(self.admin(private.PausedContainers(), private.ContainerIds).ids)
         except UnsupportedCall:
@@ -177,12 +183,12 @@ class Client:
     # -- calls that several commands make; all raise ServerError
 
     def pods(self, **filters: Any) -> list[api.PodSandbox]:
-        """List the pods that the fields of PodSandboxFilter select."""
+        """List pods. `filters`: fields of CRI's PodSandboxFilter."""
         request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**filters))
         return list(self.call(request).items)
 
     def containers(self, **filters: Any) -> list[api.Container]:
-        """List the containers that the fields of ContainerFilter select."""
+        """List containers. `filters`: fields of CRI's ContainerFilter."""
         request = api.ListContainersRequest(filter=api.ContainerFilter(**filters))
         return list(self.call(request).containers)
 
@@ -205,7 +211,8 @@ class Client:
         return response
 
     def image_status(self, name: str, *, verbose: bool = False) -> api.ImageStatusResponse:
-        """Return the status of an image, without a field `image` if the node does not have it."""
+        """Return the status of an image. Its field `image` is not set if the node does not have the
+        image."""
         request = api.ImageStatusRequest(image=api.ImageSpec(image=name), verbose=verbose)
         response: api.ImageStatusResponse = self.call(request)
         return response
@@ -218,19 +225,21 @@ class Client:
         return response
 
     def pod_info(self, pod: str) -> dict[str, Any]:
-        """Return the details that this runtime adds to the status of a pod."""
+        """Return the runtime's own details (`info`) in the verbose status of a pod."""
         return _info(self.pod_status(pod, verbose=True))
 
     def container_info(self, container: str) -> dict[str, Any]:
-        """Return the details that this runtime adds to the status of a container."""
+        """Return the runtime's own details (`info`) in the verbose status of a container, such as
+        `pid`."""
         return _info(self.container_status(container, verbose=True))
 
     def image_info(self, name: str) -> dict[str, Any]:
-        """Return the details that this runtime adds to the status of an image. Raises NotFound."""
+        """Return the runtime's own details (`info`) in the verbose status of an image. Raises
+        NotFound."""
         return _info(self.require_image(name, verbose=True))
 
     def run_pod(self, config: api.PodSandboxConfig, handler: str) -> str:
-        """Run a pod sandbox and return its id."""
+        """Run a pod sandbox with the runtime handler `handler`, and return its id."""
         request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
         return str(self.call(request).pod_sandbox_id)
 
@@ -248,12 +257,12 @@ class Client:
         self.call(api.StartContainerRequest(container_id=container))
 
     def remove_container(self, container: str) -> None:
-        """Remove a container, which the server stops first if it runs."""
+        """Remove a container. The server stops it first if it runs."""
         self.call(api.RemoveContainerRequest(container_id=container))
 
     def pod_or_container(self, reference: str) -> api.PodSandbox | api.Container:
-        """Return the pod or container with this name or id. A name of either kind takes precedence
-        over a prefix of an id. Raises NotFound, ServerError."""
+        """Return the pod or container with this name or id. A full name or id takes precedence over
+        a prefix of an id. Raises NotFound, and ServerError if several match."""
         for find in (self.pod, self.container):
             with contextlib.suppress(NotFound):
                 return find(reference, prefix=False)
@@ -270,11 +279,10 @@ class Client:
         raise NotFound(f"no such pod or container: {reference!r}")
 
     def container(self, reference: str, *, prefix: bool = True) -> api.Container:
-        """Return a container by id, NAME, POD/NAME, NAMESPACE/POD/NAME, the pod whose only
-        container it is, or a prefix of its id.
+        """Return the container that `reference` names: by id, NAME, POD/NAME or NAMESPACE/POD/NAME,
+        by the name of its pod if the pod has no other container, or by a prefix of its id.
 
-        Raises NotFound, ServerError.
-        """
+        Raises NotFound, and ServerError if several match."""
         pods = {p.id: p for p in self.pods()}
 
         def names(container: api.Container) -> tuple[str, ...]:
@@ -300,8 +308,8 @@ class Client:
         return _only(matches, "container", reference, titles, "NAMESPACE/POD/NAME, POD/NAME")
 
     def pod(self, reference: str, *, prefix: bool = True) -> api.PodSandbox:
-        """Return a pod by id, NAME, NAMESPACE/NAME, or a prefix of its id. Raises NotFound,
-        ServerError."""
+        """Return the pod that `reference` names: by id, NAME, NAMESPACE/NAME, or a prefix of its
+        id. Raises NotFound, and ServerError if several match."""
         matches = _first_matches(
             self.pods(),
             lambda p: p.id == reference,
@@ -315,7 +323,8 @@ class Client:
 
 
 def _first_matches(items: list[Item], *rules: Callable[[Item], bool]) -> list[Item]:
-    """Return the items that match the first rule with any match; empty if no rule has one."""
+    """Return the items that match the first rule that matches any item; an empty list if no rule
+    does."""
     for rule in rules:
         matches = [each for each in items if rule(each)]
         if matches:
@@ -326,8 +335,8 @@ def _first_matches(items: list[Item], *rules: Callable[[Item], bool]) -> list[It
 def _only(
     matches: list[Item], kind: str, reference: str, titles: Iterable[str], unique_names: str
 ) -> Item:
-    """Return the only match of `reference`. Raises NotFound without a match, and ServerError with
-    the titles of several."""
+    """Return the only one of `matches`. Raises NotFound if there is none; ServerError, listing
+    `titles`, if there are several."""
     if not matches:
         raise NotFound(f"no such {kind}: {reference!r}")
     if len(matches) > 1:
@@ -339,14 +348,14 @@ def _only(
 
 
 def pod_names(pod: api.PodSandbox) -> tuple[str, str]:
-    """Return NAME and NAMESPACE/NAME."""
+    """Return a pod's NAME and NAMESPACE/NAME."""
     return pod.metadata.name, f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def container_names(
     container: api.Container | api.ContainerAttributes, pod: api.PodSandbox | None
 ) -> tuple[str, ...]:
-    """Return NAME, POD/NAME and NAMESPACE/POD/NAME; only NAME if the pod is gone."""
+    """Return a container's NAME, POD/NAME and NAMESPACE/POD/NAME; only NAME if the pod is gone."""
     name = container.metadata.name
     return (name, *(f"{each}/{name}" for each in (pod_names(pod) if pod else ())))
 
@@ -356,14 +365,14 @@ def shortest_name(
     pod: api.PodSandbox | None,
     shared: Collection[str],
 ) -> str:
-    """Return POD/NAME, NAMESPACE/POD/NAME if the pod's name is in `shared`, or NAME if the pod is
-    gone."""
+    """Return the shortest unambiguous name of a container: POD/NAME, or NAMESPACE/POD/NAME if the
+    pod's name is in `shared`. Returns NAME if the pod is gone."""
     names = container_names(container, pod)
     return names[-1] if pod and pod.metadata.name in shared else names[min(1, len(names) - 1)]
 
 
 def shared_names(pods: Iterable[api.PodSandbox]) -> frozenset[str]:
-    """Return the names that pods in more than one namespace have."""
+    """Return the names of pods that occur in more than one namespace."""
     namespaces_by_name: dict[str, set[str]] = {}
     for pod in pods:
         namespaces_by_name.setdefault(pod.metadata.name, set()).add(pod.metadata.namespace)
@@ -371,7 +380,7 @@ def shared_names(pods: Iterable[api.PodSandbox]) -> frozenset[str]:
 
 
 def _method(kind: Any) -> tuple[str, Callable[[bytes], Any]]:
-    """Return the path of the CRI call that takes requests of a class, and the decoder of its
+    """Return the gRPC path of the CRI call whose request class is `kind`, and the decoder of its
     reply."""
     for service in api.DESCRIPTOR.services_by_name.values():
         for method in service.methods:
@@ -382,7 +391,8 @@ def _method(kind: Any) -> tuple[str, Callable[[bytes], Any]]:
 
 
 def _info(response: Any) -> dict[str, Any]:
-    """Parse the JSON object `info` in a verbose status; empty if the server does not send it."""
+    """Return the JSON object `info` of a verbose status; an empty one if the server does not send
+    it."""
     document = json.loads(response.info.get("info", "{}"))
     return document if isinstance(document, dict) else {}
 
@@ -396,7 +406,8 @@ def _hint(details: str) -> str:
 
 
 def latest_attempts(containers: list[api.Container]) -> list[api.Container]:
-    """Return the newest attempt of each container, in the order of the first occurrences."""
+    """Return the newest attempt of each container, in the order in which the containers first
+    occur."""
     newest: dict[tuple[str, str], api.Container] = {}
     for container in containers:
         key = container.pod_sandbox_id, container.metadata.name

@@ -1,5 +1,4 @@
-"""`cp` with `-`: writes a file or folder to stdout as a tar archive, and extracts one from
-stdin."""
+"""The tar archives of `cp` with `-`: writes a file or folder to stdout, and extracts stdin."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from pyrunc.kernel.path import open_regular_at
 
 
 def write(folder: int, name: str) -> None:
-    """Write `name` in the folder `folder`, with its contents, to stdout. Raises InvalidArgument on
-    a terminal, OSError."""
+    """Write the file or folder `name`, which is in the open folder `folder`, to stdout as a tar.
+    Raises InvalidArgument if stdout is a terminal, OSError."""
     if sys.stdout.isatty():
         raise InvalidArgument("an archive cannot be written to a terminal: redirect stdout")
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -26,8 +25,8 @@ def write(folder: int, name: str) -> None:
 
 
 def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
-    """Add the file or folder `name` in `folder`, with its contents, to the archive as `path`. A
-    folder is entered through a descriptor, so no symbolic link is followed."""
+    """Add the file or folder `name`, which is in the open folder `folder`, to the archive as
+    `path`. Follows no symbolic link."""
     status = os.lstat(name, dir_fd=folder)
     info = tarfile.TarInfo(path or ".")
     info.mode = stat.S_IMODE(status.st_mode)
@@ -52,7 +51,7 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
 
 
 def extract(copy: Copy, target: int) -> None:
-    """Extract the archive on stdin (plain or compressed) into the folder `target`. Raises
+    """Extract the tar archive on stdin, plain or compressed, into the open folder `target`. Raises
     WrongState, OSError."""
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
@@ -109,8 +108,8 @@ def _parts(content: IO[bytes]) -> Iterator[bytes]:
 
 
 def _status(member: tarfile.TarInfo) -> os.stat_result:
-    """Return an archive member's type, mode, owner, size and time as the stat result that `Copy`
-    takes."""
+    """Return type, mode, owner, size and time of an archive member as a stat result, which `Copy`
+    needs."""
     kind = stat.S_IFDIR if member.isdir() else stat.S_IFLNK if member.issym() else stat.S_IFREG
     mtime_ns = int(member.mtime * 1_000_000_000)
     fields = (kind | member.mode & 0o7777, 0, 0, 1, member.uid, member.gid, member.size, 0, 0, 0)

@@ -1,8 +1,7 @@
-"""Access to the files of a running container through /proc/PID/root.
+"""Opens the root of a running container through /proc/PID/root, for access to its files.
 
-The kernel resolves every path below this root (openat2 with RESOLVE_IN_ROOT): a symbolic link leads
-to what the container's processes would see, and never out of the container. Needs root, and a
-server on this machine.
+Paths below this root must be resolved with openat2(2) and RESOLVE_IN_ROOT, so that a symbolic link
+never leads out of the container. Needs root, and a server on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from pyrunc.kernel.fd import closing_fd
 
 
 class ContainerRoot(NamedTuple):
-    """The root of a container as a descriptor, and the host's ids of its user and group 0."""
+    """An open container root: its `descriptor`, and as `owner` the host's ids of the container's
+    user 0 and group 0."""
 
     descriptor: int
     owner: tuple[int, int]
@@ -28,8 +28,8 @@ class ContainerRoot(NamedTuple):
 
 @contextlib.contextmanager
 def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRoot]:
-    """Open the root of a container and yield it. Raises WrongState if the container does not run on
-    this machine, or without root."""
+    """Open the root of a container for the block. `name`: the container's name in errors. Raises
+    WrongState if the container does not run on this machine, or if the user is not root."""
     pid = client.container_info(container).get("pid", 0)
     try:
         if not pid:
@@ -50,14 +50,15 @@ def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRo
 
 
 def has_process(client: Client, container: str, pid: int) -> bool:
-    """Return True if `pid` is still the container's main process. Call it after a descriptor of the
-    process is opened: before that the kernel may have given the pid to another process."""
+    """Return whether `pid` is still the container's main process. Call it after opening /proc/PID
+    or a pidfd: if it returns True, the kernel has not reused the pid before that."""
     alive = process.stat(pid) is not None
     return alive and client.container_info(container).get("pid", 0) == pid
 
 
 def _first_id(pid: int, kind: str) -> int:
-    """Return the host's id of user or group 0 of the container's user namespace. Raises OSError."""
+    """Return the host's id of user 0 or group 0 in the container's user namespace. `kind`: `uid` or
+    `gid`. Raises OSError."""
     for line in Path(f"/proc/{pid}/{kind}_map").read_text().splitlines():
         inside, outside, _ = map(int, line.split())
         if inside == 0:

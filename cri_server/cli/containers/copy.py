@@ -25,8 +25,8 @@ from pyrunc.kernel.path import open_in_root, resolve
 
 @dataclass(frozen=True, slots=True)
 class CopyPath:
-    """A path in a container, or on this machine if `container` is empty; there `-` is an archive on
-    stdin or stdout."""
+    """A path in a container, or on this machine if `container` is empty. The path `-` of this
+    machine is a tar archive on stdin or stdout."""
 
     container: str
     path: str
@@ -38,7 +38,7 @@ class CopyPath:
 
 def parse(text: str) -> CopyPath:
     """Parse `CONTAINER:PATH`, `POD/NAME:PATH` or a path of this machine. A path of this machine
-    that contains a colon must begin with `.` or `/`."""
+    with a colon must begin with `.` or `/`."""
     container, colon, path = text.partition(":")
     if colon and container and not container.startswith((".", "/")):
         return CopyPath(container, "/" + path.lstrip("/"))
@@ -94,9 +94,9 @@ def cp(
 def copy_path(
     copy: Copy, source_root: int, source_path: str, root: int, path: str, follow: bool
 ) -> None:
-    """Copy a file or folder by docker's rules from `source_path`, an absolute path below the
-    descriptor `source_root`, to `path` below `root`. `follow`: if the source is a link, copy its
-    target. Raises Error, OSError."""
+    """Copy the file or folder `source_path` below the open folder `source_root` to `path` below
+    `root`, by docker's rules. `follow`: copy the target of a symbolic link instead of the link.
+    Raises Error, OSError."""
     contents = source_path.endswith("/.") or not source_path.strip("/")
     with _last(source_root, source_path, follow) as (folder, name), contextlib.ExitStack() as stack:
         is_folder = stat.S_ISDIR(_status(folder, name, source_path).st_mode)
@@ -120,9 +120,9 @@ def copy_path(
 
 @contextlib.contextmanager
 def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
-    """Open the parent folder of a path; yield its descriptor and the last component of the path,
-    which is `.` for the root. `follow`: resolve all symbolic links first, also in the last
-    component. Raises InvalidArgument for a path that ends with `..`, KernelError."""
+    """Open the parent folder of a path for the block. Yields its descriptor and the path's last
+    component, which is `.` for the root. `follow`: first resolve all symbolic links. Raises
+    InvalidArgument for a path that ends with `..`, KernelError."""
     path = resolve(root, path) if follow else path
     while path.endswith(("/", "/.")):
         path = path.removesuffix("/").removesuffix("/.")
@@ -135,8 +135,8 @@ def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _folder_at(root: int | None, path: str) -> Iterator[int]:
-    """Open a folder and yield its descriptor; `root` None is the host's root. Raises KernelError if
-    the path is no folder."""
+    """Open the folder `path` below `root` (None: below the host's root) for the block; yields its
+    descriptor. Raises KernelError or OSError if it is no folder."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     # In a container each link is resolved as the container sees it, so that none leads to the host.
     with closing_fd(

@@ -55,12 +55,11 @@ def diff(address: str, container: str) -> None:
 
 
 def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the changes of the writable layer `upper` to the image's tree `lower`, each folder
-    before its contents. Both are directory descriptors.
+    """Yield the differences between the writable layer `upper` and the image's tree `lower`, as
+    (kind, path). A folder comes before its contents. Both arguments are descriptors.
 
-    The container may run meanwhile: a folder that it removes is left out. Raises KernelError,
-    OSError.
-    """
+    The container may run meanwhile, so a folder that it removes may be missing. Raises KernelError,
+    OSError."""
     pending = _below(upper, lower, b"", False)[::-1]
     while pending:
         change = pending.pop()
@@ -70,8 +69,8 @@ def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
 
 
 class LayerChange(NamedTuple):
-    """A changed path. `hides`: the path is below an opaque directory, which hides the image's files
-    there."""
+    """A difference between layer and image. `hides`: an opaque directory at or above `path` hides
+    the image's files there."""
 
     kind: str
     path: bytes
@@ -80,8 +79,8 @@ class LayerChange(NamedTuple):
 
 
 def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[LayerChange]:
-    """Return the changes in one folder, sorted by name. `hides`: an opaque directory above it hides
-    the image's files at `path`."""
+    """Return the differences in the folder `path`, sorted by name. `hides`: an opaque directory
+    above it hides the image's files."""
     folder = _open(upper, path)
     if folder is None:
         return []
@@ -111,7 +110,8 @@ def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) ->
 
 
 def _names(root: int, path: bytes) -> set[bytes]:
-    """Return the names in a folder of the image; none if there is no such folder."""
+    """Return the names in the folder `path` below `root`; an empty set if there is no such
+    folder."""
     folder = _open(root, path)
     if folder is None:
         return set()
@@ -120,7 +120,8 @@ def _names(root: int, path: bytes) -> set[bytes]:
 
 
 def _open(root: int, path: bytes) -> int | None:
-    """Open a folder below `root`; None if there is no such folder."""
+    """Open the folder `path` below `root` and return its descriptor; None if there is no such
+    folder."""
     try:
         return open_folder(root, path)
     except KernelError as error:

@@ -1,7 +1,7 @@
-"""Copies files and folders between two folders that are open as descriptors.
+"""Copies files and folders between two open folders.
 
-No link is followed on either side, because a container may replace its files by links during the
-copy. A file is written under a temporary name and then renamed, so that it appears complete.
+Follows no symbolic link, because a container may replace its files by links during the copy. Each
+file is written under a temporary name and then renamed, so that it appears complete.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CHUNK_BYTES = 1 << 20
 
 
 class _Level(NamedTuple):
-    """A folder that is being copied: the descriptors `source` and `target` of the folder and its
-    copy, and the names not yet copied. The copy gets owner, mode and times from `status`; with None
-    it keeps its own."""
+    """A folder that is being copied. `source` and `target`: descriptors of the folder and its copy;
+    `names`: what is not copied yet; `status`: owner, mode and times for the copy, None to leave
+    them unchanged."""
 
     status: os.stat_result | None
     source: int
@@ -39,11 +39,11 @@ class _Level(NamedTuple):
 
 
 class Copy:
-    """Copies files and folders. `count` is called with the number of bytes of each write, `warn`
-    with a message for each skipped file. The copies belong to `owner` (None: to this user).
+    """Copies files and folders. Calls `count` with the number of bytes of each write, and `warn`
+    with a message for each skipped file.
 
-    Set-user-ID and set-group-ID bits are kept only together with the owners.
-    """
+    `keep_owner`: the copies get the owners of the sources, and keep set-user-ID and set-group-ID
+    bits. Otherwise they belong to `owner`, or to this user if that is None."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Copy:
         self._owner = owner
 
     def copy_entry(self, source: int, name: str, target: int, new: str) -> None:
-        """Copy the file or folder `name` in `source` to `new` in `target`. Raises Error,
-        OSError."""
+        """Copy the file or folder `name` in the open folder `source` to `new` in the open folder
+        `target`. Raises Error, OSError."""
         status = os.lstat(name, dir_fd=source)
         if stat.S_ISDIR(status.st_mode):
             self._copy_tree(self._enter(status, source, name, target, new))
@@ -68,7 +68,7 @@ class Copy:
             self._leaf(status, source, name, target, new)
 
     def copy_contents(self, source: int, target: int) -> None:
-        """Copy everything in the folder `source` into the folder `target`. Raises Error,
+        """Copy everything in the open folder `source` into the open folder `target`. Raises Error,
         OSError."""
         self._copy_tree(_Level(None, os.dup(source), os.dup(target), iter(os.listdir(source))))
 
@@ -96,7 +96,8 @@ class Copy:
     def _enter(
         self, status: os.stat_result, source: int, name: str, target: int, new: str
     ) -> _Level:
-        """Open the folder `name` and create its copy `new`."""
+        """Open the folder `name` in `source`, and create its copy `new` in `target`. Returns both
+        as a level."""
         copy = self.folder(target, new)
         try:
             entered = os.open(name, FOLDER, dir_fd=source)
@@ -117,8 +118,8 @@ class Copy:
     # -- creation of files, folders and links
 
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
-        """Create a folder unless it exists, and return its descriptor. Raises WrongState,
-        OSError."""
+        """Create the folder `name` in `target` unless it exists, and return its descriptor. Raises
+        WrongState if it exists and is no folder, OSError."""
         # The folder is closed to others until `finish`, when its contents have their owners and
         # modes.
         try:
@@ -133,7 +134,7 @@ class Copy:
             raise
 
     def finish(self, status: os.stat_result, descriptor: int) -> None:
-        """Set owner, mode and times of a complete file or folder. Raises OSError."""
+        """Set owner, mode and times of a complete file or folder from `status`. Raises OSError."""
         # The mode comes after the owner: chown(2) clears set-user-ID and set-group-ID bits of
         # programs.
         owner = self._ids(status)
@@ -145,7 +146,8 @@ class Copy:
     def file(
         self, status: os.stat_result, content: Iterable[bytes], target: int, name: str
     ) -> None:
-        """Create or replace a regular file. Raises WrongState, OSError."""
+        """Create or replace the regular file `name` in the open folder `target`. Raises WrongState
+        if it is a folder, OSError."""
         # A name that a container cannot guess: it could otherwise put a link there beforehand.
         partial = f".{os.urandom(8).hex()}.part"
         descriptor = os.open(partial, NEW, 0o600, dir_fd=target)
@@ -176,7 +178,8 @@ class Copy:
                 write_all(writing, part)
 
     def link(self, status: os.stat_result, to: str, target: int, name: str) -> None:
-        """Create a symbolic link; replaces anything but a folder. Raises WrongState, OSError."""
+        """Create the symbolic link `name` to `to`, replacing a file or link. Raises WrongState if
+        `name` is a folder, OSError."""
         partial = f".{os.urandom(8).hex()}.part"
         os.symlink(to, partial, dir_fd=target)
         try:

@@ -7,8 +7,8 @@ from cri_server.images.store.image_paths import ImagePaths
 
 
 def open_image_tree(client: Client, image: str) -> int:
-    """Return a detached mount of an image's files. Raises NotFound, UnsupportedCall, ServerError,
-    KernelError, OSError, DamagedRecord."""
+    """Return a descriptor of a new detached mount with the files of `image`. Raises NotFound,
+    UnsupportedCall, ServerError, KernelError, OSError, DamagedRecord."""
     files = client.image_info(image).get("files")
     places = ImagePaths.of(files) if isinstance(files, dict) else ImagePaths()
     if places.image is not None:

@@ -1,9 +1,9 @@
 """Checks that no host path of a mount has become a symbolic link since a container was created.
 
-`run` resolves a subPath below its volume, so the host path has no symbolic link at first. A
-container with the volume can put one there, and the server follows it when it resolves the host
-path for the next attempt of a container. The server reports the source that it has mounted without
-following links (CVE-2021-25741); these functions compare it with the request.
+A container can replace a path in its volume by a symbolic link. If the path is a subPath, the
+server would follow the link when it creates the next attempt of a container (CVE-2021-25741). These
+functions compare the host path in the request with the path that the server has mounted, which
+contains no links.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from cri_server.cli.connection.client import Client, ServerError
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:
-    """Map the container path of each mount to the source that the server has mounted; empty if the
-    server does not report mounts."""
+    """Map the destination of each mount of a container to the source path that the server has
+    mounted. Empty if the server does not report mounts."""
     mounts = client.container_info(container).get("runtimeSpec", {}).get("mounts", ())
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 
 
 def paths_without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
-    """Return the container paths of those mounts in `config` whose host paths had no symbolic link
-    when `container` was created. The caller passes them to `check` for the container's next
-    attempt."""
+    """Return the destinations of the mounts in `config` whose host paths contained no symbolic link
+    when `container` was created. `check` needs them for the next attempt of the container."""
     sources_by_path = real_sources(client, container)
     return [
         m.container_path
@@ -37,8 +36,8 @@ def paths_without_links(client: Client, container: str, config: api.ContainerCon
 def check(
     client: Client, container: str, config: api.ContainerConfig, places: Collection[str]
 ) -> None:
-    """Raise ServerError if the server, creating `container`, followed a symbolic link in the host
-    path of a mount. `places`: the container paths of the mounts to check."""
+    """Raise ServerError if the server followed a symbolic link in the host path of a mount of
+    `container`. `places`: the destinations of the mounts to check."""
     if not places:
         return
     sources_by_path = real_sources(client, container)

@@ -1,4 +1,4 @@
-"""`pyrunc-cri stop`, `kill` and `rm`, and `stopp` and `rmp` for pods only."""
+"""`pyrunc-cri stop`, `kill` and `rm`, and for pods only `stopp` and `rmp`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FORCED = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A pod or container that the user has named. `running`: the pod's running containers, or the
-    container itself if it runs."""
+    """A pod or container that the user has named. `running`: its running containers; for a
+    container itself, if it runs."""
 
     name: str
     id: str
@@ -44,7 +44,7 @@ class Target:
 
 
 def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
-    """Find a pod or, unless `only_pods`, a container by name or id. Raises NotFound,
+    """Find a pod or container by name or id; with `only_pods` only pods. Raises NotFound,
     ServerError."""
     match = client.pod(name) if only_pods else client.pod_or_container(name)
     if isinstance(match, api.Container):
@@ -56,21 +56,22 @@ def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
 
 
 def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
-    """Return the labels of a container together with those of its pod, which name the owner."""
+    """Return the labels of a container and of its pod. The pod's labels tell who created it."""
     pods = client.pods(id=container.pod_sandbox_id)
     return {**container.labels, **(pods[0].labels if pods else {})}
 
 
 def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
-    """Return a click decorator with the argument `names` for the verbs that stop or remove."""
+    """Return a click decorator for the argument `names` of the verbs that stop or remove.
+    `only_pods`: the names are of pods."""
     if only_pods:
         return options.names("POD...", completion.pods, required=False)
     return options.names("POD|CONTAINER...", completion.both, required=False)
 
 
 def time_option(default: int | None = None) -> Callable[[Any], Any]:
-    """Return a click decorator for `-t SECONDS` of stop and rm. `default` None: without the option,
-    a container gets its manifest's grace period, else 10 s."""
+    """Return a click decorator for the option `-t SECONDS` of stop and rm. `default`: the value
+    without the option; None means the manifest's grace period, else 10 s."""
     default_text = (
         f"{default}" if default is not None else f"the manifest's grace period, else {GRACE_S}"
     )
@@ -83,8 +84,8 @@ def time_option(default: int | None = None) -> Callable[[Any], Any]:
 
 
 def grace(container: api.Container, option_s: int | None) -> int:
-    """Return the grace period of a container in seconds: the option `-t`, else the manifest's from
-    an annotation that kubelet and `run` set, else 10."""
+    """Return the grace period of a container in seconds: `option_s`, else the manifest's, else 10.
+    kubelet and `run` store the manifest's in an annotation."""
     if option_s is not None:
         return option_s
     text = container.annotations.get(ownership.GRACE, "")
@@ -116,10 +117,10 @@ class Choice:
     def act(
         self, address: str, verb: str, act: Act, *, only_pods: bool = False, kills: bool = False
     ) -> None:
-        """Find each chosen pod or container, ask for confirmation where needed, call `act` for it
-        and print its name.
+        """Call `act` for each chosen pod or container and print its name. Asks the user for
+        confirmation before kubelet's pods and containers.
 
-        `kills`: also ask before a named target with running containers. Raises Error,
+        `kills`: also ask before named ones with running containers. Raises Error,
         click.UsageError."""
         if bool(self.names) == (self.all_pods or bool(self.labels)):
             raise click.UsageError(f"needs either names to {verb}, or --all or --label")
@@ -135,7 +136,8 @@ class Choice:
             for_each(self.names or self._selected_pods(client, verb), act_on)
 
     def _selected_pods(self, client: Client, verb: str) -> list[str]:
-        """Return the ids of the pods that the options select; none if the user declines."""
+        """Return the ids of the pods that --all and --label select; an empty list if the user
+        declines."""
         pods = ownership.permitted(
             Selection(labels=self.labels).pods(client), kubelets=self.kubelets
         )
@@ -145,8 +147,8 @@ class Choice:
         return [p.id for p in pods]
 
     def _confirm(self, verb: str, target: Target, *, kills: bool) -> None:
-        """Ask about kubelet's objects and, if `kills`, about running containers. Raises WrongState
-        if the user declines."""
+        """Ask the user before `verb` acts on kubelet's pods and containers and, with `kills`, on
+        running containers. Raises WrongState if the user declines."""
         ownership.permit(verb, target.name, target.labels, force=self.force)
         if kills and target.running:
             names = ", ".join(c.metadata.name for c in target.running)
@@ -250,7 +252,7 @@ def signal_number(text: str) -> int:
 
 
 def _send(client: Client, container: api.Container, number: int) -> None:
-    """Send a signal to the main process of a container."""
+    """Send a signal to the main process of a container. Raises WrongState."""
     pid = client.container_info(container.id).get("pid", 0)
     try:
         if not pid:
@@ -271,8 +273,9 @@ def _send(client: Client, container: api.Container, number: int) -> None:
 
 
 def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
-    """Stop a pod. Containers get the grace period; sidecars are stopped after the others, the last
-    one first, as kubelet does. Then the sandbox is stopped."""
+    """Stop all containers of a pod, then its sandbox. Sidecars are stopped after the other
+    containers, the last one first, as kubelet does. `grace_s` None: the manifest's grace period,
+    else 10 s."""
     containers = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
     sidecars = [c for c in containers if ownership.SIDECAR in c.labels]
     # Other containers may need their sidecars (proxies, log shippers) until they have ended.
@@ -282,8 +285,8 @@ def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
 
 
 def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = False) -> None:
-    """Stop and remove a pod with its containers. `force`: an error of a network plugin is only a
-    warning."""
+    """Stop and remove a pod with its containers. With `force` failing network plugins cause only a
+    warning. Raises ServerError."""
     try:
         stop_pod(client, pod, grace_s)
         client.call(api.RemovePodSandboxRequest(pod_sandbox_id=pod))
@@ -295,7 +298,7 @@ def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = F
 
 
 def _release_network(client: Client, pod: str) -> bool:
-    """Have the server give up the pod's network, and print the errors of network plugins. Returns
+    """Make the server give up the pod's network, and print the errors of network plugins. Returns
     True if a plugin failed."""
     try:
         lines = client.admin(private.ReleaseNetwork(pod), private.Refusals, None).lines
@@ -307,7 +310,7 @@ def _release_network(client: Client, pod: str) -> bool:
 
 
 def stop_container(client: Client, container: api.Container, grace_s: int | None) -> None:
-    """Stop a container. `grace_s`: its grace period in seconds; None: the manifest's, else 10 s."""
+    """Stop a container. `grace_s`: the grace period in seconds; None: the manifest's, else 10 s."""
     seconds = grace(container, grace_s)
     request = api.StopContainerRequest(container_id=container.id, timeout=seconds)
     # the additional time is for processes that take long to die after SIGKILL

@@ -111,8 +111,8 @@ def update(
 
 
 def not_set(client: Client, limits: api.LinuxContainerResources) -> list[str]:
-    """Return the limits that the server ignored because of `[cgroup] missing_controllers = "warn"`;
-    none if the server does not report it."""
+    """Return the limits that the server could not set because of a missing cgroup controller
+    (`[cgroup] missing_controllers = "warn"`). An empty list if the server does not report them."""
     status = formats.with_info(client.call(api.StatusRequest(verbose=True)))
     described = (status.get("info") or {}).get("config") or {}
     if described.get("missingControllers") != "warn":

@@ -1,4 +1,4 @@
-"""`pyrunc-cri wait`: waits for the end of containers and prints their exit codes."""
+"""`pyrunc-cri wait`: waits until containers have exited and prints their exit codes."""
 
 from __future__ import annotations
 
