@@ -1,5 +1,5 @@
-"""The command line `pyrunc-cri`. `serve` runs the server; most other verbs connect to a running
-one."""
+"""The command line `pyrunc-cri`. `serve` runs the server, and most other verbs call a running
+server."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ INSTEAD = {
 
 
 class Commands(click.Group):
-    """The group of all verbs. Imports a verb when it is used."""
+    """The click group of all verbs. Imports a verb's module when the verb is used."""
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command and flush its output here, so that a write error can still be
-        reported."""
+        """Run a verb and flush its output, and convert errors of writing to an exit code or an
+        Error."""
         try:
             result = super().invoke(context)
             sys.stdout.flush()
@@ -147,7 +147,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in sections."""
+        """Write the verbs into the help, in sections."""
         for title, names in SECTIONS.items():
             commands = {name: self.get_command(context, name) for name in names}
             rows = [
@@ -161,7 +161,8 @@ class Commands(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command; for an unknown one raise an error with suggestions."""
+        """Find the verb that the arguments name. Raises click.UsageError with suggestions for an
+        unknown verb."""
         name = args[0]
         if name in COMMANDS or name in ALIASES or name.startswith("-"):
             return super().resolve_command(context, args)
@@ -216,8 +217,8 @@ def program(context: click.Context, address: str) -> None:
 
 
 def summary(text: str) -> str:
-    """Shorten a help text to its first sentence, or to a beginning that fits a line of 80
-    columns."""
+    """Shorten a help text to its first sentence or, if that is too long for a line of 80 columns,
+    to the beginning of the sentence."""
     sentence = " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
     for end in ("", "; ", ": ", " (", ", "):
         short = sentence.partition(end)[0] if end else sentence
@@ -227,8 +228,8 @@ def summary(text: str) -> str:
 
 
 def _reader_left() -> int:
-    """Discard the rest of the output after the reader has closed the pipe, and return the exit code
-    of SIGPIPE."""
+    """Discard all further output, because the reader has closed the pipe. Returns the exit code
+    that a shell reports for SIGPIPE."""
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # the interpreter flushes their buffers when it ends
         os.dup2(null, stream)
@@ -237,7 +238,7 @@ def _reader_left() -> int:
 
 
 def main() -> None:
-    """Run the command line and exit with its code. An Error is printed as one line on stderr."""
+    """Run the command line and exit with its code. Prints an Error as one line on stderr."""
     _open_standard_streams()
     # a collection after the imports would take 6 of the 100 ms of a short command
     gc.disable()
@@ -257,8 +258,8 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams (`>&-`), so that no other file gets their
-    numbers."""
+    """Open /dev/null as stdin, stdout and stderr where they are closed (`>&-`), so that no other
+    file gets the numbers 0 to 2."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

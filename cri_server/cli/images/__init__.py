@@ -1,1 +1,1 @@
-"""Verbs about images and registries."""
+"""Verbs that act on images and registries."""

@@ -1,5 +1,5 @@
-"""`pyrunc-cri rmi`, `prune` and `history`: remove images, remove unused objects, and show the build
-steps of an image."""
+"""`pyrunc-cri rmi`, `prune` and `history`: remove images, remove unused objects, and show an
+image's build steps."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cri_server.cli.output.show import age, size
 
 
 def title(image: api.Image) -> str:
-    """Return an image's first name, or its id."""
+    """Return an image's first tag, else its first digest, else its id."""
     return (list(image.repo_tags) or list(image.repo_digests) or [image.id])[0]
 
 
 def unused(client: Client, gone: Collection[str] = ()) -> list[api.Image]:
-    """Return the images that are not pinned and that no container uses, except the containers with
-    the ids `gone`."""
+    """Return the images that are not pinned and that no container uses. Containers whose ids are in
+    `gone` do not count."""
     used = set()
     for container in client.containers():
         if container.id not in gone:
@@ -113,8 +113,8 @@ def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> No
 
 
 def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
-    """Return the pods that are not ready, and the exited containers of ready pods. Pods of kubelet
-    are left out with their containers."""
+    """Return the pods that are not ready, and the exited containers in ready pods. Leaves out
+    kubelet's pods and their containers."""
     own = [p for p in client.pods() if ownership.owner(p.labels) != "kubelet"]
     pods = [p for p in own if p.state == api.SANDBOX_NOTREADY]
     ready = {p.id for p in own} - {p.id for p in pods}

@@ -1,11 +1,12 @@
-"""Programs that provide registry logins: kubelet's credential providers, and helpers from docker's
-config.json.
+"""Runs programs that provide registry logins: kubelet's credential providers, and docker's
+credential helpers.
 
-A provider is configured by a file of kubelet's format (CredentialProviderConfig,
-kubelet.config.k8s.io/v1) in FOLDER; its program is in the subfolder `bin`. It reads a
-CredentialProviderRequest and writes a CredentialProviderResponse
-(credentialprovider.kubelet.k8s.io/v1). A docker helper is the program `docker-credential-NAME`.
-With the argument `get` it reads the registry and writes {Username, Secret}.
+A provider is the program FOLDER/bin/NAME. A file in FOLDER configures it, in kubelet's format
+(CredentialProviderConfig, kubelet.config.k8s.io/v1). It reads a CredentialProviderRequest and
+writes a CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1).
+
+A helper is the program `docker-credential-NAME get`. It reads the registry and writes {Username,
+Secret}.
 """
 
 from __future__ import annotations
@@ -65,20 +66,20 @@ class _Secret(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LoginSource:
-    """A provider that matches an image, and its configuration file."""
+    """A credential provider whose patterns match an image, and the file that configures it."""
 
     file: Path
     provider: _Provider
 
 
 def folder() -> Path:
-    """Return the folder with the providers' configuration."""
+    """Return the folder with the configuration of credential providers."""
     return Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
 
 
 def providers(image: str) -> list[LoginSource]:
-    """Return the providers that match an image, in the order of the files. Raises WrongState for a
-    wrong file."""
+    """Return the credential providers that match an image, in the order of their files. Raises
+    WrongState for an invalid file."""
     import yaml
 
     repository, matching = Reference.parse(image).repository, []
@@ -100,12 +101,10 @@ def providers(image: str) -> list[LoginSource]:
 
 
 def matches(pattern: str, repository: str) -> bool:
-    """Return True if `pattern` (HOST[:PORT][/PATH], `*` within a label of the host) matches a
-    repository in normal form.
+    """Return whether the pattern HOST[:PORT][/PATH] matches a normalized repository name.
 
-    The hosts must have the same number of labels, the ports must be equal if the pattern has one,
-    and the path must begin with the pattern's.
-    """
+    The hosts must have equally many labels, and `*` in the pattern stands for characters of one
+    label. A port in the pattern must be equal. The repository's path must begin with PATH."""
     pattern_registry, _, pattern_path = (
         pattern.removeprefix("https://").removeprefix("http://").partition("/")
     )
@@ -124,8 +123,9 @@ def matches(pattern: str, repository: str) -> bool:
 
 
 def from_provider(image: str) -> api.AuthConfig | None:
-    """Return the login of the first provider that has one for an image. Of several logins in a
-    response, the most specific wins. Raises PeerError, WrongState."""
+    """Return the login of the first credential provider that has one for the image; None without
+    one. If its response has several logins, the one with the longest matching key is used. Raises
+    PeerError, WrongState."""
     reference = Reference.parse(image)
     for match in providers(image):
         provider = match.provider
@@ -150,8 +150,8 @@ def from_provider(image: str) -> api.AuthConfig | None:
 
 
 def from_helper(helper: str, key: str, server: str) -> api.AuthConfig:
-    """Run `docker-credential-HELPER get` for `key`, the registry as docker's config.json spells it;
-    return the login as one for the registry `server`. Raises PeerError."""
+    """Run `docker-credential-HELPER get` and return the login for the registry `server`. `key`: the
+    registry as docker's config.json spells it. Raises PeerError."""
     if "/" in helper:
         raise PeerError(f"credential helper {helper!r} is not the name of a program")
     secret = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
@@ -161,8 +161,8 @@ def from_helper(helper: str, key: str, server: str) -> api.AuthConfig:
 
 
 def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any) -> Any:
-    """Run a credential program with `text` on stdin, and decode its stdout, JSON, to the type
-    `kind`. Raises PeerError, which does not quote stdout, because that contains a secret."""
+    """Run a credential program with `text` on stdin, and decode the JSON on its stdout as `kind`.
+    Raises PeerError. Its message does not quote stdout, which may contain a secret."""
     try:
         result = subprocess.run(
             command,

@@ -1,10 +1,10 @@
-"""Registry logins in the files of podman and docker: `auth.json`, an object per registry with
-base64 of USER:PASSWORD.
+"""Reads and writes registry logins in the files of podman and docker: a JSON object per registry,
+with base64 of USER:PASSWORD.
 
-A login is searched in $REGISTRY_AUTH_FILE if that is set, else in podman's files and then docker's.
-The first file with the registry decides; the credential providers come after the files. New logins
-are written to the first file, readable by its owner only. Sources: containers-auth.json(5),
-docker's config.json.
+Logins are searched in $REGISTRY_AUTH_FILE if it is set, else in podman's files, then docker's. The
+first file with a login for the registry is used. Credential providers are asked if no file has one.
+New logins are written to the first file, with mode 0600. Sources: containers-auth.json(5), docker's
+config.json.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DOCKERS_NAME = "https://index.docker.io/v1/"  # docker's key for Docker Hub
 
 
 class _FileLogin(NamedTuple):
-    """A login for a registry: the file that has it, its key in the file, and either its JSON
-    `content` or the credential helper to ask for it."""
+    """A login found in `file` under `key`. It is either the JSON `content` or the credential helper
+    `helper` that provides it."""
 
     file: Path
     key: str
@@ -37,8 +37,8 @@ class _FileLogin(NamedTuple):
 
 
 def files(chosen: Path | None = None) -> list[Path]:
-    """Return the files that may contain logins, in the order in which they are searched: `chosen`,
-    else $REGISTRY_AUTH_FILE, else podman's and docker's."""
+    """Return the files to search for logins, in this order: only `chosen`, else only
+    $REGISTRY_AUTH_FILE, else podman's and docker's files."""
     if chosen is not None:
         return [chosen]
     if path := os.environ.get("REGISTRY_AUTH_FILE"):
@@ -55,8 +55,9 @@ def files(chosen: Path | None = None) -> list[Path]:
 
 
 def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
-    """Return the login for an image: that of its repository or of a prefix of it, as in
-    containers-auth.json(5), or of its registry. Raises InvalidSpec."""
+    """Return the login for an image; None if there is none. A login for the repository or a prefix
+    of it takes precedence over one for the registry (containers-auth.json(5)). Raises InvalidSpec,
+    PeerError, WrongState."""
     login = _login(reference, chosen)
     if login is None:
         return credential_helpers.from_provider(reference)
@@ -66,8 +67,8 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
 
 
 def source(reference: str, chosen: Path | None = None) -> str:
-    """Return the origin of the login that `find` returns, as `FILE: KEY`; empty for none. Raises
-    InvalidSpec."""
+    """Return where `find` gets the login of an image from, as `FILE: KEY`; empty if there is no
+    login. Raises InvalidSpec, WrongState."""
     login = _login(reference, chosen)
     if login is None:
         programs = credential_helpers.providers(reference)
@@ -76,10 +77,10 @@ def source(reference: str, chosen: Path | None = None) -> str:
 
 
 def _login(reference: str, chosen: Path | None) -> _FileLogin | None:
-    """Return the login for an image in the first file that has one.
+    """Return the login for an image from the first file that has one; None without one.
 
-    A key may have any spelling of the registry's name (`https://R.example/v1/`, `r.example:443`).
-    """
+    A key in a file may spell the registry's name in any way (`https://R.example/v1/`,
+    `r.example:443`)."""
     image = Reference.parse(reference)
     keys = [image.repository]
     while "/" in keys[-1]:
@@ -99,16 +100,16 @@ def _login(reference: str, chosen: Path | None) -> _FileLogin | None:
 
 
 def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
-    """Map the normal form of each key of a JSON object to the key and its value. A key in normal
-    form takes precedence, then the first one of the file."""
+    """Map each normalized key of a JSON object to the key as written and its value. If two keys
+    have the same normal form, the one written in normal form is used, else the first."""
     table = table if isinstance(table, dict) else {}
     keys = sorted(table, key=lambda key: key != _normal_key(key))
     return {_normal_key(key): (key, table[key]) for key in reversed(keys)}
 
 
 def _normal_key(key: str) -> str:
-    """Normalize a key of `auths` (a registry, a repository, or a repository's prefix): removes the
-    scheme and docker's /v1/ and /v2/, and replaces other names of a registry by one."""
+    """Normalize a key of `auths`: a registry, a repository or a prefix of one. Removes the scheme
+    and docker's /v1/ and /v2/, and replaces a registry's other names by its usual name."""
     host, slash, path = key.removeprefix("https://").removeprefix("http://").partition("/")
     registry = normal_registry(host)
     path = path.rstrip("/")
@@ -116,13 +117,14 @@ def _normal_key(key: str) -> str:
 
 
 def parse_option(text: str, server: str = "") -> api.AuthConfig:
-    """Parse --creds: USER[:PASSWORD]."""
+    """Parse the value of --creds, USER[:PASSWORD], as a login for the registry `server`."""
     user, _, password = text.partition(":")
     return api.AuthConfig(username=user, password=password, server_address=server)
 
 
 def save(registry: str, username: str, password: str, chosen: Path | None) -> Path:
-    """Store a login and return the file. Raises InvalidSpec, OSError."""
+    """Store a login for `registry`, replacing an earlier one, and return the path of the file.
+    Raises InvalidSpec, OSError."""
     path = _to_write(chosen)
     document = _read(path)
     token = base64.b64encode(f"{username}:{password}".encode()).decode()
@@ -135,8 +137,8 @@ def save(registry: str, username: str, password: str, chosen: Path | None) -> Pa
 
 
 def forget(registry: str | None, chosen: Path | None) -> list[str]:
-    """Remove one login or all, and return their registries. Raises NotFound, InvalidSpec,
-    OSError."""
+    """Remove the login for `registry` (None: all logins), and return the removed keys. Raises
+    NotFound without a login, InvalidSpec, OSError."""
     gone = []
     for path in files(chosen):
         document = _read(path)

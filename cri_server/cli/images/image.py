@@ -66,7 +66,7 @@ def images(
 
 
 def _rows(each: api.Image, output: OutputOptions, *, with_digests: bool) -> list[tuple[str, ...]]:
-    """Return a table row for each name of an image."""
+    """Return the table rows of an image, one for each of its names."""
     names = each.repo_tags or each.repo_digests or ["<none>"]
     facts = [output.short(each.id), size(each.size), "yes" if each.pinned else ""]
     if with_digests:
@@ -88,8 +88,8 @@ def _listing(output: OutputOptions) -> Listing[api.Image]:
 
 
 def _is_named(each: api.Image, reference: str) -> bool:
-    """Return True if `reference` names the image: by a name with or without tag, by a pattern of a
-    name, or by a prefix of the id."""
+    """Return whether `reference` names the image: a name with or without tag, a pattern of a name,
+    or a prefix of the id."""
     names = [*each.repo_tags, *each.repo_digests]
     if (each.id if ":" in reference else each.id.rpartition(":")[2]).startswith(reference):
         return True
@@ -105,7 +105,7 @@ def _is_named(each: api.Image, reference: str) -> bool:
 
 
 def _parse_filter(text: str) -> tuple[str, str]:
-    """Split a filter into key and value. Raises InvalidArgument."""
+    """Split a filter KEY=VALUE into key and value. Raises InvalidArgument for an unknown key."""
     key, equals, value = text.partition("=")
     if equals and (key in ("reference", "before", "since") or (key, value) in DANGLING):
         return key, value
@@ -116,8 +116,8 @@ def _parse_filter(text: str) -> tuple[str, str]:
 
 
 def _filtered(images: list[api.Image], text: str) -> list[api.Image]:
-    """Apply a filter of crictl's to a list that is sorted newest first. Raises InvalidArgument,
-    NotFound."""
+    """Return the images that pass one of crictl's filters. `images` must be sorted newest first.
+    Raises InvalidArgument, NotFound."""
     key, value = _parse_filter(text)
     if key == "reference":
         return [i for i in images if _is_named(i, value)]

@@ -1,8 +1,8 @@
-"""`pyrunc-cri image mount` and `umount`: make the files of an image accessible without a container,
-read-only.
+"""`pyrunc-cri image mount` and `umount`: make an image's files readable at a folder, without a
+container.
 
-This command mounts them in its own mount namespace; the server makes no mounts on the host. Needs
-root, and a server on this machine.
+The command makes the mount in its own mount namespace, because the server makes no mounts on the
+host. Needs root, and a server on this machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`pyrunc-cri registry explain IMAGE`: shows from which hosts and with which logins an image would
-be pulled, without a network access."""
+"""`pyrunc-cri registry explain IMAGE`: shows the hosts that an image would be pulled from, and the
+login for each. Does not access the network."""
 
 from __future__ import annotations
 

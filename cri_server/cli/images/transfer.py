@@ -1,7 +1,7 @@
 """`pyrunc-cri pull`, `push`, `load`, `save`, `tag`, `login` and `logout`.
 
-`pull` uses the CRI call or, to show progress on a terminal, a private call. The other verbs need a
-server of pyrunc-cri.
+`pull` works with any CRI server; on a terminal it makes a private call to show progress. The other
+verbs need a server of pyrunc-cri.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def pull(
 
 
 def _parse_platform(text: str | None) -> str | None:
-    """Parse --platform, with a warning if this machine cannot run it. Raises click.BadParameter."""
+    """Parse --platform. Prints a warning if this machine's processor cannot run images for it.
+    Raises click.BadParameter."""
     if text is None:
         return None
     from cri_server.images.formats import platforms
@@ -92,8 +93,8 @@ def _parse_platform(text: str | None) -> str | None:
 def fetch(
     client: Client, reference: str, auth: api.AuthConfig | None = None, *, quiet: bool = False
 ) -> str:
-    """Pull an image and return its id. On a terminal it shows the progress, if the server reports
-    it."""
+    """Pull an image and return its id. On a terminal shows the progress, if the server reports it
+    and `quiet` is not set. Raises ServerError."""
     if sys.stderr.isatty() and not quiet:
         with contextlib.suppress(UnsupportedCall):
             return _follow_progress(
@@ -186,8 +187,9 @@ def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool)
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """Yield a file that appears under its name when it is complete, or stdout. The folder may
-    belong to another user, so no link in it is followed."""
+    """Yield a file to write for the block, or stdout if `path` is None. The file appears at `path`
+    only when it is complete. A symbolic link at `path` is replaced, because another user may have
+    put it there."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -243,7 +245,8 @@ def _load(
 def _feed(
     client: Client, source: BinaryIO, label: str, name: str | None, progress: ProgressLine
 ) -> Sequence[private.LoadedImage]:
-    """Have the server load a pipe that this process fills. The pipe ends also if this process is
+    """Make the server load an archive through a pipe, which this process fills from `source`.
+    Returns the loaded images. The server sees the end of the pipe even if this process is
     killed."""
     outcome: list[Any] = []
 
@@ -274,7 +277,7 @@ def _feed(
 
 
 def _fill(pipe: int, source: BinaryIO, progress: ProgressLine, is_read: Callable[[], bool]) -> None:
-    """Copy the source into the pipe until the source ends or the server stops reading."""
+    """Copy `source` into the pipe until `source` ends or the server stops reading (`is_read`)."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
         while view:

@@ -1,1 +1,1 @@
-"""A Pod manifest: from its text to a checked Pod, and from that to CRI messages."""
+"""Converts a Pod manifest: from text to a checked Pod, and from that to CRI messages."""

@@ -1,5 +1,5 @@
-"""Checks of a manifest beyond its types: names, ranges, and forbidden combinations. The rules are
-Kubernetes' (pkg/apis/core/validation)."""
+"""Checks a manifest beyond types: names, ranges, and forbidden combinations of fields. The rules
+are Kubernetes' (pkg/apis/core/validation)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMESERVERS_LIMIT, SEARCHES_LIMIT = 3, 32  # a resolver uses three: resolv.conf(
 
 
 def pod(pod: PodManifest) -> None:
-    """Raise InvalidSpec with the path of the first error in a pod."""
+    """Check a pod. Raises InvalidSpec with the path of the first error."""
     _metadata(pod.metadata)
     spec = pod.spec
     if not spec.containers:
@@ -84,8 +84,8 @@ def _metadata(metadata: pod_model.Metadata) -> None:
 
 
 def log_limits(metadata: pod_model.Metadata) -> RotationLimits:
-    """Return the limits from the pod's annotation `io.pyrunc.log-rotation`, such as `10Mi 5`, or
-    kubelet's defaults. Raises InvalidSpec."""
+    """Return the limits of log rotation: from the pod's annotation `io.pyrunc.log-rotation`, such
+    as `10Mi 5`, else kubelet's defaults. Raises InvalidSpec."""
     text = metadata.annotations.get(log_rotation.ANNOTATION)
     if text is None:
         return RotationLimits()
@@ -217,7 +217,8 @@ def _host_path(text: str, path: str) -> None:
 
 
 def sub_path(text: str, path: str) -> None:
-    """Check a path below a volume. Raises InvalidSpec."""
+    """Check that the subPath `text` is relative and without `..`. Raises InvalidSpec; `path` is the
+    field in the manifest."""
     if text.startswith("/"):
         raise InvalidSpec(path, f"{text!r} is not relative")
     if ".." in text.split("/"):
@@ -308,7 +309,7 @@ def _dns(spec: PodSpec, dns: pod_model.PodDnsManifest) -> None:
 
 
 def _indexed(path: str, values: Iterable[Item]) -> Iterator[tuple[str, Item]]:
-    """Yield each value of a list with its path, such as `spec.containers[0]`."""
+    """Yield each value of a list after its path in the manifest, such as `spec.containers[0]`."""
     for index, value in enumerate(values):
         yield f"{path}[{index}]", value
 
@@ -328,8 +329,8 @@ def _address(text: str, path: str) -> None:
 
 
 def _once(values: Iterable[tuple[str, object]], problem: str) -> None:
-    """Raise InvalidSpec at the second of two equal values. `values`: pairs of path and value;
-    `problem`: the end of the message."""
+    """Check that no value occurs twice. `values`: pairs of path and value. Raises InvalidSpec with
+    the path of the second one; `problem` is the end of the message."""
     unique: set[object] = set()
     for path, value in values:
         if value in unique:
@@ -339,5 +340,6 @@ def _once(values: Iterable[tuple[str, object]], problem: str) -> None:
 
 
 def _unique_names(entries: Iterable[tuple[str, Any]], problem: str = "is used twice") -> None:
-    """Raise InvalidSpec for the second of two entries with the same name."""
+    """Check that no two items have the same `name`. `entries`: pairs of path and item. Raises
+    InvalidSpec."""
     _once(((f"{path}.name", entry.name) for path, entry in entries), problem)

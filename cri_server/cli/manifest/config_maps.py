@@ -1,8 +1,8 @@
-"""Replaces a Pod's references to ConfigMaps and Secrets, in `env`, `envFrom` and volumes, by plain
-values, with kubelet's rules. Also removes probes, with a message for each.
+"""Replaces a Pod's references to ConfigMaps and Secrets by their values, by kubelet's rules: in
+`env`, `envFrom` and volumes. Also removes probes, with a message for each.
 
-kubelet does not expand `$(NAME)` in a value that comes from an object or a field of the pod. So
-each `$` in such a value is written as `$$`, which the later expansion turns into `$` again.
+kubelet does not expand `$(NAME)` in such a value. So each `$` in it becomes `$$` here, which the
+later expansion turns into `$` again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Strict = TypeVar("Strict", bound=msgspec.Struct)
 
 
 class _Object(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """A reference to a ConfigMap or a Secret in a Pod."""
+    """The base of the JSON objects in a Pod that refer to ConfigMaps, Secrets and fields. Rejects
+    unknown keys."""
 
 
 class SourceRef(_Object):
@@ -70,8 +71,8 @@ class MapVolume(_Object):
 
 
 class SecretVolume(MapVolume):
-    """A volume with `secret`: like one with `configMap`, but Kubernetes calls the object's name
-    secretName. In a projected volume it is called name, and `MapVolume` is used."""
+    """The source `secret` of a volume. It differs from `configMap` only in its key secretName
+    instead of name. (A projected volume has name in both.)"""
 
     name: str = msgspec.field(name="secretName")
 
@@ -94,10 +95,10 @@ class ProjectedVolume(_Object):
 
 
 class Objects:
-    """The ConfigMaps and Secrets of a manifest: (kind, name) -> key -> content."""
+    """The ConfigMaps and Secrets of a manifest, found by kind and name."""
 
     def __init__(self, documents: list[dict[str, Any]], namespace: str) -> None:
-        """Read the documents. Raises InvalidSpec."""
+        """Read ConfigMaps and Secrets, which must be in `namespace`. Raises InvalidSpec."""
         self._contents: dict[tuple[str, str], dict[str, bytes]] = {}
         for document in documents:
             kind, metadata = document["kind"], document.get("metadata") or {}
@@ -115,7 +116,8 @@ class Objects:
             self._contents[kind, name] = _content(document, f"{kind} {name}")
 
     def get(self, kind: str, name: str, path: str, *, optional: bool) -> dict[str, bytes] | None:
-        """Return the content of an object. Raises InvalidSpec if it is missing and not optional."""
+        """Return the content of a ConfigMap or Secret, by key. Without it, returns None if
+        `optional`, else raises InvalidSpec; `path` is the field in the manifest."""
         content = self._contents.get((kind, name))
         if content is None and not optional:
             names = ", ".join(sorted(n for k, n in self._contents if k == kind)) or "none"
@@ -157,14 +159,15 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
 
 
 class UnsupportedField(InvalidSpec):
-    """A field or value that Kubernetes supports and `run` does not."""
+    """A field or value that Kubernetes supports and `run` does not support."""
 
 
 def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> list[str]:
     """Replace the Pod's references to ConfigMaps and Secrets by their content. Returns a message
-    for each part of the Pod that is left out.
+    for each field that is left out.
 
-    `lenient`: also leaves out unsupported parts. Raises InvalidSpec."""
+    With `lenient`, unsupported fields are left out instead of raising an error. Raises
+    InvalidSpec."""
     messages: list[str] = []
     spec = pod.get("spec")
     if not isinstance(spec, dict):
@@ -186,7 +189,8 @@ def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> 
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list. `read` reports values of other types afterwards."""
+    """Return the JSON objects in a list. Skips values of other types, which `read` reports
+    later."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
@@ -213,7 +217,7 @@ def _environment(
     container: dict[str, Any], pod: dict[str, Any], objects: Objects, path: str, *, lenient: bool
 ) -> Iterator[str]:
     """Replace `envFrom` and `valueFrom` of a container by plain variables. Yields a message for
-    each variable that is left out."""
+    each variable that is left out. Raises InvalidSpec."""
     variables: list[Any] = []
     for i, source in enumerate(_dicts(container.pop("envFrom", None))):
         where = f"{path}.envFrom[{i}]"
@@ -249,8 +253,8 @@ def _environment(
 
 
 def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> tuple[str, str]:
-    """Return the value in `kinds` for the only key of `source`, and that key. Raises
-    UnsupportedField for a key not in `kinds`, InvalidSpec unless there is exactly one key."""
+    """Return the kind that `kinds` has for the only key of `source`, and this key. Raises
+    UnsupportedField if the key is not in `kinds`, InvalidSpec if there is not exactly one key."""
     unknown = [key for key in source if key not in kinds]
     if unknown:
         raise UnsupportedField(
@@ -269,9 +273,11 @@ def _value_from(
     objects: Objects,
     path: str,
 ) -> str | None:
-    """Return the value of the variable `entry`, read from its `valueFrom`; None if an optional
-    object or key is missing. A field of the pod's addresses returns "" and is noted as `@status` in
-    `entry`, because it is known only after the pod runs. Raises InvalidSpec."""
+    """Return the value that `valueFrom` of the variable `entry` refers to; None if an optional
+    object or key is missing. Raises InvalidSpec.
+
+    The pod's addresses are not known yet: for them the value is empty, and `entry` gets the key
+    `@status`."""
     source = entry.pop("valueFrom")
     if not isinstance(source, dict):
         raise InvalidSpec(f"{path}.valueFrom", "expected an object")
@@ -303,8 +309,8 @@ def _value_from(
 
 
 def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
-    """Return the value of the downward API field `field` that is known before the pod runs. Raises
-    UnsupportedField."""
+    """Return the value of a downward API field, such as `metadata.name`. Raises UnsupportedField
+    for an unsupported field, or one that is known only after the pod has started."""
     metadata = pod.get("metadata") or {}
     plain: dict[str, Callable[[], Any]] = {
         "metadata.name": lambda: metadata.get("name", ""),
@@ -329,7 +335,7 @@ def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    """Format labels or annotations as kubelet does: sorted lines of KEY="VALUE"."""
+    """Format labels or annotations as kubelet does: sorted lines KEY="VALUE"."""
     return "\n".join(
         f"{key}={json.dumps(str(values[key]), ensure_ascii=False)}" for key in sorted(values)
     )
@@ -338,8 +344,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 def _resource(
     reference: ResourceRef, container: Mapping[str, Any] | None, pod: Mapping[str, Any], path: str
 ) -> str:
-    """Return a resource such as `limits.cpu` in units of the divisor, rounded up. Without a limit
-    it is the node's capacity, as in kubelet."""
+    """Return a container's resource such as `limits.cpu`, divided by the divisor and rounded up. A
+    missing limit means the node's capacity, as in kubelet. Raises InvalidSpec."""
     if reference.container_name:
         spec = pod.get("spec") or {}
         containers = _dicts(spec.get("initContainers")) + _dicts(spec.get("containers"))
@@ -383,8 +389,8 @@ def _volume(volume: dict[str, Any], pod: Mapping[str, Any], objects: Objects, pa
 def _files(
     key: str, source: Any, pod: Mapping[str, Any], objects: Objects, path: str
 ) -> list[dict[str, Any]]:
-    """Return the files of a volume's source `key` (configMap, secret, downwardAPI or projected), as
-    the JSON objects of `pod_model.VolumeFile`. Raises InvalidSpec."""
+    """Return the files of a volume, as JSON objects of `pod_model.VolumeFile`. `key`: the kind of
+    its `source` (configMap, secret, downwardAPI or projected). Raises InvalidSpec."""
     if key == "configMap":
         return _files_of_object("ConfigMap", _typed(source, MapVolume, path), objects, path)
     if key == "secret":
@@ -410,7 +416,8 @@ def _files(
 def _files_of_object(
     kind: str, volume: MapVolume, objects: Objects, path: str
 ) -> list[dict[str, Any]]:
-    """Return the files for the keys of a ConfigMap or a Secret."""
+    """Return the files of a volume that contains a ConfigMap or a Secret, one for each chosen
+    key."""
     contents = objects.get(kind, volume.name, path, optional=volume.optional) or {}
     items = (
         volume.items if volume.items is not None else [ConfigMapItem(key, key) for key in contents]
@@ -429,7 +436,7 @@ def _files_of_object(
 def _downward_files(
     volume: DownwardVolume, pod: Mapping[str, Any], path: str
 ) -> list[dict[str, Any]]:
-    """Return the files with fields of the pod."""
+    """Return the files of a downwardAPI volume, one for each field of the pod."""
     files = []
     for i, item in enumerate(volume.items):
         place = f"{path}.items[{i}]"
@@ -461,8 +468,8 @@ def _check_place(place: str, path: str) -> None:
 
 
 def _probes(container: dict[str, Any], path: str) -> list[str]:
-    """Remove the probes and return a message for each: `run` has no use for them, because it
-    restarts nothing and has no services."""
+    """Remove the container's probes and return a message for each. `run` executes no probes,
+    because it restarts no containers and has no services."""
     return [
         f"{path}.{name}: {_probe(container.pop(name))}: run does not probe"
         for name in PROBES

@@ -1,5 +1,5 @@
-"""Translates dnsConfig of a manifest: the host's resolver settings with those of dnsConfig added,
-as kubelet does, or only those of dnsConfig (dnsPolicy None)."""
+"""Translates dnsConfig of a manifest as kubelet does: adds it to the host's resolver settings, or
+uses it alone with dnsPolicy None."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HOST = Path("/etc/resolv.conf")
 
 
 def config(dns: pod_model.PodDnsManifest, *, own: bool) -> api.DNSConfig:
-    """Return the pod's DNS configuration. `own`: without the host's /etc/resolv.conf. Only three
-    servers are kept, as resolvers use no more (resolv.conf(5)); the host's come first. Raises
+    """Return the pod's DNS configuration: /etc/resolv.conf of the host with `dns` added, or only
+    `dns` if `own` is set. Keeps the first three servers, since resolvers use no more. Raises
     OSError."""
     servers, searches, options = ([], [], {}) if own else host(HOST.read_text())
     options |= {option.name: option.value for option in dns.options}
@@ -26,8 +26,8 @@ def config(dns: pod_model.PodDnsManifest, *, own: bool) -> api.DNSConfig:
 
 
 def host(text: str) -> tuple[list[str], list[str], dict[str, str]]:
-    """Parse a resolv.conf(5) to servers, search domains and options. The last `search` line
-    counts."""
+    """Parse a resolv.conf(5). Returns servers, search domains and options; only the last `search`
+    line counts."""
     servers: list[str] = []
     searches: list[str] = []
     options: dict[str, str] = {}

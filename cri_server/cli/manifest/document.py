@@ -1,4 +1,4 @@
-"""Parses the text of a manifest, YAML or JSON, to one Pod with its ConfigMaps and Secrets, as plain
+"""Parses a manifest in YAML or JSON to one Pod and its ConfigMaps and Secrets, as plain Python
 values."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class ManifestLoader(yaml.SafeLoader):
-    """A loader like kubectl's: a duplicate key is an error, and a date is a text."""
+    """A YAML loader that behaves like kubectl's: a duplicate key is an error, and a date stays a
+    string."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[str] = set()
@@ -39,9 +40,9 @@ ManifestLoader.yaml_implicit_resolvers = {
 
 
 def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the only Pod of a text, and the ConfigMaps and Secrets in other documents or in a
-    List. Keys with the value null are removed, because they mean the same as a missing key. Raises
-    InvalidSpec."""
+    """Return the only Pod in a manifest, and all its ConfigMaps and Secrets. Objects may be
+    separate documents or items of a List. Removes keys whose value is null, which mean the same as
+    missing keys. Raises InvalidSpec."""
     try:
         documents = [d for d in yaml.load_all(text, ManifestLoader) if d is not None]
     except (yaml.YAMLError, ValueError) as error:
@@ -59,7 +60,7 @@ def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _unlisted(documents: list[Any]) -> list[Any]:
-    """Replace each List by its items."""
+    """Return the documents with each List replaced by its items."""
     result: list[Any] = []
     for document in documents:
         is_list = isinstance(document, dict) and document.get("kind") == "List"
@@ -69,7 +70,8 @@ def _unlisted(documents: list[Any]) -> list[Any]:
 
 
 def _object(document: Any) -> dict[str, Any]:
-    """Check that a document is a Pod, a ConfigMap or a Secret. Raises InvalidSpec."""
+    """Return the document after checking that it is a Pod, a ConfigMap or a Secret. Raises
+    InvalidSpec."""
     if not isinstance(document, dict):
         raise InvalidSpec(
             "", f"expected one Pod, found {'a list' if isinstance(document, list) else 'a scalar'}"
@@ -111,7 +113,8 @@ def _without_nulls(value: Any, path: str) -> Any:
 
 
 def _check_text(text: str, path: str) -> None:
-    """Reject lone surrogates, which YAML can express and UTF-8 cannot."""
+    """Check that UTF-8 can encode a string. YAML can express lone surrogates, which it cannot.
+    Raises InvalidSpec."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,5 +1,5 @@
-"""Expansion of `$(NAME)` in command, arguments, environment and subPathExpr, as in kubelet: `$$` is
-`$`, and an undefined reference stays."""
+"""Expands `$(NAME)` in command, arguments, environment and subPathExpr as kubelet does. `$$`
+becomes `$`, and a reference to an undefined name stays as it is."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Replace each $(NAME) in `text` by its value and `$$` by `$`; an undefined name stays as it
-    is."""
+    """Replace each $(NAME) in `text` by its value, and `$$` by `$`. A reference to an undefined
+    name stays."""
     return REFERENCE.sub(lambda match: _value(match, values), text)
 
 
 def undefined(text: str, values: Mapping[str, str]) -> list[str]:
-    """Return the names in `text` that `values` does not contain."""
+    """Return the names that `text` refers to and `values` lacks."""
     return [name for name in REFERENCE.findall(text) if name and name not in values]
 
 
 def environment(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Expand variables in order: a value may refer to those before it, and the last value of a name
-    counts."""
+    """Expand variables in order: a value may refer to earlier variables. If a name occurs twice,
+    the last value is used."""
     values: dict[str, str] = {}
     for name, text in pairs:
         values[name] = expand(text, values)

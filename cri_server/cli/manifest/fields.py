@@ -1,9 +1,9 @@
-"""Fields of a Pod that Kubernetes 1.36 has and `run` does not support, and detection of unknown
-fields.
+"""Lists the fields of a Pod that Kubernetes 1.36 has and `run` does not support, and detects
+unknown fields.
 
-The tables have the values of each field that change nothing here, such as Kubernetes' default. Any
-other value is an error, because the pod would differ from its manifest. Source: k8s.io/api/core/v1
-and its defaults.
+The tables contain the harmless values of each field, such as Kubernetes' default. Any other value
+is an error, because the pod would differ from its manifest. Source: k8s.io/api/core/v1 and its
+defaults.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
 
 
 def problems(value: Any, kind: Any = pod_model.PodManifest, path: str = "") -> Iterator[str]:
-    """Yield `PATH: problem` for each field that would be ignored."""
+    """Yield `PATH: problem` for each unknown or unsupported field, which `run` would ignore."""
     kind = _plain(kind)
     if get_origin(kind) is list and isinstance(value, list):
         (item,) = get_args(kind)
@@ -142,6 +142,6 @@ def _suggestion(key: str, names: Iterable[str]) -> str:
 
 
 def _plain(kind: Any) -> Any:
-    """Return X for `X | None`."""
+    """Return the type X of an annotation `X | None`."""
     options = [each for each in get_args(kind) if each is not type(None)]
     return options[0] if get_origin(kind) not in (list, dict, None) and len(options) == 1 else kind

@@ -1,7 +1,8 @@
-"""The folder that `run` makes for the logs and volumes of a pod.
+"""Creates, finds and removes the folder that `run` makes for the logs and volumes of a pod.
 
-`rm` finds it by a file with the pod's id. Paths never come from the pod, such as from its
-annotations: kubelet copies them from users who may create pods, and `rm` deletes as root.
+The folder contains a file with the pod's id, by which `rm` finds it. Its path is never taken from
+the pod, such as from an annotation: users who may create pods control those, and `rm` deletes as
+root.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OWNER = "pod"  # the file with the id of the pod that the folder belongs to
 
 
 def option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option `--folder` of a command."""
+    """Return a click decorator for the option `--folder`. `text` is its help."""
     return click.option(
         "--folder",
         type=click.Path(path_type=Path),
@@ -36,7 +37,8 @@ def option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def make(base: Path, namespace: str, name: str) -> Path:
-    """Create a folder for a pod, which other users cannot enter. Raises OSError."""
+    """Create a folder for a pod below `base`, accessible only to this user, and return its path.
+    Raises OSError."""
     base.mkdir(parents=True, exist_ok=True)
     folder = base.absolute() / f"{namespace}_{name}_{time.time_ns():x}"
     # An emptyDir below is writable for everyone, as in kubelet.
@@ -46,7 +48,8 @@ def make(base: Path, namespace: str, name: str) -> Path:
 
 @contextlib.contextmanager
 def locked(base: Path) -> Iterator[None]:
-    """Hold the lock that lets one `run` at a time use this folder. Raises OSError."""
+    """Hold the lock of the folder `base` for the block, so that only one `run` at a time starts a
+    pod. Raises OSError."""
     with closing_fd(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as number:
         # A lock on a file in the folder could be lost with the file, when the folder is cleaned.
         fcntl.flock(number, fcntl.LOCK_EX)
@@ -54,13 +57,12 @@ def locked(base: Path) -> Iterator[None]:
 
 
 def set_owner(folder: Path, pod: str) -> None:
-    """Write the id of the pod that the folder belongs to into the folder. Raises OSError."""
+    """Record in `folder` that it belongs to the pod with the id `pod`. Raises OSError."""
     (folder / OWNER).write_text(pod)
 
 
 def folders_of(base: Path, pod: str) -> list[Path]:
-    """Return the folder below `base` that `run` made for a pod, as a list of one or none. Raises
-    OSError."""
+    """Return the folders below `base` that `run` made for a pod: one, or none. Raises OSError."""
     # Another user may have put a folder with such a file there: only those of this user count.
     marks = base.glob(f"*/{OWNER}")
     return [
@@ -71,20 +73,20 @@ def folders_of(base: Path, pod: str) -> list[Path]:
 
 
 def change_owner(base: Path, pod: str, successor: str) -> None:
-    """Make the folder of a pod, if `run` made one, the folder of the pod `successor`. Raises
-    OSError."""
+    """Hand the folder of a pod over to the pod `successor`. Does nothing if `run` did not make the
+    pod. Raises OSError."""
     for folder in folders_of(base, pod):
         set_owner(folder, successor)
 
 
 def remove(base: Path, pod: str) -> None:
-    """Delete the folder of a pod, if `run` made one. Raises OSError."""
+    """Delete the folder of a pod. Does nothing if `run` did not make the pod. Raises OSError."""
     for folder in folders_of(base, pod):
         delete(folder)
 
 
 def delete(folder: Path) -> None:
-    """Delete a folder of any depth with what containers have put into it, if it exists. Raises
+    """Delete a folder and everything in it, if it exists. It may be nested to any depth. Raises
     OSError."""
     with closing_fd(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
         remove_tree(parent, folder.name)

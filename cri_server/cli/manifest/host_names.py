@@ -1,5 +1,5 @@
-"""A pod's /etc/hosts, as kubelet writes it: localhost, the pod's name, its hostAliases. The file is
-mounted into each container."""
+"""A pod's /etc/hosts, with the same content as kubelet's: localhost, the pod's name, its
+hostAliases. Each container gets the file as a mount."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LOCAL = (
 
 
 def text(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
-    """Return the content of /etc/hosts for a pod: localhost, the pod's name with `addresses`, and
-    the hostAliases; with hostNetwork the host's own file `host_file` and the hostAliases."""
+    """Return the content of /etc/hosts for a pod: localhost, `hostname` with `addresses`, and the
+    hostAliases. With hostNetwork it is `host_file`, the content of the host's file, and the
+    hostAliases."""
     aliases = [f"{alias.ip}\t{' '.join(alias.hostnames)}" for alias in spec.host_aliases]
     if spec.host_network:
         return host_file + _lines(aliases)
@@ -38,7 +39,7 @@ def _lines(lines: Sequence[str]) -> str:
 
 
 def write(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], folder: Path) -> None:
-    """Write the file into the pod's folder. Raises OSError."""
+    """Write the pod's /etc/hosts into the pod's folder. Raises OSError."""
     try:
         host_file = Path(PLACE).read_text(errors="replace")
     except FileNotFoundError:
@@ -49,8 +50,8 @@ def write(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], fold
 
 
 def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
-    """Replace the pod's addresses in the file, which containers may have mounted. Raises
-    OSError."""
+    """Replace the pod's addresses in its /etc/hosts. Writes the file in place, because running
+    containers have it mounted. Raises OSError."""
     path = folder / NAME
     if not path.exists() or not (before := path.read_text()).startswith(HEADER):
         return
@@ -61,13 +62,14 @@ def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
 
 
 def mount(config: api.ContainerConfig, folder: Path) -> None:
-    """Mount the file into a container unless the manifest has a mount at that path."""
+    """Add a mount of the pod's /etc/hosts to a container's configuration, unless the manifest has a
+    mount at that path."""
     if (folder / NAME).exists() and all(m.container_path != PLACE for m in config.mounts):
         config.mounts.add(container_path=PLACE, host_path=str(folder / NAME))
 
 
 def replace_addresses(content: str, before: Sequence[str], now: Sequence[str]) -> str:
-    """Replace the addresses `before` in a text by the addresses `now`, in the same order."""
+    """Replace each address of `before` in a text by the address of `now` with the same index."""
     for old, new in zip(before, now, strict=False):
         content = re.sub(rf"(?<![0-9A-Fa-f:.]){re.escape(old)}(?![0-9A-Fa-f:.])", new, content)
     return content

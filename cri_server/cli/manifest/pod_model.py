@@ -1,4 +1,4 @@
-"""The supported fields of a Pod manifest as types.
+"""The supported fields of a Pod manifest, as msgspec types.
 
 A wrong type or a missing field is an error such as `spec.containers[0].image: expected a string`.
 `fields` lists the fields that only Kubernetes supports, and `check` has the rules beyond types.
@@ -16,7 +16,8 @@ from pyrunc.errors import InvalidSpec
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True):
-    """A JSON object of the manifest; `fields.problems` reports unknown keys."""
+    """The base of all JSON objects in a manifest. Ignores unknown keys, which `fields.problems`
+    reports."""
 
 
 class Env(Object):
@@ -123,11 +124,12 @@ class HostPath(Object):
 
 
 class EmptyDir(Object):
-    """A directory in the pod's folder."""
+    """A volume of type emptyDir, which is a directory in the pod's folder."""
 
 
 class VolumeFile(Object):
-    """A file of a volume with a ConfigMap or a Secret; `content` is base64."""
+    """A file in a volume that contains a ConfigMap, a Secret or fields of the pod. `content` is
+    base64."""
 
     path: str
     content: bytes
@@ -201,7 +203,8 @@ LARGEST = (1 << 63) - 1
 
 
 def quantity(value: str | int | float, path: str) -> Decimal:
-    """Parse `100m` to 0.1 or `64Mi` to 67108864; at most 2^63 - 1. Raises InvalidSpec."""
+    """Parse a Kubernetes quantity: `100m` is 0.1, `64Mi` is 67108864. The maximum is 2^63 - 1.
+    Raises InvalidSpec; `path` is the field in the manifest."""
     match = re.fullmatch(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([a-zA-Z]*)", str(value).strip())
     try:
         if match and match[2] in _UNITS:

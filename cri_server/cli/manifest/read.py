@@ -1,5 +1,5 @@
-"""Reads a manifest and returns a checked Pod. Fields that `run` would ignore are errors or, with
-`lenient`, warnings."""
+"""Reads a manifest and returns a checked Pod. A field that `run` would ignore is an error, or with
+`lenient` a warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pyrunc.errors import InvalidSpec
 
 
 def read(*paths: Path, lenient: bool = False) -> tuple[pod_model.PodManifest, list[str]]:
-    """Parse several files as one; `-` is stdin. Errors name the files."""
+    """Read several files as one manifest; `-` is stdin. Returns the pod, and a line for each
+    ignored field. Raises InvalidSpec; its message names the files."""
     text = "\n---\n".join(map(_text, paths))
     try:
         return parse(text, lenient=lenient)
@@ -38,8 +39,8 @@ def _text(path: Path) -> str:
 
 
 def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.PodManifest, list[str]]:
-    """Return the pod of a YAML or JSON text, and a line for each part of it that is ignored. Raises
-    InvalidSpec, also for a field that `run` would ignore unless `lenient`."""
+    """Parse a manifest in YAML or JSON. Returns the pod, and a line for each ignored field. Raises
+    InvalidSpec, without `lenient` also for a field that `run` would ignore."""
     manifest, others = document.parse(text)
     metadata = manifest.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
@@ -59,7 +60,7 @@ def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.PodManifest, l
 
 
 def _empty_volumes(pod: dict[str, Any]) -> None:
-    """Turn volumes with an ignored source into empty ones, so that they can be mounted."""
+    """Replace volumes of unsupported kinds by empty ones, so that containers can mount them."""
     sources = {"hostPath", "emptyDir", config_maps.FILES}
     spec = pod.get("spec")
     for volume in (spec.get("volumes") or []) if isinstance(spec, dict) else []:

@@ -33,7 +33,7 @@ PROFILES = {
 
 
 def sandbox(pod: pod_model.PodManifest, folder: Path) -> api.PodSandboxConfig:
-    """Return the sandbox's configuration; `folder` is for logs and volumes of this pod."""
+    """Return CRI's configuration of the pod's sandbox. `folder`: the pod's folder, for its logs."""
     metadata, spec = pod.metadata, pod.spec
     config = api.PodSandboxConfig(
         metadata=api.PodSandboxMetadata(
@@ -70,8 +70,8 @@ def sandbox(pod: pod_model.PodManifest, folder: Path) -> api.PodSandboxConfig:
 
 
 def _hostname(name: str) -> str:
-    """Return a valid hostname from a pod's name: at most 63 characters (sethostname(2)), without a
-    separator at the end."""
+    """Return the pod's name as a valid hostname: at most 63 characters, and no `-` or `.` at the
+    end."""
     return name[:HOSTNAME_LIMIT].rstrip("-.")
 
 
@@ -103,9 +103,9 @@ def container(
     folder: Path,
     addresses: Sequence[str] = (),
 ) -> api.ContainerConfig:
-    """Return the configuration of a container in a pod with `addresses`; creates the missing
-    subPaths of its mounts. Raises InvalidSpec; WrongState and KernelError if a subPath cannot be
-    used."""
+    """Return CRI's configuration of a container. `addresses`: the pod's addresses. Creates missing
+    subPaths of the container's mounts. Raises InvalidSpec; WrongState or KernelError if a subPath
+    cannot be used."""
     of_status = {"podIP": "".join(addresses[:1]), "podIPs": ",".join(addresses)}
     values = environment((e.name, of_status.get(e.status, e.value)) for e in spec.env)
     labels = {
@@ -165,8 +165,8 @@ def _named_ports(container: pod_model.ContainerManifest) -> str:
 
 
 def sub_path(mount: pod_model.VolumeMount, values: dict[str, str]) -> str:
-    """Return the mount's subPath, or its subPathExpr expanded with the container's environment.
-    Raises InvalidSpec."""
+    """Return the mount's subPath, or its subPathExpr expanded with the environment `values`. Raises
+    InvalidSpec."""
     if not mount.sub_path_expr:
         return mount.sub_path
     missing = undefined(mount.sub_path_expr, values)
@@ -229,8 +229,8 @@ def _user(
     container: pod_model.ContainerManifest,
     image: api.Image,
 ) -> None:
-    """Set the user and group in `target` from the container's security context, else from the
-    pod's. With a group and no user, the user is the image's, as CRI takes no group alone. Raises
+    """Set user and group in `target`, from the container's security context or else the pod's. If
+    only a group is set, the user is the image's, because CRI does not accept a group alone. Raises
     InvalidSpec if runAsNonRoot is set and the user would be root."""
     security, pods = container.security_context, spec.security_context
     user = security.run_as_user if security.run_as_user is not None else pods.run_as_user

@@ -1,8 +1,9 @@
-"""A pod's volumes on the host: hostPath with the rules of its type, emptyDir in the pod's folder,
-and subPath below either.
+"""Prepares a pod's volumes on the host: hostPath by the rules of its type, emptyDir in the pod's
+folder, and subPath below either.
 
-Containers write to volumes, so a link in a volume may lead anywhere. The kernel resolves a subPath
-(openat2 with RESOLVE_BENEATH) and refuses to leave the volume (CVE-2017-1002101, CVE-2021-25741).
+A container may put a symbolic link to any path into its volume. So the kernel resolves each subPath
+with RESOLVE_BENEATH (openat2(2)), which fails if the path leaves the volume (CVE-2017-1002101,
+CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 
 
 def prepare(pod: pod_model.PodManifest, folder: Path) -> None:
-    """Check and create the pod's volumes before anything runs. Raises NotFound, WrongState,
-    KernelError."""
+    """Check the pod's volumes and create the missing ones. Call it before the pod starts. Raises
+    NotFound, WrongState, KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
         if volume.files is not None:
             _make_files(_empty(volume, folder), volume.files, pod.spec.security_context.fs_group)
@@ -43,11 +44,10 @@ def prepare(pod: pod_model.PodManifest, folder: Path) -> None:
 
 
 def source(volume: pod_model.Volume, sub_path: str, folder: Path) -> str:
-    """Return the host path to mount; a missing subPath is created as a directory with the volume's
-    mode.
+    """Return the host path that a container mounts. Creates a missing subPath as a directory with
+    the volume's mode.
 
-    Raises WrongState for a subPath that leaves the volume through a link, KernelError.
-    """
+    Raises WrongState if the subPath leaves the volume through a symbolic link, KernelError."""
     base = Path(volume.host_path.path) if volume.host_path is not None else _empty(volume, folder)
     if not sub_path:
         return str(base)
@@ -64,8 +64,8 @@ def _empty(volume: pod_model.Volume, folder: Path) -> Path:
 
 
 def _make_empty(path: Path, group: int | None) -> None:
-    """Create an emptyDir with kubelet's mode: writable for everyone; with an fsGroup new files get
-    that group."""
+    """Create an emptyDir with kubelet's mode, which lets everyone write. `group`: the fsGroup,
+    which owns files that are created in it."""
     path.mkdir(parents=True)
     if group is not None:
         os.chown(path, -1, group)
@@ -73,8 +73,8 @@ def _make_empty(path: Path, group: int | None) -> None:
 
 
 def _make_files(path: Path, files: list[pod_model.VolumeFile], group: int | None) -> None:
-    """Write the files of a ConfigMap or Secret; with an fsGroup that group can read them, as in
-    kubelet."""
+    """Write the files of a ConfigMap or Secret. `group`: the fsGroup, which can read the files, as
+    in kubelet."""
     path.mkdir(parents=True)
     path.chmod(0o755)  # mkdir's mode would be reduced by the umask
     for file in files:
@@ -103,8 +103,8 @@ def _check_host_path(volume: pod_model.HostPath, where: str) -> None:
 
 
 def _create(volume: pod_model.HostPath) -> None:
-    """Create the folder of a DirectoryOrCreate (mode 0755) or the file of a FileOrCreate (0644), as
-    kubelet does, unless it exists. Missing parents are created for a folder only. Raises
+    """Create what a hostPath requires, unless it exists: the folder of a DirectoryOrCreate (mode
+    0755, with missing parents), or the file of a FileOrCreate (mode 0644), as kubelet does. Raises
     KernelError."""
     before = os.umask(0o022)
     try:
@@ -119,7 +119,7 @@ def _create(volume: pod_model.HostPath) -> None:
 
 
 def _make_beneath(root: int, sub_path: str) -> None:
-    """Create the missing folders of the path with the mode of the volume."""
+    """Create the missing folders of `sub_path` below the volume `root`, with the volume's mode."""
     mode = stat.S_IMODE(os.fstat(root).st_mode)
     names = [name for name in sub_path.split("/") if name]
     for depth, name in enumerate(names):

@@ -1,1 +1,1 @@
-"""Verbs that show what runs, what it uses and what happened."""
+"""Verbs that show what runs, which resources it uses, and what has happened."""

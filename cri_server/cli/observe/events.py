@@ -66,7 +66,8 @@ def events(
 def _times(
     since: str | None, until: str | None, labels: tuple[str, ...]
 ) -> tuple[int | None, int | None]:
-    """Parse --since and --until to nanoseconds since 1970. Raises InvalidArgument."""
+    """Parse --since and --until to nanoseconds since 1970; None for an option that is not set.
+    Raises InvalidArgument."""
     if since is None:
         if until is not None:
             raise InvalidArgument("--until needs --since: without it only new events are printed")
@@ -85,9 +86,8 @@ def _nanoseconds(when: datetime.datetime | None) -> int | None:
 
 
 def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Iterator[Any]:
-    """Yield the events from `begin_ns` to `end_ns` (nanoseconds since 1970), read from the server's
-    timeline; with `end_ns` None the past ones, then new ones as they happen. Entries before
-    `begin_ns` are read too: they tell which containers a removed pod had."""
+    """Yield the events from `begin_ns` to `end_ns` (nanoseconds since 1970) from the server's
+    timeline. If `end_ns` is None, continues with new events as they happen."""
     if end_ns is None:
         entries: Iterable[Any] = client.admin_stream(private.FollowTimeline(pod), private.decode)
     else:

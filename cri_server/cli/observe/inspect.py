@@ -22,25 +22,26 @@ Describe = Callable[[Client, str, bool], dict[str, Any]]
 
 
 def container(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """Return the status of a container. Raises NotFound, ServerError."""
+    """Return the status of a container as crictl prints it. Raises NotFound, ServerError."""
     response = client.container_status(client.container(name).id, verbose=verbose)
     return _as_crictl(formats.with_info(response))
 
 
 def pod(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """Return the status of a pod. Raises NotFound, ServerError."""
+    """Return the status of a pod as crictl prints it. Raises NotFound, ServerError."""
     response = client.pod_status(client.pod(name).id, verbose=verbose)
     return _as_crictl(formats.with_info(response))
 
 
 def image(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """Return the status of an image. Raises NotFound, ServerError."""
+    """Return the status of an image as crictl prints it. Raises NotFound, ServerError."""
     document = formats.with_info(client.require_image(name, verbose=verbose))
     return {"status": document.pop("image"), **document}
 
 
 def _as_crictl(document: dict[str, Any]) -> dict[str, Any]:
-    """Write times and signal names as crictl does."""
+    """Convert the times and the stop signal in a status to crictl's texts, in place, and return the
+    status."""
     status = document["status"]
     for key in TIMES:
         if key in status:
@@ -52,7 +53,8 @@ def _as_crictl(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def moment(nanoseconds: int) -> str:
-    """Format a time as RFC 3339 in this machine's time zone; a missing time as Go's zero time."""
+    """Format nanoseconds since 1970 as RFC 3339 in this machine's time zone; 0 as Go's zero
+    time."""
     if nanoseconds <= 0:
         return "0001-01-01T00:00:00Z"
     seconds, fraction = divmod(nanoseconds, 1_000_000_000)
@@ -67,8 +69,8 @@ KINDS: dict[str, Describe] = {"container": container, "pod": pod, "image": image
 
 
 def any_object(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """Return the status of the container, pod or image with this name, or else with this prefix of
-    an id. Raises NotFound, ServerError."""
+    """Return the status of the container, pod or image with this name or id. If there is none,
+    `name` may be a prefix of an id. Raises NotFound, ServerError."""
     for prefix in (False, True):
         for find, describe in ((client.container, container), (client.pod, pod)):
             with contextlib.suppress(NotFound):
@@ -81,7 +83,8 @@ def any_object(client: Client, name: str, verbose: bool) -> dict[str, Any]:
 def show(
     address: str, names: Sequence[str], describe: Describe, quiet: bool, output: OutputOptions
 ) -> None:
-    """Print one object, or a list of several."""
+    """Print the status of the named objects, which `describe` returns: one object, or a list of
+    several."""
     with Client(address) as client:
         documents = [describe(client, name, not quiet) for name in names]
     formats.say(output.document(documents[0] if len(documents) == 1 else documents))

@@ -89,7 +89,7 @@ def _containers(client: Client, output: OutputOptions) -> Listing[api.Container]
 
 
 def _image(container: api.Container, output: OutputOptions) -> str:
-    """Return the image's name from the request; an id is shortened."""
+    """Return the image of a container as its request names it; an id is shortened."""
     name = container.image.user_specified_image or container.image.image
     return output.short(name) if re.fullmatch(ID, name) else name
 

@@ -1,7 +1,7 @@
-"""Finds out where each value of a container comes from: its request (from kubelet or a manifest),
-its pod, its image, the server's configuration, or a default.
+"""Finds out where each value of a container comes from: the container's request, the pod's, the
+image, the server's configuration, or a default.
 
-Compares the runtime spec with each of them, without I/O.
+Compares the container's runtime spec with each of them. Does no I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIMITS = {
 
 
 class Origin(NamedTuple):
-    """A line of the report: the item, its value as text, and where the value comes from."""
+    """A line of the report: the name of a value, the value as text, and its origin."""
 
     item: str
     value: str
@@ -34,8 +34,8 @@ def origins(
     image: Mapping[str, Any],
     spec: Mapping[str, Any],
 ) -> list[Origin]:
-    """Return the values of a container from its request, its pod's request, the `config` of its
-    image, and its runtime spec without environment."""
+    """Return the report, a line for each value of a container. `config` and `pod`: the requests;
+    `image`: the image's `config`; `spec`: the runtime spec, without environment."""
     process = spec.get("process") or {}
     linux = spec.get("linux") or {}
     return [
@@ -63,7 +63,7 @@ def _cgroup(pod: api.PodSandboxConfig, linux: Mapping[str, Any]) -> Origin:
 
 
 def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Iterator[Origin]:
-    """Yield the arguments. A command in the request replaces the image's command and arguments
+    """Yield the container's arguments. If the request has a command, nothing comes from the image
     (CRI, `ContainerConfig.command`)."""
     args = list(map(str, process.get("args") or ()))
     first = len(config.command)
@@ -77,7 +77,7 @@ def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Itera
 
 
 def _environment(config: api.ContainerConfig, image: Mapping[str, Any]) -> Iterator[Origin]:
-    """Yield the variables; values of the request are hidden, because they may be secrets."""
+    """Yield the environment variables. Hides the request's values, because they may be secrets."""
     by_name = {}
     for line in image.get("Env") or ():
         name, _, value = str(line).partition("=")
@@ -143,7 +143,7 @@ def _security(
 
 
 def _flag(item: str, value: object, field: str) -> Origin:
-    """Return the line for the flag `item`: its origin is `field` of the request if `value` is true,
+    """Return the report's line for a flag. The origin is `field` of the request if the flag is set,
     else the default."""
     return Origin(item, "true" if value else "false", f"{REQUEST}: {field}" if value else DEFAULT)
 

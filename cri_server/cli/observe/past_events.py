@@ -1,4 +1,4 @@
-"""Past events as CRI messages, from the entries of the server's timeline.
+"""Converts entries of the server's timeline to CRI's messages of past events.
 
 An entry has names and ids of pod and container, but no statuses and no labels.
 """
@@ -31,11 +31,10 @@ OF_CONTAINERS = {
 
 
 def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
-    """Yield the events of successful calls in the order of `entries`, that is, by the end of the
-    calls.
+    """Yield the events of successful calls, in the order of `entries`, which are sorted by the end
+    of the calls.
 
-    RemovePodSandbox also deletes the containers that earlier entries created.
-    """
+    A RemovePodSandbox also yields the deletion of the containers that earlier entries created."""
     containers_by_pod: dict[str, dict[str, str]] = {}  # container names by id
     for entry in entries:
         call, pod = entry["call"], str(entry.get("pod_id", ""))
@@ -59,7 +58,8 @@ def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
 
 
 def _event(entry: Entry, kind: int, identifier: str, container: str) -> api.ContainerEventResponse:
-    """Make an event; `container` is the container's name, empty for an event of the pod."""
+    """Build an event message. `container` is the container's name; empty for an event of the
+    pod."""
     namespace, _, name = str(entry.get("pod", "")).rpartition("/")
     # The entry of an exit ends when the server learns of the exit, and begins at the exit itself.
     when = entry["started_at_ns"] if entry["call"] == ENDED else entry.get("ended_at_ns", 0)

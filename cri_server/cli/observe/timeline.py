@@ -92,7 +92,8 @@ def timeline(
 
 
 def _width() -> int:
-    """Return the terminal's width; 0 without a terminal, where names are not shortened."""
+    """Return the terminal's width in columns; 0 if stdout is no terminal, so that names are not
+    shortened."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
@@ -127,8 +128,8 @@ def _follow(address: str, pod: str, calls: list[Entry], *, as_json: bool) -> Non
 
 
 def _ending(address: str, pod: str, after_ns: int) -> Iterator[Entry]:
-    """Yield the calls as they end, also across restarts of the server: calls that ended before a
-    new connection are read from the server's disk."""
+    """Yield the timeline entries of calls as they end, from `after_ns` on. Reconnects after a
+    restart of the server and then also yields the calls that ended meanwhile."""
     reported = False
     while True:
         try:

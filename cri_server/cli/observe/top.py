@@ -22,7 +22,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  # per second, the unit of CPU times in proc_pi
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """A process of a container; `time_s` is its CPU time."""
+    """A process of a container. `time_s` is its CPU time in seconds."""
 
     container: str
     pid: int
@@ -87,8 +87,8 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 
 
 def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
-    """Yield the processes whose cgroups are the cgroups of process `init` or beneath them, on every
-    hierarchy. `label` names the container in each result."""
+    """Yield the processes of a container: those in the cgroups of the process `init` or below them,
+    in every hierarchy. `label`: the container's name for each result."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -100,9 +100,9 @@ def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
 
 
 def _groups(pid: int) -> dict[str, str]:
-    """Map the number of each cgroup hierarchy to the cgroup path of a process. Leaves out root
-    cgroups, which belong to v1 controllers that containers do not use. Empty if the process has
-    ended."""
+    """Return a process's cgroup paths by hierarchy number, without root cgroups; empty if the
+    process has ended. A container is in the root cgroup of the v1 controllers that it does not
+    use."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
@@ -116,7 +116,7 @@ def _is_beneath(path: str, parent: str) -> bool:
 
 
 def _read(label: str, pid: int) -> ProcessUsage | None:
-    """Read a process from /proc; None if it has ended."""
+    """Read a process's usage from /proc; None if the process has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         stat = (folder / "stat").read_text()

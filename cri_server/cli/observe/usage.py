@@ -1,5 +1,5 @@
-"""`pyrunc-cri stats` and `statsp`: show the resource usage of containers and pods. CPU usage is the
-difference of two samples."""
+"""`pyrunc-cri stats` and `statsp`: show the resource usage of containers and pods. The CPU rate is
+computed from two samples."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ SECONDS = click.FloatRange(0, 3600)
 
 @dataclass(slots=True)
 class CpuSamples:
-    """The last two samples of CPU times: by id the time and its timestamp, both in nanoseconds."""
+    """The last two samples of CPU usage: by id the CPU time and its timestamp, both in
+    nanoseconds."""
 
     before: dict[str, tuple[int, int]] = field(default_factory=dict)
     now: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def sample(self, usages: Iterable[tuple[str, Any]]) -> None:
-        """Store a sample: pairs of id and CpuUsage."""
+        """Store a sample. `usages`: pairs of id and CRI's CpuUsage."""
         self.before = self.now
         self.now = {
             each: (cpu.usage_core_nano_seconds.value, cpu.timestamp) for each, cpu in usages
         }
 
     def percent(self, identifier: str) -> str:
-        """Return the usage as `12.50` percent of one CPU; `-` before the second sample."""
+        """Return the CPU rate between the two samples in percent of one CPU, such as `12.50`; `-`
+        if there is only one sample."""
         if identifier not in self.before or identifier not in self.now:
             return "-"
         (used, at), (used_before, before) = self.now[identifier], self.before[identifier]
@@ -45,7 +47,7 @@ class CpuSamples:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The options of a verb that shows usages."""
+    """The options of `stats` and `statsp`, and the loop that prints."""
 
     output: OutputOptions
     seconds: float
@@ -59,12 +61,11 @@ class _View:
         cpu: Callable[[Any], Any],
         listing: Callable[[CpuSamples], Listing[Any]],
     ) -> None:
-        """Print the resource usage of the objects that `chosen` returns, from the CRI call of
-        `request`. A table with a CPU rate takes two samples, `seconds` apart; with `watching` it
-        repeats.
+        """Print the resource usage of the objects that `chosen` returns. A table waits `seconds`
+        for its second sample. With `watching` the output repeats.
 
-        `cpu` returns the CpuUsage of an object; `listing` makes the table's columns from the
-        samples."""
+        `request`: the CRI call that returns usages; `cpu`: returns the CpuUsage in a usage;
+        `listing`: makes the table's columns from the samples."""
         samples = CpuSamples()
 
         def sampled() -> list[Any]:

@@ -1,5 +1,5 @@
-"""A call of the timeline as text: a line for the call, and one for each step, with a bar on the
-call's time scale."""
+"""Formats a call of the timeline as text: a line for the call, and a line for each of its steps,
+with a bar that shows when the step ran."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WIDTH = 40
 
 
 class TimelineCall(Record):
-    """The fields of a timeline entry (`timeline.ring.Entry`) that are drawn."""
+    """A call, or another event, of the timeline: the fields of `timeline.ring.Entry` that are
+    shown."""
 
     call: str
     started_at_ns: int
@@ -33,9 +34,8 @@ class TimelineCall(Record):
 
     @classmethod
     def of_entry(cls, entry: Entry) -> TimelineCall:
-        """Convert a timeline entry. A span without an `id`, as earlier versions wrote it, gets its
-        index in the list as id. Raises InvalidArgument for a missing field or a field of a wrong
-        type."""
+        """Convert a timeline entry. Raises InvalidArgument if a field is missing or has a wrong
+        type. A span without an `id`, from an earlier version, gets its index as id."""
         spans = [{"id": number, **span} for number, span in enumerate(entry.get("spans", ()))]
         return cls.of({**entry, "spans": spans})
 
@@ -46,9 +46,9 @@ class TimelineCall(Record):
 
 
 def lines(call: TimelineCall, first_ns: int, width: int = 0) -> list[str]:
-    """Return the text of a call: a line for the call, then a line for each step. `first_ns`: the
-    begin of the first call of the list, in nanoseconds since 1970; `width`: the terminal's columns,
-    to which names of steps are shortened, 0 for no limit."""
+    """Return the lines of a call and its steps. `first_ns`: when the first call of the list began,
+    in nanoseconds since 1970. `width`: the terminal's columns, to which names of steps are
+    shortened; 0 means no limit."""
     since_s = (call.started_at_ns - first_ns) / 1e9
     error = f": {call.error}" if call.error else ""
     # Steps may continue after the end of a call that was cancelled.
@@ -71,26 +71,25 @@ def _fitting(name: str, width: int) -> str:
 
 
 def clock(call: TimelineCall) -> str:
-    """Return the local time of the call's begin: `22:58:20.881+0100`."""
+    """Return the local time at which the call began, such as `22:58:20.881+0100`."""
     local = time.localtime(call.started_at_ns // 10**9)
     milliseconds = call.started_at_ns // 10**6 % 1000
     return time.strftime(f"%H:%M:%S.{milliseconds:03d}%z", local)
 
 
 def subject(call: TimelineCall) -> str:
-    """Return the names of pod, container and image."""
+    """Return the names of the call's pod, container and image, as far as it has them."""
     return " ".join(name for name in (call.pod, call.container, call.image) if name)
 
 
 def outcome(call: TimelineCall) -> str:
-    """Return the gRPC code of a call; `exit code N` for the exit of a container, which has no gRPC
-    code."""
+    """Return the gRPC code of a call, or `exit code N` for the exit of a container."""
     return call.outcome or f"exit code {call.exit_code}"
 
 
 def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
-    """Yield (depth, span) for each span of a call, and after each span its child spans in the order
-    of their begin. A span whose parent is unknown has depth 0."""
+    """Yield (depth, span) for each span of a call, followed by its child spans. A span whose parent
+    is unknown has depth 0."""
     ids = {span.id for span in spans}
     parts: dict[int | None, list[SpanRecord]] = {}
     for span in spans:
@@ -106,7 +105,8 @@ def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
 
 
 def _bar(offset_ms: float, length_ms: float, total_ms: float) -> str:
-    """Return a bar of WIDTH cells for a part of the call; at least one cell is filled."""
+    """Return a bar of WIDTH characters that shows a step within its call. At least one character is
+    filled."""
     scale = WIDTH / max(total_ms, 0.001)
     begin = min(WIDTH - 1, int(offset_ms * scale))
     length = max(1, min(WIDTH - begin, round(length_ms * scale)))

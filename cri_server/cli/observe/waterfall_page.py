@@ -1,9 +1,9 @@
-"""Calls of the timeline as an HTML page: one file with styles and SVG that loads nothing and has no
-scripts.
+"""Formats calls of the timeline as an HTML page: one file with styles and SVG, which loads nothing
+and contains no scripts.
 
-Each call is a `details` element with its waterfall. Names on the page come from users of the
-cluster: all text is escaped, and the page's Content-Security-Policy forbids scripts. Each bar also
-has a text for screen readers.
+Each call is a `details` element with its waterfall. All text is escaped and the page's
+Content-Security-Policy forbids scripts, because users of the cluster choose the names on the page.
+Each bar also has a text for screen readers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ STYLE = Path(__file__).with_name("waterfall.css").read_text()
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The time span of all calls, in nanoseconds."""
+    """The time axis of all calls: its begin (nanoseconds since 1970) and its length in
+    nanoseconds."""
 
     begin_ns: int
     length_ns: int
@@ -46,15 +47,15 @@ class Axis:
         )
 
     def percent(self, call: TimelineCall) -> tuple[float, float]:
-        """Return the begin and the width of a call in percent of the axis; the width is at least
-        LEAST_PERCENT."""
+        """Return where a call begins on the axis and how wide it is, in percent. The width is at
+        least LEAST_PERCENT."""
         width = max(100 * call.took_ms * 1e6 / self.length_ns, LEAST_PERCENT)
         return min(100 * (call.started_at_ns - self.begin_ns) / self.length_ns, 100 - width), width
 
 
 def page(pod: str, calls: Sequence[TimelineCall]) -> str:
-    """Return the timeline as an HTML document. `calls`: at least one, in the order of display;
-    `pod`: the name for the title, empty for all pods."""
+    """Return the HTML page. `calls`: at least one call, in the order of display; `pod`: the pod's
+    name for the title, empty for all pods."""
     title = f"Timeline of {_text(pod)}" if pod else "Timeline of all pods"
     axis = Axis.of(calls)
     body = "\n".join(_call(call, axis, unfolded=len(calls) <= OPEN_LIMIT) for call in calls)
@@ -94,7 +95,8 @@ def _summary(calls: Sequence[TimelineCall], axis: Axis) -> str:
 
 
 def _call(call: TimelineCall, axis: Axis, *, unfolded: bool) -> str:
-    """Return the HTML of a call with its steps; a call without steps cannot be unfolded."""
+    """Return the HTML of a call. If it has steps, the element can be unfolded to show them.
+    `unfolded`: show them at first."""
     spans = list(tree(call.spans))
     at, width = axis.percent(call)
     classes = " ".join(
@@ -141,8 +143,8 @@ def _waterfall(call: TimelineCall, spans: Sequence[tuple[int, SpanRecord]]) -> s
 
 
 def _tick(number: int, total_ms: float, height: int) -> str:
-    """Return the SVG of the vertical line `number` of the time axis, from 0 to TICKS, with its
-    label. `height`: in pixels."""
+    """Return the SVG of one vertical line of the time axis with its label. `number`: from 0 to
+    TICKS; `total_ms`: the length of the axis; `height`: in pixels."""
     x = f"{100 * number / TICKS:g}%"
     between = " between" if 0 < number < TICKS else ""
     return (
@@ -153,9 +155,10 @@ def _tick(number: int, total_ms: float, height: int) -> str:
 
 
 def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str) -> str:
-    """Return the SVG of step `number`, from 0: name, bar and duration, with a sentence for screen
-    readers. `total_ms`: the length of the time axis; `place`: the SVG attributes `x` and `width` of
-    the bars' column."""
+    """Return the SVG of a step: name, bar, duration, and a sentence for screen readers.
+
+    `number`: the step's index; `total_ms`: the length of the time axis; `place`: the SVG attributes
+    `x` and `width` of the column of bars."""
     top = HEAD + ROW * number
     name = printable(span.name)
     took = _ms(span.duration_ms)
@@ -180,9 +183,9 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str)
 
 
 def _most(call: TimelineCall) -> str:
-    """Return a text about the step with at least half of the call's time, and its child steps that
-    each take at least half of their parent's time, such as `93 % of it: network › bridge`; empty if
-    there is no such step."""
+    """Return a text that names the step which took at least half of the call, such as `93 % of it:
+    network › bridge`; empty if there is none. It also names a child step that took at least half of
+    that step, and so on."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms
@@ -214,7 +217,7 @@ def _text(value: object) -> str:
 
 
 def _ms(value: float) -> str:
-    """Format milliseconds: `0.02 ms`, `12.3 ms`, `1 250 ms`."""
+    """Format a duration in milliseconds: `0.02 ms`, `12.3 ms`, `1 250 ms`."""
     value = float(value)
     return (
         f"{value:.2f} ms"

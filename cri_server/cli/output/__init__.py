@@ -1,1 +1,1 @@
-"""What verbs print: formats, tables, templates, progress, and errors."""
+"""How verbs print: formats, tables, templates, progress, and errors."""

@@ -1,8 +1,8 @@
-"""Output formats of all verbs: `-o table|wide|json|yaml|name`, templates, `-q`, colours and
+"""The output formats of all verbs: `-o table|wide|json|yaml|name`, templates, `-q`, and colours on
 terminals.
 
-JSON is the CRI message in protobuf's mapping (camelCase, 64-bit numbers as strings, empty fields
-included), so that scripts for crictl can read it.
+JSON is the CRI message in protobuf's JSON mapping (camelCase, 64-bit numbers as strings, empty
+fields included), so that scripts written for crictl can read it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """A column of a table; `wide` columns are only in wide tables."""
+    """A column of a table. `of` returns an item's cell; a `wide` column is only in the format
+    `wide`."""
 
     title: str
     of: Callable[[Item], str]
@@ -51,8 +52,10 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Item]):
-    """How a list verb shows its items: the JSON key of the list, the columns, and functions for an
-    item's JSON, id and name."""
+    """How a verb lists its items.
+
+    `key`: the key of the list in JSON; `columns`: of the table; `document`, `identity` and `name`:
+    functions that return an item's JSON, id and name."""
 
     key: str
     columns: Sequence[Column[Item]]
@@ -67,7 +70,7 @@ VISIBLE_IN_LINES = {code: text for code, text in VISIBLE.items() if chr(code) no
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """The output options of a command line: -o, --template, -q, --no-trunc and --no-headers."""
+    """The options -o, --template, -q, --no-trunc and --no-headers of a command line."""
 
     format: str = "table"
     template: Template | None = None
@@ -76,14 +79,14 @@ class OutputOptions:
     headers: bool = True
 
     def short(self, identifier: str) -> str:
-        """Return an id without its algorithm (`sha256:`) and cut to SHORT characters; with
-        --no-trunc in full length."""
+        """Return the id without `sha256:`, shortened to SHORT characters unless --no-trunc is
+        set."""
         identifier = identifier.rpartition(":")[2]
         return identifier if self.no_trunc else identifier[:SHORT]
 
     def render_list(self, listing: Listing[Item], items: Sequence[Item]) -> str:
-        """Return the items as text without a final newline. Raises InvalidArgument for a template
-        that fails on an item, such as by naming an unknown field."""
+        """Return the items as text in the chosen format, without a final newline. Raises
+        InvalidArgument if a template fails on an item, such as by an unknown field."""
         if self.quiet:
             return "\n".join(map(listing.identity, items))
         if self.template is not None:
@@ -97,8 +100,8 @@ class OutputOptions:
         return table([c.title for c in columns] if self.headers else None, rows)
 
     def _view(self, listing: Listing[Item], item: Item) -> dict[str, Any]:
-        """Return the object that a template gets for an item: its JSON, and the columns by title
-        (`{{.POD}}`)."""
+        """Return the object that a template is applied to: an item's JSON, and its cells by column
+        title (`{{.POD}}`)."""
         cells = {c.title.replace(" ", ""): c.of(item) for c in listing.columns}
         document = listing.document(item)
         return {
@@ -107,7 +110,7 @@ class OutputOptions:
         }
 
     def document(self, value: Any) -> str:
-        """Return an object as JSON, as YAML or by the template."""
+        """Return an object as text: by the template, as YAML, or as JSON."""
         if self.template is not None:
             return self._apply_template(value)
         if self.format == "yaml":
@@ -117,21 +120,22 @@ class OutputOptions:
         return as_json(value, indent=2)
 
     def _apply_template(self, value: Any) -> str:
-        """Apply the template. On a terminal, control characters of an image or a container are
-        escaped."""
+        """Return the text of the template for `value`. On a terminal control characters are
+        escaped, because they may come from an image or a container."""
         assert self.template is not None
         text = self.template.render(value)
         return text.translate(VISIBLE_IN_LINES) if sys.stdout.isatty() else text
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON with all control characters escaped, also those beyond ASCII: terminals treat
+    """Encode as JSON. Escapes control characters, also U+007F to U+009F, because terminals treat
     U+009B as ESC [."""
     return json.dumps(value, indent=indent, ensure_ascii=False).translate(JSON_CONTROLS)
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Convert a message to a dictionary in protobuf's JSON mapping, with empty fields."""
+    """Convert a protobuf message to a dictionary in protobuf's JSON mapping, including empty
+    fields."""
     from google.protobuf.json_format import MessageToDict  # not for tables
 
     document: dict[str, Any] = MessageToDict(message, always_print_fields_with_no_presence=True)
@@ -139,8 +143,8 @@ def plain(message: Any) -> dict[str, Any]:
 
 
 def with_info(message: Any) -> dict[str, Any]:
-    """Convert a verbose reply to a dictionary. JSON texts in its `info` become objects, as in
-    crictl."""
+    """Convert a verbose status reply to a dictionary. JSON texts in its map `info` become objects,
+    as in crictl."""
     document = plain(message)
     info = document.pop("info", {})
     if not info:
@@ -163,8 +167,10 @@ def with_info(message: Any) -> dict[str, Any]:
 def options(
     formats: Sequence[str] = FORMATS, *, listing: bool = True, short: bool = False
 ) -> Callable[[Any], Any]:
-    """Add the output options to a verb, which gets them as `output`. `short`: -f is --format, as in
-    docker's inspect."""
+    """Return a click decorator for the output options, which a verb's function gets as `output`.
+
+    `formats`: the values of -o, the default first; `listing`: also add -q, --no-trunc and
+    --no-headers; `short`: also add -f for --format, as in docker's inspect."""
     formats_text = "|".join((*formats, "go-template=TEMPLATE"))
     own = [
         click.option(
@@ -206,8 +212,8 @@ def options(
 def _parse(
     output: str, docker: str | None, template: str | None, formats: Sequence[str]
 ) -> tuple[str, Template | None]:
-    """Return the format and the template that the options -o, --format and --template select.
-    Raises InvalidArgument."""
+    """Return the format, and the parsed template or None, from the options -o, --format (`docker`)
+    and --template. Raises InvalidArgument."""
     if docker is not None:
         output = docker if docker in formats else f"go-template={docker}"
     text = next((output.removeprefix(p) for p in TEMPLATES if output.startswith(p)), None)
@@ -227,8 +233,8 @@ def _parse(
 
 
 def watch(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --watch and --interval to a verb. The verb's argument `watching` is the interval in
-    seconds, or None without --watch."""
+    """Add the options --watch and --interval to a verb. Its function gets `watching`: the interval
+    in seconds, or None without --watch."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, watch: bool, interval: float, **rest: Any) -> Any:
@@ -249,8 +255,8 @@ def watch(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def repeat(draw: Callable[[], str], watching: float | None) -> None:
-    """Print the text of `draw`, once or until interrupted: on a terminal in place, elsewhere
-    whenever it changes."""
+    """Print the text that `draw` returns. With an interval `watching` in seconds, repeat until
+    interrupted: in place on a terminal, elsewhere only when the text changes."""
     previous = None
     while True:
         text = draw()
@@ -271,8 +277,8 @@ def repeat(draw: Callable[[], str], watching: float | None) -> None:
 
 
 def table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose columns are as wide as their widest cell. Cells that name a state are
-    coloured; `say` removes the colours where the output is no terminal."""
+    """Return a table as text. Columns are as wide as their widest cell, and cells that name a state
+    are coloured. `say` removes the colours where stdout is no terminal."""
     cells_of_rows = [[printable(cell) for cell in row] for row in rows]
     if header is not None:
         cells_of_rows.insert(0, list(header))
@@ -287,13 +293,12 @@ def table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
 
 
 def coloured(cell: str) -> str:
-    """Colour a cell that is a state."""
+    """Return the cell, coloured if it names a state."""
     colour = COLOURS.get(cell.strip().partition(" (")[0])
     return click.style(cell, fg=colour) if colour else cell
 
 
 def say(text: str) -> None:
-    """Print a text. Colours are removed if NO_COLOR is set (no-color.org) and where stdout is no
-    terminal."""
+    """Print a text. Removes colours if NO_COLOR is set (no-color.org) or stdout is no terminal."""
     if text:
         click.echo(text, color=False if os.environ.get("NO_COLOR") else None)

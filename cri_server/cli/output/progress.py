@@ -1,5 +1,5 @@
-"""A progress line on stderr, for terminals only; it is overwritten in place and removed at the
-end."""
+"""A progress line on stderr, overwritten in place and removed at the end. It is shown only on
+terminals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ BAR_CELLS = 24
 
 class ProgressLine:
     """A line such as `pulling busybox fetching [#####-----] 1.2MB / 4.1MB 850kB/s`. A context
-    manager."""
+    manager, which removes the line at the end."""
 
     def __init__(self, label: str, total: int = 0, *, quiet: bool = False) -> None:
-        """`total` is in bytes; 0 if it is unknown."""
+        """Prepare a line that begins with `label`. `total`: the expected number of bytes, 0 if it
+        is unknown; `quiet`: show nothing."""
         self._label = label
         self._total = total
         self._done = 0
@@ -37,7 +38,7 @@ class ProgressLine:
             self._write("")
 
     def add(self, count: int) -> None:
-        """Add `count` finished bytes."""
+        """Count `count` more bytes as finished."""
         self.set(self._done + count)
 
     def at(self, stage: str) -> None:
@@ -45,7 +46,8 @@ class ProgressLine:
         self.set(self._done, stage=stage)
 
     def set(self, done: int, total: int | None = None, stage: str | None = None) -> None:
-        """Set the finished bytes, the total and the stage; None leaves a value unchanged."""
+        """Set the number of finished bytes, the total and the stage. None leaves total or stage
+        unchanged."""
         changed = stage is not None and stage != self._stage
         self._done = done
         self._total = self._total if total is None else total

@@ -1,4 +1,4 @@
-"""Messages on stderr, exit codes, and the loop of verbs that take several names."""
+"""Prints messages on stderr, chooses exit codes, and runs a verb for each of several names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pyrunc.errors import VISIBLE, Error, InvalidArgument, InvalidSpec
 
 
 def report(text: str) -> None:
-    """Print an error or a warning on stderr. Control characters are escaped, because the text may
-    come from an image or a container."""
+    """Print an error or a warning on stderr. Escapes control characters, because the text may come
+    from an image or a container."""
     visible = "\n".join(line.translate(VISIBLE) for line in text.split("\n"))
     with contextlib.suppress(OSError):
         click.echo(f"pyrunc-cri: {visible}", err=True)
@@ -20,13 +20,13 @@ def report(text: str) -> None:
 
 def exit_code(error: Error) -> int:
     """Return the exit code for an error: 2 for a wrong argument on the command line
-    (InvalidArgument), 1 for any other error, such as a wrong value in a file (InvalidSpec)."""
+    (InvalidArgument), else 1, also for a wrong value in a file (InvalidSpec)."""
     return 2 if isinstance(error, InvalidArgument) and not isinstance(error, InvalidSpec) else 1
 
 
 def for_each(names: Iterable[str], act: Callable[[str], None]) -> None:
-    """Call `act` for each name, also after an error. Raises the error of a single name, or Exit if
-    one of several names failed."""
+    """Call `act` for each name, continuing after an error. With one name its error is raised. With
+    several names errors are printed, and Exit is raised at the end."""
     names = list(names)
     failed = False
     for name in names:

@@ -1,5 +1,5 @@
-"""Formats values for people: ages, sizes, states; and what /proc says of a process: its memory,
-namespaces and cgroup."""
+"""Formats values for people: ages, sizes, and what /proc tells about a process (memory, namespaces,
+cgroup)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ STATES = {
 
 
 def printable(text: str) -> str:
-    """Escape control characters: text from a container or an image must not control the
+    """Escape control characters, so that text from a container or an image cannot control the
     terminal."""
     return text.translate(VISIBLE)
 
 
 def age(since_ns: int) -> str:
-    """Return the time since `since_ns` as `5s`, `3m`, `2h` or `4d`."""
+    """Return the time since `since_ns` (nanoseconds since 1970) as `5s`, `3m`, `2h` or `4d`."""
     seconds = max(0, time.time_ns() - since_ns) // 1_000_000_000
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
@@ -40,7 +40,7 @@ def age(since_ns: int) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as `1.9MB`."""
+    """Format a number of bytes, such as `1.9MB`."""
     value = float(count)
     for unit in ("B", "kB", "MB"):
         if value < 1000:
@@ -50,14 +50,15 @@ def size(count: int) -> str:
 
 
 def command_line(pid: int) -> str:
-    """Return the arguments of a process, separated by blanks; empty for a kernel thread. Raises
+    """Return the arguments of a process, separated by spaces; empty for a kernel thread. Raises
     OSError."""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
 
 
 def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
-    """Return a line for each (name, pid) of `pids`: pid, name, resident memory, command."""
+    """Return a line for each pair (name, pid): pid, name, resident memory and command of the
+    process."""
     lines = []
     for name, pid in pids:
         try:
@@ -71,9 +72,9 @@ def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def namespaces(pid: int) -> str:
-    """Compare the namespaces of a process with those of this program: `host` for the same
-    namespace, `own` for another one, such as `net own, ipc own, … user host`. Return `(gone)` if
-    they cannot be read."""
+    """Return a text such as `net own, ipc own, … user host`: `host` for a namespace that this
+    program shares with the process, `own` for a different one. Returns `(gone)` if the process has
+    ended."""
     parts = []
     for kind in NAMESPACES:
         try:
@@ -88,5 +89,5 @@ def namespaces(pid: int) -> str:
 
 
 def cgroup(pid: int) -> str:
-    """Return the cgroup v2 path of a process."""
+    """Return the cgroup v2 path of a process; `(gone)` if the process has ended."""
     return own_path(pid) or "(gone)"

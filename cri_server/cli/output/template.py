@@ -1,9 +1,9 @@
-"""The part of Go's text/template that command lines use: `{{.status.state}}`, `{{range
+"""The subset of Go's text/template that people use on command lines: `{{.status.state}}`, `{{range
 .containers}}…{{end}}`, `{{if .x}}…{{else}}…{{end}}`, pipes and the functions of FUNCTIONS. Source:
 pkg.go.dev/text/template.
 
-A field is looked up by its exact name, then without regard to case: `{{.ID}}` is `id`. The error
-for an unknown field lists the fields.
+A field is found by its exact name, else without regard to case: `{{.ID}}` is `id`. The error for an
+unknown field lists the known fields.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(slots=True)
 class _Block:
-    """The template, or the part between `if`, `range` or `with` and its `end`."""
+    """The whole template, or the content of an `if`, `range` or `with` up to its `end`."""
 
     kind: str = ""
     pipe: str = ""
@@ -76,17 +76,18 @@ class _Block:
 
 
 class Template:
-    """A parsed template; `render` applies it to an object."""
+    """A parsed template. `render` applies it to a JSON object."""
 
     def __init__(self, text: str) -> None:
-        """Parse the template. Raises InvalidArgument."""
+        """Parse a template. Raises InvalidArgument."""
         self._text = text
         for escape, character in ESCAPES.items():
             text = text.replace(escape, character)
         self._root = self._parse(text)
 
     def render(self, value: Any) -> str:
-        """Return the text for a JSON object. Raises InvalidArgument for an unknown field."""
+        """Return the text of the template for a JSON object. Raises InvalidArgument, such as for an
+        unknown field."""
         return self._parts(self._root.parts, value, value)
 
     def _wrong(self, problem: str) -> InvalidArgument:
@@ -175,8 +176,8 @@ class Template:
         return tokens
 
     def _expression(self, tokens: list[str], dot: Any, root: Any) -> Any:
-        """Evaluate commands joined by `|` and remove their tokens. The value of each command is the
-        last argument of the next one."""
+        """Evaluate commands joined by `|`, removing their tokens from `tokens`. Each command gets
+        the value of the previous one as its last argument."""
         value = None
         first = True
         while True:
@@ -248,7 +249,7 @@ def _same(name: str, value: Mapping[str, Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """Convert a value to text as Go does; lists and objects as JSON."""
+    """Convert a value to text as Go does. Lists and objects become JSON."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

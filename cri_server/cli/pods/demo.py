@@ -1,7 +1,7 @@
-"""`pyrunc-cri demo POD.YAML`: runs a pod on a temporary server in its own network namespace, shows
-it, and removes everything.
+"""`pyrunc-cri demo POD.YAML`: runs a pod on a temporary server in a network namespace of its own,
+shows the pod, and removes everything.
 
-The demo needs no configuration. It makes the image `busybox` from the machine's busybox program.
+The demo needs no configuration. It makes the image `busybox` from the machine's program `busybox`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def demo_server(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the demo's server for the block, in its own session, and terminate it afterwards."""
+    """Run the demo's server for the block, and terminate it afterwards. The server has its own
+    session, so that ^C does not reach it."""
     network = NETWORK | {}
     network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
     (folder / "net.d").mkdir()
@@ -156,13 +157,15 @@ def _wait(client: Client, folder: Path, server: subprocess.Popen[bytes]) -> None
 
 
 def _start_failed(reason: str, folder: Path) -> ServerError:
-    """Return an error with the reason and the end of the server's log."""
+    """Return the error for a server that did not start. Its message has the reason and the end of
+    the server's log."""
     log = (folder / "server.log").read_text(errors="replace")[-2000:]
     return ServerError(f"the server did not start: {reason}\n{log}")
 
 
 def _provide_busybox(client: Client, folder: Path, pod: pod_model.PodManifest) -> None:
-    """Load the host's busybox as an image if the pod uses that image."""
+    """Load the machine's busybox into the server as the image `busybox`, if the pod uses that
+    image."""
     references = {c.image for c in (*pod.spec.init_containers, *pod.spec.containers)}
     if not references & {"busybox", "busybox:latest", build.BUSYBOX_NAME}:
         return

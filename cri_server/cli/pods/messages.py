@@ -19,8 +19,8 @@ Message = TypeVar("Message", api.PodSandboxConfig, api.ContainerConfig)
 
 
 def parse(path: Path, message: Message) -> Message:
-    """Read a message from a file. Keys are CRI's names or protobuf's JSON names; an unknown field
-    is an error. Raises InvalidSpec."""
+    """Read the CRI message in a JSON or YAML file into `message` and return it. Accepts CRI's field
+    names and protobuf's JSON names. Raises InvalidSpec, also for an unknown field."""
     import yaml
     from google.protobuf import json_format
 

@@ -1,9 +1,9 @@
-"""`pyrunc-cri restart` and `start`: make another attempt of a container or of a stopped pod, as
+"""`pyrunc-cri restart` and `start`: create another attempt of a container or of a stopped pod, as
 kubelet does.
 
-The last attempt of a container stays for `logs -p`. CRI can neither start a container or pod that
-has ended nor return the configuration that it was created from, so these verbs need a server of
-pyrunc-cri. A container of kubelet's is only stopped, because kubelet starts it again.
+The last attempt of a container is kept for `logs -p`. These verbs need a server of pyrunc-cri,
+because CRI cannot return the configuration that a container was created from. A container of
+kubelet's is only stopped, because kubelet starts it again.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder
 
 
 def _stop_kubelets(client: Client, target: stop.Target, grace_s: int | None) -> None:
-    """Stop containers of kubelet's, which starts them again. Raises WrongState if none runs,
-    because then kubelet would do nothing."""
+    """Stop the containers of a pod or container of kubelet's; kubelet starts them again. Raises
+    WrongState if no container runs, because kubelet would not start any."""
     if not target.running:
         raise WrongState(f"{target.name} is not running and belongs to kubelet, which starts it")
     for container in target.running:
@@ -102,7 +102,8 @@ def _start(client: Client, name: str, folder: Path) -> None:
 
 
 def _refuse_stopped_pod(client: Client, target: stop.Target) -> None:
-    """Raise WrongState for a container of a stopped pod: CRI starts nothing in it."""
+    """Check that a container's pod is not stopped, since CRI cannot start containers in a stopped
+    pod. Raises WrongState."""
     container = client.container(target.id)
     for pod in client.pods(id=container.pod_sandbox_id):
         if pod.state != api.SANDBOX_READY:
@@ -122,8 +123,8 @@ def _start_container(client: Client, container: api.Container) -> None:
 
 
 def restart_container(client: Client, container: api.Container, grace_s: int | None) -> str:
-    """Stop a container, start its next attempt, and return the new id. Removes the attempts before
-    the stopped one unless they run. Raises ServerError."""
+    """Stop a container, start its next attempt, and return the id of that attempt. Keeps the
+    stopped attempt, and removes older ones unless they run. Raises ServerError."""
     config, sandbox = client.container_config(container.id)
     without_links = sources.paths_without_links(client, container.id, config)
     others = _attempts(client, container)
@@ -137,13 +138,12 @@ def restart_container(client: Client, container: api.Container, grace_s: int | N
 
 
 def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> str:
-    """Make another attempt of a stopped pod and its containers, and return the new pod's id. Init
+    """Start another attempt of a stopped pod with its containers, and return the new pod's id. Init
     containers run first, one after the other. `folder`: the value of --folder, below which `run`
     made the pod's folder.
 
-    The previous attempt is removed after the new one has started, and stays if the start fails.
-    Raises ServerError.
-    """
+    Removes the stopped pod after a successful start; keeps it and removes the new one after an
+    error. Raises ServerError."""
     containers = _newest(client, pod)
     configs = {c.id: client.container_config(c.id)[0] for c in containers}
     without_links = {
@@ -174,8 +174,8 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
 
 
 def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
-    """Replace the pod's former addresses by its new ones in a container's environment, command and
-    arguments, if the manifest used status.podIP or status.podIPs there."""
+    """Replace the pod's former addresses by `addresses` in a container's environment, command and
+    arguments. Does so only if the manifest used status.podIP or status.podIPs."""
     before = config.annotations.get(ownership.ADDRESSES, "").split(",")
     if before == [""]:
         return
@@ -197,9 +197,9 @@ def _make(
     attempt: int,
     without_links: Sequence[str],
 ) -> str:
-    """Create and start an attempt of a container, and return its id. `without_links`: container
-    paths of the mounts whose host paths must not contain a symbolic link. Raises ServerError; if
-    one of them has become a link, the container is not started."""
+    """Create and start an attempt of a container, and return its id. `without_links`: destinations
+    of the mounts whose host paths must not contain a symbolic link. Raises ServerError; if such a
+    path contains a link, the container is removed instead of started."""
     config.metadata.attempt = attempt
     config.log_path = next_log(config.log_path, attempt)
     identifier = client.create_container(pod, config, sandbox)
@@ -220,14 +220,14 @@ def _discard(client: Client, pod: str) -> None:
 
 
 def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:
-    """Return the newest attempt of each container of a pod, in the order of their first
-    attempts."""
+    """Return the newest attempt of each container of a pod, in the order in which the containers
+    were first created."""
     containers = client.containers(pod_sandbox_id=pod.id)
     return latest_attempts(sorted(containers, key=lambda c: c.created_at))
 
 
 def _main_containers(client: Client, pod: api.PodSandbox) -> list[api.Container]:
-    """Return the newest attempts of a pod's containers that are no init containers."""
+    """Return the newest attempt of each container of a pod, without init containers."""
     return [c for c in _newest(client, pod) if ownership.INIT not in c.labels]
 
 
@@ -237,8 +237,8 @@ def _attempts(client: Client, container: api.Container) -> Sequence[api.Containe
 
 
 def next_log(path: str, attempt: int) -> str:
-    """Return the log path of an attempt: `NAME/0.log` for kubelet, and `NAME.log`, `NAME.1.log` for
-    `run`."""
+    """Return the log path of an attempt, from the path of an earlier attempt. kubelet names logs
+    `NAME/0.log`; `run` names them `NAME.log`, `NAME.1.log`."""
     folder, name = posixpath.split(path)
     stem = re.sub(r"(^|\.)\d+\.log$|\.log$", "", name)
     return posixpath.join(folder, f"{stem}.{attempt}.log" if stem else f"{attempt}.log")

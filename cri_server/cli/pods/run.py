@@ -32,7 +32,8 @@ LINES = 10
 
 @dataclass(slots=True)
 class Running:
-    """A pod that `run` made: its id, its containers by name, and the duration of each step."""
+    """A pod that `run` has started. `containers`: ids by name; `times`: the name and duration in
+    milliseconds of each step."""
 
     name: str
     folder: Path
@@ -45,7 +46,7 @@ class Running:
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Add `step` and the duration of the block, in milliseconds, to `times`."""
+        """Run the block, and add its name `step` and its duration in milliseconds to `times`."""
         began = time.perf_counter()
         yield
         self.times.append((step, (time.perf_counter() - began) * 1e3))
@@ -86,8 +87,8 @@ def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, fold
 
 
 def load(*files: Path, lenient: bool = False) -> pod_model.PodManifest:
-    """Read the pod's manifest from files. With `lenient`, unsupported fields are ignored with a
-    warning on stderr instead of an error. Raises InvalidSpec."""
+    """Read the pod's manifest from files. With `lenient`, unsupported fields cause a warning on
+    stderr instead of an error. Raises InvalidSpec."""
     pod, ignored = read.read(*files, lenient=lenient)
     for line in ignored:
         report(f"warning: ignored {line}")
@@ -95,11 +96,10 @@ def load(*files: Path, lenient: bool = False) -> pod_model.PodManifest:
 
 
 def start(client: Client, pod: pod_model.PodManifest, folder: Path) -> Running:
-    """Start the sandbox, the init containers one after the other, then the containers. After an
-    error everything is removed.
+    """Start a pod: the sandbox, the init containers one after the other, then the containers.
+    `folder`: where the pod's folder is created. Removes everything after an error.
 
-    Raises AlreadyExists if there is a pod of this name.
-    """
+    Raises AlreadyExists if a pod with this name exists."""
     refuse_twin(client, pod)
     running = Running(
         pod.metadata.name, folders.make(folder, pod.metadata.namespace, pod.metadata.name)
@@ -127,7 +127,7 @@ def start(client: Client, pod: pod_model.PodManifest, folder: Path) -> Running:
 
 
 def refuse_twin(client: Client, pod: pod_model.PodManifest) -> None:
-    """Raise AlreadyExists if there is a pod of this name, running or not."""
+    """Raise AlreadyExists if a pod with the same name and namespace exists, running or not."""
     for each in client.pods():
         metadata = pod.metadata
         if (each.metadata.namespace, each.metadata.name) == (metadata.namespace, metadata.name):
@@ -143,8 +143,9 @@ def refuse_twin(client: Client, pod: pod_model.PodManifest) -> None:
 def run_sandbox(
     client: Client, pod: pod_model.PodManifest, running: Running
 ) -> api.PodSandboxConfig:
-    """Start the sandbox and return its configuration. A lock lets only one `run` at a time start a
-    pod. Raises AlreadyExists if there is a pod of this name."""
+    """Start the pod's sandbox, add its id to `running`, and return its configuration. A lock makes
+    two concurrent `run` wait for each other. Raises AlreadyExists if a pod with this name
+    exists."""
     config = translate.sandbox(pod, running.folder)
     # The server refuses only an equal uid and attempt, and each `run` chooses a uid: two at once
     # would both find no twin.
@@ -156,7 +157,7 @@ def run_sandbox(
 
 
 def addresses(client: Client, pod: str) -> list[str]:
-    """Return the pod's addresses; none with host networking."""
+    """Return the addresses of the pod with this id; an empty list with host networking."""
     network = client.pod_status(pod).status.network
     return [ip for ip in (network.ip, *(a.ip for a in network.additional_ips)) if ip]
 
@@ -164,9 +165,10 @@ def addresses(client: Client, pod: str) -> list[str]:
 def find_images(
     client: Client, pod: pod_model.PodManifest, running: Running
 ) -> dict[str, api.Image]:
-    """Return the images of all containers by their names in the manifest. Pulls an image if its
-    imagePullPolicy is Always, or if it is missing and the policy is not Never. A name that begins
-    with `/` is the path of a checkpoint archive, which the server reads. Raises ServerError."""
+    """Return the images of all containers, by their names in the manifest. Pulls an image if its
+    imagePullPolicy is Always, or if it is missing and the policy is not Never. Raises ServerError.
+
+    A name that begins with `/` is the path of a checkpoint archive; the server reads that file."""
     images_by_name: dict[str, api.Image] = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         reference = container.image
@@ -199,7 +201,7 @@ def launch(
     sandbox: api.PodSandboxConfig,
     running: Running,
 ) -> None:
-    """Create and start one container, and add its id to `running`. The message of a ServerError
+    """Create and start one container, and add its id to `running`. Raises ServerError; its message
     names the container."""
     with _errors_of(container):
         config = translate.container(pod, container, image, running.folder, running.addresses)
@@ -215,8 +217,8 @@ def launch(
 
 @contextlib.contextmanager
 def _errors_of(container: pod_model.ContainerManifest) -> Iterator[None]:
-    """Add the container's name to the message of a ServerError from the block, unless it is there
-    already."""
+    """Add the container's name to the message of a ServerError that the block raises, unless the
+    message has it."""
     try:
         yield
     except ServerError as error:
@@ -227,8 +229,8 @@ def _errors_of(container: pod_model.ContainerManifest) -> Iterator[None]:
 
 
 def wait_init(client: Client, identifier: str, name: str) -> None:
-    """Wait for the end of an init container. Raises ServerError with its last output if it
-    failed."""
+    """Wait until an init container has exited. Raises ServerError with its last output if its exit
+    code is not 0."""
     status = wait_exit(client, identifier)
     if status.exit_code:
         output = "".join(f"\n  {line}" for line in list(output_lines(status.log_path))[-LINES:])
@@ -238,7 +240,7 @@ def wait_init(client: Client, identifier: str, name: str) -> None:
 
 
 def describe(client: Client, running: Running) -> None:
-    """Print the pod and its containers."""
+    """Print the pod: addresses, processes, containers, and the durations of the steps."""
     info = client.pod_info(running.id)
     ips = " ".join(running.addresses)
     click.echo(f"pod {running.name}  {running.id[: show.SHORT]}  {ips or 'host network'}")
@@ -260,7 +262,7 @@ def describe(client: Client, running: Running) -> None:
 
 
 def describe_container(name: str, identifier: str, status: api.ContainerStatus, pid: int) -> None:
-    """Print one container: namespaces, cgroup, exit code and first output."""
+    """Print a container: state, namespaces, cgroup, exit code and first lines of output."""
     click.echo(
         f"container {name}  {identifier[: show.SHORT]}  {show.STATES.get(status.state, '?')}"
     )
@@ -278,7 +280,8 @@ def describe_container(name: str, identifier: str, status: api.ContainerStatus, 
 
 
 def output_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a log as text."""
+    """Yield the lines of a container's log file as text, without timestamps; nothing if it cannot
+    be read."""
     try:
         with open(path, "rb") as file:
             for entry in log_lines.entries(file):
@@ -288,7 +291,8 @@ def output_lines(path: str) -> Iterator[str]:
 
 
 def follow(client: Client, running: Running) -> None:
-    """Print the output of the containers until all have ended. Raises KeyboardInterrupt."""
+    """Print the output of the pod's containers until all of them, except sidecars, have ended.
+    Raises KeyboardInterrupt."""
     click.echo("--- output; interrupt to stop and remove the pod")
     names = dict.fromkeys(running.containers.values(), "")
     sidecars = {running.containers[name] for name in running.sidecars}
@@ -296,15 +300,15 @@ def follow(client: Client, running: Running) -> None:
 
 
 def exit_code(client: Client, running: Running) -> int:
-    """Return the exit code of the first failed container, or 0."""
+    """Return the exit code of the first container that failed, or 0. Sidecars do not count."""
     own = [each for name, each in running.containers.items() if name not in running.sidecars]
     codes = [client.container_status(container).status.exit_code for container in own]
     return next((code for code in codes if code), 0)
 
 
 def clean_up(client: Client, running: Running, grace_s: int) -> None:
-    """Stop and remove the pod, then its folder, which stays if the pod cannot be removed. Errors
-    are printed, not raised."""
+    """Stop and remove the pod, then delete its folder. Keeps the folder if the pod cannot be
+    removed. Prints errors instead of raising them."""
     if running.id:
         try:
             stop.remove_pod(client, running.id, grace_s)

@@ -1,1 +1,1 @@
-"""Verbs about the server and the node it runs on."""
+"""Verbs that concern the server and its node."""

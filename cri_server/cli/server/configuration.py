@@ -1,5 +1,5 @@
-"""`pyrunc-cri config`: prints all keys, prints the effective configuration with the origin of each
-value, and checks a file."""
+"""`pyrunc-cri config`: prints all configuration keys, prints the effective values with their
+origins, and checks a file."""
 
 from __future__ import annotations
 
