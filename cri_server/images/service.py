@@ -52,8 +52,8 @@ Outcome = TypeVar("Outcome")
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rootfs:
     """An image's configuration and files, for a container. `lower_dirs`: the paths of the unpacked
-    layers, top first, or of the mount alone; never empty. While this object exists, the mount stays
-    open, and the image is not converted."""
+    layers, top first, or the path of `mount`. While this object exists, the mount stays open, and
+    the image is not converted."""
 
     image_id: str
     lower_dirs: list[Path]
@@ -141,7 +141,8 @@ class ImageService:
         await self._store.close(used)
 
     async def store_mounts(self) -> None:
-        """Store the open mounts of images in a keeper that was started after them."""
+        """Store the open mounts of images in the keeper. Call after a keeper was started, which has
+        none."""
         await in_thread(self._store.mounts.store_all)
 
     async def pull(
@@ -212,11 +213,11 @@ class ImageService:
         return [image] if image else []
 
     async def remove(self, reference: str) -> None:
-        """Remove an image from the store, or only one of its names. A tag removes that name; a
-        digest removes the names of its repository with that digest; the image is removed with its
-        last name, or with all its names by its id. An absent image is no error.
+        """Remove names of an image; an image without any name left is removed from the store. An
+        absent image is no error.
 
-        Raises WrongState naming the containers that use the image.
+        A tag removes this one name, a digest all names with the digest in its repository, and an
+        image id all names. Raises WrongState naming the containers that use the image.
         """
         with self._store.errors():
             await self._store.remove_names(lambda: self._names_to_remove(reference))
@@ -277,17 +278,20 @@ class ImageService:
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:
-        """Return the annotations of the image's manifest, as a list of one: of the manifest that
-        the first suitable one of `references` leads to. If none does, return those of all manifests
-        of the image, because any user may push a manifest with annotations of their choice, so one
-        alone proves nothing. Raises NotFound."""
+        """Return the annotations of the image's manifest that the first usable one of `references`
+        leads to, as a list with one element. Without a usable reference, return those of all
+        manifests of the image, because any user may push a manifest with annotations of their
+        choice. Raises NotFound."""
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
 
     def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
-        """Return a name of the image with a tag (or digest, if it has none), and a name with a
-        digest. They are from the repository of the first of `references` that leads to the image;
-        if none does, from the image's own lists; without any name, both are the image's id."""
+        """Return two names of the image: one with a tag (with a digest if there is no tag), and one
+        with a digest.
+
+        Both are from the repository of the first usable one of `references`, else the first names
+        of the image. An image without names has its id as both.
+        """
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:
             return name.tagged or name.by_digest, name.by_digest
@@ -300,8 +304,8 @@ class ImageService:
         return self._store.space.limits_of_archive()
 
     def to_convert(self, image_id: str) -> str:
-        """Return the form that `convert` would give the image: "mounted" or "unpacked", "" if there
-        is nothing to convert. Raises NotFound."""
+        """Return the form that `convert` would give the image, "mounted" or "unpacked"; "" if the
+        image has this form already, or has no layers. Raises NotFound."""
         content = self._store.catalog.content(image_id)
         if content.mounted == self._store.policy.erofs or not content.diff_ids:
             return ""
@@ -323,7 +327,7 @@ class ImageService:
             return await self._store.convert(image_id, is_used)
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
-        """Return the mounts of those of the images that are mounted; unpacked images are left out.
+        """Return the mounts of these images. Unpacked images, which have no mount, are left out.
         Raises NotFound, KernelError."""
         image_mounts = [
             (await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)
@@ -369,8 +373,8 @@ class ImageService:
                 )
 
     def _named(self, reference: str) -> tuple[Image, Name]:
-        """Return the image that `reference` leads to, and its name: the one that `reference` is, or
-        the image's first. Raises NotFound."""
+        """Return the image that `reference` leads to, and the Name that equals `reference`, else
+        the image's first Name. Raises NotFound."""
         catalog = self._store.catalog
         image = catalog.find(reference)
         if image is None:
@@ -565,7 +569,7 @@ class _RunningPull:
 
 
 def _key(reference: Reference, auth: Auth | None) -> str:
-    """Return a key that two pulls have in common if they have the same reference and the same
-    secret. The key does not show the secret."""
+    """Return the key under which pulls are joined: it is equal for the same reference and secret.
+    The key does not show the secret."""
     fields = dataclasses.astuple(auth) if auth else ()
     return f"{reference} {digest_of(repr(fields).encode())}"

@@ -28,12 +28,11 @@ async def in_thread(
     abort: Callable[[], None] = lambda: None,
     abandon_s: float | None = _ABANDON_S,
 ) -> Outcome:
-    """Run `function` in its own thread; return its result. When the caller is cancelled, call
-    `abort`, which should make the function return soon, and wait at most `abandon_s` for it (None:
-    until it returns, however often the caller is cancelled).
+    """Run `function` in its own daemon thread; return its result. A thread that hangs in the kernel
+    delays neither other work nor the exit of the process.
 
-    The thread is a daemon and belongs to no pool: when it hangs in the kernel, it neither blocks a
-    place in a pool nor delays the exit of the process.
+    When the caller is cancelled, call `abort`, which should make the function return soon, and wait
+    at most `abandon_s` for its end (None: without limit).
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
@@ -108,8 +107,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock for the block: the block waits for other work or for the disk, which does
-        not count as a lack of progress."""
+        """Stop the clock during the block, which waits for other work or for the disk."""
         self._pauses += 1
         try:
             yield
@@ -118,8 +116,9 @@ class Watch:
             self.touch()
 
     async def guard(self, work: asyncio.Task[Outcome]) -> Outcome:
-        """Wait for the task `work`, and return its result. When it makes no progress, cancel it and
-        raise DeadlineExceeded. When the caller is cancelled, cancel it, too."""
+        """Wait for the task `work`, and return its result. Cancels `work` and raises
+        DeadlineExceeded when it makes no progress. Cancels `work`, too, when the caller is
+        cancelled."""
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=min(1.0, self._timeout_s / 4))
@@ -138,8 +137,8 @@ class Watch:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that made a task group cancel its other tasks: the first one in the group,
-    also of a nested group."""
+    """Return the error that made a task group cancel its other tasks: the first error in the group,
+    also if the groups are nested."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

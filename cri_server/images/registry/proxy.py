@@ -1,11 +1,15 @@
-"""Chooses the proxy for a URL from the environment, by Go's rules, which the node's other programs
-follow.
+"""Chooses the proxy for a URL from environment variables, by the rules of Go's programs.
 
-The variable is HTTPS_PROXY or HTTP_PROXY, by the URL's scheme, else its name in lower case. No
-proxy is used for this machine itself, nor for what NO_PROXY lists: `*` (everything), addresses,
-networks (`10.0.0.0/8`), and domains: `example.com` with its subdomains, `.example.com` and
-`*.example.com` only the subdomains. Addresses and domains may end in a port. Source:
-golang.org/x/net/http/httpproxy.
+HTTPS_PROXY (for https URLs) or HTTP_PROXY names the proxy; if it is unset, the variable in lower
+case does. A URL of this machine, or of a host in NO_PROXY, gets no proxy. NO_PROXY is a list of
+elements, separated by commas:
+
+- `*`: all hosts
+- an address, or a network such as `10.0.0.0/8`
+- `example.com`: the domain and its subdomains
+- `.example.com` or `*.example.com`: only the subdomains
+
+An address or domain may end in a port. Source: golang.org/x/net/http/httpproxy.
 """
 
 from __future__ import annotations
@@ -28,8 +32,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy's URL and login. The login is in `headers`, for a SOCKS proxy in `login`; the repr
-    shows neither."""
+    """A proxy's URL and login. `headers`: the login for an HTTP proxy; `login`: user and password
+    for a SOCKS proxy. The repr shows no login."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
@@ -37,7 +41,7 @@ class Proxy:
 
     @property
     def is_socks(self) -> bool:
-        """Whether it is a SOCKS 5 proxy (RFC 1928)."""
+        """Whether the proxy uses SOCKS 5 (RFC 1928)."""
         return urlsplit(self.url).scheme in SOCKS
 
 
@@ -107,7 +111,8 @@ def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:
 
 
 def _split(entry: str) -> tuple[str, str]:
-    """Split `host:port`, `[address]:port` or a host alone into host and port ("" for none)."""
+    """Split `host:port`, `[address]:port` or a host alone into host and port. A missing port is
+    ""."""
     if entry.startswith("["):
         host, _, rest = entry[1:].partition("]")
         return host, rest.removeprefix(":")

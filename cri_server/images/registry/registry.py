@@ -1,9 +1,9 @@
 """Fetches a registry's content: resolves references, and downloads manifests and blobs. Tries the
 registry's hosts in order, logs in, and repeats failed requests.
 
-Blocking: runs in a pull's threads. Content is checked against its digest before it is used; only
-what a tag means is decided by the first host that answers. A broken download of a blob is continued
-(Range), on the next host if necessary.
+Blocking: runs in a pull's threads. Content is checked against its digest before it is used. Nothing
+can check which digest a tag means: the first host that answers decides. A broken download of a blob
+is continued by a Range request, on the next host if necessary.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Registry:
         self._lock = threading.Lock()
 
     def resolve(self, stored: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
-        """Return the descriptor that the reference means now, and the content of that manifest or
-        index; None in place of a content that is stored.
+        """Return the descriptor of the manifest or index that the reference means now, and its
+        content; the content is None if the descriptor is in `stored`.
 
         `stored`: by digest, the descriptors of this repository in the store. If there are any, a
         HEAD asks for the current digest, and a GET follows only for a digest that is not stored,
@@ -116,8 +116,8 @@ class Registry:
         self, descriptor: Descriptor, ingest: IncomingBlob, arrived: Callable[[int], None]
     ) -> None:
         """Download a blob into `ingest`, and verify its digest and size. `arrived` is called with
-        the bytes of each piece, and with a negative number when downloaded bytes are discarded.
-        Raises NotFound, Unauthorized, PeerError, InvalidSpec (hosts.toml)."""
+        the size of each piece in bytes, and with a negative size when downloaded bytes are
+        discarded. Raises NotFound, Unauthorized, PeerError, InvalidSpec (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> None:
             begun_by_another = ingest.size > 0
@@ -159,8 +159,8 @@ class Registry:
         return self._from_hosts(PULL, fetch)
 
     def small_blob(self, digest: str, limit_bytes: int) -> bytes:
-        """Fetch the blob with this digest into memory, and verify it; return its content. It may
-        have `limit_bytes` at most. Raises NotFound, Unauthorized, PeerError, InvalidSpec
+        """Fetch the blob with this digest into memory, and verify it; return its content. Raises
+        PeerError for a blob longer than `limit_bytes`, NotFound, Unauthorized, InvalidSpec
         (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> bytes:
@@ -178,12 +178,12 @@ class Registry:
         self, capability: str, fetch: Callable[[RegistryHost], Result], *, retry: bool = True
     ) -> Result:
         """Call `fetch` with each host that has the capability, in order, until a call succeeds;
-        return its result. `retry`: call again for a host that is unavailable.
+        return its result. `retry`: call `fetch` again for a host that is unavailable.
 
-        When every host fails, the error of the last host, the registry itself, decides what is
-        raised: NotFound, Unauthorized, InvalidSpec (a certificate of it cannot be used), or
-        PeerError, whose message begins with RegistryUnavailable when that host was unavailable.
-        Except for InvalidSpec, the message has the errors of all hosts.
+        When all hosts fail, raises the kind of error of the last host, which is the registry
+        itself: NotFound, Unauthorized, PeerError (its message begins with RegistryUnavailable if
+        that host was unavailable), or InvalidSpec for an unusable certificate. The message has the
+        errors of all hosts, except for InvalidSpec.
         """
         failures: list[Error] = []
         for host in self._hosts:
@@ -216,9 +216,11 @@ class Registry:
                 self._pause(host, failures, ATTEMPTS, error)
 
     def _pause(self, host: RegistryHost, failures: int, limit: int, error: HostUnavailable) -> None:
-        """Wait before the next attempt, at least as long as the host demands. Raises `error`
-        instead when `host` has failed too often (the registry itself: `limit` times, a mirror:
-        MIRROR_ATTEMPTS times), demands too long a wait, or is a mirror that refuses connections."""
+        """Wait before the next request to `host`, at least as long as `host` demands.
+
+        Raises `error` instead when `host` has failed `limit` times (a mirror: MIRROR_ATTEMPTS
+        times), demands too long a wait, or is a mirror that refuses connections.
+        """
         is_last = host is self._hosts[-1]
         retry_after_s = error.retry_after_s or 0.0
         if not is_last:
@@ -349,9 +351,9 @@ class Registry:
     def _response(
         self, host: RegistryHost, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a request for `what` with `RegistrySession.get`, logging in when the host requires
-        it. Return the response, of any status, and the redirected host as `get` does. Raises
-        HostUnavailable, Unauthorized."""
+        """Send a request for `what`, follow redirects, and log in when the host requires it. Return
+        the response, of any status, and the other host that a redirect led to ("" if there was
+        none). Raises HostUnavailable, Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
         return self._with_login(
             host, lambda login: self._session.get(host, url, headers | login, method)
@@ -362,9 +364,12 @@ class Registry:
         host: RegistryHost,
         send: Callable[[dict[str, str]], tuple[BaseHTTPResponse, str]],
     ) -> tuple[BaseHTTPResponse, str]:
-        """Call `send` with the Authorization header of the current login, if there is one; return
-        its result. When the host answers 401, log in and call `send` again; a 401 of a server that
-        a redirect led to is returned as it is. Raises HostUnavailable, Unauthorized."""
+        """Call `send` with the Authorization header of the current login, if there is one. When the
+        host answers 401, log in and call `send` again. Return the result of the last call.
+
+        `send` returns the response, and the other host that a redirect led to; a 401 of the other
+        host causes no login. Raises HostUnavailable, Unauthorized.
+        """
         response, other = send(self._authorization(host))
         if response.status == 401 and not other:
             response.close()
@@ -390,9 +395,12 @@ class Registry:
     def request(
         self, method: str, host: RegistryHost, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """Send a request, and do not follow redirects. Log in when the host requires it; not for an
-        iterator as the body, because an iterator cannot be sent twice: an earlier request must have
-        logged in. Raises HostUnavailable, Unauthorized."""
+        """Send a request without following redirects; return the response. Raises HostUnavailable,
+        Unauthorized.
+
+        Logs in when the host requires it, unless `body` is an iterator, which cannot be sent twice:
+        an earlier request must then have logged in.
+        """
 
         def send(login: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
             return self._session.send(method, host, url, headers | login, body), ""
@@ -469,8 +477,8 @@ class Registry:
             )
 
     def _refusal(self, host: RegistryHost, response: BaseHTTPResponse, what: str) -> Error:
-        """Return the error for a response whose status is a failure. Of the body it shows only the
-        registry's error code, because the body may echo secrets of the request."""
+        """Return the error for a response whose status is a failure. The message shows only the
+        registry's error code from the body, because the body may echo secrets of the request."""
         try:
             code = _CODE.search(
                 self._all(host, response, 64 << 10, "an error").decode("utf-8", "replace")
@@ -501,8 +509,8 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
 
 
 def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
-    """Return the error for an overloaded server. It has the seconds to wait of the Retry-After
-    header, so that the request is repeated after them."""
+    """Return the error for an overloaded server. The request is repeated after the seconds that the
+    response's Retry-After header demands."""
     retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
     if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
         message += f", and no more requests for {math.ceil(retry_after_s)} s"
@@ -510,9 +518,11 @@ def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Return the seconds to wait that a Retry-After header demands. `value` is a number of seconds,
-    a date (RFC 9110 section 10.2.3), or a time in seconds since 1970, as Docker Hub sends. `now`:
-    the time in seconds since 1970. None for any other value."""
+    """Return the seconds to wait that a Retry-After header demands; None for a malformed `value`.
+
+    `value`: a number of seconds, a date (RFC 9110 section 10.2.3), or seconds since 1970, as Docker
+    Hub sends. `now`: the current time in seconds since 1970.
+    """
     value = value.strip()
     # isascii(), because other scripts' digits are decimal, too, and no header has them.
     if value.isascii() and value.isdecimal() and len(value) < 12:

@@ -151,8 +151,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
 
 
 def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
-    """Return why a signed payload is not a claim about this image, for an error; "" if it is
-    one."""
+    """Return, for an error, why a signed payload is not about this image; "" if it is."""
     try:
         critical = typed.decode(payload, _Payload).critical
     except msgspec.MsgspecError:

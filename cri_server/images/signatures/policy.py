@@ -1,9 +1,9 @@
 """Reads the policy that says which images may be pulled: a containers-policy.json(5) with the
 requirements that need no GPG.
 
-The most specific scope of the transport `docker` decides: the image with its tag or digest, its
-repository, the namespaces around that, its registry, the domains around that (`*.example.com`), the
-whole transport, the default.
+The most specific scope of the transport `docker` decides. From the most to the least specific, a
+scope is the image with its tag or digest, its repository, a namespace, the registry, a domain with
+its subdomains (`*.example.com`), the whole transport, or the default.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def read(path: str) -> SignaturePolicy:
 
 
 def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:
-    """Return the scopes, each under its `normal_scope`. Raises ValueError when two of them become
-    the same scope."""
+    """Return the requirements of each scope by its `normal_scope`. Raises ValueError when two
+    scopes have the same normal form."""
     normal: dict[str, list[Requirement]] = {}
     written: dict[str, str] = {}
     for scope, requirements in scopes.items():
@@ -224,8 +224,8 @@ def identity_matches(identity: Identity, reference: Reference, claimed: str) -> 
 
 def _matches_image(signed: _SignedReference, name: str, reference: Reference) -> bool:
     """Return whether the signed reference means the pulled image: it has the repository `name` and
-    the pulled tag. For a pull by digest the tag is not compared, because the digest fixes the
-    content."""
+    the pulled tag. The tag is not compared when the image was pulled by digest, because the digest
+    fixes the content."""
     return signed.name == name and (bool(reference.digest) or signed.rest == f":{reference.tag}")
 
 

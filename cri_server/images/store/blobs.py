@@ -74,10 +74,10 @@ class Ingest(IncomingBlob):
         return self.digest
 
     def abandon(self) -> None:
-        """Close and remove the blob's file, unless the blob is committed. Another thread may still
-        be writing to it."""
+        """Close and remove the blob's file; does nothing after `commit`."""
         if self._fd < 0:
             return
+        # Another thread may still be writing to the file.
         Path(self._path).unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
@@ -111,8 +111,8 @@ class Blobs:
         return str(self._folders[algorithm_of(digest)] / hex_of(digest))
 
     def make_folder(self, digest: str) -> None:
-        """Create the folder for blobs of this digest's algorithm, if it is missing. The folder for
-        sha512 is created with the first such blob, as other programs do. Raises OSError."""
+        """Create the folder for blobs of this digest's algorithm, if it is missing. Raises
+        OSError."""
         _make_folder(self._folders[algorithm_of(digest)])
 
     def size(self, digest: str) -> int | None:

@@ -1,9 +1,9 @@
-"""The catalog of images: their names, which are stored in the layout's `index.json` and point to
-manifests, and lists that are derived from the names and manifests.
+"""The catalog of images: reads and writes their names in the layout's `index.json`, and lists the
+images by id, tag and digest.
 
 `index.json` is authoritative, so that skopeo and umoci see the same images. A name is a descriptor
 with an annotation: the full tag in `org.opencontainers.image.ref.name`, or only the repository in
-an annotation of ours (for an image that was pulled by digest, or whose tag has moved on).
+pyrunc's own annotation (for an image that was pulled by digest, or whose tag has moved on).
 `names.json` is a copy, which is read when `index.json` is damaged. When both are damaged, images
 are recovered, without names, from the manifests among the blobs. An incomplete image is not listed.
 """
@@ -42,8 +42,8 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """The image has no usable form: its blobs or tars are stored, but it cannot be mounted, and not
-    all of its layers are unpacked."""
+    """The image is neither mountable nor completely unpacked, but its blobs or tars are stored,
+    from which its layers can be made again."""
 
 
 @dataclass(slots=True)
@@ -185,9 +185,9 @@ class Catalog:
         return self._contents[name.target.digest]
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
-        """Return the content of the one manifest that `name_of` these references leads to; if there
-        is no such name, of each manifest of the image: they may differ in annotations and blobs.
-        Raises NotFound."""
+        """Return the content of the manifest that the first usable reference leads to (`name_of`),
+        as a list with one element. Without a usable reference, return the contents of all manifests
+        of the image, which may differ in annotations and blobs. Raises NotFound."""
         name = self.name_of(image_id, references)
         if name is not None:
             return [self.content_of(name)]
@@ -197,10 +197,11 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """Return the image's name that fits the first usable reference, None if no reference is
-        usable. A reference is usable if it names the image, or if one of the image's names has the
-        same repository. The returned name has no tag when the reference has a digest, or a tag that
-        now belongs to another image."""
+        """Return the image's name for the first usable reference; None if no reference is usable.
+
+        A reference is usable if it names the image, or if the image has a name in the reference's
+        repository. The returned name has a tag only if the reference is a tag of this image.
+        """
         names = self.names_of(image_id)
         for reference in references:
             name = self.name(reference)
@@ -247,8 +248,8 @@ class Catalog:
         }
 
     def used_indexes(self) -> set[str]:
-        """Return the chain id of the top layer, which names the index, of each image in the mounted
-        form."""
+        """Return the names of the indexes that images need: for each image in the mounted form, the
+        chain id of its top layer."""
         return {content.chain[-1] for content in self.mounted()}
 
     def mounted(self) -> list[Content]:
@@ -256,8 +257,8 @@ class Catalog:
         return [content for content in self._contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
-        """Return the diff ids of the tars that images need: to be mounted, or because the
-        compressed blob was removed."""
+        """Return the diff ids of the tars that images need: those of mounted images, and those that
+        have replaced a compressed blob."""
         return {
             diff_id
             for content in self._contents.values()
@@ -268,11 +269,11 @@ class Catalog:
     # ---- writing
 
     def load(self) -> list[Name]:
-        """Read the index, or repair it from its copy or from the blobs. Drop each incomplete image
-        with a line in the log.
+        """Read `index.json`; if it is damaged, restore it from `names.json` or from the blobs. Drop
+        each incomplete image with a line in the log.
 
-        Return the names of images whose layers must be made again. They are not listed until the
-        caller has done that and called `add`.
+        Return the names of images whose layers must be made again. These images are not listed
+        until the caller has made the layers and called `add`.
         """
         names = self._read_names()
         complete, contents, not_unpacked = [], {}, []
@@ -293,10 +294,13 @@ class Catalog:
         return not_unpacked
 
     def examine(self, target: Descriptor, mounted: bool | None = None) -> Content:
-        """Read the documents of an image, and check that all of its files are stored in one form.
-        Return its content in the mounted form if those files are stored and either `mounted` is
-        true (None: as `is_mounted` says) or layers are not unpacked; else in the unpacked form.
-        Raises Error, NotUnpacked."""
+        """Read an image's manifest and configuration, and check that its files are stored. Return
+        its content, in the mounted or the unpacked form.
+
+        If the files of both forms are stored, `mounted` decides; None keeps a listed image's form,
+        and gives another image the form of new ones. Raises NotUnpacked when the image is neither
+        mountable nor completely unpacked, Error.
+        """
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
         missing = next((c for c in content.chain if self._layers.get(c) is None), None)
@@ -318,7 +322,8 @@ class Catalog:
 
     def read(self, target: Descriptor) -> Content:
         """Read manifest and configuration of the image that `target` leads to, and check that each
-        layer has a stored blob or tar. Return the content, in the unpacked form. Raises Error."""
+        layer has a stored blob or tar. Return the content, in the unpacked form, without checking
+        that the layers are unpacked. Raises Error."""
         blobs: dict[str, int] = {}
 
         def read(descriptor: Descriptor) -> Manifest | ImageIndex:
@@ -359,9 +364,9 @@ class Catalog:
         self._replace(remaining, self._contents)
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
-        """Remove these names in memory only. On a full disk the caller then deletes the content of
-        their images, before it can write the index with `remove`. After a crash in between, the
-        index names incomplete images, which `load` drops."""
+        """Remove these names in memory only. For a full disk: the caller deletes the images'
+        content first, and writes the index by `remove` afterwards. After a crash in between, `load`
+        drops the incomplete images."""
         self._replace(self._without(names), self._contents)
 
     def _without(self, names: Iterable[Name]) -> list[Name]:
@@ -504,8 +509,8 @@ def repository_of(reference: str) -> str:
 
 
 def _name_after(name: Name, new: Name) -> Name | None:
-    """Return what becomes of `name` when `new` is added: itself; itself without its tag, when `new`
-    takes the tag for another image; None when `new` makes it superfluous."""
+    """Return what remains of `name` when `new` is added. If `new` takes its tag for another image,
+    `name` loses the tag; if `new` makes `name` superfluous, return None."""
     is_same_target = name.target.digest == new.target.digest
     if name.repository != new.repository:
         return None if is_same_target and new.repository and not name.repository else name
@@ -535,7 +540,7 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
 
 
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
-    """Return the names; a tag that several of them have stays at the first only. (Earlier versions
+    """Return the names; a tag that several names have stays at the first only. (Earlier versions
     stored spellings of one name as two, such as Docker.io/a:1 and docker.io/library/a:1.)"""
     tags: set[str] = set()
     unique = []

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class ImagePaths(Record):
-    """The paths of an image's files. `image`: the index and tars of a mounted image. `lower`: the
-    layers of an unpacked image, top first; `place`: an empty folder on which their overlay is
-    mounted."""
+    """The paths of an image's files. For a mounted image, `image` has its index and tars. For an
+    unpacked image, `lower` has its layers, top first, and `place` is an empty folder, the mount
+    point for their overlay."""
 
     image: MountedImage | None = None
     lower: Sequence[str] | None = None

@@ -23,8 +23,8 @@ _GZIP = 31  # zlib's window bits for a gzip member; its header has no time
 
 
 class PlainLayers(Blobs):
-    """The blobs of a layout for an export. In place of a layer's blob that was removed it has the
-    layer's tar, as an uncompressed blob."""
+    """The blobs of a layout for an export. A layer whose blob was removed is exported as its tar,
+    uncompressed."""
 
     def __init__(self, root: Path, files: LayerFiles) -> None:
         super().__init__(root)
@@ -70,8 +70,9 @@ def compressed(
     blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]
 ) -> Descriptor:
     """Compress the tar of a layer to a gzip blob in the layout; return its descriptor. The caller
-    must prevent a collection of the tar. `tick` is called for each MiB, and may raise. Raises
-    NotFound, DigestMismatch (the tar is damaged on disk), ResourceExhausted, OSError."""
+    must prevent collections of the store meanwhile (`Store.loading`). `tick` is called for each
+    MiB, and may raise. Raises NotFound, DigestMismatch (the tar is damaged on disk),
+    ResourceExhausted, OSError."""
     # isal has the levels 0 to 3.
     compressor = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP)
     content = hasher(algorithm_of(diff_id))

@@ -103,10 +103,9 @@ class LayerJobs:
     async def _decoding(
         self, zygote: Zygote, blob: int | Receiver, limits: UnpackLimits
     ) -> AsyncIterator[Receiver]:
-        """Provide a receiver from which the block reads the content of the blob, which a job
-        decodes. When the job fails, the block is cancelled. At the end of the block the job is
-        killed: by then all content was read, and a decoder that a malicious blob controls could
-        otherwise delay the end."""
+        """Decode a blob in a job, and provide a receiver from which the block reads the content.
+        When the job fails, the block is cancelled. The job is killed at the end of the block,
+        because a malicious blob could make the decoder hang."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
@@ -128,8 +127,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Hold a turn to build an index from complete tars, and a turn to keep a processor busy,
-        for the block."""
+        """Wait until another job may build an index and keep a processor busy. The block counts as
+        this job."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
 

@@ -1,6 +1,6 @@
 """Makes an image's layers from their blobs: as tars with one index, or as unpacked folders. The
-layers of an image are made in parallel. When another pull from the same registry makes one of them,
-this pull may wait for it (`sharing`)."""
+layers of an image are made in parallel. If another pull from the same registry makes one of the
+layers, this pull may wait for that one instead of making the layer itself."""
 
 from __future__ import annotations
 
@@ -66,14 +66,15 @@ async def _already_stored(descriptor: Descriptor, rate: Rate) -> None:
 class BlobSource:
     """Where the blobs of an image come from.
 
-    - `watch`: of the whole pull or load.
-    - `fetch`: downloads a blob into the layout. The default does nothing, for an image all of whose
-      blobs, or tars in their place, are stored.
+    - `watch`: cancels the pull or load when it makes no progress.
+    - `fetch`: downloads a blob into the layout. The default does nothing, for an image whose blobs,
+      or the tars that have replaced them, are stored.
     - `stream`: sends a blob to its decoder without storing it, or raises Interrupted. None: blobs
       cannot be streamed.
     - `origin`: the registry, "" for this node.
     - `is_listed`: the image is or was listed, so its layers have been verified.
-    - `rate`: measures the whole image; `fetch` and `stream` also get a Rate of the layer.
+    - `rate`: measures the download of the whole image. `fetch` and `stream` get a Rate of one
+      layer.
     """
 
     watch: Watch
@@ -86,12 +87,13 @@ class BlobSource:
 
 @dataclass(frozen=True, slots=True)
 class _LayerToUnpack:
-    """A layer to unpack from the blob `descriptor`. `chain`: the chain ids up to its own, bottom
-    first. `below`: the event of the next lower layer, None for the bottom one; `committed`: the
-    event of this layer; set when the layer is in the store.
+    """A layer to unpack from the blob `descriptor`.
 
-    `times`: how often the image contains the diff id. The layer is unpacked each time, because the
-    folder is stored under its chain id, which depends on the layers below.
+    - `chain`: the chain ids of the layers below and of this layer, bottom first.
+    - `committed`: is set when this layer is in the store.
+    - `below`: the event `committed` of the next lower layer; None for the bottom layer.
+    - `times`: how often the image contains the diff id. Each occurrence is unpacked on its own,
+      because its folder has another chain id.
     """
 
     chain: list[str]
@@ -132,7 +134,8 @@ class LayerMaker:
         mounted: bool | None = None,
     ) -> None:
         """Make all layers of an image in parallel: tars with an index if `mounted`, else unpacked
-        layers with their blobs. `mounted` None: as `Catalog.is_mounted` says.
+        layers with their blobs. `mounted` None: a listed image keeps its form, another image gets
+        the form of new ones.
 
         When one layer fails, the others are cancelled, and its error is raised: what `source`
         raises, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
@@ -159,7 +162,7 @@ class LayerMaker:
 
     def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
         """Return whether the image may use the stored layer: the image was listed, or the blob was
-        decoded to this diff id before. The module `verified` has the reasons."""
+        decoded to this diff id before (`verified.VerifiedLayers`)."""
         return source.is_listed or self._verified.has(layer.digest, diff_id)
 
     # ---- tars and their index
@@ -190,9 +193,11 @@ class LayerMaker:
     async def _index_meanwhile(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
     ) -> AsyncIterator[PartialTars | None]:
-        """Build the index during the block, which writes the tars and adds them to the provided
-        PartialTars. None is provided when that is not possible. If the index cannot be built this
-        way, there is none after the block, and the caller builds it from the complete tars."""
+        """Build the image's index while the block writes the tars. The block adds each tar to the
+        provided PartialTars; None is provided if the index cannot be built meanwhile.
+
+        The index may be missing after the block; the caller then builds it from the complete tars.
+        """
         if (
             source.stream is None
             or self._files.has_index(chain_id)
@@ -352,8 +357,9 @@ class LayerMaker:
         watch: Watch,
         partial: PartialTars | None = None,
     ) -> None:
-        """Build the EROFS metadata of the image `chain_id` from its layers' tars, and move it into
-        the store. With `partial` the tars are those that are still being written."""
+        """Build the index (EROFS metadata) of the image `chain_id` from its layers' tars, and move
+        it into the store. `partial`: the tars while they are still being written; None: the stored
+        tars."""
         # A layer that the image has several times is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []
@@ -385,8 +391,8 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Run `take`, which moves a finished file into the store, in a thread, to its end even when
-        the caller is cancelled."""
+        """Run `take`, which moves a finished file into the store, in a thread. Wait for its end
+        even when the caller is cancelled."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 

@@ -108,13 +108,13 @@ class Mounts:
 
     def drop_tar_pages(self) -> None:
         """Drop the page cache of the tars of mounted images (posix_fadvise(2),
-        POSIX_FADV_DONTNEED). A tmpfs keeps its pages.
+        POSIX_FADV_DONTNEED), except for mounts that were made since the last call. Blocking. A
+        tmpfs keeps its pages.
 
-        File data of a mounted image is in memory twice: as pages of EROFS, which its containers
-        share, and as pages of the tar that EROFS copied them from. Mounting with `directio` would
-        avoid the second copy, but a first start would then read from the disk what the pull has
-        just written. For the same reason mounts that were made since the last call are skipped.
-        Blocking.
+        The page cache has the files of a mounted image twice: as pages of EROFS, which its
+        containers share, and as pages of the tar that EROFS copied them from. The mount option
+        `directio` would avoid the second copy, but a first start would then read from the disk what
+        the pull has just written.
         """
         with self._lock:
             older = [mount for chain_id, mount in self._mounts.items() if chain_id in self._seen]
@@ -159,9 +159,9 @@ class Mounts:
 
 
 def name_of(image: MountedImage, fds: Sequence[int]) -> str:
-    """Return the name under which the image's mount is stored: a digest over the inode numbers,
-    sizes, times and fs-verity digests of its index and tars. (A mount holds these inodes, so no
-    other file gets their numbers while it is stored.) `fds`: of the index, then of the tars."""
+    """Return the name under which the image's mount is stored in the keeper: a digest over the
+    inode numbers, sizes, times and fs-verity digests of its index and tars. `fds`: the descriptors
+    of the index, then of the tars."""
     statuses = [os.fstat(fd) for fd in fds]
     files = repr(
         ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in statuses], list(image.digests))
@@ -205,8 +205,8 @@ def _opened(image: MountedImage) -> Iterator[list[int]]:
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: MountedImage) -> None:
-    """Check that the index was made for these tars, by their names and sizes. The kernel does not
-    check it, and would serve wrong data. Raises DamagedRecord."""
+    """Check by names and sizes that the index was made for these tars. The kernel does not check
+    this, and would serve wrong data. Raises DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
         raise DamagedRecord(f"{image.index} is cut short")

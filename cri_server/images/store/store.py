@@ -77,8 +77,8 @@ class Store:
         return disk_errors("write to the image store", str(self.root))
 
     async def open(self) -> None:
-        """Create or read the store, make the layers that listed images have lost again, and remove
-        content that no image needs.
+        """Create or read the store, make missing layers of listed images again, and remove content
+        that no image needs.
 
         Raises Unsupported when images are to be mounted and this kernel cannot mount them.
         """
@@ -264,7 +264,7 @@ class Store:
         }
 
     def discard(self, entry: UnusedEntry) -> bool:
-        """Remove `entry`, a result of `unused`. Return False, and keep the entry, while a pull may
+        """Remove `entry`, a result of `unused`. Return False, and keep the file, while a pull may
         need it. Raises OSError."""
         with self._collecting:
             leased = self._leases.current()

@@ -2,9 +2,9 @@
 is renamed to that path, and is removed by renaming it into the trash.
 
 A chain id stands for a layer and all layers below it (image specification, "Layer ChainID"), so two
-images share their common lower layers. A layer's tree depends on the layers below in one thing: a
-directory that the tar needed but did not describe (`a/b` without `a`) gets its attributes from the
-layers below, because overlayfs shows the attributes of the topmost layer that has the directory.
+images share their common lower layers. A tree depends on the layers below only for a directory that
+the tar needs but does not describe (`a/b` without `a`). Such a directory gets its attributes from
+the layers below, because overlayfs shows the attributes of the topmost directory.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Layers:
         return self._path(chain_id) / TREE
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
-        """Return the trees of a chain as lower directories for overlayfs, top first: without the
-        layers below an opaque root, and an empty folder for an empty chain. Raises NotFound."""
+        """Return the layers' trees as lower directories for overlayfs, top first. Layers that an
+        opaque root hides are left out; an empty chain gives an empty folder. Raises NotFound."""
         return self._visible(chain) or [self._empty]
 
     def _visible(self, chain: Sequence[str]) -> list[Path]:
@@ -170,9 +170,8 @@ class Layers:
 
 def refuse_links(folder: str) -> None:
     """Check that `folder` has a directory as its tree and a regular file as its record, before they
-    are opened by name. (The process that made them has read hostile bytes: it might have made a
-    link to the host's files in place of the tree, or a pipe, which blocks readers, in place of the
-    record.) Raises NotFound, DamagedRecord."""
+    are opened by name. A malicious layer could have made the process that unpacked it leave a
+    symbolic link or a pipe there. Raises NotFound, DamagedRecord."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:
             status = os.stat(os.path.join(folder, name), follow_symlinks=False)

@@ -1,22 +1,21 @@
 """Records which blobs were decoded to which layers, so that an image may share a stored layer.
 
-A caller has the right to an image's content if *the image's registry serves the manifest and the
-configuration to the caller's credentials*. A registry grants pulls per repository (distribution's
-token scope `repository:NAME:pull`), so a registry that serves these two would also serve the
-layers. Digests alone prove nothing, since any user may write any digest into a manifest:
+A pull may use stored content only if the registry serves the image's manifest and configuration to
+the pull's credentials. A registry grants pulls per repository (distribution's token scope
+`repository:NAME:pull`), so it would then also serve the layers. Digests alone prove nothing,
+because any user may write any digest into a manifest:
 
-- the configuration is fetched with each pull and its digest checked, never taken from the store by
-  its digest (the image id, which `kubectl` shows to everyone who may see the pod);
-- a manifest is taken from the store only for the repository that has served it before, and only
-  when that registry answers a HEAD, with these credentials, that the reference still means it;
-- a stored layer (blob, tar or folder) is shared only with a manifest that names both its blob and
-  its diff id, and only for a pair that was verified when the blob was decoded. A foreign diff id
-  over another blob, or a foreign blob under another diff id, is downloaded and verified like any
-  layer.
+- The configuration is fetched with each pull and its digest checked. It is never taken from the
+  store by its digest, the image id, which `kubectl` shows to everyone who may see the pod.
+- A manifest is taken from the store only for the repository that has served it before, and only if
+  a HEAD with these credentials shows that the reference still means it.
+- A stored layer (blob, tar or folder) is shared only with a manifest that names both its blob and
+  its diff id, and only if that blob was decoded to that diff id on this node. Any other pair of
+  digests is downloaded and verified.
 
-A HEAD of each layer would prove no more: an attacker's registry answers 200 to all of them. The
-remaining capability is the pair of a layer's two digests, 256 bits each: a client that got it from
-a registry could have kept the content itself.
+A HEAD of each layer would prove no more, because an attacker's registry answers 200 to all of them.
+A client that knows both digests of a layer must have got them from a registry that served it the
+content as well.
 """
 
 from __future__ import annotations
