@@ -103,7 +103,7 @@ def _read(folder: Path, read: Callable[[Path], Object]) -> dict[Path, Object | E
 
 
 def _readable(objects: dict[Path, Object | Exception]) -> list[Object]:
-    """Return the objects. Renames the files of records that could not be read."""
+    """Return the objects that could be read. Renames the files of the other records."""
     for path, item in objects.items():
         if isinstance(item, Exception):
             _put_aside(path, item)
@@ -145,8 +145,7 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
 
 
 def _end_checkpoint(services: Services, container: Container) -> None:
-    """Drop a checkpoint that the server's death interrupted, and thaw the container, which is
-    frozen during a checkpoint."""
+    """Remove a checkpoint that the server's death interrupted, and thaw its container."""
     work = services.paths.checkpoint_work(container.id)
     try:
         target = (work / UNFINISHED).read_bytes()
@@ -168,27 +167,27 @@ def _record_exits_at_boot(services: Services, containers: list[Container]) -> No
 
 
 def unfinished_sandboxes(services: Services) -> list[str]:
-    """Return ids of sandboxes that have folders but no record, so that no client knows them."""
+    """Return the ids of sandboxes with folders but no record. No client knows these ids."""
     paths, sandboxes = services.paths, services.index.sandboxes
     ids = _ids_with_folders(paths.sandbox_states, paths.sandbox_records)
     return [name for name in ids if sandboxes.find(name) is None]
 
 
 def unfinished_containers(services: Services) -> list[str]:
-    """Return ids of containers that have folders but no record."""
+    """Return the ids of containers with folders but no record."""
     paths, containers = services.paths, services.index.containers
     ids = _ids_with_folders(paths.container_states, paths.container_records)
     return [name for name in ids if containers.find(name) is None]
 
 
 def _ids_with_folders(states: Path, records: Path) -> set[str]:
-    """Return the names of all entries of `states`, and of the folders in `records`, where each name
-    with a dot is a file."""
+    """Return the ids of objects that have a state folder in `states`, or a folder beside the record
+    files in `records`."""
     return {*entries(states), *(name for name in entries(records) if "." not in name)}
 
 
 async def drop_sandbox(services: Services, identifier: str) -> None:
-    """Drop a sandbox whose RunPodSandbox was not finished: no client knows its id."""
+    """Remove what an unfinished RunPodSandbox has left: processes, network and folders."""
 
     async def detach(netns_path: str | None) -> None:
         await _detach(services, identifier, netns_path)
@@ -199,7 +198,7 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
 
 
 async def _detach(services: Services, identifier: str, netns_path: str | None) -> None:
-    """Detach the network; a plugin that fails or hangs is only logged."""
+    """Detach the sandbox's network. A plugin that fails or hangs is only logged."""
     # A hanging plugin must not delay the start; `network.reconcile` calls it again.
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -212,8 +211,8 @@ async def _detach(services: Services, identifier: str, netns_path: str | None) -
 
 
 async def drop_container(services: Services, identifier: str) -> None:
-    """Drop a container that has no record or no sandbox, because its creation or removal was
-    interrupted."""
+    """Remove a container without a record or a sandbox, which an interrupted creation or removal
+    has left."""
     await unfinished.end_container(services.paths, identifier)
     await disk.remove_record(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)

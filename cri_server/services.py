@@ -29,8 +29,8 @@ from cri_server.zygote.client import Zygote
 
 @dataclass(slots=True)
 class Services:
-    """The objects that verbs use. `running`: the running operations by key; a repeated call waits
-    for the operation of the first one."""
+    """The objects that verbs use. `running`: the operations in progress by key; a repeated call
+    waits for the operation of the first call."""
 
     config: Config
     node: NodeFacts
@@ -60,10 +60,11 @@ class Services:
         self.timeline = Ring(self.paths.root / "timeline")
 
     def pod(self, sandbox: Sandbox) -> Pod:
-        """Return the pod of a sandbox, through which verbs call its shim."""
+        """Return the object through which verbs call the shim of `sandbox`."""
         return Pod(self.shims, sandbox)
 
     def pod_of(self, container: Container) -> Pod | None:
-        """Return the pod of a container; None if its sandbox is gone."""
+        """Return the object through which verbs call the shim of `container`; None if the sandbox
+        is gone."""
         sandbox = self.index.sandboxes.find(container.sandbox_id)
         return None if sandbox is None else self.pod(sandbox)

@@ -1,7 +1,8 @@
-"""Pod: the operations of a pod's shim that the server's verbs use, one method for each.
+"""Pod: the operations on a sandbox and its containers that the pod's shim carries out for the
+server's verbs.
 
-The shim may be killed, be silent or be replaced at any time (`cri_server.pod.shims`). Methods that
-start or change something raise Unavailable then; methods that end something work without the shim.
+A shim may be killed, replaced or stop answering at any time (`cri_server.pod.shims`). Methods that
+start or change something then raise Unavailable. Methods that end something work without a shim.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Pod:
         return self._shims.is_silent(self._sandbox)
 
     def require_shim(self) -> None:
-        """Check that the pod's shim answers. Raises Unavailable when it does not, or is gone."""
+        """Raise Unavailable unless the pod has a shim that answers."""
         self._shims.get(self._sandbox)
 
     async def assign_shim(self, *, network: bool) -> str | None:
@@ -62,8 +63,8 @@ class Pod:
         return await shield_until_done(self._shims.start(self._sandbox, network=network))
 
     async def reach(self) -> bool:
-        """Connect to the pod's shim, or have another one take over. Return whether a shim
-        answers."""
+        """Connect to the pod's shim; if the shim is dead, have another shim take over the pod.
+        Return whether a shim answers."""
         return await self._shims.reach(self._sandbox)
 
     async def wait_taken_over(self) -> None:
@@ -71,11 +72,12 @@ class Pod:
         await self._shims.drain(self._sandbox)
 
     async def release_shim(self) -> None:
-        """Have the shim drop the pod. Raises WrongState while something runs in it."""
+        """Have the shim stop serving the pod. Raises WrongState while a process of the pod runs."""
         await self._shims.shutdown(self._sandbox)
 
     async def end(self) -> None:
-        """Have the shim drop the pod; a shim that does not answer is killed."""
+        """Have the shim stop serving the pod. If the shim does not answer, kill it and all
+        processes of the pod."""
         try:
             async with asyncio.timeout(SHIM_TIMEOUT_S):
                 await self.release_shim()
@@ -87,7 +89,7 @@ class Pod:
             await self._kill_pod()
 
     async def _kill_pod(self) -> None:
-        """Kill the shim, which does not answer, and all processes of the pod."""
+        """Kill the unresponsive shim and all processes of the pod."""
         await self._shims.kill_pod(self._sandbox)
 
     async def _abandon(self, what: str, waited_s: float) -> None:
@@ -108,8 +110,8 @@ class Pod:
         return started.netns_path
 
     async def stop_pause(self, boot_id: str) -> None:
-        """End the pause process. If no shim does it, the server kills the process by its pid, but
-        only if it was started in this boot: `boot_id` is the current one."""
+        """End the pause process. Without a shim the server kills the process by its pid, but only
+        if the process was started in the current boot, whose id is `boot_id`."""
         sandbox, client = self._sandbox, self._shims.find(self._sandbox)
         try:
             if client is not None:
@@ -138,10 +140,12 @@ class Pod:
     async def create(
         self, container: Container, request: messages.CreateContainer, fds: Sequence[int]
     ) -> None:
-        """Have the shim compile the container and create its cgroup. `fds`: the descriptors of the
-        request's images and opened mount sources, which the caller keeps. Raises Error;
-        DeadlineExceeded when the shim does not answer in time: it is killed, and another shim takes
-        over its pods."""
+        """Have the shim compile the container and create its cgroup. `fds`: descriptors of the
+        request's images and opened mount sources; the caller closes them.
+
+        Raises Error. When the shim does not answer in time, kills the shim, so that another shim
+        takes over its pods, and raises DeadlineExceeded.
+        """
         shim, client = self._sandbox.shim, self._shims.get(self._sandbox)
         with span("compile"):
             try:
@@ -158,7 +162,8 @@ class Pod:
         container.has_cgroup = groups.place(container.cgroups_path, container.id).exists()
 
     def is_created(self, container: Container) -> bool:
-        """Whether the pod's shim has the compiled container, and its cgroup exists."""
+        """Whether the container can be started: its shim still has the compiled container, and the
+        cgroup that the shim made for it still exists."""
         if container.created_in is None or container.created_in != self._sandbox.shim:
             return False
         # An external runtime makes the cgroup at the start, and so does CRIU.
@@ -167,8 +172,8 @@ class Pod:
         return groups.place(container.cgroups_path, container.id).exists()
 
     async def drop(self, container: Container) -> None:
-        """Drop the compiled container that will not be started, and its cgroup. Does nothing after
-        the start."""
+        """Have the shim discard a compiled container before its start, and remove the container's
+        cgroup. Does nothing once the container was started."""
         if container.process is not None:
             return
         container.created_in = None
@@ -181,8 +186,8 @@ class Pod:
         await orphans.kill_group(container.cgroups_path, container.id)
 
     async def start(self, container: Container) -> None:
-        """Start a created container. Raises Error: Unavailable when no shim answers; when the start
-        itself has failed, the shim has written the exit record."""
+        """Start a created container. Raises Unavailable when no shim answers, another Error when
+        the start fails; the shim has then written the container's exit record."""
         container.created_in = None
         started = await self._shims.get(self._sandbox).start_container(container.id)
         add_remote_spans(started.parts)
@@ -190,10 +195,13 @@ class Pod:
         container.started_at_ns = started.started_at_ns
 
     async def stop(self, container: Container, signal: int, timeout_s: float) -> None:
-        """Send `signal` to the container, and SIGKILL after `timeout_s`; return when it has ended.
-        If the shim dies meanwhile, the shim that takes over continues the stop; if none takes over,
-        the container is killed. Raises DeadlineExceeded when SIGKILL does not end the container,
-        Unavailable when `SHIMS_LIMIT` shims have died."""
+        """Send `signal` to the container, and SIGKILL after `timeout_s`; return when the container
+        has ended.
+
+        If the shim dies meanwhile, the shim that takes over continues the stop. If no shim takes
+        over, the server kills the container. Raises DeadlineExceeded when SIGKILL does not end the
+        container, Unavailable after the loss of `SHIMS_LIMIT` shims.
+        """
         for _ in range(SHIMS_LIMIT):
             if not await self.reach():
                 await self._kill_pod()
@@ -210,7 +218,8 @@ class Pod:
         )
 
     async def _stop(self, container: Container, signal: int, timeout_s: float) -> None:
-        """Stop the container by its shim. Raises PeerError when the shim is lost."""
+        """Have the shim stop the container. Raises PeerError when the connection to the shim is
+        lost."""
         client = self._shims.get(self._sandbox)
         patience_s = max(timeout_s, 0.0) + SHIM_TIMEOUT_S
         try:
@@ -243,15 +252,15 @@ class Pod:
             )
 
     async def reopen_log(self, container: Container) -> None:
-        """Have the shim write to a new file at the log's path, which exists when this returns.
-        Raises Error."""
+        """Have the shim continue the container's log in a new file at the log's path; return when
+        the file exists. Raises Error."""
         await self._shims.get(self._sandbox).reopen_log(container.id)
 
     async def attach(
         self, container: Container, *, stdin: bool, stdout: bool, stderr: bool
     ) -> SessionStreams:
-        """Return pipes to the container's new output and its stdin, for the streams that are True.
-        Raises Error."""
+        """Attach to a running container: return pipes to its stdin and from its stdout and stderr,
+        for those streams that are True. The pipes begin with new output. Raises Error."""
         client = self._shims.get(self._sandbox)
         return await client.attach(container.id, stdin=stdin, stdout=stdout, stderr=stderr)
 
@@ -272,8 +281,9 @@ class Pod:
         tty: bool,
         **streams: bool,
     ) -> ExecSession:
-        """Start an OCI process object in the container and return its session. `streams`: which of
-        `stdin`, `stdout`, `stderr` the session has. Raises Error."""
+        """Run a command in the container and return its session. `process`: the command as an OCI
+        process object; `streams`: which of `stdin`, `stdout` and `stderr` the session has. Raises
+        Error."""
         with span("execute"):
             client = self._shims.get(self._sandbox)
             session = await client.exec(container.id, exec_id, process, tty=tty, **streams)
@@ -281,7 +291,8 @@ class Pod:
         return session
 
     async def kill_exec(self, exec_id: str) -> None:
-        """Kill a session with its descendants. Does nothing if the session or the shim is gone."""
+        """Kill the command of an exec session with its descendants. Does nothing if the session or
+        the shim is gone."""
         client = self._shims.find(self._sandbox)
         try:
             if client is not None:
@@ -292,7 +303,7 @@ class Pod:
             log.debug("cannot kill exec session %s: %s", exec_id, error)
 
     async def resize_exec(self, session: ExecSession, width: int, height: int) -> None:
-        """Set the size of the session's terminal, in characters. Raises Error."""
+        """Set the size of the exec session's terminal, in characters. Raises Error."""
         if not session.exited.done():
             client = self._shims.get(self._sandbox)
             await client.resize(width, height, exec_id=session.exec_id)

@@ -1,9 +1,9 @@
-"""Starts and replaces the node's shims: `[shims] count` processes, forked with the server before
-they are needed, each of which serves many pods.
+"""Starts and replaces the node's shim processes. The zygote forks `[shims] count` shims when the
+server starts, before any pod needs them; each shim serves many pods.
 
-A shim outlives the server as long as it has pods, and is used again by a server of the same
-version. A shim of another version gets no more pods. A shim that dies is replaced;
-`cri_server.pod.shims` moves its pods to another one.
+A shim with pods outlives the server. The next server uses it for new pods only if both have the
+same version. When a shim dies, a new one replaces it, and `cri_server.pod.shims` moves its pods to
+another shim.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ RESTART_S = 1.0  # between two attempts to replace a shim
 
 
 def default_count() -> int:
-    """Return the number of processors, at most `DEFAULT_LIMIT`: a shim is one thread."""
+    """Return how many shims to run by default: one per processor, because a shim is
+    single-threaded, but at most `DEFAULT_LIMIT`."""
     return min(os.cpu_count() or 1, DEFAULT_LIMIT)
 
 
 class ShimProcess:
-    """A living shim, with the connection to its own folder. `silent`: it does not answer at the
-    moment. `taking`: how many `take_pod` calls to it are under way."""
+    """A living shim: its own folder, the connection to its socket there, and its identity.
+    `silent`: the shim does not answer at the moment; `taking`: the number of unfinished `take_pod`
+    calls."""
 
     def __init__(self, folder: Path, client: ShimClient, process: ProcessIdentity) -> None:
         self.folder, self.client, self.process = folder, client, process
         self.silent, self.taking = False, 0
 
     async def await_answer(self) -> None:
-        """Wait until the shim answers again, or is dead."""
+        """Wait until the shim answers again or is dead."""
         try:
             await self.client.shim()
         except Error:
@@ -78,18 +80,18 @@ class ShimProcesses:
         await asyncio.shield(self._started)
 
     def of_this_version(self) -> set[ProcessIdentity]:
-        """Return the living shims of this server's version: only they get new pods."""
+        """Return the living shims of this server's version. Only these shims get new pods."""
         return {shim.process for shim in self._shims}
 
     async def remove_outdated(self, process: ProcessIdentity) -> None:
-        """Remove the folder of the shim `process`, which is of another version and has ended."""
+        """Remove the folder of `process`, a shim of another version, after it has ended."""
         folder = self._outdated.pop(process, None)
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def renew(self) -> None:
-        """Fork new shims below the living keeper for the next pods. The old shims keep their pods,
-        and end with the last of them. Raises Error."""
+        """Replace the shims for new pods: fork new shims from the zygote below the current keeper.
+        Each old shim keeps its pods, and ends with the last of them. Raises Error."""
         old = list(self._shims)
         for _ in old:
             await self._fork()
@@ -117,9 +119,12 @@ class ShimProcesses:
         *,
         network: bool,
     ) -> tuple[ProcessIdentity, str | None]:
-        """Have the shim with the fewest `pods` serve another pod; fork a shim if none lives. Return
-        the shim and, with `network`, the path of the pod's new network namespace. Raises
-        Unavailable when the shim does not answer, and the errors of the fork."""
+        """Have the least loaded shim serve a new pod; fork a shim if none lives. `pods`: the number
+        of pods by shim. Return the shim and, with `network`, the path of the pod's new network
+        namespace.
+
+        Raises Unavailable when the shim does not answer, and the errors of the fork.
+        """
         await self.ready()
         while True:
             shim = self._least_loaded(pods) or await self._fork()

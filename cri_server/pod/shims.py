@@ -1,11 +1,12 @@
-"""Connects each living sandbox to its shim, and enters the exits that shims report into the index.
-When a shim dies, another one takes over those of the pod's processes that the keeper has
-(`keeper`); the others are killed, because a container whose exit cannot be observed must not be
-reported as running.
+"""Connects each living sandbox to its shim, and updates the index when a shim reports an exit.
 
-While a shim lives but does not answer (stopped, starved, waiting for a disk), the server waits for
-it and derives the pod's state from its processes: a container runs while its first process does,
-and its state is unknown afterwards.
+When a shim dies, another shim takes over its pods' processes, as far as the keeper has stored their
+descriptors. The server kills all other processes of these pods, because it could not observe their
+exits and must not report them as running.
+
+When a shim lives but does not answer (stopped, starved, waiting for a disk), the server waits for
+it. Meanwhile it derives the pod's state from the processes: a container is running while its first
+process lives, and its state is unknown afterwards.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Shims:
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """Return the connection to the sandbox's shim; None without a shim, and when the shim does
-        not answer or has not taken over the whole pod yet."""
+        """Return the connection to the sandbox's shim. None if there is no shim, if it does not
+        answer, or if it has not yet taken over the whole pod."""
         return None if sandbox.id in self._taking_over else self._connection(sandbox)
 
     def _connection(self, sandbox: Sandbox) -> ShimClient | None:
@@ -95,7 +96,8 @@ class Shims:
         return sandbox.id in self._answers
 
     def count(self) -> dict[str, int]:
-        """Return how many shims are connected, and how many live but do not answer."""
+        """Return the number of pods whose shim is connected, and of pods whose shim lives but does
+        not answer."""
         return {"connected": len(self._clients), "silent": len(self._answers)}
 
     async def start(self, sandbox: Sandbox, *, network: bool = False) -> str | None:
@@ -111,8 +113,8 @@ class Shims:
         return path
 
     def _has_dropped_pod(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim has dropped this pod: a shim that drops a pod removes its shim
-        record from the pod's folder."""
+        """Whether the sandbox's shim has stopped serving this pod: it then removes its shim record
+        from the pod's folder."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
@@ -170,8 +172,8 @@ class Shims:
             )
 
     async def _await_answer(self, sandbox: Sandbox) -> None:
-        """Ask for the shim's state until it answers or is dead; connect again after each refused or
-        lost connection."""
+        """Request the shim's state until the shim answers or is dead; connect again after each
+        refused or lost connection."""
         while True:
             try:
                 client = await self._open(sandbox)
@@ -207,8 +209,8 @@ class Shims:
             return
 
     async def _end_earlier(self, sandbox: Sandbox, state: messages.PodState) -> None:
-        """End the pod's shim of the earlier version, so that the caller can have another one take
-        over. If that fails, the shim stays, and the caller tries again."""
+        """End a shim of the previous server version, so that the caller can move the pod to another
+        shim. A failure is logged; the shim then continues, and the caller tries again."""
         self._apply_state(sandbox, state)
         self._taking_over.add(sandbox.id)
         delay_s = 0.0
@@ -231,16 +233,16 @@ class Shims:
             orphans.read_records(self._paths, container)
 
     def _save_stdins(self, shim: ProcessIdentity | None) -> None:
-        """Copy the writing ends of the stdin pipes of all containers of `shim`, which is about to
-        be ended. Does nothing for None."""
+        """Copy the writing ends of the stdin pipes of all containers of `shim` before the server
+        ends it. Does nothing for None."""
         if shim is not None:
             for sandbox in self._index.sandboxes:
                 if sandbox.shim == shim:
                     self._stdins.take(shim, self._index.containers_of(sandbox))
 
     async def _take_over(self, sandbox: Sandbox) -> bool:
-        """Have another shim take over the pod of a dead one, if the keeper has entries of the pod.
-        Return whether one has taken over."""
+        """Have another shim take over a pod whose shim is dead, if the keeper stores descriptors of
+        the pod's processes. Return whether another shim has taken over."""
         if sandbox.phase != "ready":
             return False
         stored = await self.stored.ids()
@@ -313,8 +315,8 @@ class Shims:
     async def _take_over_rest(
         self, sandbox: Sandbox, client: ShimClient, state: messages.PodState
     ) -> messages.PodState:
-        """Complete a take-over during which the server was killed: have the shim take over the
-        remaining processes. Return its new state."""
+        """Complete a take-over that the server's death interrupted: have the shim take over the
+        remaining processes. Return the shim's new state of the pod."""
         ids = {entry.id for entry in state.containers}
         containers = self._index.containers_of(sandbox)
         rest = [
@@ -340,16 +342,16 @@ class Shims:
             return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:
-        """Return the connection to the shim that takes over. Raises Unavailable when this shim,
-        too, has died."""
+        """Return the connection to the shim that is taking over the pod. Raises Unavailable when
+        this shim has died, too."""
         client = self._connection(sandbox)
         if client is None:
             raise Unavailable(f"the shim that takes over sandbox {sandbox.id} has ended, too")
         return client
 
     async def _write_move(self, sandbox: Sandbox) -> None:
-        """Save which shim serves the pod now. A failure is only logged: a server that reads the old
-        record asks the shim (`_finish_take_over`)."""
+        """Save which shim serves the pod now. A failure is only logged, because after a restart the
+        server asks the shim (`_finish_take_over`)."""
         try:
             await self.on_moved(sandbox)
         except (Error, OSError) as error:
@@ -358,8 +360,9 @@ class Shims:
             )
 
     async def _finish_take_over(self, sandbox: Sandbox, state: messages.PodState) -> None:
-        """Complete a take-over during which the server was killed: save the new shim, and end
-        containers that the keeper does not have, because their exits could not be observed."""
+        """Complete a take-over that the server's death interrupted: save which shim serves the pod,
+        and end the containers that this shim has not taken over, because nothing observes their
+        exits."""
         ids = {entry.id for entry in state.containers}
         for container in self._index.containers_of(sandbox):
             if container.exit is None and container.process is not None and container.id not in ids:
@@ -386,7 +389,8 @@ class Shims:
             answer.cancel()
 
     def _derive_states(self, sandbox: Sandbox) -> None:
-        """Derive the states of a pod whose shim is silent from its processes and cgroups."""
+        """Derive the states of a pod whose shim does not answer from its processes and exit
+        records."""
         pause_was_alive = sandbox.pause_alive
         sandbox.pause_alive = bool(sandbox.pause and sandbox.pause.alive())
         if pause_was_alive and not sandbox.pause_alive:
@@ -426,14 +430,14 @@ class Shims:
                 self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
-        """Record an unknown exit for a container whose folder, and with it its exit record, was
-        deleted."""
+        """Set an unknown exit for a container whose state folder was deleted, and with the folder
+        the exit record."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
             container.set_exit(Exit.unknown(container.created_at_ns))
 
     def _restore_folder(self, container: Container) -> None:
-        """Make the container's folder again if it was deleted: the shim writes the exit record
-        there."""
+        """Make a container's deleted state folder again, because the shim will write the exit
+        record there."""
         folder = self._paths.container_state(container.id)
         try:
             folder.mkdir(mode=0o700)
@@ -451,9 +455,9 @@ class Shims:
         )
 
     async def replace_outdated(self) -> None:
-        """End the shims of another version, one after the other, and have shims of this version
-        take over their pods. A shim stays until its pods end if the keeper lacks an entry of any of
-        them."""
+        """End the shims of other versions, one at a time, and have shims of this version take over
+        their pods. A shim with a running process that the keeper cannot hand over continues until
+        its pods end."""
         current = self.processes.of_this_version()
         pods: dict[ProcessIdentity, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
@@ -484,7 +488,7 @@ class Shims:
         await self.drain(sandbox)
 
     async def kill_pod(self, sandbox: Sandbox) -> None:
-        """Kill the shim, which does not answer, and end all processes of the pod."""
+        """Kill the pod's unresponsive shim and end all processes of the pod."""
         awaited = self._answers.pop(sandbox.id, None)
         if awaited is not None:
             awaited.cancel()
@@ -492,8 +496,8 @@ class Shims:
         await self._end_once(sandbox)
 
     async def shutdown(self, sandbox: Sandbox) -> None:
-        """Have the shim drop the pod. Does nothing when the shim is gone. Raises WrongState while
-        something runs in the pod."""
+        """Have the shim stop serving the pod. Does nothing when the shim is gone. Raises WrongState
+        while a process of the pod runs."""
         client = self.find(sandbox)
         if client is not None:
             await client.shutdown()
@@ -503,15 +507,15 @@ class Shims:
         sandbox.reachable = False
 
     def drop(self, sandbox: Sandbox) -> None:
-        """Close the connection to a shim that does not answer."""
+        """Close the connection to the pod's unresponsive shim."""
         client = self._forget(sandbox)
         if client is not None:
             client.close()
         sandbox.reachable = False
 
     def _forget(self, sandbox: Sandbox) -> ShimClient | None:
-        """Remove the sandbox from the connected ones; return the connection to its shim, if there
-        was one, for the caller to close."""
+        """Remove the sandbox's connection and return it, for the caller to close; None without a
+        connection."""
         self._pods.pop(sandbox.id, None)
         return self._clients.pop(sandbox.id, None)
 
@@ -526,8 +530,8 @@ class Shims:
         self.processes.close()
 
     async def drain(self, sandbox: Sandbox | None = None) -> None:
-        """Wait until running reconnections and clean-ups after the loss of a shim have ended, for
-        this sandbox or for all."""
+        """Wait until running reconnections, and clean-ups after the loss of a shim, have ended:
+        those of `sandbox`, or all."""
         all_tasks = [*self._ending.items(), *self._reconnecting.items()]
         tasks = [task for name, task in all_tasks if sandbox is None or name == sandbox.id]
         if tasks:
@@ -557,16 +561,20 @@ class Shims:
         task.add_done_callback(lambda task: self._reconnecting.pop(sandbox.id, None))
 
     async def drop_unknown(self) -> None:
-        """Drop the keeper's entries that belong to no pod. A shim leaves an entry when it is killed
-        between the end of a process and the drop of its entry. End earlier shims whose children
-        ended without a server."""
+        """Have the keeper close the descriptors that it stores for unknown pods and for ended or
+        unknown containers. A shim leaves such descriptors when it is killed after the end of a
+        process and before its report to the keeper.
+
+        Also kills the stopped shims of the previous version whose children have all ended.
+        """
         ids = {sandbox.id for sandbox in self._index.sandboxes}
         ids |= {container.id for container in self._index.containers if container.exit is None}
         await self.stored.drop(*(await self.stored.ids(tries=1) - ids))
         self._earlier.end_stopped()
 
     async def _end_once(self, sandbox: Sandbox) -> None:
-        """Run `end_orphans` for the sandbox; if a run is under way, wait for it instead."""
+        """Run `end_orphans` for the sandbox. If a run for this sandbox is under way, wait for that
+        run instead."""
         task = self._ending.get(sandbox.id)
         if task is None:
             task = asyncio.get_running_loop().create_task(self.end_orphans(sandbox))
@@ -575,11 +583,11 @@ class Shims:
         await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
-        """Read the records of the sandbox's dead shim, and end the pause process and the containers
-        that still run.
+        """End what a dead shim has left: read the shim's records, then end the sandbox's pause
+        process and the containers that still run.
 
-        Their output is not read any more and their exit codes are lost, so they end with reason
-        Unknown.
+        Nothing reads these containers' output any more and their exit codes are lost, so they end
+        with reason Unknown.
         """
         # First of all: a client that sees an ended container must also see that the pod is not
         # ready.

@@ -23,8 +23,8 @@ class StdinPipes:
         self._pipes: dict[str, int] = {}
 
     def take(self, shim: ProcessIdentity, containers: Iterable[Container]) -> None:
-        """Copy the shim's writing ends of the stdin of these containers. Containers whose stdin is
-        no pipe are skipped."""
+        """Copy the shim's writing ends of these containers' stdin pipes. Skips containers whose
+        stdin is not a pipe."""
         for container in containers:
             self.close(container.id)
             if container.config.stdin and not container.config.tty and container.process:
@@ -33,13 +33,14 @@ class StdinPipes:
                     self._pipes[container.id] = pipe
 
     def pop(self, container: Container) -> list[int]:
-        """Return a list with the container's writing end, which the caller closes; empty if there
-        is none."""
+        """Return the writing end of the container's stdin in a list; the caller closes it. The list
+        is empty without one."""
         pipe = self._pipes.pop(container.id, None)
         return [] if pipe is None else [pipe]
 
     def close(self, *container_ids: str) -> None:
-        """Close the writing ends of these containers, or of all."""
+        """Close the writing ends of these containers' stdin, or of all containers without
+        arguments."""
         for identifier in container_ids or list(self._pipes):
             pipe = self._pipes.pop(identifier, None)
             if pipe is not None:
@@ -47,8 +48,8 @@ class StdinPipes:
 
 
 def _open_writing_end(shim: ProcessIdentity, reader: int) -> int | None:
-    """Copy the shim's descriptor that writes to the pipe from which `reader` reads its stdin. None
-    if the stdin is no pipe, or if one of the two processes has ended."""
+    """Copy the shim's writing end of the pipe that is the stdin of process `reader` (a pid). Return
+    None if the stdin is not a pipe, or if either process has ended."""
     try:
         pipe = os.readlink(f"/proc/{reader}/fd/0")
         if not pipe.startswith("pipe:"):

@@ -1,5 +1,5 @@
-"""Ends pods and containers whose creation a server's death interrupted; no client knows their
-ids."""
+"""Ends pods and containers whose creation was interrupted by the server's death. No client knows
+their ids."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ unknown."""
 
 
 async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
-    """End the pod's processes, through its shim if the shim answers, and remove its cgroup.
-    `detach` is called with the path of the network namespace while the namespace exists, or with
-    None if the shim cannot end the pod."""
+    """End the pod's processes and remove its cgroup. The shim ends them if it answers; otherwise
+    the server kills shim and processes.
+
+    `detach` is called with the path of the network namespace while the namespace exists, and with
+    None if the shim cannot end the pod.
+    """
     folder = paths.sandbox_state(identifier)
     try:
         await _end_by_shim(folder, detach)
@@ -67,8 +70,8 @@ async def _end_by_shim(folder: Path, detach: Detach) -> None:
 
 
 def _kill_shim(folder: Path) -> None:
-    """Kill the shim that the record in `folder` names. The pause process does not end with it: the
-    caller kills the cgroup of the sandbox."""
+    """Kill the shim that the record in `folder` names. The pause process survives the shim, so the
+    caller must kill the sandbox's cgroup."""
     try:
         shim = ProcessIdentity.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
     except (Error, OSError):
@@ -84,8 +87,8 @@ def _pause_cgroup(folder: Path) -> str:
 
 
 def _container_cgroup(folder: Path) -> str:
-    """Return the cgroup's path in config.json; empty without the file, which means that the
-    container was not compiled."""
+    """Return the cgroup's path from config.json in `folder`; empty if the file is missing, because
+    the container was not compiled yet."""
     try:
         with open(folder / "config.json", encoding="utf-8", errors="surrogateescape") as file:
             return str(json.load(file)["linux"]["cgroupsPath"])

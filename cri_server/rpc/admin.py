@@ -1,5 +1,5 @@
-"""The handlers of `pyrunc.v1.Admin` about containers, pods and the server itself, which the command
-line needs and CRI lacks."""
+"""The handlers of `pyrunc.v1.Admin` about containers, pods and the server itself. The command line
+calls them for what CRI lacks."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Admin:
                 yield entry
 
     async def release_network(self, request: private.ReleaseNetwork) -> private.Refusals:
-        """Release the pod's network even if a plugin refuses, and return the refusals. Raises
-        NotFound, WrongState."""
+        """Release the network of a stopped pod even if its CNI plugins fail, and return the errors
+        of the plugins. Raises NotFound, WrongState."""
         return private.Refusals(await stop.release_network(self._services, request.id))
 
     async def collect_garbage(self, request: private.CollectGarbage) -> private.GarbageItems:
@@ -103,8 +103,8 @@ class Admin:
         return private.StackText(debug.stacks())
 
     async def debug_profile(self, request: private.DebugProfile) -> private.Stacks:
-        """Sample the server's stacks for the requested seconds. Raises InvalidArgument, WrongState
-        when a profile is running."""
+        """Sample the server's stacks for `request.seconds` and return them with counts. Raises
+        InvalidArgument, WrongState when a profile is running."""
         if not 0 < request.seconds <= debug.PROFILE_LIMIT_S:
             raise InvalidArgument(f"seconds must be a number up to {debug.PROFILE_LIMIT_S:g}")
         if self._profiling:

@@ -71,17 +71,17 @@ class CallFailed(Exception):
 
 
 class UnknownCall(CallFailed):
-    """A call of CRI that this server lacks. Clients probe for such calls repeatedly, so it is
-    logged at debug level."""
+    """A call of CRI that this server lacks. It is logged at debug level only, because clients probe
+    for such calls repeatedly."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Code.UNIMPLEMENTED, f"{name} is not supported")
 
 
 def code_of(error: BaseException) -> Code:
-    """Return the gRPC code of `error`: of a CallFailed its own; RESOURCE_EXHAUSTED for an errno
-    that means a lack of space, memory or descriptors; else the code of the error's kind. INTERNAL
-    for an exception that is not an Error."""
+    """Return the gRPC code of `error`. A CallFailed has its own code. An errno for lack of space,
+    memory or descriptors is RESOURCE_EXHAUSTED. Any other Error has the code of its kind, and any
+    other exception is INTERNAL."""
     if isinstance(error, CallFailed):
         return error.code
     number = getattr(error, "errno", None)
@@ -94,7 +94,7 @@ def code_of(error: BaseException) -> Code:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message for the client: the error, and notes about undos that failed."""
+    """Return the error's text for the client, followed by its notes about failed undos."""
     if isinstance(error, CallFailed):
         return error.message
     text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
@@ -102,11 +102,14 @@ def message_of(error: BaseException) -> str:
 
 
 def report(call: str, error: BaseException) -> None:
-    """Log that `call` failed: faults of the node as warnings, calls that the transport refuses at
-    level info, exceptions that are no Error with a traceback.
+    """Log that `call` failed with `error`.
 
-    Other errors, which are the caller's, are logged at level debug, because kubelet often requests
-    removed objects; so are faults that `verbs` has logged already.
+    | error | level |
+    |---|---|
+    | a fault of the node or a peer that `verbs` has not logged yet | warning |
+    | a call that the transport refused | info |
+    | any other Error, and an unknown call: kubelet often names removed objects | debug |
+    | any other exception | error, with the traceback |
     """
     import logging  # the command line imports this module for the codes alone
 

@@ -1,11 +1,12 @@
 """Serves one gRPC connection: turns bytes of the socket into calls, and replies into bytes.
 
-A handler that needs no wait is answered in the same pass that read its request. Any other call runs
-as a task, which a reset, a deadline, the end of the connection or of the server cancels.
+A handler that need not wait is answered in the pass of the event loop that read its request. Any
+other call runs as a task. The task is cancelled when the client resets the call, when the deadline
+passes, and when the connection or the server ends.
 
-While a client does not read, the server reads nothing from it. While more than `BACKLOG_BYTES` wait
-for the client, no further reply is computed: its calls wait in order until the client has read,
-they are reset or their deadline passes.
+While a client does not read, the server reads nothing from it. While more than `BACKLOG_BYTES` are
+unsent, the server computes no further reply for this client: its calls are queued until the client
+reads.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         return self._paused or self._http.queued_bytes + self._unsent_bytes > BACKLOG_BYTES
 
     async def _wait_for_room(self, call: Call) -> None:
-        """Wait until the client has read enough pending data."""
+        """Wait until the client has read enough of the unsent data that another reply may
+        follow."""
         # kubelet makes its runtime calls on one connection: when that was closed at a limit, two
         # dozen large outputs of ExecSync cut off all of them.
         while self._is_backlogged():
@@ -257,8 +259,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._on_data(call, b"", True)
 
     def _on_non_grpc_data(self, stream_id: int, size: int, ended: bool) -> None:
-        """Count `size` bytes of a request that is not gRPC, and skip them. Answers with the HTTP
-        status at the request's end, or as soon as it exceeds `SKIPPED_BYTES` (RFC 9113, section
+        """Count and skip `size` bytes of a request that is not gRPC. Answer with the HTTP status at
+        the request's end, or earlier when more than `SKIPPED_BYTES` have come (RFC 9113, section
         8.1)."""
         state = self._non_grpc[stream_id]
         state[1] += size
@@ -295,17 +297,16 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._fail(call, failed)
 
     def _reserve(self, call: Call, size: int) -> None:
-        """Count `size` bytes of a request that arrives in parts against the limit of all clients.
-
-        Raises CallFailed.
-        """
+        """Reserve memory for a request that arrives in several pieces, of which `size` bytes have
+        come. Raises CallFailed when the large requests of all clients exceed the server's limit."""
         more = max(0, size - call.reserved_bytes)
         if not self._shared.reserve(more):
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many large requests at once")
         call.reserved_bytes += more
 
     def _start_deadlines(self) -> None:
-        """Start the deadline timers of new calls that this pass has not answered."""
+        """Start a timer for each new call that has a deadline and is still unanswered at the end of
+        this pass."""
         # Timers start at the end of the pass, because most calls are answered within it and need
         # none.
         for call in self._new_calls:
@@ -341,7 +342,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._fail(call, error)
 
     def _start_task(self, call: Call, work: Any) -> None:
-        """Start the task of a coroutine or an async generator. Raises CallFailed for too many."""
+        """Run a handler's coroutine or async generator in a task. Raises CallFailed when the server
+        has too many tasks."""
         call.streaming = type(work) is AsyncGeneratorType
         if not self._shared.admit_task():
             # A coroutine that is dropped unawaited logs a RuntimeWarning; an async generator does
@@ -395,8 +397,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._flush()
 
     def _on_task_done(self, call: Call, work: Any, task: asyncio.Task[None]) -> None:
-        """Clean up after the call's task. The task may not have begun, when its connection broke
-        in the same pass."""
+        """Clean up after the call's task, also when the task was cancelled before it began."""
         # A cancelled task keeps its frames, which refer to the call and this connection.
         call.task = None
         self._shared.on_task_done()
@@ -438,7 +439,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         await self._send_part(call, grpc_framing.message(self._encoded(call, reply)))
 
     async def _send_part(self, call: Call, data: bytes) -> None:
-        """Send a part of the body; return when it fits the client's window."""
+        """Send a part of the reply's body; return when it fits the client's window."""
         await self._wait_for_room(call)
         if not self._http.is_open(call.stream_id):
             # The client has reset the stream: the producer ends as if its task was cancelled.
@@ -484,7 +485,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._flush()
 
     def _cancel(self, call: Call, code: Code, message: str) -> None:
-        """Send the status, then cancel the task."""
+        """Send the status to the client, then cancel the call's task."""
         self._finish(call, code, message)
         self._cancel_task(call)
 
@@ -501,7 +502,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._discard(stream_id)
 
     def _cancel_task(self, call: Call) -> None:
-        """Cancel the task, which counts as an open stream until it has ended."""
+        """Cancel the call's task. Until the task has ended, it counts as an open stream of the
+        client."""
         if call.task is not None:
             # A cancelled handler may run on for long, in a step that cannot be interrupted or in
             # its undo.
@@ -520,7 +522,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # -- the server's side
 
     def drain(self) -> None:
-        """Refuse new calls and cancel streams, which may be endless; other calls may finish."""
+        """Refuse new calls, cancel streaming calls, because they may be endless, and let other
+        calls finish."""
         self._http.go_away()
         for call in list(self._calls.values()):
             if call.streaming or call.task is None:
@@ -540,8 +543,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def evict(self) -> None:
-        """Close this connection to make room for a new one; a gRPC client reconnects when it needs
-        to."""
+        """Close this connection so that the server can accept a new one. A gRPC client reconnects
+        when needed."""
         self._http.go_away()
         self._write()
         self._close_when_flushed()

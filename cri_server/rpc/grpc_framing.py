@@ -123,13 +123,12 @@ def prefix(size: int) -> bytes:
 
 
 def message(payload: bytes) -> bytes:
-    """Return `payload` as an uncompressed gRPC message: behind its 5-byte prefix."""
+    """Return `payload` as an uncompressed gRPC message, with its 5-byte prefix."""
     return prefix(len(payload)) + payload
 
 
 def whole_message(body: bytes) -> bytes | None:
-    """Return the payload if `body` is exactly one uncompressed message, as in nearly every request;
-    else None."""
+    """Return the payload of `body` if it is exactly one uncompressed message, else None."""
     if (
         len(body) >= PREFIX_BYTES
         and not body[0]
@@ -140,7 +139,7 @@ def whole_message(body: bytes) -> bytes | None:
 
 
 class IncomingMessage:
-    """Collects the message of a request that arrives in parts."""
+    """Assembles the message of a request that arrives in several pieces."""
 
     __slots__ = ("_body", "_compressed", "_encoding", "_limit_bytes", "length")
 
@@ -155,11 +154,12 @@ class IncomingMessage:
         return len(self._body)
 
     def add(self, data: bytes) -> int:
-        """Append `data` to the message. When the length prefix is complete, return once how many
-        bytes the message needs above the initial window of a stream, to be granted by
-        WINDOW_UPDATE; else 0.
+        """Append received bytes. Return by how many bytes the caller must enlarge the stream's
+        window (WINDOW_UPDATE), so that the rest of the message can arrive. This is 0 except once
+        for a long message.
 
-        Raises CallFailed for a message that is too long, a second one, or an unknown encoding.
+        Raises CallFailed for a message that is too long, for a second message, and for an unknown
+        encoding.
         """
         self._body += data
         credit = 0
@@ -193,7 +193,8 @@ class IncomingMessage:
         )
 
     def finish(self) -> bytes:
-        """Return the whole message, after the client has ended its side. Raises CallFailed."""
+        """Return the whole message, decompressed. Call it after the client has half-closed the
+        stream. Raises CallFailed."""
         if not self._body:
             raise CallFailed(Code.UNIMPLEMENTED, "no message in the request")
         if self.length is None or len(self._body) < self.length + PREFIX_BYTES:
@@ -202,7 +203,8 @@ class IncomingMessage:
         return self._inflate(payload) if self._compressed else payload
 
     def _inflate(self, payload: bytes) -> bytes:
-        """Decompress one gzip member of at most `limit_bytes`."""
+        """Decompress a gzip payload. Raises CallFailed if it is damaged or longer than
+        `limit_bytes`."""
         # 16 selects the gzip format (zlib.h, inflateInit2). The output is limited while it is made:
         # deflate expands up to 1032 times.
         unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)

@@ -1,8 +1,8 @@
 """The handlers of CRI's ImageService.
 
-All runtime handlers share one image, and annotations of an ImageSpec do not change the pull. So
-`spec.runtime_handler` is empty in lists of images and containers; a kubelet with
-RuntimeClassInImageCriApi compares the two before it removes an image.
+The runtime handler and the annotations of an ImageSpec do not change which image is pulled. So
+`spec.runtime_handler` is empty in the lists of images and of containers; a kubelet with
+RuntimeClassInImageCriApi compares these two fields before it removes an image.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pyrunc.errors import InvalidArgument
 
 
 def message(image: Image) -> api.Image:
-    """Convert an image to its CRI message, with a uid or a user name, never both."""
+    """Convert an image to its CRI message. The image's USER is set as either `uid` or
+    `username`."""
     result = api.Image(
         id=image.id,
         repo_tags=image.repo_tags,

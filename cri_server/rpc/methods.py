@@ -1,10 +1,12 @@
-"""The table of gRPC methods: path -> decoder, handler and encoder.
+"""The tables of gRPC methods: for each path a decoder, a handler and an encoder.
 
-A handler is a method of the service's object with the call's name. It takes the request and returns
-the reply (a message, its encoded form as bytes, or None for an empty message), a coroutine of it,
-or an async generator of replies for a call that streams. A handler that need not wait returns the
-reply itself, because a coroutine costs a task. A coroutine may return `StreamedReply` for a reply
-too large for memory.
+The handler of a CRI call is the method with the call's name in the service's object. It takes the
+request and returns one of:
+
+- the reply: a message, an encoded message as bytes, or None for an empty message;
+- a coroutine with the reply as result, only for a handler that must wait, because each coroutine
+  costs a task; the result may also be a `StreamedReply`, which need not fit in memory;
+- an async generator of replies, for a streaming call.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A gRPC method. `decode` raises for bytes that are not a request."""
+    """A gRPC method. `decode` raises if the bytes are not a valid request."""
 
     name: str
     decode: Callable[[bytes], Any]
@@ -34,9 +36,9 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class StreamedReply:
-    """An encoded reply of `size` bytes, produced part by part as the client reads.
+    """An encoded reply of `size` bytes, which is produced piece by piece while the client reads it.
 
-    `close` is called once, also when no part was read.
+    `close` is called exactly once, even if nothing was read.
     """
 
     size: int
@@ -74,9 +76,9 @@ def table(**services: object) -> Table:
 
 
 def private_table(handlers: Mapping[type[Request], Callable[[Any], Any]]) -> Table:
-    """Return the methods of `pyrunc.v1.Admin`. `handlers`: functions by the class of the request
-    that each takes; a handler returns a record, a JSON object, bytes or None, or a coroutine or
-    async generator of such replies."""
+    """Return the methods of `pyrunc.v1.Admin`. `handlers`: a function for each class of request. A
+    function returns a record, a JSON object, bytes or None, or a coroutine or async generator of
+    such replies."""
     return {
         private.path(kind.call).encode(): Method(
             kind.call, private.decoder(kind), answer, private.encode

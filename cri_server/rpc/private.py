@@ -60,8 +60,8 @@ class Empty(Record):
 
 
 class LoadImage(AdminRequest):
-    """Load an archive at a path on the server. `name`: for an image without a name in the archive.
-    Reply: `LoadedImages`."""
+    """Load the images of an archive on the server's disk. `name`: the name for an image that has
+    none in the archive. Reply: `LoadedImages`."""
 
     path: AbsolutePath
     name: str | None = None
@@ -82,16 +82,18 @@ class LoadedImages(Record):
 
 class PullImage(AdminRequest):
     """Pull an image. Reply: a stream of `TransferUpdate`. `auth`: an object with the fields of
-    CRI's AuthConfig, also in the other requests."""
+    CRI's AuthConfig; it has this form in all requests."""
 
     image: str
     auth: Message | None = None
 
 
 class PullPlatform(AdminRequest):
-    """Pull the image of `platform`: OS/ARCH or OS/ARCH/VARIANT.
+    """Pull the image of `platform`: OS/ARCH or OS/ARCH/VARIANT. Reply: a stream of
+    `TransferUpdate`.
 
-    Not a field of `PullImage`: an older server would ignore it and pull for its own processor.
+    This is a call of its own because an older server would ignore a new field of `PullImage` and
+    pull the image for its own processor.
     """
 
     image: str
@@ -108,8 +110,8 @@ class PushImage(AdminRequest):
 
 
 class TransferProgress(Record):
-    """How far a pull or push is. `stage`: resolving, fetching, done for a pull; compressing,
-    sending, done for a push. `fetched_bytes`, `total_bytes`: of the blobs of all layers."""
+    """The progress of a pull or push. `stage`: resolving, fetching, done for a pull; compressing,
+    sending, done for a push. `fetched_bytes`, `total_bytes`: sums over the blobs of all layers."""
 
     stage: str
     fetched_bytes: int
@@ -117,8 +119,8 @@ class TransferProgress(Record):
 
 
 class TransferUpdate(Record):
-    """The `progress` of a pull or push. The last update has `id` instead: the id of the pulled
-    image, or the digest of the pushed manifest."""
+    """A message of a pull's or push's stream: its `progress`, except in the last message, which has
+    `id`: the id of the pulled image or the digest of the pushed manifest."""
 
     progress: TransferProgress | None = None
     id: str | None = None
@@ -154,8 +156,8 @@ class ContainerConfig(AdminRequest):
 
 
 class ContainerConfigs(Record):
-    """The ContainerConfig, with the environment, and the PodSandboxConfig of a container's
-    CreateContainerRequest, each as an encoded message in base64."""
+    """What a container was created from, as encoded messages in base64. `container`: its
+    ContainerConfig with the environment; `sandbox`: its PodSandboxConfig."""
 
     container: str
     sandbox: str
@@ -176,8 +178,8 @@ class SandboxConfig(Record):
 class ExecAs(AdminRequest):
     """Run a process in a container with settings that CRI's ExecRequest lacks. Reply: `SessionUrl`.
 
-    `user`: an object as `process.user` in an OCI configuration; `env`: NAME=VALUE, added to the
-    environment of the container; `cwd`: empty for the working directory of the container.
+    `user`: an object like `process.user` in an OCI configuration; `env`: NAME=VALUE, added to the
+    container's environment; `cwd`: the working directory, empty for the container's own.
     """
 
     id: str
@@ -223,8 +225,8 @@ class ContainerIds(Record):
 class Timeline(AdminRequest):
     """List past calls. Reply: `Calls`.
 
-    `pod`: a pod's id, a prefix of the id, NAME or NAMESPACE/NAME, empty for all pods; `last`,
-    `slowest`: how many calls, 0 for all.
+    `pod`: selects a pod by its id, a prefix of the id, NAME or NAMESPACE/NAME; empty for all pods.
+    `last`: how many of the latest calls; `slowest`: how many of the slowest calls; 0 for all.
     """
 
     pod: str = ""
@@ -239,22 +241,22 @@ class Calls(Record):
 
 
 class FollowTimeline(AdminRequest):
-    """Follow the timeline. Reply: a stream of entries, from the first call that ended after
-    `after_ns`."""
+    """Follow the timeline. Reply: a stream of entries, beginning with the first call that ended
+    after `after_ns` (nanoseconds since the epoch)."""
 
     pod: str = ""
     after_ns: int = 0
 
 
 class ReleaseNetwork(AdminRequest):
-    """Give up the network of a stopped pod although its CNI plugins fail in DEL. Reply:
+    """Release the network of a stopped pod even if its CNI plugins fail in DEL. Reply:
     `Refusals`."""
 
     id: str
 
 
 class Refusals(Record):
-    """The errors of CNI plugins, one a line."""
+    """The errors of the CNI plugins that failed, one per line."""
 
     lines: Sequence[str]
 
@@ -262,8 +264,8 @@ class Refusals(Record):
 class CollectGarbage(AdminRequest):
     """Collect garbage. Reply: `GarbageItems`.
 
-    `dry_run`: only report; `images`: also unused images; `force`: also addresses whose CNI plugins
-    fail in DEL.
+    `dry_run`: report only; `images`: also remove unused images; `force`: also release addresses
+    whose CNI plugins fail in DEL.
     """
 
     dry_run: bool
@@ -299,7 +301,7 @@ class StackText(Record):
 
 
 class DebugProfile(AdminRequest):
-    """Profile the server for `seconds`. Reply: `Stacks`."""
+    """Sample the server's stacks for `seconds`. Reply: `Stacks`."""
 
     seconds: float
 

@@ -102,8 +102,8 @@ class RuntimeService:
         return api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=driver))
 
     async def UpdateRuntimeConfig(self, request: api.UpdateRuntimeConfigRequest) -> None:
-        """Store the node's pod CIDRs, which CNI plugins with the capability ipRanges get. Writes no
-        CNI configuration: that is the administrator's file."""
+        """Store the node's pod CIDRs and pass them to CNI plugins with the capability ipRanges.
+        Does not write a CNI configuration; the administrator does."""
         await self._services.network.set_pod_ranges(
             request.runtime_config.network_config.pod_cidr.split(",")
         )

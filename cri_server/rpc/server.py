@@ -104,9 +104,9 @@ class Server:
         self._empty.clear()
 
     def _longest_idle(self) -> GrpcConnection | None:
-        """Return the connection to close for a new one: the oldest that has never made a call; else
-        the longest idle one without an open call; else the longest idle one whose requests are
-        incomplete. None if all are busy."""
+        """Return the connection to close for a new one, None if all are busy. The first choice is
+        the oldest connection that has never made a call, then the longest idle one without an open
+        call, then the longest idle one whose requests are incomplete."""
         for connection in self._connections:
             if not connection.has_called:
                 return connection

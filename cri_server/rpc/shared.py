@@ -1,5 +1,5 @@
-"""What the connections of a gRPC server share: its methods and limits, the read buffer, and the
-counts of tasks and of the bytes of large requests."""
+"""Shared: what all connections of a gRPC server use in common. It has the methods and limits, the
+read buffer, and the counts of tasks and of bytes in large requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WARNING_INTERVAL_S = 10.0
 
 
 class Shared:
-    """The methods and limits of a server, and the counters of its tasks and large requests, which
-    all its connections use.
+    """The methods and limits of a server, and the counters of tasks and large requests of all its
+    connections.
 
-    `greeting_s`: the time in which a client must send the HTTP/2 preface.
+    `greeting_s`: the time within which a client must send the HTTP/2 preface.
     """
 
     def __init__(self, methods: Table, limits: Http2Limits, greeting_s: float) -> None:
@@ -35,30 +35,32 @@ class Shared:
         self._warnings: dict[str, tuple[float, int]] = {}
 
     def admit_task(self) -> bool:
-        """Count a task; return False at the limit of `CALLS_LIMIT`."""
+        """Count one more task. Return False, without counting, at the limit of `CALLS_LIMIT`
+        tasks."""
         if self.calls >= CALLS_LIMIT:
             return False
         self.calls += 1
         return True
 
     def on_task_done(self) -> None:
-        """Uncount a task that `admit_task` has counted."""
+        """Count one task less, when a task that `admit_task` admitted has ended."""
         self.calls -= 1
 
     def reserve(self, size: int) -> bool:
-        """Count `size` bytes of a large request; return False at the limit of
-        `LARGE_LIMIT_BYTES`."""
+        """Reserve `size` bytes for a large request. Return False, without reserving, at the limit
+        of `LARGE_LIMIT_BYTES`."""
         if self._large_bytes + size > LARGE_LIMIT_BYTES:
             return False
         self._large_bytes += size
         return True
 
     def release(self, size: int) -> None:
-        """Uncount the bytes of a large request that was answered or dropped."""
+        """Free `size` reserved bytes, when a large request was answered or dropped."""
         self._large_bytes -= size
 
     def warn(self, kind: str, text: str) -> None:
-        """Log a client's fault, at most one of a kind every 10 s: a flood must not fill the log."""
+        """Log a client's fault, at most once per `kind` in 10 s, so that a flood does not fill the
+        log."""
         now_s = time.monotonic()
         last_s, suppressed = self._warnings.get(kind, (-WARNING_INTERVAL_S, 0))
         if now_s - last_s < WARNING_INTERVAL_S:

@@ -1,10 +1,12 @@
-"""Measures every call, and logs each call that changes something (a verb).
+"""Measures every call except streaming ones, and logs each call that changes something (a verb).
 
 A log line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the
-gRPC code; after a failure also the error and the failed step. Its level is `info`; `warning` for
-failures of the node or a peer; `debug` when there was nothing to do (kubelet stops pods
-repeatedly) and for ExecSync, which probes call all the time, unless the node failed it. Calls that
-only read are logged when the node failed them (`codes.report`).
+gRPC code; after a failure also the error and the failed step. Levels:
+
+- `warning`: the node or a peer has failed; also for calls that only read (`codes.report`);
+- `info`: any other verb;
+- `debug`: a verb that had nothing to do (kubelet stops pods repeatedly), and ExecSync, which
+  probes call all the time.
 
 No secret is logged: no environment, annotations or registry credentials, and no command line of an
 exec, because it may hold a password.
@@ -42,8 +44,8 @@ STOPPABLE = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
 
 
 def observed(services: Services, table: Table) -> Table:
-    """Wrap each method so that it is measured and, if a verb, logged. Streaming calls, which last
-    for hours, are not measured."""
+    """Wrap each method so that its calls are measured and, for a verb, logged. Streaming calls are
+    not measured, because they last for hours."""
     return {
         path: replace(method, answer=_observed(services, method)) for path, method in table.items()
     }
@@ -94,9 +96,9 @@ def _query(method: Method) -> Callable[[Any], Any]:
 
 
 def _immediate_query(method: Method) -> Callable[[Any], Any]:
-    """Wrap a query's handler that returns its reply without a coroutine: count each call with its
-    outcome and duration. If the handler returns a coroutine all the same (a verbose status), the
-    call is not counted."""
+    """Wrap a query's handler that normally returns its reply at once: count each call with its
+    outcome and duration. A call for which it returns a coroutine (a verbose status) is not
+    counted."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -113,8 +115,8 @@ def _immediate_query(method: Method) -> Callable[[Any], Any]:
 
 
 def _immediate_verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
-    """Wrap a verb's handler that returns its reply without a coroutine, such as the URL of a
-    session: count and log each call."""
+    """Wrap a verb's handler that returns its reply at once, such as a session's URL: count and log
+    each call."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -141,8 +143,8 @@ def _record(services: Services, call: str, trace: Trace, record: Fields) -> None
 
 
 def _code(error: BaseException) -> Code:
-    """Return the code of a failed call: CANCELLED when the client hung up or the deadline
-    passed."""
+    """Return the gRPC code of a failed call. It is CANCELLED when the client hung up or the
+    deadline passed."""
     return codes.code_of(error) if isinstance(error, Exception) else Code.CANCELLED
 
 
@@ -215,7 +217,7 @@ def _pod(services: Services, request: Any) -> Description:
 
 
 def _reference(request: Any, field: str) -> str:
-    """Return the reference in a request: `field` of a CRI request, `id` of a request to
+    """Return the id or prefix that a request names: `field` of a CRI request, `id` of a request to
     `pyrunc.v1.Admin`."""
     reference: str = getattr(request, "id" if isinstance(request, AdminRequest) else field)
     return reference

@@ -38,8 +38,8 @@ from pyrunc.kernel.tree import remove_path
 
 @dataclass(slots=True)
 class PodCheckpointContext:
-    """A pod's checkpoint in progress. `abandoned`: its caller no longer waits. `files`: paths of
-    the files to remove on failure."""
+    """A pod's checkpoint in progress. `abandoned`: the caller of CheckpointPod no longer waits.
+    `files`: paths of the files to remove after a failure."""
 
     services: Services
     sandbox: Sandbox
@@ -49,7 +49,7 @@ class PodCheckpointContext:
     files: list[str] = field(default_factory=list)
 
     def new_path(self, name: str) -> str:
-        """Return the path of a new file in the folder, and add it to `files`."""
+        """Return the path for a new file in the checkpoint's folder, and add it to `files`."""
         path = f"{self.folder}/{name}"
         self.files.append(path)
         return path
@@ -143,8 +143,8 @@ async def _checkpoint(context: PodCheckpointContext) -> None:
 
 
 async def _capture(context: PodCheckpointContext) -> None:
-    """Freeze all containers, then capture them one after the other, then thaw them, also after a
-    failure."""
+    """Freeze all containers, capture them one after the other, then thaw them. They are thawed also
+    after a failure."""
     for each in context.containers:
         target = f"{context.folder}/{pods.archive(each.container.id)}"
         await asyncio.to_thread(container_checkpoint.make_work, each.work, target)

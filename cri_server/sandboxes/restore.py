@@ -1,7 +1,7 @@
-"""RestorePod: creates a sandbox, and in it a container from each archive of a pod's checkpoint. The
-caller starts the containers.
+"""RestorePod: creates a sandbox, and in it one container for each archive of a pod's checkpoint.
+The caller starts the containers.
 
-The pod gets a new address, and its containers the mounts of the request. The checkpoint is not
+The pod gets a new address, and the containers get the mounts of the request. The checkpoint is not
 changed.
 """
 
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 async def restore(services: Services, request: api.RestorePodRequest) -> api.RestorePodResponse:
-    """Restore a pod; return the ids of the sandbox and its containers. On failure all of them are
-    removed.
+    """Restore a pod and return the ids of its sandbox and containers. After a failure none of them
+    exist.
 
     Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and the errors of
     RunPodSandbox and CreateContainer.

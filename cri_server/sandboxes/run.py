@@ -1,5 +1,5 @@
 """RunPodSandbox: assigns a pod to a shim, then starts its pause process and attaches its network at
-the same time. A failure undoes all steps."""
+the same time. After a failure all finished steps are undone."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _existing_id(existing: Sandbox, config: api.PodSandboxConfig) -> str:
 
 
 def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
-    """Raise InvalidArgument if a pod with host networking requests another hostname than the
-    host's, whose UTS namespace it uses."""
+    """Raise InvalidArgument if a pod with host networking requests a hostname other than the
+    host's: the pod uses the host's UTS namespace."""
     on_host = config.linux.security_context.namespace_options.network == api.NODE
     if on_host and config.hostname not in ("", host):
         raise InvalidArgument(
@@ -150,9 +150,9 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
-    """Give the sandbox SELinux labels with a level that no other pod has. The level is reserved
-    only during the block: the caller adds the sandbox to the index within it, else another pod
-    could get the level. Raises InvalidArgument."""
+    """Give the sandbox SELinux labels with a level that no other pod has. The caller must add the
+    sandbox to the index within the block, because the level is reserved only that long. Raises
+    InvalidArgument."""
     policy = services.node.selinux
     if policy is None:
         yield
@@ -165,8 +165,8 @@ def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
 
 
 async def make_state(context: RunContext) -> None:
-    """Make the state folder. After a crash, a state folder without a record shows recovery an
-    unfinished sandbox."""
+    """Make the sandbox's state folder. If the server dies before it writes the record, recovery
+    finds the folder without a record and removes the sandbox."""
     folder = context.services.paths.sandbox_state(context.sandbox.id)
     with disk_errors("mkdir", str(folder)):
         # The folder is on a tmpfs, so mkdir cannot block the loop.
@@ -174,8 +174,8 @@ async def make_state(context: RunContext) -> None:
 
 
 async def write_files(context: RunContext) -> None:
-    """Write the files that the pod's containers mount (resolv.conf, hostname, hosts), and
-    pause.json, from which the shim compiles the pause process."""
+    """Write resolv.conf, hostname and hosts, which the pod's containers mount, and pause.json, from
+    which the shim compiles the pause process."""
     record = pause_request(context)
     folder = context.services.paths.sandbox_state(context.sandbox.id)
     await disk.write_in_thread(lambda: _write_files(context, record), folder)
@@ -206,7 +206,7 @@ async def remove_state(context: RunContext) -> None:
 
 
 def pause_request(context: RunContext) -> PauseRequest:
-    """Describe the pause process for the shim, which compiles it."""
+    """Return the request from which the shim compiles the pause process."""
     security_context = context.config.linux.security_context
     options = security_context.namespace_options
     config = context.services.config
@@ -248,21 +248,21 @@ def pause_request(context: RunContext) -> PauseRequest:
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
     """Whether the shim makes the pod's network namespace, before the pause process starts. In a pod
-    with a user namespace the clone of the pause process makes it, so that the pod's root owns
-    it."""
+    with a user namespace the clone(2) of the pause process makes both, so that the pod's root owns
+    the network namespace. False also for host networking."""
     return options.network != api.NODE and not namespaces.id_maps(options)
 
 
 def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
-    """Return the context without `privileged`, because the pause process needs no privilege even if
-    the pod's containers do."""
+    """Return a copy of the context without `privileged`. The pause process is confined even if the
+    pod's containers are privileged."""
     plain = copy(context)
     plain.privileged = False
     return plain
 
 
 async def start_shim(context: RunContext) -> None:
-    """Assign the pod to a shim, which also makes the pod's network namespace if
+    """Assign the pod to a shim. The shim also makes the pod's network namespace if
     `has_pinned_network`."""
     sandbox = context.sandbox
     network = has_pinned_network(sandbox.options)
@@ -305,8 +305,8 @@ async def attach_network(context: RunContext) -> None:
 
 
 def add_pod_names(services: Services, error: Error) -> None:
-    """Add to a network error the names of the pods whose ids its message contains, such as the
-    owner of a host port."""
+    """Add pod names to a network error for the sandbox ids in its message, for example that of the
+    pod which owns a host port."""
     ids = dict.fromkeys(SANDBOX_ID.findall(error.message))
     pods = [
         pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None
@@ -317,8 +317,8 @@ def add_pod_names(services: Services, error: Error) -> None:
 
 
 def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
-    """Describe the pod for the network. `namespace`: the path of its network namespace.
-    `cgroup_path` is kubelet's cgroup of the pod, not that of the pause process below it."""
+    """Return what the network service needs to attach the pod. `namespace`: the path of the pod's
+    network namespace."""
     config = sandbox.config
     dns = config.dns_config
     return PodNetwork(
@@ -332,6 +332,7 @@ def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
         if config.HasField("dns_config")
         else None,
         annotations=dict(config.annotations),
+        # kubelet's cgroup of the pod, not the pause process's cgroup below it.
         cgroup_path=config.linux.cgroup_parent,
     )
 
@@ -386,7 +387,7 @@ async def notify_plugins_of_removal(context: RunContext) -> None:
 
 
 async def save(context: RunContext) -> None:
-    """Save the sandbox's record and the network's, in parallel, because two concurrent fsyncs share
+    """Save the sandbox's record and the network's record in parallel: two concurrent fsyncs share
     one wait for the disk."""
     sandbox, services = context.sandbox, context.services
     await gather(
@@ -399,8 +400,8 @@ async def remove_record(context: RunContext) -> None:
 
 
 async def leave_for_removal(context: RunContext) -> None:
-    """List the sandbox as not ready after a failed undo, so that the client can stop and remove
-    it."""
+    """List the sandbox as not ready after an undo has failed, so that the client can stop and
+    remove it."""
     sandbox = context.sandbox
     sandbox.phase = "stopped"
     if context.services.network.has_record(sandbox.id):
@@ -417,12 +418,12 @@ async def leave_for_removal(context: RunContext) -> None:
 
 
 def step_order(context: RunContext) -> tuple[str, ...]:
-    """Return the order of the steps `holder` (the pause process) and `network`; empty if they can
-    run at the same time.
+    """Return the order of the steps `holder` (starts the pause process) and `network`; empty if
+    they can run at the same time.
 
-    If the clone of the pause process makes the network namespace, `holder` is first. Network
-    sysctls are set when the pause process starts and may name eth0, so `network` is first if there
-    are any (as in containerd and CRI-O).
+    `holder` is first if the clone of the pause process makes the network namespace. Otherwise
+    `network` is first if there are network sysctls: the start of the pause process sets them, and
+    they may name eth0 (as in containerd and CRI-O).
     """
     if not has_pinned_network(context.sandbox.options):
         return ("holder", "network")

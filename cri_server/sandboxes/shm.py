@@ -1,5 +1,5 @@
-"""Opens the /dev/shm that a pod's containers share: a detached mount, whose descriptors the pod's
-shim and the keeper have. It is attached nowhere on the host."""
+"""Opens the /dev/shm that a pod's containers share. It is a detached mount: no path on the host
+leads to it, and the pod's shim and the keeper have its descriptors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pyrunc import ipc
 
 @contextlib.asynccontextmanager
 async def open_mounts(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int]]:
-    """Yield a list with a descriptor of the pod's /dev/shm mount, which is open during the block;
-    an empty list if the pod uses the host's /dev/shm. Raises Unavailable."""
+    """Yield a list with a descriptor of the pod's /dev/shm mount, which is closed after the block.
+    The list is empty if the pod uses the host's /dev/shm. Raises Unavailable."""
     if sandbox.options.ipc == api.NODE:
         yield []
         return

@@ -1,5 +1,5 @@
 """StopPodSandbox: ends the containers and the pause process, and detaches the network. The sandbox
-stays listed as not ready.
+is then listed as not ready.
 
 Every step is idempotent, because kubelet repeats this call, also after a reboot.
 """
@@ -27,8 +27,8 @@ START_TIMEOUT_S = 5.0
 
 
 async def release_network(services: Services, reference: str) -> list[str]:
-    """Release the network of a stopped pod although its plugins fail; return a line for each plugin
-    that failed.
+    """Release the network of a stopped pod even if its CNI plugins fail; return one line for each
+    failed plugin.
 
     Raises NotFound, WrongState while the pod runs.
     """
@@ -65,8 +65,8 @@ async def stop(services: Services, reference: str) -> None:
 
 async def stop_sandbox(services: Services, sandbox: Sandbox) -> None:
     """Stop the sandbox: end its containers and pause process, and detach its network. Does nothing
-    if it is stopped; concurrent calls wait for the same operation. Raises the errors of the network
-    plugins."""
+    for a stopped sandbox. Concurrent calls wait for the same operation. Raises the errors of the
+    network plugins."""
     if _is_stopped(services, sandbox):
         return
     context = StopContext(services, sandbox, sandbox.phase == "ready" and sandbox.pause_alive)
@@ -84,8 +84,9 @@ def _is_stopped(services: Services, sandbox: Sandbox) -> bool:
 
 
 async def close_gate(context: StopContext) -> None:
-    """Refuse new creations and starts of containers, and wait for those in progress. Kills starts
-    that take longer than `START_TIMEOUT_S`, because the storage of a volume may never answer."""
+    """Refuse new creations and starts of containers, and wait for those in progress. A start that
+    takes longer than `START_TIMEOUT_S` is killed, because the storage of a volume may never
+    answer."""
     context.sandbox.phase = "stopping"
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -147,7 +148,7 @@ async def end_shim(context: StopContext) -> None:
 
 async def save(context: StopContext) -> None:
     """Record that the sandbox is stopped. A full disk does not fail the stop, because a restarted
-    server derives the state from the kernel."""
+    server sees from the processes that the pod has ended."""
     was_stopped = context.sandbox.phase == "stopped"
     context.sandbox.phase = "stopped"
     if not was_stopped and context.services.paths.sandbox_record(context.sandbox.id).exists():

@@ -1,5 +1,5 @@
-"""Checks a pod's sysctls: accepts only those of the pod's namespaces, because any other would
-change the host."""
+"""Checks a pod's sysctls. Accepts only sysctls of the pod's own namespaces, because any other
+sysctl would change the host."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ IPC_PREFIX, NET_PREFIX = "fs.mqueue.", "net."
 
 
 def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
-    """Check a pod's sysctls. Raises InvalidArgument for a malformed key or value, and for a sysctl
-    that is not namespaced, or whose namespace is the host's."""
+    """Check a pod's sysctls. Raises InvalidArgument for a malformed key or value, for a sysctl that
+    is not namespaced, and for one of a namespace that the pod shares with the host."""
     for key, value in requested.items():
         name = dotted(key)
         if any(part in ("", ".", "..") for part in key.replace("/", ".").split(".")) or "\0" in key:
@@ -52,8 +52,8 @@ def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
 def with_defaults(
     requested: Mapping[str, str], options: api.NamespaceOption, pods: PodsConfig
 ) -> dict[str, str]:
-    """Return the requested sysctls, and the configured defaults for keys that are not requested. A
-    pod with host networking gets no defaults, because they would change the host."""
+    """Return the requested sysctls, and the configured defaults for all other keys. A pod with host
+    networking gets no defaults, because they would change the host."""
     defaults: dict[str, str] = {}
     if options.network != api.NODE:
         if pods.unprivileged_ports:
@@ -71,19 +71,19 @@ def with_defaults(
 
 def concern_network(requested: Mapping[str, str]) -> bool:
     """Whether one of the sysctls belongs to the network namespace. Such a sysctl may name an
-    interface, so it can be set only after CNI plugins have created the interface."""
+    interface that exists only after CNI plugins have run."""
     return any(dotted(key).startswith(NET_PREFIX) for key in requested)
 
 
 def is_refused(error: KernelError) -> bool:
-    """Whether the kernel refused a sysctl: it does not exist, or the value is not valid for it."""
+    """Whether the kernel refused a sysctl, because it does not exist or the value is invalid."""
     return error.call == "sysctl" and error.errno in REFUSED_ERRNOS
 
 
 def dotted(key: str) -> str:
-    """Convert a sysctl's name to the form with dots as separators. As in sysctl(8), the first dot
-    or slash of `key` is its separator; in a name with slashes, a dot belongs to a part
-    (`net/ipv4/conf/eth0.1/…`) and becomes a slash."""
+    """Convert a sysctl's name to dots as separators: `net/ipv4/tcp_rmem` to `net.ipv4.tcp_rmem`. If
+    the first separator in `key` is a slash, a dot is part of a component and becomes a slash:
+    `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`, as in sysctl(8)."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key.translate({ord("."): "/", ord("/"): "."})

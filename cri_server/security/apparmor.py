@@ -71,10 +71,10 @@ class DefaultProfile:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def name(self, node: NodeFacts, jobs: Zygote) -> str:
-        """Load the profile if needed and return its name; empty without AppArmor or
-        apparmor_parser.
+        """Load the default profile if needed and return its name; empty if AppArmor or
+        apparmor_parser is missing.
 
-        Raises PeerError with the parser's output.
+        Raises PeerError with apparmor_parser's output.
         """
         if not node.apparmor:
             return ""

@@ -1,8 +1,9 @@
-"""Classes of block I/O: a file defines the classes, an annotation of the pod selects a container's.
+"""Block I/O classes: the administrator's file defines the classes, and an annotation of the pod
+assigns one to a container.
 
-File and annotations are those of containerd and CRI-O (goresctrl's doc/blockio.md): a class is a
-list of entries. An entry without `Devices` sets the weight of all devices; of two entries for one
-device the later applies.
+File and annotations have the format of containerd and CRI-O (goresctrl's doc/blockio.md). A class
+is a list of entries. An entry without `Devices` sets the weight for all devices. If two entries
+name the same device, the later entry applies.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _RATES = {
 
 
 class BlockIoEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """The limits of some devices; `devices` are patterns as of glob(7)."""
+    """The limits for some devices. `devices` are path patterns (glob(7))."""
 
     devices: list[str] = msgspec.field(default_factory=list, name="Devices")
     weight: str | int = msgspec.field(default="", name="Weight")
@@ -57,7 +58,8 @@ class _BlockIoFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: str) -> dict[str, list[BlockIoEntry]]:
-    """Read the classes in a file by name. Raises WrongState for an unreadable or invalid file."""
+    """Read the file at `path`; return its classes by name. Raises WrongState for an unreadable or
+    invalid file."""
     try:
         return resource_classes.read(path, _BlockIoFile).classes
     except (OSError, ValueError) as error:
@@ -67,8 +69,8 @@ def read(path: str) -> dict[str, list[BlockIoEntry]]:
 def to_oci(path: str, name: str) -> dict[str, Any]:
     """Return the OCI object `linux.resources.blockIO` for the class `name` in the file `path`.
 
-    Raises InvalidArgument for a class that the file does not have, WrongState for an invalid file
-    or class.
+    Raises InvalidArgument if the file lacks the class, WrongState if the file or the class is
+    invalid.
     """
     if not path:
         raise InvalidArgument(
@@ -115,8 +117,9 @@ def _limits(entries: list[BlockIoEntry]) -> dict[str, Any]:
 
 
 def _devices(patterns: list[str]) -> list[tuple[int, int]]:
-    """Return major and minor numbers of the block devices whose paths match the patterns, symlinks
-    followed; a pattern may match none. Raises ValueError for a pattern outside of /dev."""
+    """Return the major and minor numbers of the block devices whose paths match `patterns`.
+    Symlinks are followed, and a pattern without a match is no error. Raises ValueError for a
+    pattern outside /dev."""
     devices = []
     for pattern in patterns:
         if not pattern.startswith("/dev/"):
@@ -136,7 +139,7 @@ def _weight(value: str | int) -> int:
 
 
 def _quantity(value: str | int) -> int:
-    """Parse a number with a suffix of Kubernetes, such as 50M. Raises ValueError."""
+    """Parse a number with a unit as in Kubernetes, such as 50M. Raises ValueError."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         raise ValueError(f"{value!r} is not a quantity such as 50M")

@@ -52,8 +52,8 @@ class ImageFacts:
 
 @dataclass(slots=True)
 class Inputs:
-    """Everything that a container's spec depends on. The server has already resolved the host paths
-    of its mounts and devices."""
+    """Everything that a container's spec depends on. The server has resolved the host paths of the
+    mounts and devices."""
 
     container_id: str
     config: api.ContainerConfig
@@ -86,8 +86,8 @@ class Built:
 
 
 def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
-    """Check those fields of a CreateContainer request whose validity depends on neither the image
-    nor the host. Raises InvalidArgument."""
+    """Check the fields of a CreateContainer request that depend on neither the image nor the host.
+    Raises InvalidArgument."""
     if not config.metadata.name:
         raise InvalidArgument("config.metadata.name is empty")
     security_context = config.linux.security_context
@@ -106,7 +106,7 @@ def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
 
 
 def build(inputs: Inputs) -> Built:
-    """Build the spec, a JSON object. Raises InvalidArgument, Unsupported."""
+    """Build the container's OCI spec as a JSON object. Raises InvalidArgument, Unsupported."""
     context = inputs.config.linux.security_context
     user_ids = user.resolve(context, inputs.image.user, inputs.accounts)
     granted = capabilities.to_oci(
@@ -234,9 +234,9 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
 
 
 def _devices(inputs: Inputs) -> list[dict[str, Any]]:
-    """Return the OCI object `linux.devices`. A node has its host owner; with the setting
-    `device_ownership` an unprivileged container's RunAsUser and RunAsGroup own it, unless they are
-    root."""
+    """Return the OCI object `linux.devices`. A device node has the owner that it has on the host.
+    With the setting `device_ownership` it belongs to RunAsUser and RunAsGroup instead, unless the
+    container is privileged or these ids are 0."""
     uid = gid = 0
     context = inputs.config.linux.security_context
     if inputs.settings.device_ownership and not context.privileged:
@@ -254,8 +254,8 @@ def _device_rules(devices: list[HostDevice], privileged: bool) -> list[dict[str,
 
 
 def _annotations(inputs: Inputs) -> dict[str, str]:
-    """Return the spec's annotations: those of pod and container that the configuration selects, and
-    the `io.kubernetes.cri.…` keys of containerd, which tools read in a bundle."""
+    """Return the spec's annotations: the pod's and the container's that the configuration lets
+    through, and containerd's keys `io.kubernetes.cri.…`, which other tools read from a bundle."""
     return {
         # Selected ones only: runc passes org.systemd.property.* on to systemd, which acts as root
         # of the node (CVE-2024-3154).

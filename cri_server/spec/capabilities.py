@@ -1,4 +1,5 @@
-"""A container's capabilities: the default set, without the dropped ones, with the added ones."""
+"""Computes a container's capabilities: the default set, minus the dropped and plus the added
+capabilities."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ def to_oci(
     available: int,
     default: Iterable[str] = DEFAULT_CAPABILITIES,
 ) -> dict[str, list[str]]:
-    """Return the OCI object `process.capabilities`. `default`: the capabilities of a container that
-    requests none. `available`: the server's effective set as a mask, which limits privileged
-    containers. Raises InvalidArgument for unknown names."""
+    """Return the OCI object `process.capabilities`.
+
+    `default`: the capabilities of a container that requests none. `available`: the server's
+    effective capabilities as a bit mask, all of which a privileged container gets. Raises
+    InvalidArgument for an unknown name.
+    """
     if context.privileged:
         granted = {name for name, number in CAPABILITIES.items() if available >> number & 1}
         return _sets(granted, set())
@@ -33,7 +37,8 @@ def to_oci(
 
 
 def _apply(start: set[str], drop: set[str], add: set[str]) -> set[str]:
-    """Apply `ALL` first, then single names, so that drop ALL + add X leaves only X."""
+    """Return `start` without `drop` and with `add`. `ALL` in either is applied before single names,
+    so that "drop ALL, add X" leaves X."""
     granted = set(start)
     if ALL in add:
         granted = set(CAPABILITIES)
@@ -43,8 +48,8 @@ def _apply(start: set[str], drop: set[str], add: set[str]) -> set[str]:
 
 
 def _names(requested: Iterable[str]) -> set[str]:
-    """Convert `NET_ADMIN` or `cap_net_admin` to `CAP_NET_ADMIN`; `ALL` stays `ALL`. Raises
-    InvalidArgument for an unknown capability."""
+    """Convert names such as `NET_ADMIN` or `cap_net_admin` to `CAP_NET_ADMIN`. `ALL` stays `ALL`.
+    Raises InvalidArgument for an unknown capability."""
     words = {name.upper().removeprefix("CAP_") for name in requested}
     names = {word if word == ALL else f"CAP_{word}" for word in words}
     unknown = names - set(CAPABILITIES) - {ALL}

@@ -1,9 +1,9 @@
-"""Container Device Interface: resolves names such as `vendor.com/gpu=0` to the edits that CDI files
-define for a container.
+"""Container Device Interface: finds the edits to a container's spec that CDI files define for
+device names such as `vendor.com/gpu=0`.
 
-The administrator's files (/etc/cdi, /run/cdi; a later folder wins) are read for every container
-that names a device, because drivers write them at any time. Only regular files of root's, of a
-bounded size, are read (CVE-2026-53492).
+The administrator's files in /etc/cdi and /run/cdi (a later folder overrides an earlier one) are
+read for each container that names a device, because drivers write them at any time. Only regular
+files of limited size that only root can write are read (CVE-2026-53492).
 https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
@@ -34,7 +34,7 @@ HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "post
 
 
 class CdiObject(msgspec.Struct, rename="camel", kw_only=True):
-    """A JSON object of a CDI file; unknown keys are ignored, as the specification requires."""
+    """A JSON object of a CDI file. Unknown keys are ignored, as the specification requires."""
 
 
 class CdiDeviceNode(CdiObject):
@@ -85,8 +85,8 @@ class Specification(CdiObject):
 
 
 def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
-    """Return the devices that a container requests, each once. Raises InvalidArgument for a
-    malformed name."""
+    """Return the names of the CDI devices that a container requests, without duplicates. Raises
+    InvalidArgument for a malformed name."""
     requested = list(devices)
     for key, value in annotations.items():
         if key.startswith(ANNOTATIONS):
@@ -98,8 +98,9 @@ def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
 
 
 def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[CdiEdits]:
-    """Return the edits of the requested devices, preceded by those of the specifications that
-    define them. Raises InvalidArgument for an unknown device."""
+    """Return the edits to apply for the requested devices. The first device of each CDI file is
+    preceded by the edits that the file has for all its devices. Raises InvalidArgument for an
+    unknown device."""
     devices: dict[str, tuple[Specification, CdiDevice]] = {}
     for folder in folders:
         devices.update(_devices(folder))
@@ -117,8 +118,8 @@ def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[CdiEdits]:
 
 
 def _devices(folder: str) -> dict[str, tuple[Specification, CdiDevice]]:
-    """Return the devices that the CDI files of one folder define, by full name. A name that two
-    files define is left out."""
+    """Read the CDI files of one folder; return their devices by full name, each with its file. A
+    name that occurs twice is left out."""
     devices: dict[str, tuple[Specification, CdiDevice]] = {}
     duplicates: set[str] = set()
     try:
@@ -159,13 +160,13 @@ def _read(path: Path) -> Specification:
 
 
 def _yaml(content: bytes) -> Any:
-    """Parse a CDI file in YAML, which may have at most `ALIASES_LIMIT` aliases and `DEPTH_LIMIT`
-    levels. Raises ValueError, RecursionError."""
+    """Parse a CDI file in YAML. Raises ValueError, also for more than `ALIASES_LIMIT` aliases or
+    `DEPTH_LIMIT` levels, and RecursionError."""
     import yaml  # takes 20 ms to import, and few servers need it
 
     class CdiLoader(yaml.SafeLoader):
-        """Loads plain YAML, but limits aliases and depth. Nested aliases multiply the nodes that
-        later code reads, and the scanner's work per token grows with the depth."""
+        """Loads YAML without custom tags, and limits aliases and depth. Nested aliases multiply the
+        nodes for later code, and the scanner gets slower with the depth."""
 
         aliases = depth = 0
 
@@ -188,7 +189,7 @@ def _yaml(content: bytes) -> Any:
 
 
 def apply(spec: dict[str, Any], edits: Sequence[CdiEdits]) -> None:
-    """Apply the edits to an OCI spec. Raises InvalidArgument for an invalid device node or hook."""
+    """Apply CDI edits to an OCI spec. Raises InvalidArgument for an invalid device node or hook."""
     process, linux = spec["process"], spec["linux"]
     variables = {line.partition("=")[0]: line for line in process["env"]}
     gids = dict.fromkeys(process["user"]["additionalGids"])

@@ -1,10 +1,10 @@
-"""Writes a bundle for an external OCI runtime, or for CRIU, which take paths where pyrunc takes
-descriptors.
+"""Prepares a spec for an external OCI runtime or CRIU. These programs take mount sources as paths,
+where pyrunc takes descriptors.
 
-The shim attaches these mounts in a private mount namespace and runs the other program in it, so the
-host does not see them. The request's host paths are attached there, too: if the other program
-opened them itself, it would follow a symlink that was placed in the path after the server checked
-it (CVE-2021-25741).
+So the shim attaches the container's mounts to mount points in a private mount namespace, which the
+host does not see, and runs the other program there. It also attaches the request's host paths.
+Otherwise the other program would open these paths itself, and would follow a symlink that replaced
+a component after the server's check (CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Prepare a bundle for an external runtime: create mount points in `folder`, and return the
-    spec that names them as mount sources, with an `ociVersion` that all runtimes accept, and the
-    mounts that the shim attaches to them. Raises OSError."""
+    """Prepare a bundle in `folder` for an external runtime: like `with_paths`, and with an
+    `ociVersion` that all runtimes accept. Raises OSError."""
     changed, places = with_paths(spec, requested, folder)
     return {**changed, "ociVersion": OCI_VERSION}, places
 
@@ -33,9 +32,11 @@ def bundle(
 def with_paths(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Create mount points in `folder`; return the spec that names them as mount sources, and the
-    mounts that the shim attaches to them. `requested`: the mounts of the CRI request. Raises
-    OSError."""
+    """Create mount points in `folder`. Return the spec with these mount points as mount sources,
+    and the mounts that the shim must attach to them.
+
+    `requested`: the mounts of the CRI request. Raises OSError.
+    """
     requests = {request.source: request for request in requested}
     mounts: list[dict[str, Any]] = []
     places: list[PreparedMount] = []
@@ -55,8 +56,8 @@ def with_paths(
 def _content(
     mount: dict[str, Any], place: str, requests: Mapping[str, MountRequest]
 ) -> PreparedMount | None:
-    """Return the mount that the shim attaches at `place` and that replaces the source of the OCI
-    mount `mount`; None if the source stays as it is."""
+    """Return what the shim must attach to the mount point `place`, for the OCI mount `mount`. None
+    if the mount keeps its own source."""
     source = mount.get("source", "")
     if source == POD_SHM:
         return PreparedMount(place, pinned=source.removeprefix(OUR_MOUNTS))

@@ -1,9 +1,9 @@
 """Names cgroups: builds OCI's `cgroupsPath` from the pod's parent cgroup, the id of a sandbox or
 container, and the cgroup driver.
 
-cgroupfs: `<parent>/<id>`; systemd: `<slice>:cri-pyrunc:<id>`, the scope `cri-pyrunc-<id>.scope`.
-kubelet and cAdvisor recognise the cgroup by the id in its last part. A parent in the other driver's
-form is an error: systemd and the server would both write to the tree.
+The form is `<parent>/<id>` with cgroupfs, and `<slice>:cri-pyrunc:<id>` with systemd, whose scope
+is `cri-pyrunc-<id>.scope`. kubelet and cAdvisor find the id in the last component. A parent in the
+other driver's form is refused, because systemd and the server would both write to the tree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_PARENT = {"cgroupfs": "/pyrunc", "systemd": "system.slice"}
 
 
 def parent(requested: str, driver: str, default: str) -> str:
-    """Return the parent cgroup of a pod: `requested`, the request's `cgroup_parent`, else
+    """Return the parent cgroup of a pod: the request's `cgroup_parent` (`requested`), else
     `default`, else the driver's default. Raises InvalidArgument."""
     if driver == "systemd":
         return _slice(requested, default or DEFAULT_PARENT[driver])
@@ -34,15 +34,15 @@ def path(parent_group: str, identifier: str, driver: str) -> str:
 
 
 def driver_of(name: str) -> str:
-    """Return the driver, cgroupfs or systemd, in whose form a parent cgroup or `cgroupsPath` is
-    written. A pod that was created before the configuration changed may have another driver than
-    the server."""
+    """Return the cgroup driver (cgroupfs or systemd) to which the form of `name` belongs; `name` is
+    a parent cgroup or a `cgroupsPath`. It may differ from the server's driver for a pod that was
+    created before the configuration changed."""
     return "cgroupfs" if name.startswith("/") else "systemd"
 
 
 def place(cgroups_path: str, identifier: str) -> Cgroup:
-    """Return the cgroup of a sandbox's pause process or of a container from its `cgroupsPath` and
-    id; creates nothing."""
+    """Return the cgroup of a pause process or container from its `cgroupsPath` and id. Does not
+    create the cgroup."""
     return naming.place(cgroups_path, identifier, driver_of(cgroups_path))
 
 

@@ -1,8 +1,8 @@
-"""Reads the OCI hooks that the administrator configures in folders of JSON files, and selects those
-of a container.
+"""Reads the OCI hooks that the administrator configures in folders of JSON files, and adds those
+that apply to a container to its spec.
 
-The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file masks one of the same name in
-an earlier folder.
+The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file in a later folder replaces a
+file of the same name in an earlier folder.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _HookFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredHook:
-    """A hook file's content. `entry`: the OCI hook; `stages`: the OCI stages that run it; the other
-    fields: the file's conditions, None where the file has none."""
+    """The content of a hook file. `entry`: the OCI hook; `stages`: the OCI stages that run the
+    hook. The other fields are conditions, None where the file does not set them."""
 
     entry: dict[str, Any]
     stages: tuple[str, ...]
@@ -60,7 +60,7 @@ class ConfiguredHook:
     has_bind_mounts: bool | None = None
 
     def is_for(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
-        """Whether all conditions are met. A hook without conditions applies to no container."""
+        """Whether the hook applies to a container: it has conditions, and all of them are met."""
         results: list[bool] = []
         if self.always is not None:
             results.append(self.always)
@@ -77,10 +77,10 @@ class ConfiguredHook:
 
 
 def read(folders: Sequence[str]) -> list[ConfiguredHook]:
-    """Return the hooks of all files, ordered by lower-case name.
+    """Return the hooks of all JSON files in `folders`, sorted by file name in lower case.
 
-    Raises WrongState for an invalid file: a container must not start without a hook that was meant
-    for it.
+    Raises WrongState for an invalid file, because a container must not start without a hook that
+    may apply to it.
     """
     files: dict[str, Path] = {}
     for folder in folders:
@@ -129,7 +129,8 @@ def apply(
     annotations: Mapping[str, str],
     bind_mounts: bool,
 ) -> None:
-    """Append the hooks that apply to the container to the hooks of its OCI spec."""
+    """Add the configured hooks that apply to the container to its OCI spec, after the spec's own
+    hooks."""
     command = next(iter(spec["process"]["args"]), "")
     for hook in hooks:
         if hook.is_for(annotations, command, bind_mounts):

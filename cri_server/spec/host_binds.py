@@ -1,5 +1,5 @@
-"""Selects the bind mounts of a container's spec whose source is a path of the host that is not one
-of the server's own files."""
+"""Finds the bind mounts in a container's spec whose source is a path of the host outside the
+server's own folders."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LOCAL = ("/sys", "/dev/shm")  # sources of default mounts, which cannot hang
 
 @dataclass(frozen=True, slots=True)
 class HostBind:
-    """A bind of a host path.
+    """A bind mount of a host path into a container.
 
-    `links`: the path may contain symlinks, because the server has not resolved it. `made_inside`:
-    the container's process makes the bind itself if it can open the source by its path
+    `links`: `source` may contain symlinks, because the server has not resolved it. `made_inside`:
+    the container's process makes the mount itself if it can open `source` by its path
     (`BindSource.is_in_every_namespace`).
     """
 
@@ -35,8 +35,8 @@ class HostBind:
 
 
 def read(folder: Path, own_folders: tuple[str, ...]) -> list[HostBind]:
-    """Return the binds of host paths of the container whose files are in `folder`: the results of
-    `of` for its config.json and launch file. Raises NotFound, DamagedRecord, InvalidSpec."""
+    """Return the binds of host paths of a container, from its config.json and launch file in
+    `folder`. Raises NotFound, DamagedRecord, InvalidSpec."""
     return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own_folders)
 
 
@@ -44,7 +44,7 @@ def of(
     spec: dict[str, Any], launch_file: LaunchFile, own_folders: tuple[str, ...]
 ) -> list[HostBind]:
     """Return the binds in an OCI spec whose source is a host path outside `own_folders`, the
-    folders of the server's files. Raises InvalidSpec."""
+    server's folders. Raises InvalidSpec."""
     if launch_file.runtime or launch_file.restore:
         # The shim attaches clones of these; the external runtime or CRIU opens all other sources.
         return [
@@ -74,8 +74,8 @@ def _destination(spec: dict[str, Any], place: PreparedMount) -> str:
 
 
 def _binds_only(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> Spec:
-    """Parse only the parts of the spec that decide which process makes the mounts. Parsing
-    everything takes ten times as long."""
+    """Parse a spec with `mounts` only, and without the fields that do not decide which process
+    makes a mount. Parsing the whole spec takes ten times as long."""
     linux = {
         key: spec["linux"][key]
         for key in ("namespaces", "rootfsPropagation")

@@ -1,8 +1,8 @@
-"""Decides a container's mounts: the default filesystems, the pod's files, and the request's mounts
-over both.
+"""Decides a container's mounts: the default filesystems and the pod's files, overridden by the
+mounts of the request.
 
-This file looks nothing up. `sources` opens host paths and checks their propagation, in a thread
-with a deadline: a host path may lie on storage that does not answer.
+This file does not access host paths. `sources` opens them and checks their mount propagation, in a
+thread with a deadline, because their storage may not answer.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PodFiles:
 
 @dataclass(slots=True)
 class MountRequest:
-    """A checked mount of the request: its destination and, once looked up, its real source on the
-    host."""
+    """A checked mount of a CreateContainer request. `source`: the real path on the host, empty
+    until the path is resolved."""
 
     request: api.Mount
     destination: str
@@ -58,8 +58,8 @@ class MountRequest:
 
 
 def check_requests(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[MountRequest]:
-    """Check each mount of a request by itself. Raises InvalidArgument with the name of the invalid
-    mount: `where` and its index."""
+    """Check each mount of a request. Raises InvalidArgument, which names the mount by `where` and
+    its index."""
     return [_check_request(request, f"{where}[{i}]") for i, request in enumerate(requests)]
 
 
@@ -113,10 +113,13 @@ def defaults(
     writable_cgroup: bool = False,
     sysfs_bind: bool = False,
 ) -> list[Mount]:
-    """Return the default mounts of a container. `ipc`: its effective IPC namespace mode.
-    `shared_shm`: the pod has its own /dev/shm, which the shim holds. `readonly_root`: the pod's
-    files are read-only, too. `writable_cgroup`: /sys/fs/cgroup is writable without privilege.
-    `sysfs_bind`: bind the host's /sys, for a user namespace that may not mount sysfs."""
+    """Return the default mounts of a container.
+
+    `ipc`: the container's effective IPC namespace mode; `shared_shm`: the pod has its own /dev/shm
+    mount; `readonly_root`: mount the pod's files read-only, too; `writable_cgroup`: mount
+    /sys/fs/cgroup writable even without privilege; `sysfs_bind`: bind the host's /sys, because the
+    container's user namespace may not mount sysfs.
+    """
     access = "rw" if privileged else "ro"
     cgroup_access = "rw" if writable_cgroup else access
     result = [
@@ -141,8 +144,8 @@ def defaults(
 
 
 def _sysfs(access: str, bound: bool) -> Mount:
-    """Return the mount of /sys: sysfs with `access` (`ro` or `rw`), or if `bound` a read-only bind
-    of the host's /sys."""
+    """Return the mount of /sys: sysfs with `access` (`ro` or `rw`), or a read-only bind of the
+    host's /sys if `bound`."""
     if bound:
         # The kernel mounts sysfs only for a user namespace that owns the network namespace
         # (fs/sysfs/mount.c, kobj_ns_current_may_mount).
@@ -161,10 +164,12 @@ def _shm(ipc: int, shared: bool) -> Mount:
 
 
 def merge(default: Sequence[Mount], requested: Sequence[MountRequest]) -> list[Mount]:
-    """Combine default and requested mounts, ordered by the depth of their destination. A requested
-    mount replaces the default at its destination and drops the defaults below: with the host's /sys
-    a container sees the host's cgroups, as under containerd. The pod's own files (hosts, hostname,
-    resolv.conf) stay, even over the host's /etc."""
+    """Combine default and requested mounts; return them ordered by the depth of their destination.
+
+    A requested mount replaces the default mount at its destination, and removes the default mounts
+    below: a container with the host's /sys sees the host's cgroups, as under containerd. Only the
+    pod's files (hosts, hostname, resolv.conf) are mounted even over the host's /etc.
+    """
     occupied = {a.destination for a in requested}
     covered = tuple(
         f"{a.destination}/" for a in requested if a.request.host_path or a.image or a.layers
@@ -186,7 +191,7 @@ def by_depth(mounts: Iterable[Mount]) -> list[Mount]:
 
 
 def to_oci(mount_request: MountRequest) -> Mount:
-    """Return the OCI mount of a request whose source on the host is known."""
+    """Convert a requested mount, whose source is resolved, to an OCI mount."""
     request = mount_request.request
     extra = sorted(set(request.mount_options))
     if mount_request.image is not None or mount_request.layers:
@@ -213,8 +218,8 @@ def to_oci(mount_request: MountRequest) -> Mount:
 
 
 def root_propagation(requested: Iterable[MountRequest]) -> str:
-    """Return OCI's `linux.rootfsPropagation` for the requested mounts: `rshared` if any is
-    bidirectional, else `rslave` if any is host-to-container, else empty for the default."""
+    """Return OCI's `linux.rootfsPropagation`: `rshared` if a requested mount is bidirectional, else
+    `rslave` if one is host-to-container, else empty for the default."""
     kinds = {a.request.propagation for a in requested}
     if api.PROPAGATION_BIDIRECTIONAL in kinds:
         return "rshared"

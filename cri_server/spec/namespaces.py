@@ -1,4 +1,5 @@
-"""Decides which namespaces a container joins, makes or shares with the host, by CRI's modes."""
+"""Decides from CRI's namespace modes which namespaces a container joins, makes, or shares with the
+host."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ Entries = list[dict[str, str]]
 def entries(
     options: api.NamespaceOption, pause_pid: int, target_pid: int, *, privileged: bool
 ) -> Entries:
-    """Return the OCI list `linux.namespaces`. The pod's namespaces are those of its pause process.
+    """Return the OCI list `linux.namespaces` of a container. It joins the pod's namespaces through
+    the pause process `pause_pid`.
 
-    `target_pid`: the process whose pid namespace mode TARGET joins, else 0.
+    `target_pid`: the process whose pid namespace the container joins in mode TARGET, else 0.
     """
     result: Entries = [{"type": "mount"}]
     # A privileged container manages the node's cgroups (KEP-2254; containerd and CRI-O agree).
@@ -41,8 +43,8 @@ def check_sandbox(options: api.NamespaceOption) -> None:
 
 
 def _check_modes(options: api.NamespaceOption) -> None:
-    """Check that the network, IPC and pid modes exist and that the user namespace, if any, is
-    valid. Raises InvalidArgument."""
+    """Check the network, IPC and pid modes, and the user namespace if there is one. Raises
+    InvalidArgument."""
     if options.network not in (api.POD, api.NODE):
         raise InvalidArgument("namespace_options.network must be POD or NODE")
     if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
@@ -54,7 +56,8 @@ def _check_modes(options: api.NamespaceOption) -> None:
 
 
 def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> None:
-    """Check a container's modes; its user namespace is the sandbox's. Raises InvalidArgument."""
+    """Check a container's modes, and that its user namespace is the sandbox's. Raises
+    InvalidArgument."""
     _check_modes(options)
     if options.pid == api.TARGET and not options.target_id:
         raise InvalidArgument("namespace_options.pid is TARGET without target_id")
@@ -63,11 +66,9 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
 
 
 def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api.NamespaceOption:
-    """Return a container's effective modes: a pid or IPC mode of POD becomes NODE where the sandbox
-    has NODE, and the network mode is always the sandbox's.
-
-    POD is also protobuf's default, so it does not contradict the sandbox.
-    """
+    """Return a container's effective modes. The network mode is the sandbox's. A pid or IPC mode of
+    POD becomes NODE if the sandbox has NODE: POD is protobuf's default, so it does not contradict
+    the sandbox."""
     result = api.NamespaceOption()
     result.CopyFrom(options)
     result.network = sandbox.network
@@ -79,8 +80,8 @@ def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api
 
 
 def check_user_namespace(options: api.UserNamespace) -> None:
-    """Check a user namespace: NODE without mappings, or POD with one range for users and one for
-    groups, each from id 0. Raises InvalidArgument."""
+    """Check a user namespace. Valid are NODE without mappings, and POD with one uid range and one
+    gid range that begin at id 0. Raises InvalidArgument."""
     where = "namespace_options.userns_options"
     if options.mode == api.NODE:
         if options.uids or options.gids:

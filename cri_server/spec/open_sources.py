@@ -1,8 +1,9 @@
-"""Opens the host paths that a container's mounts have as sources, once, as O_PATH descriptors.
+"""OpenSources: opens each host path that is a source of a container's mounts once, as an O_PATH
+descriptor.
 
-A path may lie on storage that never answers, and may change between two look-ups. A thread with a
-deadline (`spec.sources.run_with_deadline`) opens it; the container's compiler gets the descriptor
-and the facts about it.
+A path may lie on storage that never answers, so a thread with a deadline opens it
+(`spec.sources.run_with_deadline`). A path may also change after a check, so the compiler of the
+container gets the descriptor, and facts that were read from it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from pyrunc.plan.bind_source import BindSource
 
 
 class OpenSources:
-    """The sources of one container's mounts by their paths in its spec. Owns the descriptors until
-    `close`.
+    """The opened sources of one container's mounts, by their paths in the spec. Owns the
+    descriptors until `close`.
 
-    A thread adds to it. If that thread was abandoned and returns after `close`, it closes the
-    descriptor that it has opened, and ends."""
+    A thread adds the sources. If the thread was abandoned after its deadline and returns after
+    `close`, it closes the descriptor that it has opened, and ends.
+    """
 
     def __init__(self) -> None:
         self.facts: dict[str, BindSource] = {}
@@ -44,27 +46,28 @@ class OpenSources:
         close_all(fds)
 
     def subject(self) -> str:
-        """Return `path '/the/path'`, the path that is being opened, for the message of a missed
-        deadline."""
+        """Return the text `path '/the/path'` with the path that is being opened, for the message of
+        a missed deadline."""
         return f"path {self.current!r}"
 
     def begin(self, path: str) -> None:
-        """Set `path` as the one that `subject` names while it is opened. Raises WrongState after
+        """Note that `path` is being opened, for the text of `subject`. Raises WrongState after
         `close`."""
         if self._closed:
             raise WrongState(f"{path} was not opened: the request has ended")
         self.current = path
 
     def open(self, source: str, destination: str, *, links: bool) -> None:
-        """Open the source of one bind and add its descriptor. `links`: follow symlinks; otherwise a
-        symlink is an error. Raises KernelError, WrongState."""
+        """Open the source of one bind mount and add its descriptor. Follows symlinks if `links`,
+        else raises KernelError for a symlink. Raises KernelError, WrongState."""
         self.begin(source)
         number = open_source(source, destination, links=links)
         self.add(source, destination, number, "" if links else source)
 
     def add(self, source: str, destination: str, number: int, path: str) -> None:
-        """Take over `number`, the descriptor of a source, and read the facts about the source.
-        `path`: its real path, empty if unknown. Raises KernelError, WrongState after `close`."""
+        """Take ownership of the source's descriptor `number`, and read the facts about the source.
+        `path`: the source's real path, empty if unknown. Raises KernelError, WrongState after
+        `close`."""
         try:
             source_facts = describe_source(number, path)
         except OSError as error:

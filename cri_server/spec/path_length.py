@@ -1,4 +1,4 @@
-"""Limits the length of paths in requests and images: system calls refuse longer ones.
+"""Checks the length of paths in requests and images. Longer paths would fail in system calls.
 
 Source: path_resolution(7), ENAMETOOLONG; PATH_MAX and NAME_MAX of linux/limits.h.
 """
@@ -12,8 +12,8 @@ NAME_MAX = 255  # bytes of one component
 
 
 def check(path: str, field: str) -> None:
-    """Raise InvalidArgument for a path that is too long. The error names the field and does not
-    repeat the path."""
+    """Raise InvalidArgument for a path that is too long. The message names `field`, not the
+    path."""
     size = _size(path)
     if size >= PATH_MAX:
         raise InvalidArgument(f"{field} has {size} bytes; a path has at most {PATH_MAX - 1}")
@@ -24,6 +24,6 @@ def check(path: str, field: str) -> None:
 
 
 def _size(text: str) -> int:
-    """Return the length of a path in bytes. A byte that is not UTF-8 is one surrogate in `text` and
-    counts as one byte."""
+    """Return the length of a path in bytes. A surrogate in `text` stands for one byte that is not
+    UTF-8."""
     return len(text.encode("utf-8", "replace"))

@@ -1,5 +1,5 @@
-"""The files that a pod's containers mount: resolv.conf, hostname and hosts, written into the
-sandbox's folder on disk."""
+"""Writes the files that a pod's containers mount (resolv.conf, hostname and hosts) into the
+sandbox's folder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PATH_ERRNOS = (
 
 
 def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
-    """Return the pod's hostname: the requested one, else the host's with host networking, else the
-    first characters of the id.
+    """Return the pod's hostname: the requested one, else with host networking the host's, else the
+    first characters of the sandbox's id.
 
     Raises InvalidArgument for a name that sethostname(2) would refuse.
     """
@@ -39,8 +39,8 @@ def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
 
 
 def resolv_conf(config: api.PodSandboxConfig) -> str | None:
-    """Return the text of the pod's resolv.conf: empty for a DNS configuration that is present but
-    empty, None for a missing one, with which the pod gets a copy of the host's file. Raises
+    """Return the text of the pod's resolv.conf. It is empty if the request's DNS configuration is
+    empty, and None if the request has none: the pod then gets a copy of the host's file. Raises
     InvalidArgument."""
     if not config.HasField("dns_config"):
         return None
@@ -71,8 +71,9 @@ def write(
     owner: tuple[int, int] = (0, 0),
     label: str = "",
 ) -> None:
-    """Write resolv.conf, hostname and hosts into a new folder, owned by the pod's root (`owner`:
-    uid and gid) and with its SELinux `label`, if any. Raises OSError, InvalidArgument."""
+    """Write resolv.conf, hostname and hosts into a new folder. `name`: the pod's hostname; `owner`:
+    uid and gid of the pod's root on the host; `label`: the files' SELinux label, empty for none.
+    Raises OSError, InvalidArgument."""
     resolver = resolv_conf(config)
     contents = {
         "resolv.conf": _host_file("/etc/resolv.conf") if resolver is None else resolver.encode(),
@@ -97,8 +98,8 @@ def _open_readable(path: str, flags: int) -> int:
 
 
 def make_log_directory(path: str) -> None:
-    """Make the pod's log directory and its parents. Raises InvalidArgument for a path that the
-    kernel refuses (too long, below a file, a loop of symlinks), KernelError for other failures."""
+    """Make the pod's log directory and its parents. Raises InvalidArgument for an unusable path
+    (too long, below a file, a loop of symlinks), KernelError for other failures."""
     try:
         os.makedirs(path, mode=0o755, exist_ok=True)
     except OSError as error:
@@ -110,7 +111,7 @@ def make_log_directory(path: str) -> None:
 
 
 def is_bad_log_path(error: Error) -> bool:
-    """Whether `error` says that a container's log could not be opened because of its path: a
+    """Whether `error` is the failure to open a container's log because of its path, for example a
     directory, a path below a file, or a symlink."""
     return isinstance(error, KernelError) and error.note == LOG_NOTE and error.errno in PATH_ERRNOS
 

@@ -1,5 +1,5 @@
-"""A container's argv, environment and working directory: those of the CRI configuration, else the
-image's."""
+"""Decides a container's argv, environment and working directory: from the CRI configuration, else
+from the image."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def argv(
     command: Sequence[str], args: Sequence[str], entrypoint: Sequence[str], cmd: Sequence[str]
 ) -> list[str]:
-    """Combine command and arguments by Kubernetes' rules: a command replaces entrypoint and cmd,
-    args alone replace cmd.
+    """Return a container's argv by Kubernetes' rules: `command` replaces the image's `entrypoint`
+    and `cmd`; `args` alone replace `cmd`.
 
-    Raises InvalidArgument when the result is empty, or its first word is too long for a path."""
+    Raises InvalidArgument when the argv is empty, or its first word is too long for a path.
+    """
     if command:
         result = [*command, *args]
     elif args:
@@ -42,8 +43,8 @@ def environment(
     tty: bool,
     home: str,
 ) -> list[str]:
-    """Return the environment as `KEY=VALUE`: the image's variables, overridden by the request's
-    (`envs`), with PATH, HOSTNAME, TERM and HOME as defaults."""
+    """Return the environment as a list of `KEY=VALUE`: the image's variables, overridden by the
+    request's (`envs`), with PATH, HOSTNAME, TERM and HOME as defaults."""
     result: dict[str, str] = {}
     for line in image:
         key, equals, value = line.partition("=")
@@ -65,13 +66,14 @@ def environment(
 
 
 def cri_envs(config: api.ContainerConfig) -> list[tuple[str, str]]:
-    """Return the request's variables; bytes that are not UTF-8 become surrogates."""
+    """Return the environment of a request as pairs of name and value. Bytes that are not UTF-8
+    become surrogates."""
     return [(env.key, env.value.decode("utf-8", "surrogateescape")) for env in config.envs]
 
 
 def working_dir(cri: str, image: str) -> str:
-    """Return the process's working directory: the request's, else the image's, else `/`. Raises
-    InvalidArgument for a relative path and for one that is too long."""
+    """Return the process's working directory: the request's (`cri`), else the image's, else `/`.
+    Raises InvalidArgument for a path that is relative or too long."""
     path = cri or image or "/"
     # A WORKDIR of 10,000 bytes took 1.5 s to compile, a step for each component, before the kernel
     # refused it at the start.
@@ -83,8 +85,8 @@ def working_dir(cri: str, image: str) -> str:
 
 
 def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
-    """Return the OCI object `process.rlimits` from `limits`: name -> (soft, hard). -1, Python's
-    RLIM_INFINITY, becomes the kernel's 2^64 - 1."""
+    """Convert `limits`, which are (soft, hard) by name, to the OCI object `process.rlimits`. -1
+    (Python's RLIM_INFINITY) becomes 2^64 - 1, the kernel's value."""
     return [
         {"type": name, "soft": soft & UNLIMITED, "hard": hard & UNLIMITED}
         for name, (soft, hard) in limits.items()
@@ -94,8 +96,8 @@ def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
 def with_arguments(
     process: Mapping[str, object], command: Sequence[str], *, tty: bool
 ) -> dict[str, object]:
-    """Return the OCI process of an exec: `process` with the argv `command` and with or without a
-    terminal. Raises InvalidArgument."""
+    """Return the OCI process of an exec: a copy of the container's `process` with the argv
+    `command`, and with a terminal if `tty`. Raises InvalidArgument."""
     if not command or not command[0]:
         raise InvalidArgument("the command is empty")
     _no_nul(command, "command")
@@ -107,8 +109,8 @@ def with_arguments(
 
 
 def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the OCI process with another `user` or `cwd`, and with `env` overriding its own.
-    Raises InvalidArgument."""
+    """Return a copy of the OCI process with the `user` and `cwd` of `changes`, and with the
+    variables of its `env` added. Raises InvalidArgument."""
     env = list(changes.get("env", ()))
     for entry in env:
         if not entry.partition("=")[0] or "=" not in entry:

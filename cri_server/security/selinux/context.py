@@ -1,7 +1,7 @@
-"""SELinux contexts as values: parsed, changed field by field, checked.
+"""SELinux contexts: parses, changes and checks them.
 
-A level is `s0`, or `s0:c1,c2` with the categories that separate pods (MCS); the kernel's own form
-is in security/selinux/ss/mls.c.
+A level is `s0`, or `s0:c1,c2` with the categories that separate pods (MCS). The kernel writes
+levels in the same form (security/selinux/ss/mls.c).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BASE_LEVEL = "s0"
 
 @dataclass(frozen=True, slots=True)
 class SelinuxContext:
-    """An SELinux context in its four parts."""
+    """An SELinux context: user, role, type and level."""
 
     user: str
     role: str
@@ -46,7 +46,8 @@ def parse(text: str) -> SelinuxContext | None:
 
 
 def check(options: api.SELinuxOption, where: str = "selinux_options") -> None:
-    """Raise InvalidArgument naming the field that is not valid in a context."""
+    """Raise InvalidArgument if a field is invalid in an SELinux context. The error names the field,
+    below `where`."""
     for field in ("user", "role", "type"):
         value = getattr(options, field)
         if value and not NAME.fullmatch(value):

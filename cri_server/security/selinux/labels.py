@@ -1,9 +1,9 @@
-"""Chooses the labels of a pod and its containers: those that CRI requests, else the policy's for
-containers.
+"""Chooses the SELinux labels of a pod and its containers. A label has the fields that the request
+sets, and the other fields of the policy's label for containers.
 
-The containers of a pod share one level, so that they share files and the objects in the pod's
-namespaces; each pod has another. Host namespaces change nothing: such a pod stays confined unless
-it requests another type, as under containerd.
+All containers of a pod have the same level, so they share files and the objects in the pod's
+namespaces. Different pods have different levels. A pod with host namespaces is confined like any
+other, as under containerd, unless it requests another type.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from cri_server.security.selinux.policy import SelinuxPolicy
 
 @dataclass(frozen=True, slots=True)
 class SelinuxLabels:
-    """The labels of a process and of its files; empty for none."""
+    """The SELinux labels of a process and of the files that it may write. An empty string means no
+    label."""
 
     process: str = ""
     mount: str = ""
 
     @property
     def level(self) -> str:
-        """The level of the files, which is the pod's."""
+        """Return the level in the files' label; empty without one. All containers of a pod have
+        this level."""
         context = parse(self.mount)
         return context.level if context is not None else ""
 
@@ -33,8 +35,8 @@ NONE = SelinuxLabels()
 
 
 def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) -> SelinuxLabels:
-    """Return the labels of a pod; its pause process is confined even if the pod is privileged.
-    `level`: the level of the labels, unless `options` request one.
+    """Return the labels of a pod's pause process and files. The pause process is confined even in a
+    privileged pod. `level` applies unless `options` request another level.
 
     Raises InvalidArgument.
     """
@@ -45,9 +47,12 @@ def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) ->
 def of_container(
     policy: SelinuxPolicy, context: api.LinuxContainerSecurityContext, pod: SelinuxLabels
 ) -> SelinuxLabels:
-    """Return the labels of a container: the pod's labels; or, if the container requests any field,
-    labels built from its request, at the pod's level unless it requests another level. A privileged
-    container is not confined; its files have the pod's label. Raises InvalidArgument."""
+    """Return the labels of a container.
+
+    Without requested fields they are the pod's labels. Otherwise they have the requested fields,
+    and the pod's level unless the request has a level. The process of a privileged container is
+    unconfined, and its files have the pod's label. Raises InvalidArgument.
+    """
     options = context.selinux_options
     check(options)
     if context.privileged:
@@ -58,7 +63,8 @@ def of_container(
 
 
 def _build(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) -> SelinuxLabels:
-    """Build the labels: user and level apply to process and files, role and type to the process."""
+    """Return the policy's labels with the requested fields and `level`. Both labels get user and
+    level; only the process's label gets role and type."""
     level = (options.level or level) if policy.has_levels else ""
     process, file = policy.process, policy.file
     user = options.user

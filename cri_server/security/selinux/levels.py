@@ -16,8 +16,8 @@ TRIES = 10_000
 
 
 class SelinuxLevels:
-    """Assigns levels. It stores the levels of pods that are being created; callers pass the levels
-    of existing pods.
+    """Assigns levels to new pods. It knows only the levels of pods in creation; callers pass the
+    levels of existing pods.
 
     `categories`: the number of categories in the policy (c0 … cN-1).
     """
@@ -28,8 +28,8 @@ class SelinuxLevels:
 
     @contextlib.contextmanager
     def reserved(self, taken: Collection[str]) -> Iterator[str]:
-        """Reserve a level that is not in `taken` for the block. Raises ResourceExhausted when all
-        pairs are taken."""
+        """Yield a level that is neither in `taken` nor reserved, and reserve it for the block.
+        Raises ResourceExhausted when all pairs of categories are in use."""
         level = self._choose(taken)
         self._reserved.add(level)
         try:
@@ -56,6 +56,6 @@ class SelinuxLevels:
 
 
 def pair(first: int, second: int) -> str:
-    """Return the level of two categories, in the kernel's order."""
+    """Return the level with two categories, the lower one first, as the kernel writes it."""
     low, high = sorted((first, second))
     return f"s0:c{low},c{high}"

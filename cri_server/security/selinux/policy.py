@@ -1,6 +1,6 @@
-"""The node's SELinux policy for containers: the contexts in `lxc_contexts`, the file that policies
-provide for container engines (selinux_lxc_contexts_path(3)), and whether the kernel accepts a
-context."""
+"""Reads the node's SELinux policy for containers. The contexts come from `lxc_contexts`, the
+policy's file for container engines (selinux_lxc_contexts_path(3)); the kernel tells which contexts
+it accepts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PRIVILEGED = "spc_t"
 
 @dataclass(frozen=True, slots=True)
 class SelinuxPolicy:
-    """The policy. `process` and `file` are contexts at the lowest level; `privileged`: the context
-    of a privileged container's process, None if the policy has no type for it: the process then
-    stays in the server's domain, or follows the policy's transitions."""
+    """The node's SELinux contexts for containers, without categories. `process`: of a container's
+    process; `file`: of its files; `privileged`: of a privileged container's process, None if the
+    policy does not have the type spc_t."""
 
     process: SelinuxContext
     file: SelinuxContext
@@ -41,6 +41,8 @@ def probe(root: Path = Path("/")) -> SelinuxPolicy | None:
     level = BASE_LEVEL if has_levels else ""
     process = (parse(contexts.get("process", "")) or PROCESS).with_level(level)
     file = (parse(contexts.get("file", "")) or FILE).with_level(level)
+    # Without spc_t a privileged process stays in the server's domain, or follows the policy's
+    # transitions.
     privileged = SelinuxContext(process.user, process.role, PRIVILEGED, level)
     return SelinuxPolicy(
         process, file, privileged if is_known(privileged, kernel) else None, has_levels
@@ -48,8 +50,7 @@ def probe(root: Path = Path("/")) -> SelinuxPolicy | None:
 
 
 def is_known(context: SelinuxContext, kernel: Path = Path(KERNEL)) -> bool:
-    """Whether the loaded policy has the context: writes it to the file `context` of selinuxfs,
-    which the kernel refuses for an unknown context."""
+    """Whether the loaded policy accepts the context. Asks the kernel through selinuxfs."""
     try:
         with closing_fd(os.open(kernel / "context", os.O_RDWR | os.O_CLOEXEC)) as descriptor:
             os.write(descriptor, str(context).encode() + b"\0")
@@ -59,8 +60,8 @@ def is_known(context: SelinuxContext, kernel: Path = Path(KERNEL)) -> bool:
 
 
 def _contexts(root: Path) -> dict[str, str]:
-    """Read the contexts by name from the `lxc_contexts` file of the policy that SELINUXTYPE
-    selects."""
+    """Read the file `lxc_contexts` of the policy that SELINUXTYPE selects; return the contexts by
+    name."""
     kind = _settings(root / CONFIG.lstrip("/")).get("SELINUXTYPE", "targeted")
     return _settings(root / FOLDER.lstrip("/") / kind / FILES)
 

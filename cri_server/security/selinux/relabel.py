@@ -1,8 +1,8 @@
-"""Gives files a pod's label: those that the server makes for a pod, and volumes whose mounts
-request it (`selinux_relabel`).
+"""Sets SELinux labels of files: on the files that the server makes for a pod, and on volumes whose
+mounts request it (`selinux_relabel`).
 
-The zygote preloads this module: a volume is relabelled in a job, because a tree may be large or on
-storage that does not answer.
+A volume is relabelled in a job (a process forked by the zygote), because it may have many files or
+lie on storage that does not answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Relabel(Record):
 
 
 def relabel(arguments: Message, fds: list[int]) -> None:
-    """Run the job: label the paths of a `Relabel` and everything below them. Raises
+    """Run the job: label the paths of a `Relabel` request and everything below them. Raises
     InvalidArgument, KernelError."""
     request = Relabel.of(arguments)
     for path in request.paths:
@@ -74,12 +74,12 @@ def check_path(path: str) -> None:
 
 
 def relabel_tree(path: str, label: bytes) -> None:
-    """Label the file or folder at `path` and everything below it on the same mount. Symlinks are
-    labelled, never followed; entries that another program removes meanwhile are skipped. Raises
+    """Label the file or folder at `path` and everything below it on the same mount. Labels symlinks
+    themselves, not their targets; skips files that another program removes meanwhile. Raises
     KernelError.
 
-    A file with a hard link outside the volume gets the label there too. A container cannot make
-    such a link, because a volume is a separate mount (link(2), EXDEV).
+    A file that also has a hard link outside the volume has the new label there, too. A container
+    cannot make such a link, because a volume is a separate mount (link(2), EXDEV).
     """
     # The path has been resolved: a link in it now was placed there since.
     with closing_fd(openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)) as top:
@@ -89,14 +89,15 @@ def relabel_tree(path: str, label: bytes) -> None:
 
 
 def _reopen(folder: int, path: str) -> int:
-    """Open the folder for reading, from its O_PATH descriptor. Raises KernelError, on NFS with
-    EACCES for folders of other users."""
+    """Open for reading a folder that is open with O_PATH. Raises KernelError; on NFS also for
+    folders of other users (EACCES)."""
     with kernel_errors("open", repr(path)):
         return os.open(".", FOLDER, dir_fd=folder)
 
 
 def _relabel_below(top: int, label: bytes, path: str) -> None:
-    """Label everything in the open folder, and close it. Raises KernelError."""
+    """Label everything below the open folder `top`, then close it. `path`: its path for errors.
+    Raises KernelError."""
 
     def label_entries(folder: int, names: Sequence[str]) -> list[str]:
         return _label_entries(folder, label, "/".join([path, *names[:PATH_PARTS]]))
@@ -110,8 +111,8 @@ def _relabel_below(top: int, label: bytes, path: str) -> None:
 
 
 def _label_entries(folder: int, label: bytes, shown_path: str) -> list[str]:
-    """Label the entries of the folder; return the names of its folders. Raises KernelError,
-    OSError."""
+    """Label the files and folders that lie directly in `folder`; return the names of the folders
+    among them. Raises KernelError, OSError."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -121,13 +122,11 @@ def _label_entries(folder: int, label: bytes, shown_path: str) -> list[str]:
 
 
 def _label_entry(folder: int, name: str, label: bytes, shown_path: str) -> bool:
-    """Label the entry `name` of the folder unless a mount covers it; return whether it is a folder.
-    Raises KernelError.
-
-    openat2(2) with RESOLVE_NO_XDEV refuses an entry that is a mount point (EXDEV); an operation by
-    path would label the mounted file. The descriptor stays on the same inode even if the name is
-    replaced. O_PATH opens neither a FIFO nor a device.
-    """
+    """Label the file or folder `name` in `folder`; return whether it is a folder that can be
+    entered. Skips a mount point. Raises KernelError."""
+    # RESOLVE_NO_XDEV refuses a mount point (EXDEV); an operation by path would label the mounted
+    # file. The descriptor stays on the same inode even if the name is replaced. O_PATH opens
+    # neither a FIFO nor a device.
     try:
         place = openat2(folder, name, os.O_PATH | os.O_NOFOLLOW, resolve=BENEATH_MOUNT)
     except KernelError as error:
@@ -140,13 +139,13 @@ def _label_entry(folder: int, name: str, label: bytes, shown_path: str) -> bool:
 
 
 def set_label(path: str, label: str) -> None:
-    """Label one file or folder of the server's own. Raises KernelError."""
+    """Label one of the server's own files or folders. Raises KernelError."""
     _set(path, label.encode(), path, follow=False)
 
 
 def _set(path: str, label: bytes, shown_path: str, *, follow: bool) -> bool:
-    """Set the label unless the file has it already; return False if its file system stores no
-    labels or is read-only. Raises KernelError naming `shown_path`."""
+    """Set the label, unless the file has it. Return False if the file system stores no labels or is
+    read-only. Raises KernelError with `shown_path`."""
     try:
         try:
             if os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).rstrip(b"\0") == label:
