@@ -1,8 +1,8 @@
 """Calls a network's IPAM plugin: the built-in host-local as a function, any other as an executable
 (CNI's delegation).
 
-If CNI_PATH has an executable `host-local` that is not pyrunc's, it is used instead of the built-in
-one.
+An executable `host-local` in CNI_PATH that is not pyrunc's takes precedence over the built-in
+plugin.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
 
 
 def run(command: str, call: CniCall, config: PluginConfig) -> None:
-    """Run `command`, any but ADD, of the network's IPAM plugin; does nothing for a network without
-    addresses. Raises CniError."""
+    """Run the command DEL, CHECK, STATUS or GC of the network's IPAM plugin. Does nothing for a
+    network without addresses. Raises CniError."""
     kind = plugin_of(config)
     if not kind:
         return

@@ -110,8 +110,8 @@ def install(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """Run the call of a request and return its answer. An exception of a plugin becomes the
-    answer's `error`. Raises InvalidArgument for an unknown call."""
+    """Run the requested call of a worker and return its answer. An exception of a plugin becomes
+    the answer's `error`. Raises InvalidArgument for an unknown call."""
     name = request.get("call")
     if name not in (Chain.call, Restore.call):
         raise InvalidArgument(f"unknown call {name!r} to a CNI worker")
@@ -123,7 +123,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
 
 
 def chain(request: Chain) -> Answer:
-    """Run plugins in order, passing each one's result to the next. The answer to ADD has the last
+    """Run plugins in order, passing each result to the next plugin. The answer to ADD has the last
     result."""
     call = CniCall.from_environment(request.environment)
     # Only ADD is sure to have the namespace: DEL must also work after it is gone (spec, "DEL").
@@ -142,8 +142,8 @@ def chain(request: Chain) -> Answer:
 def _run_plugins(
     call: CniCall, inputs: Sequence[dict[str, Any]], previous: dict[str, Any] | None
 ) -> Answer:
-    """Run plugins in order, passing each one's result to the next as an object instead of JSON.
-    Stops at the first error and returns it in the answer."""
+    """Run plugins in order, passing each result to the next plugin as a Python object. Stops at the
+    first error and returns it in the answer."""
     result: Result | None = None
     for value in inputs:
         plugin = PLUGINS[value["type"]]
@@ -162,7 +162,7 @@ def _run_plugins(
 
 
 def restore(request: Restore) -> Answer:
-    """Restore the nftables rules and elements that live attachments need. Returns how many elements
+    """Restore the nftables rules and elements that attachments need, and answer how many elements
     were missing. Each plugin input must contain prevResult."""
     expected: dict[tuple[str, bytes], nfnetlink.Element] = {}
     subnets: set[Network] = set()

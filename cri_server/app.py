@@ -156,7 +156,7 @@ async def _start(
 
 def _begin_imports(services: Services) -> None:
     """Start the zygotes, the shims for the next pods, and the watch of the keeper. Zygotes and
-    shims need about 0.2 s of CPU time for imports before they can serve."""
+    shims can serve only after their imports, about 0.2 s of CPU time."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
     for zygote in services.zygotes.values():
@@ -200,8 +200,8 @@ def open_services(
 
 
 def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """Create the zygote that forks shims, below the keeper in the process tree, and the zygote that
-    forks jobs. `stack` closes both."""
+    """Create the zygote that forks shims, a descendant of the keeper, and the zygote that forks
+    jobs. `stack` closes both."""
     zygote = Zygote(SHIM_MODULES, keeper=str(paths.state))
     jobs = Zygote(JOB_MODULES)
     stack.push_async_callback(zygote.close)
@@ -250,7 +250,7 @@ def _open_network(
 
 async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
     """Give a new keeper the image mounts to store. If it replaces a dead keeper (`replaced`), also
-    start a new zygote and new shims below it in the process tree."""
+    start a new zygote and new shims as the keeper's descendants."""
     await services.images.store_mounts()
     if replaced:
         await zygote.renew()
@@ -285,8 +285,8 @@ def _on_exit(services: Services, sandbox: Sandbox, container: Container | None) 
 
 
 async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None:
-    """Start the NRI plugins and accept connections of others. Does nothing unless `[nri] enabled`
-    is set."""
+    """Start the NRI plugins, and accept connections of other NRI plugins. Does nothing unless
+    `[nri] enabled` is set."""
     if services.config.nri.enabled:
         from cri_server.nri.service import NriObserver
 

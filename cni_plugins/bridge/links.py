@@ -44,8 +44,8 @@ _FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
 
 
 def ensure_bridge(host: NetlinkSocket, settings: BridgeSettings) -> Link:
-    """Return the bridge, creating it if it is missing. Several plugins may call this at the same
-    time. Raises CniError INVALID_CONFIG if a link of the name exists and is not a bridge."""
+    """Return the bridge, creating it if it is missing. Several processes may call this at the same
+    time. Raises CniError INVALID_CONFIG if a link of this name exists and is not a bridge."""
     link = find_link(host, name=settings.bridge)
     if link is None:
         request = new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu)
@@ -138,7 +138,7 @@ def configure_pod(
 def configure_gateway(
     host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: BridgeSettings
 ) -> None:
-    """Give the bridge the gateway addresses, and enable IP forwarding on the host for their
+    """Give the bridge the gateway addresses, and enable IP forwarding on the host for their IP
     versions. Raises CniError INVALID_CONFIG if the bridge has a conflicting address, KernelError,
     OSError."""
     if not addressing.gateways:
@@ -164,7 +164,7 @@ def configure_gateway(
 
 def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
     """Wait until the bridge forwards packets from its port `name`, usually 0.3 ms, and return the
-    port. After 0.5 s returns it without forwarding, because STP delays forwarding much longer."""
+    port. Returns it after 0.5 s in any case, because STP delays forwarding much longer."""
     # Without this wait the first packets of 5 pods of 72 were lost, and sent again after a second.
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:
@@ -179,10 +179,11 @@ def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings
 def announce(
     host: NetlinkSocket, pod: PodNamespace, bridge: Link, inner: Link, addressing: Addressing
 ) -> None:
-    """Announce the pod's MAC address to the host and to IPv6 neighbours, which may still know the
-    MAC address of the addresses' previous owner.
+    """Announce the pod's MAC address to the host and to IPv6 neighbours. Their caches may still
+    contain the MAC address of a previous pod that had the same IP address.
 
-    IPv4 neighbours need no announcement: an IPv4 address always has the same MAC address."""
+    IPv4 neighbours need no announcement, because the MAC address is derived from the IPv4
+    address."""
     if addressing.gateways:
         host.attempt(
             *(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips)
@@ -211,8 +212,8 @@ def quiesce(host: NetlinkSocket, name: str) -> bool:
 
 
 def remove_from_pod(path: str, ifname: str) -> None:
-    """Delete the veth that another bridge plugin created as `ifname` in the namespace at `path`.
-    Its host end has an unknown name."""
+    """Delete the veth `ifname` in the network namespace at `path`. Used for veths of other bridge
+    plugins, whose host end has an unknown name."""
     if not path or not netns.exists(path):
         return
     with open_pod(path) as pod:
@@ -222,7 +223,7 @@ def remove_from_pod(path: str, ifname: str) -> None:
 
 
 def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
-    """Delete the veth `name` if `quiesce` has set it down in an earlier DEL. Returns whether it was
+    """Delete the veth `name` if it is down, as `quiesce` leaves it. Returns whether it was
     deleted."""
     link = find_link(host, name=name)
     return link is not None and not link.up and disconnect(host, name)
@@ -231,8 +232,9 @@ def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
 def _collides(existing: LinkAddress, gateway: AddressInNetwork, addressing: Addressing) -> bool:
     """Return whether the bridge must lose its address `existing` to get the address `gateway`.
 
-    An IPv4 address always collides, an IPv6 address only if the subnets overlap and it is not
-    link-local. Addresses in `addressing.gateways` never collide."""
+    Addresses of the other IP version, and those in `addressing.gateways`, never collide. Any other
+    IPv4 address collides. An IPv6 address collides if the subnets overlap and it is not
+    link-local."""
     if existing.address.version != gateway.version or existing.address in addressing.gateways:
         return False
     if gateway.version == 4:

@@ -68,7 +68,8 @@ class Lease:
 
 class OwnerRecord(Record):
     """The content of `owners/OWNER`. `boot`: the id of the boot in which the addresses were leased;
-    `link`: the veth that must be gone before their reuse; `scope`: the runtime that owns them."""
+    `link`: the veth that must be gone before they are reused; `scope`: the runtime that owns
+    them."""
 
     owner: str
     addresses: Sequence[str]
@@ -107,7 +108,8 @@ class NetworkLeases:
         link: str = "",
         scope: str = "",
     ) -> list[Lease]:
-        """Lease one address of each set for `owner` (`container id/interface`); all or none.
+        """Lease one address of each set for `owner` (`container id/interface`), or none if one of
+        them fails.
 
         `link`: the host interface that must be gone before the addresses are reused. `scope`: the
         runtime whose `collect` may release them. Raises CniError NO_ADDRESS_LEFT if a set is
@@ -184,14 +186,14 @@ class NetworkLeases:
         return losers
 
     def _drop(self, record: OwnerRecord) -> None:
-        """Release the addresses that the record lists and its owner still has."""
+        """Release the addresses in `record`, except those that another owner has by now."""
         for address in record.addresses:
             if self._owner_in(address) == record.owner:
                 self._release_address(address, record.link)
 
     def _drop_damaged(self, path: str) -> None:
-        """Remove the leases of the owner whose record file `path` is damaged. They are found by
-        reading all leases."""
+        """Remove all leases of the owner whose record file `path` is damaged. Reads every lease
+        file to find them."""
         for address in self._address_files():
             if _owner_path(self._owner_in(address)) == path:
                 self._remove(address)
@@ -282,7 +284,7 @@ class NetworkLeases:
             return None
 
     def _write_last(self, index: int, address: Address) -> None:
-        """Record `address` as the last assigned one of range set number `index`."""
+        """Record `address` as the last one assigned from range set number `index`."""
         # A rename onto an existing file would make ext4 allocate and flush at once, which takes
         # 5 ms (ext4(5), auto_da_alloc).
         os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)

@@ -69,9 +69,8 @@ def network_folder(config: PluginConfig, ipam: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _ranges_and_routes(marshalled: bytes) -> tuple[tuple[RangeSet, ...], tuple[Route, ...]]:
-    """Parse the range sets and routes of `ipam` and `runtimeConfig.ipRanges`. The results are
-    cached, because they take 0.2 ms and are the same for every pod. `marshalled`: both objects, as
-    hashable bytes."""
+    """Parse the range sets and routes of `ipam` and `runtimeConfig.ipRanges`. `marshalled`: both
+    JSON objects as bytes, so that the result can be cached."""
     ipam, capability_ranges = marshal.loads(marshalled)
     routes = ipam.get("routes")
     routes = [] if routes is None else routes
@@ -119,7 +118,8 @@ def _requested(config: PluginConfig, call: CniCall) -> tuple[Address, ...]:
 
 
 def _requested_address(value: object, where: str) -> Address:
-    """Parse a requested address. Ignores a prefix length, because the range determines it."""
+    """Parse a requested address. Ignores a prefix length, because the range determines it. Raises
+    CniError INVALID_ENVIRONMENT; `where` names the value."""
     try:
         return parse_address(str(value).split("/", 1)[0])
     except ValueError:
@@ -129,7 +129,7 @@ def _requested_address(value: object, where: str) -> Address:
 
 
 def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) -> None:
-    """Check that each requested address belongs to a different set. Raises CniError."""
+    """Check that each requested address is in a set of its own. Raises CniError INVALID_CONFIG."""
     used: set[int] = set()
     for address in requested:
         index = next((i for i, s in enumerate(sets) if address in s), None)

@@ -8,11 +8,11 @@ The rules never change. Pods are elements of maps:
     ports4/6_on    protocol . host address . port    -> pod address . port
     near4/6(_on)   the same keys                     -> jump: mark clients on its subnet or loopback
 
-Packets of marked clients are masqueraded; otherwise the pod would answer such a client directly,
-past the host. The mark is bit 13, as in the reference plugin portmap.
+Marked packets are masqueraded. Without masquerade a pod would answer a client in its subnet
+directly, past the host. The mark is bit 13, as in the reference plugin portmap.
 
-A subnet's chains are created with its first pod. An element's comment is its owner's tag. `nft`
-writes the rules when adding an element fails with ENOENT, so the next pod restores a flushed
+A subnet's chains are created with its first pod. An element's comment is its owner's tag. If adding
+an element fails with ENOENT, `nft` writes all rules again. So the next pod restores a flushed
 ruleset.
 """
 
@@ -123,9 +123,10 @@ table inet TABLE {
 
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
-    """Build the tag that names the owner of an nftables element or a link: NETWORK/CONTAINER
-    ID/IFNAME, and /SCOPE if `scope` is not empty. A tag has at most 128 characters, nft's limit for
-    a comment. In a longer tag, network and container id are hashed.
+    """Build the tag that names the owner of an nftables element or a link:
+    NETWORK/CONTAINER_ID/IFNAME, and /SCOPE if `scope` is not empty. A tag has at most 128
+    characters, nft's limit for a comment; network and container id are hashed if they are too long
+    for it.
 
     `scope`: the runtime's name for itself (`PluginConfig.scope`)."""
     tag = f"{network}/{container_id}/{ifname}"
@@ -148,8 +149,8 @@ def tag_of(call: CniCall, config: PluginConfig) -> str:
 
 
 def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
-    """Return GC's test of an owner tag. The test is true for an attachment to this network, of the
-    same scope, that the runtime no longer lists as valid. Raises CniError."""
+    """Return GC's test for owner tags. It is true for a tag of an attachment to this network, with
+    the scope in `config`, that the runtime no longer lists as valid. Raises CniError."""
     scope = config.scope()
     valid = {owner_tag(config.name, *pair, scope) for pair in config.valid_attachments()}
     return lambda tag: belongs_to(tag, config.name, scope) and tag not in valid
@@ -173,8 +174,8 @@ def port_elements(
     tag: str,
 ) -> tuple[Element, ...]:
     """Return the map elements that forward a host port to a pod. `host_address` None: all addresses
-    of the host. Clients in the subnet `near` and on loopback are masqueraded; none are if it is
-    None."""
+    of the host. `near`: masquerade clients in this subnet and on loopback; None: masquerade
+    none."""
     packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
     target = pod.packed + _port(pod_port)
     if host_address is None:
@@ -272,8 +273,8 @@ def is_intact() -> bool:
 
 
 def restore(expected: list[Element], subnets: Iterable[Network]) -> int:
-    """Add the missing rules and the missing elements of `expected`. Returns how many elements were
-    missing. Keeps an element with the same key that has another owner."""
+    """Add the missing rules and the missing elements of `expected`, and return how many elements
+    were missing. An existing element is kept even if it has another owner."""
     if expected and not is_intact():
         install(subnets)
     missing = [

@@ -1,5 +1,5 @@
-"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. These two do
-not use the codec of ADD, so that they can find its errors.
+"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. They use
+pyroute2 instead of ADD's codec, so that they can find errors of the codec.
 
 Every function reads the network namespace of the calling process. The first call imports pyroute2,
 which takes 150 ms and 23 MiB.

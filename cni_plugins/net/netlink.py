@@ -225,17 +225,16 @@ class NetlinkSocket:
 
 
 class HostSocket:
-    """Yields a netlink socket of one protocol: `with host_socket() as socket`. This is a new socket
-    in the current namespace, closed after the block, or always the same socket after
-    `keep_open`."""
+    """Yields a netlink socket of one protocol: `with host_socket() as socket`. Opens a new socket
+    for each block, or uses the same socket for all blocks after `keep_open`."""
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol
         self._shared: NetlinkSocket | None = None
 
     def keep_open(self) -> None:
-        """Open one socket in the current namespace for all later calls, in a process that serves
-        many requests."""
+        """Open one socket in the current namespace, which all later calls use. Meant for a process
+        that serves many requests."""
         self._shared = NetlinkSocket(self._protocol)
 
     @contextmanager

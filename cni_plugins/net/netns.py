@@ -61,16 +61,16 @@ def current_id() -> tuple[int, int]:
 
 
 def keep_open() -> None:
-    """Open the current namespace once, for every later `entered` to return to, in a process that
-    serves many requests."""
+    """Open the current namespace, so that every later `entered` can return to it without opening it
+    again. Meant for a process that serves many requests."""
     global _kept_netns
     _kept_netns = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
 def entered(descriptor: int) -> Iterator[None]:
-    """Run the block in the network namespace of `descriptor`. A socket opened in the block stays in
-    that namespace."""
+    """Run the block in the network namespace of `descriptor`. A socket that the block opens stays
+    in that namespace."""
     # /proc/self would be the first thread's namespace: setns(2) moves only the calling thread.
     own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC) if _kept_netns is None else _kept_netns
     try:

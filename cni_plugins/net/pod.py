@@ -1,5 +1,5 @@
-"""A pod's network namespace during a request. It is opened and entered once, then used through
-sockets opened in it.
+"""A pod's network namespace during a request. It is entered once to open sockets, which are then
+used from outside.
 
 A socket stays in the namespace in which it was opened. Plugins of one request share one
 `PodNamespace` (`shared_pod`), so that they enter the namespace once.
@@ -71,7 +71,8 @@ class PodNamespace:
 @contextlib.contextmanager
 def open_pod(path: str) -> Iterator[PodNamespace]:
     """Open the network namespace at `path` for the block. Inside `shared_pod(path)`, yields the
-    `PodNamespace` that is open already. Raises CniError UNKNOWN_CONTAINER if there is none."""
+    `PodNamespace` that is open already. Raises CniError UNKNOWN_CONTAINER if there is no namespace
+    at `path`."""
     # Otherwise each plugin of a chain would open and enter the namespace, and open a socket in it.
     if path in _shared:
         yield _shared[path]

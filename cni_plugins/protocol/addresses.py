@@ -1,4 +1,4 @@
-"""Types of IP addresses of either family."""
+"""Type aliases for addresses and networks that may be IPv4 or IPv6."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Writes and recognises the executables of pyrunc's own plugins.
 
-An executable is a Python script with a fixed import path, which ignores environment and user site
-(-I) and site-packages hooks (-S). By the mark in its second line the server recognises it, and runs
-the plugin in a worker instead of executing the file.
+An executable is a Python script with a fixed import path. It ignores environment and user site (-I)
+and site-packages hooks (-S). The server recognises it by the mark in its second line and runs the
+plugin in a worker instead.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def script(name: str, python: str, path: Sequence[str]) -> str:
 
 
 def import_path() -> list[str]:
-    """Return the absolute folders that a plugin needs on its import path: this package's, and those
-    of this interpreter."""
+    """Return the import path that a plugin's executable needs: the folder of this package and this
+    interpreter's folders, all absolute."""
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     folders = [package_root, *(p for p in sys.path if p and os.path.isabs(p) and os.path.exists(p))]
     return list(dict.fromkeys(folders))

@@ -31,7 +31,7 @@ _ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 @dataclass(frozen=True, slots=True)
 class CniCall:
     """A request to a plugin. `netns` is empty if the namespace is gone (DEL) or the command does
-    not use it; `path` are the folders of CNI_PATH."""
+    not use it. `arguments`: the pairs in CNI_ARGS; `path`: the folders in CNI_PATH."""
 
     command: str
     container_id: str = ""

@@ -53,8 +53,8 @@ class PluginConfig:
         return cls(name=name, cni_version=cni_version, kind=kind, raw=value)
 
     def previous_result(self) -> Result | None:
-        """Return the result of the previous plugin or of ADD; None if the input has none. Raises
-        CniError."""
+        """Return the result of the previous plugin (in DEL and CHECK: of ADD); None if the input
+        has none. Raises CniError."""
         if self.previous is not None:
             return self.previous
         value = self.raw.get("prevResult")
@@ -214,8 +214,8 @@ def plugin_input(
 
 
 def decode_object(content: bytes, what: str) -> dict[str, Any]:
-    """Decode `content` as a JSON object of at most 1 MiB. `what` names it in errors. Raises
-    CniError DECODING_FAILURE."""
+    """Decode `content` as a JSON object of at most 1 MiB. Raises CniError DECODING_FAILURE; `what`
+    names the content in the message."""
     if len(content) > LIMIT_BYTES:
         raise CniError(DECODING_FAILURE, f"{what} has more than {LIMIT_BYTES} bytes")
     try:
@@ -265,8 +265,8 @@ def _choose_version(value: dict[str, Any]) -> str:
 
 
 def _flag(value: dict[str, Any], key: str) -> bool:
-    """Return a boolean key, False if it is missing. Like libcni also accepts the strings "true" and
-    "false". Raises CniError INVALID_CONFIG."""
+    """Return the boolean at `key`, False if it is missing. Accepts the strings "true" and "false"
+    too, as libcni does. Raises CniError INVALID_CONFIG."""
     flag = value.get(key, False)
     if isinstance(flag, str) and flag.lower() in ("true", "false"):
         return flag.lower() == "true"

@@ -68,8 +68,8 @@ class AssignedAddress:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route. `numbers`: mtu, advmss, priority, table and scope, as far as they are set, as (name,
-    value)."""
+    """A route. `numbers`: (name, value) for each of mtu, advmss, priority, table and scope that is
+    set."""
 
     destination: Network
     gateway: Address | None = None
@@ -81,7 +81,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Dns:
-    """Resolver configuration."""
+    """The DNS settings of a result: the contents of a resolv.conf(5)."""
 
     nameservers: tuple[str, ...] = ()
     domain: str = ""
@@ -114,8 +114,8 @@ class Result:
 
     @classmethod
     def from_json(cls, value: object, *, default_version: str, strict: bool = False) -> Result:
-        """Parse a result of any supported version. A result without a version has
-        `default_version`, the configuration's, as in libcni.
+        """Parse a result of any supported version. `default_version`: the configuration's version,
+        for a result that names no version, as in libcni.
 
         `strict`: reject invalid addresses, gateways, routes and dns entries, instead of passing
         them on. Raises CniError INCOMPATIBLE_VERSION or DECODING_FAILURE."""
@@ -152,8 +152,8 @@ class Result:
         return value
 
     def with_interfaces(self, interfaces: tuple[Interface, ...], index: int) -> Result:
-        """Return a copy with `interfaces` instead of its own, in which every address belongs to
-        interface number `index`."""
+        """Return a copy with these interfaces, in which every address belongs to interface number
+        `index`."""
         ips = tuple(replace(a, interface=index) for a in self.ips)
         return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
@@ -317,8 +317,8 @@ def dns_json(dns: Dns) -> dict[str, Any]:
 
 
 def route_from_json(value: object, where: str) -> Route:
-    """Parse a route, `{dst, gw, …}`. `where` names it in errors. Raises CniError
-    DECODING_FAILURE."""
+    """Parse a route, `{dst, gw, …}`. Raises CniError DECODING_FAILURE; `where` names the route in
+    the message."""
     return _route(value, where)
 
 

@@ -1,13 +1,12 @@
-"""The supported versions of the specification, and their differences.
+"""The supported versions of the CNI specification, and their differences.
 
 
-0.1.0  results with one address of each family, in ip4 and ip6, and no interfaces; 0.2.0 the same
-0.3.1  results with lists of interfaces and ips; every ip carries "version": "4" | "6"
-0.4.0  CHECK; DEL gets prevResult too
-1.0.0  ips lose "version"; a single plugin's configuration is always a list
-1.1.0  STATUS, GC; interfaces gain mtu, socketPath, pciID; routes mtu, advmss, priority, table,
-scope
-0.3.0 is 0.3.1 with another number.
+0.1.0  results have one address of each family, in ip4 and ip6, and no interfaces; also 0.2.0
+0.3.1  results have lists of interfaces and ips; every ip has "version": "4" or "6"; also 0.3.0
+0.4.0  adds CHECK; DEL gets prevResult too
+1.0.0  ips have no "version"; a network's configuration is always a list of plugins
+1.1.0  adds STATUS and GC; interfaces have mtu, socketPath, pciID; routes have mtu, advmss,
+       priority, table, scope
 """
 
 from __future__ import annotations

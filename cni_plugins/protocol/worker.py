@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Chain(Request):
     """A request to run pyrunc's plugins in the order of `inputs`; answered by an `Answer`.
 
-    Each plugin gets the result of the one before, the first one `previous`. `environment`: CNI's
+    Each plugin gets the result of the previous one; the first gets `previous`. `environment`: CNI's
     variables; `loopback`: set `lo` up before an ADD."""
 
     call = "chain"
@@ -57,9 +57,9 @@ class PluginError(Record):
 class Answer(Record):
     """A worker's answer.
 
-    `result`: of the chain's last plugin, for ADD; `restored`: how many elements were missing, for
-    `Restore`; `error`: of the plugin that failed; `last`: the worker's memory has grown, so the
-    server must send it no further request."""
+    `result`: after an ADD, the result of the last plugin; `restored`: after a `Restore`, how many
+    elements were missing; `error`: the error of the plugin that failed; `last`: the worker's memory
+    has grown, so the server must send it no further request."""
 
     result: Message | None = None
     restored: int = 0

@@ -20,7 +20,7 @@ class TakeDump(Record):
     """The arguments of `dump`.
 
     `directory`: the folder with the container's state; `upper`: its writable layer; `work`: an
-    existing folder for the result; `volumes`: the volumes of the container alone, as {path in the
+    existing folder for the result; `volumes`: the container's own volumes, as {path in the
     container: folder on the host}; `images`: paths of the indexes of mounted images."""
 
     directory: AbsolutePath

@@ -198,8 +198,8 @@ def is_opaque(path: str) -> bool:
 def _hidden(
     opaque: list[bytes], open_lower: Callable[[], int], seen: dict[bytes, list[bytes]]
 ) -> Iterator[bytes]:
-    """Yield the image's paths that the `opaque` directories hide, except paths that the layer has
-    itself. `seen`: the names in each folder of the layer."""
+    """Yield the image's paths that the `opaque` directories hide, without paths that exist in the
+    layer. `seen`: the names in each folder of the layer."""
     if not opaque:
         return
     with closing_fd(open_lower()) as lower:

@@ -1,8 +1,8 @@
 """CRIU's options for checkpoint and restore of containers in pods. The keys are fields of
 `pyrunc.checkpoint.checkpoint.CriuOptions`.
 
-Listening sockets are restored. Established TCP connections are not, because the restored pod has
-another address; its processes find them closed.
+Listening sockets are restored. Established TCP connections are closed in the restored container,
+because its pod has another address.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The file names in a pod's checkpoint, and its file pod.options, which names each container's
-archive."""
+"""The files of a pod's checkpoint: an archive for each container, and pod.options, which lists the
+containers."""
 
 from __future__ import annotations
 

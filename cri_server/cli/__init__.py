@@ -1,1 +1,1 @@
-"""The command `pyrunc-cri`: runs the server, and offers verbs for people that call the server."""
+"""The command `pyrunc-cri`, which runs the server and has verbs for people."""

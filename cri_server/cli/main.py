@@ -127,7 +127,7 @@ class Commands(click.Group):
     """The click group of all verbs. Imports a verb's module when the verb is used."""
 
     def invoke(self, context: click.Context) -> Any:
-        """Run a verb and flush its output, and convert errors of writing to an exit code or an
+        """Run a verb and flush its output. Converts errors of writing to an exit code or an
         Error."""
         try:
             result = super().invoke(context)
@@ -228,8 +228,8 @@ def summary(text: str) -> str:
 
 
 def _reader_left() -> int:
-    """Discard all further output, because the reader has closed the pipe. Returns the exit code
-    that a shell reports for SIGPIPE."""
+    """Discard all further output after the reader has closed the pipe. Returns the exit code that a
+    shell reports for SIGPIPE."""
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # the interpreter flushes their buffers when it ends
         os.dup2(null, stream)

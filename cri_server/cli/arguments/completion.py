@@ -57,7 +57,7 @@ def _images(client: Client) -> Iterator[tuple[str, str]]:
 
 
 def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
-    """Map each pod's id to its name, or to NAMESPACE/NAME if several namespaces have a pod of the
+    """Map each pod's id to its name, or to NAMESPACE/NAME if pods in several namespaces have this
     name."""
     from cri_server.cli.connection.client import pod_names, shared_names
 
@@ -68,7 +68,7 @@ def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
 
 def _completer(*sources: Callable[[Client], Iterator[tuple[str, str]]]) -> Completer:
     """Return a completer that offers the candidates of `sources`, each a word with a description.
-    If a source fails, its candidates are left out."""
+    Leaves out the candidates of a source that fails."""
 
     def complete(
         context: click.Context, parameter: click.Parameter, incomplete: str

@@ -36,8 +36,8 @@ def owner(labels: Mapping[str, str]) -> str:
 
 
 def permitted(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSandbox]:
-    """Return the pods that --all and --label may act on: without `kubelets` not kubelet's, whose
-    number is printed."""
+    """Return the pods that --all and --label may act on. Leaves out kubelet's pods unless
+    `kubelets` is set, and prints how many it leaves out."""
     selected = [pod for pod in pods if kubelets or owner(pod.labels) != "kubelet"]
     if len(selected) < len(pods):
         report(f"{len(pods) - len(selected)} pods of kubelet are skipped (see --kubelet)")
@@ -62,8 +62,8 @@ def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
 
 
 def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> None:
-    """Ask the user before `verb` acts on a pod or container of kubelet's. Raises WrongState if the
-    user declines, or without a terminal."""
+    """Ask the user before `verb` acts on a pod or container of kubelet's, unless `force` is set.
+    Raises WrongState if the user declines, or without a terminal."""
     if owner(labels) != "kubelet" or force:
         return
     if not sys.stdin.isatty():

@@ -48,7 +48,7 @@ def _grammar() -> tuple[re.Pattern[str], ...]:
 
 def selector(text: str) -> Test:
     """Parse a label selector such as `a=b,c!=d,e in (x, y),f notin (z),g,!h`. Returns a function
-    that tells whether labels match. Raises InvalidArgument."""
+    that tells whether it selects an object with given labels. Raises InvalidArgument."""
     tests: list[Test] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -105,8 +105,8 @@ class Selection:
             _state(self.state, states)
 
     def containers(self, client: Client, *, all_states: bool = True) -> list[api.Container]:
-        """List the matching containers, newest first. Without `all_states`, --state and --last only
-        running ones are listed. Raises InvalidArgument."""
+        """List the matching containers, newest first. Lists only running ones, unless `all_states`,
+        --state or --last is set. Raises InvalidArgument."""
         containers = client.containers()
         if self.state:
             containers = _in_state(client, containers, self.state)
@@ -169,8 +169,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _in_state(client: Client, containers: list[api.Container], text: str) -> list[api.Container]:
-    """Return the containers in the state that `text` names. `paused` is not a state in CRI, so it
-    is a separate call."""
+    """Return the containers in the state that `text` names. CRI has no state `paused`, so these
+    containers come from a private call."""
     state = _state(text, {**STATES, PAUSED: PAUSED})
     if state == PAUSED:
         paused = client.paused()
@@ -179,8 +179,8 @@ def _in_state(client: Client, containers: list[api.Container], text: str) -> lis
 
 
 def _state(text: str, names: Mapping[Any, str]) -> Any:
-    """Return the key in `names` of the state that `text` names: `running`, `Running`,
-    `CONTAINER_RUNNING`, `not-ready`. Raises InvalidArgument."""
+    """Return the key in `names` of the state `text`. Accepts `running`, `Running`,
+    `CONTAINER_RUNNING` or `not-ready`. Raises InvalidArgument."""
     normalized = re.sub(
         r"[^a-z]", "", text.lower().removeprefix("container_").removeprefix("sandbox_")
     )
@@ -206,7 +206,7 @@ def _filter(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 
 def options(*kinds: str) -> Callable[[Any], Any]:
     """Return a click decorator for the filter options, which a verb's function gets as `selection`.
-    `kinds`: `container` and `pod` also add the options that apply only to them."""
+    `kinds`: `container` or `pod`, each of which adds options of its own."""
     own = [
         _filter("--name", metavar="REGEX", help="Select by name."),
         _filter("--id", "identifier", metavar="PREFIX", help="Select by the beginning of the id."),

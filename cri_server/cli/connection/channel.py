@@ -141,8 +141,8 @@ class Channel:
 
 
 class _Connection:
-    """A connection that carries one call at a time. Its methods raise CallError and OSError, which
-    is TimeoutError at the deadline."""
+    """A connection that carries one call at a time. Its methods raise CallError, TimeoutError at
+    the call's deadline, and OSError."""
 
     def __init__(self, path: str, deadline: float | None) -> None:
         self.deadline = deadline
@@ -170,8 +170,8 @@ class _Connection:
         self._socket.close()
 
     def usable(self) -> bool:
-        """Return whether the connection can carry another call. Reads pending frames, one of which
-        may tell that the server closes it."""
+        """Return whether the connection can carry another call. Reads pending frames first, because
+        the server may have announced that it closes the connection."""
         try:
             while self._received or select.select([self._socket], [], [], 0)[0]:
                 # The server's GOAWAY may lie unread in the socket, and a request after it would be
@@ -297,7 +297,7 @@ class _Connection:
 
     def _frame(self) -> tuple[int, int, int, bytes]:
         """Read the next frame and return its type, flags, stream id and body. Raises CallError if
-        the first frame is not SETTINGS, which HTTP/2 requires of a server."""
+        the server's first frame is not SETTINGS."""
         self._receive(frames.HEAD_BYTES)
         high, low, kind, flags, stream_id = frames.HEAD.unpack_from(self._received)
         length = high << 8 | low
@@ -334,9 +334,8 @@ class _Connection:
         self._socket.sendall(self._sender.take())
 
     def _limit_wait(self) -> None:
-        """Set the socket's timeout to the time until the call's deadline. While the server's first
-        SETTINGS frame is missing, its deadline counts too. Raises TimeoutError if the call's
-        deadline has passed."""
+        """Set the socket's timeout to the time left for the call or, if that is shorter, for the
+        server's first SETTINGS frame. Raises TimeoutError if the call's deadline has passed."""
         limits = [
             limit
             for limit in (self.deadline, None if self._greeted else self._greet_until)

@@ -106,7 +106,8 @@ class Client:
         self, request: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
     ) -> Answer:
         """Make a private call of pyrunc-cri and return the reply as `answer`. Raises ServerError,
-        also for a reply with missing fields; UnsupportedCall by another CRI server."""
+        also for a reply with missing fields; UnsupportedCall if the server does not know the
+        call."""
         reply = self._unary(private.path(request.call), private.encode(request), timeout_s)
         return answer.of(private.decode(reply), ServerError)
 
@@ -218,7 +219,7 @@ class Client:
         return response
 
     def require_image(self, name: str, *, verbose: bool = False) -> api.ImageStatusResponse:
-        """Return the status of an image. Raises NotFound if the node does not have it."""
+        """Return the status of an image. Raises NotFound if the node does not have the image."""
         response = self.image_status(name, verbose=verbose)
         if not response.HasField("image"):
             raise NotFound(f"no such image: {name!r}")
@@ -279,10 +280,10 @@ class Client:
         raise NotFound(f"no such pod or container: {reference!r}")
 
     def container(self, reference: str, *, prefix: bool = True) -> api.Container:
-        """Return the container that `reference` names: by id, NAME, POD/NAME or NAMESPACE/POD/NAME,
-        by the name of its pod if the pod has no other container, or by a prefix of its id.
+        """Return the container that `reference` names. It may be an id, NAME, POD/NAME,
+        NAMESPACE/POD/NAME, the name of a pod with a single container, or a prefix of an id.
 
-        Raises NotFound, and ServerError if several match."""
+        Raises NotFound, and ServerError if several containers match."""
         pods = {p.id: p for p in self.pods()}
 
         def names(container: api.Container) -> tuple[str, ...]:
@@ -309,7 +310,7 @@ class Client:
 
     def pod(self, reference: str, *, prefix: bool = True) -> api.PodSandbox:
         """Return the pod that `reference` names: by id, NAME, NAMESPACE/NAME, or a prefix of its
-        id. Raises NotFound, and ServerError if several match."""
+        id. Raises NotFound, and ServerError if several pods match."""
         matches = _first_matches(
             self.pods(),
             lambda p: p.id == reference,
@@ -323,8 +324,8 @@ class Client:
 
 
 def _first_matches(items: list[Item], *rules: Callable[[Item], bool]) -> list[Item]:
-    """Return the items that match the first rule that matches any item; an empty list if no rule
-    does."""
+    """Return the items that the first matching rule selects; an empty list if every rule selects
+    none."""
     for rule in rules:
         matches = [each for each in items if rule(each)]
         if matches:

@@ -108,7 +108,7 @@ def _parts(content: IO[bytes]) -> Iterator[bytes]:
 
 
 def _status(member: tarfile.TarInfo) -> os.stat_result:
-    """Return type, mode, owner, size and time of an archive member as a stat result, which `Copy`
+    """Return an archive member's type, mode, owner, size and time as a stat result, which `Copy`
     needs."""
     kind = stat.S_IFDIR if member.isdir() else stat.S_IFLNK if member.issym() else stat.S_IFREG
     mtime_ns = int(member.mtime * 1_000_000_000)

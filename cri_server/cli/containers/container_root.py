@@ -50,8 +50,8 @@ def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRo
 
 
 def has_process(client: Client, container: str, pid: int) -> bool:
-    """Return whether `pid` is still the container's main process. Call it after opening /proc/PID
-    or a pidfd: if it returns True, the kernel has not reused the pid before that."""
+    """Return whether `pid` is still the container's main process. If it returns True after the
+    caller has opened /proc/PID or a pidfd, the opened process is the container's."""
     alive = process.stat(pid) is not None
     return alive and client.container_info(container).get("pid", 0) == pid
 

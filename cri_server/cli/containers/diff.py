@@ -1,8 +1,8 @@
 """`pyrunc-cri diff`: lists the differences between a container's writable layer and its image.
 
-In the layer, overlayfs represents a removed file as a character device 0:0, and marks a folder that
-hides the image's as opaque (Documentation/filesystems/overlayfs.rst). Needs root, and a server on
-this machine.
+In the layer, a whiteout (character device 0:0) stands for a removed file. An opaque directory hides
+the image's directory of the same name (Documentation/filesystems/overlayfs.rst). Needs root, and a
+server on this machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
     """Yield the differences between the writable layer `upper` and the image's tree `lower`, as
     (kind, path). A folder comes before its contents. Both arguments are descriptors.
 
-    The container may run meanwhile, so a folder that it removes may be missing. Raises KernelError,
+    The container may run meanwhile. A folder that it removes may be left out. Raises KernelError,
     OSError."""
     pending = _below(upper, lower, b"", False)[::-1]
     while pending:

@@ -42,8 +42,8 @@ class Copy:
     """Copies files and folders. Calls `count` with the number of bytes of each write, and `warn`
     with a message for each skipped file.
 
-    `keep_owner`: the copies get the owners of the sources, and keep set-user-ID and set-group-ID
-    bits. Otherwise they belong to `owner`, or to this user if that is None."""
+    With `keep_owner` the copies keep the owners of the sources, and set-user-ID and set-group-ID
+    bits. Without it they belong to `owner`; None means this user."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Copy:
         self, status: os.stat_result, source: int, name: str, target: int, new: str
     ) -> _Level:
         """Open the folder `name` in `source`, and create its copy `new` in `target`. Returns both
-        as a level."""
+        descriptors and what to copy."""
         copy = self.folder(target, new)
         try:
             entered = os.open(name, FOLDER, dir_fd=source)
@@ -119,7 +119,7 @@ class Copy:
 
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
         """Create the folder `name` in `target` unless it exists, and return its descriptor. Raises
-        WrongState if it exists and is no folder, OSError."""
+        WrongState if `name` exists and is no folder, OSError."""
         # The folder is closed to others until `finish`, when its contents have their owners and
         # modes.
         try:
@@ -147,7 +147,7 @@ class Copy:
         self, status: os.stat_result, content: Iterable[bytes], target: int, name: str
     ) -> None:
         """Create or replace the regular file `name` in the open folder `target`. Raises WrongState
-        if it is a folder, OSError."""
+        if `name` is a folder, OSError."""
         # A name that a container cannot guess: it could otherwise put a link there beforehand.
         partial = f".{os.urandom(8).hex()}.part"
         descriptor = os.open(partial, NEW, 0o600, dir_fd=target)
@@ -178,8 +178,8 @@ class Copy:
                 write_all(writing, part)
 
     def link(self, status: os.stat_result, to: str, target: int, name: str) -> None:
-        """Create the symbolic link `name` to `to`, replacing a file or link. Raises WrongState if
-        `name` is a folder, OSError."""
+        """Create the symbolic link `name` in `target`, pointing to `to`. Replaces an existing file
+        or link. Raises WrongState if `name` is a folder, OSError."""
         partial = f".{os.urandom(8).hex()}.part"
         os.symlink(to, partial, dir_fd=target)
         try:

@@ -1,9 +1,9 @@
 """Checks that no host path of a mount has become a symbolic link since a container was created.
 
-A container can replace a path in its volume by a symbolic link. If the path is a subPath, the
-server would follow the link when it creates the next attempt of a container (CVE-2021-25741). These
-functions compare the host path in the request with the path that the server has mounted, which
-contains no links.
+A container can replace a path in its volume by a symbolic link. If that path is mounted by subPath,
+the server would follow the link when it creates the container's next attempt (CVE-2021-25741).
+These functions compare the requested host path with the path that the server reports as mounted, in
+which links are resolved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def real_sources(client: Client, container: str) -> dict[str, str]:
 
 def paths_without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
     """Return the destinations of the mounts in `config` whose host paths contained no symbolic link
-    when `container` was created. `check` needs them for the next attempt of the container."""
+    when `container` was created. Pass them to `check` for the container's next attempt."""
     sources_by_path = real_sources(client, container)
     return [
         m.container_path

@@ -33,8 +33,8 @@ FORCED = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A pod or container that the user has named. `running`: its running containers; for a
-    container itself, if it runs."""
+    """A pod or container that the user has named. `running`: a pod's running containers, or a
+    container itself if it runs."""
 
     name: str
     id: str
@@ -63,7 +63,7 @@ def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
 
 def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
     """Return a click decorator for the argument `names` of the verbs that stop or remove.
-    `only_pods`: the names are of pods."""
+    `only_pods`: names of containers are not allowed."""
     if only_pods:
         return options.names("POD...", completion.pods, required=False)
     return options.names("POD|CONTAINER...", completion.both, required=False)
@@ -120,7 +120,7 @@ class Choice:
         """Call `act` for each chosen pod or container and print its name. Asks the user for
         confirmation before kubelet's pods and containers.
 
-        `kills`: also ask before named ones with running containers. Raises Error,
+        `kills`: also ask before a named pod or container that is running. Raises Error,
         click.UsageError."""
         if bool(self.names) == (self.all_pods or bool(self.labels)):
             raise click.UsageError(f"needs either names to {verb}, or --all or --label")

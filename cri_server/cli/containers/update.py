@@ -25,7 +25,8 @@ CONTROLLERS = {
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Parse `64Mi`, docker's `64m`, or a number of bytes. Raises InvalidArgument."""
+    """Parse a number of bytes: `64Mi`, docker's `64m`, or `67108864`. Raises InvalidArgument;
+    `option` is the option's name in the message."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = DOCKER_UNITS.get(text[len(number) :]) if number != text else None
     try:

@@ -103,8 +103,9 @@ def providers(image: str) -> list[LoginSource]:
 def matches(pattern: str, repository: str) -> bool:
     """Return whether the pattern HOST[:PORT][/PATH] matches a normalized repository name.
 
-    The hosts must have equally many labels, and `*` in the pattern stands for characters of one
-    label. A port in the pattern must be equal. The repository's path must begin with PATH."""
+    The hosts must have equally many labels, and `*` in the pattern does not match a dot. If the
+    pattern has a port, the repository must have the same. The repository's path must begin with
+    PATH."""
     pattern_registry, _, pattern_path = (
         pattern.removeprefix("https://").removeprefix("http://").partition("/")
     )
@@ -123,9 +124,9 @@ def matches(pattern: str, repository: str) -> bool:
 
 
 def from_provider(image: str) -> api.AuthConfig | None:
-    """Return the login of the first credential provider that has one for the image; None without
-    one. If its response has several logins, the one with the longest matching key is used. Raises
-    PeerError, WrongState."""
+    """Return the login of the first credential provider that has one for the image; None if no
+    provider has one. If a response has several logins, the one with the longest matching key is
+    used. Raises PeerError, WrongState."""
     reference = Reference.parse(image)
     for match in providers(image):
         provider = match.provider

@@ -2,9 +2,9 @@
 with base64 of USER:PASSWORD.
 
 Logins are searched in $REGISTRY_AUTH_FILE if it is set, else in podman's files, then docker's. The
-first file with a login for the registry is used. Credential providers are asked if no file has one.
-New logins are written to the first file, with mode 0600. Sources: containers-auth.json(5), docker's
-config.json.
+first file with a login for the registry is used. If no file has one, credential providers are
+called. New logins are written to the first file, with mode 0600. Sources: containers-auth.json(5),
+docker's config.json.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DOCKERS_NAME = "https://index.docker.io/v1/"  # docker's key for Docker Hub
 
 
 class _FileLogin(NamedTuple):
-    """A login found in `file` under `key`. It is either the JSON `content` or the credential helper
-    `helper` that provides it."""
+    """A login found in `file` under `key`: either its JSON `content`, or the credential helper
+    `helper` that provides the login."""
 
     file: Path
     key: str
@@ -37,8 +37,8 @@ class _FileLogin(NamedTuple):
 
 
 def files(chosen: Path | None = None) -> list[Path]:
-    """Return the files to search for logins, in this order: only `chosen`, else only
-    $REGISTRY_AUTH_FILE, else podman's and docker's files."""
+    """Return the files to search for logins, in order: `chosen` alone if it is set, else
+    $REGISTRY_AUTH_FILE alone if it is set, else podman's and docker's files."""
     if chosen is not None:
         return [chosen]
     if path := os.environ.get("REGISTRY_AUTH_FILE"):
@@ -77,7 +77,7 @@ def source(reference: str, chosen: Path | None = None) -> str:
 
 
 def _login(reference: str, chosen: Path | None) -> _FileLogin | None:
-    """Return the login for an image from the first file that has one; None without one.
+    """Return the login for an image from the first file that has one; None if no file has one.
 
     A key in a file may spell the registry's name in any way (`https://R.example/v1/`,
     `r.example:443`)."""
@@ -138,7 +138,7 @@ def save(registry: str, username: str, password: str, chosen: Path | None) -> Pa
 
 def forget(registry: str | None, chosen: Path | None) -> list[str]:
     """Remove the login for `registry` (None: all logins), and return the removed keys. Raises
-    NotFound without a login, InvalidSpec, OSError."""
+    NotFound if there is no login, InvalidSpec, OSError."""
     gone = []
     for path in files(chosen):
         document = _read(path)

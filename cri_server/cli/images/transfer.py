@@ -93,8 +93,8 @@ def _parse_platform(text: str | None) -> str | None:
 def fetch(
     client: Client, reference: str, auth: api.AuthConfig | None = None, *, quiet: bool = False
 ) -> str:
-    """Pull an image and return its id. On a terminal shows the progress, if the server reports it
-    and `quiet` is not set. Raises ServerError."""
+    """Pull an image and return its id. Shows the progress if stderr is a terminal, `quiet` is not
+    set and the server reports it. Raises ServerError."""
     if sys.stderr.isatty() and not quiet:
         with contextlib.suppress(UnsupportedCall):
             return _follow_progress(
@@ -188,8 +188,7 @@ def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool)
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
     """Yield a file to write for the block, or stdout if `path` is None. The file appears at `path`
-    only when it is complete. A symbolic link at `path` is replaced, because another user may have
-    put it there."""
+    when it is complete, replacing a symbolic link that another user may have put there."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -245,9 +244,8 @@ def _load(
 def _feed(
     client: Client, source: BinaryIO, label: str, name: str | None, progress: ProgressLine
 ) -> Sequence[private.LoadedImage]:
-    """Make the server load an archive through a pipe, which this process fills from `source`.
-    Returns the loaded images. The server sees the end of the pipe even if this process is
-    killed."""
+    """Make the server load an archive from a pipe, which this process fills from `source`. Returns
+    the loaded images. The pipe also ends if this process is killed."""
     outcome: list[Any] = []
 
     def call(path: str) -> None:

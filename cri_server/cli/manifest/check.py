@@ -309,7 +309,7 @@ def _dns(spec: PodSpec, dns: pod_model.PodDnsManifest) -> None:
 
 
 def _indexed(path: str, values: Iterable[Item]) -> Iterator[tuple[str, Item]]:
-    """Yield each value of a list after its path in the manifest, such as `spec.containers[0]`."""
+    """Yield (path, value) for each value of a list, with paths such as `spec.containers[0]`."""
     for index, value in enumerate(values):
         yield f"{path}[{index}]", value
 
@@ -330,7 +330,7 @@ def _address(text: str, path: str) -> None:
 
 def _once(values: Iterable[tuple[str, object]], problem: str) -> None:
     """Check that no value occurs twice. `values`: pairs of path and value. Raises InvalidSpec with
-    the path of the second one; `problem` is the end of the message."""
+    the path of the second occurrence; `problem` is the end of the message."""
     unique: set[object] = set()
     for path, value in values:
         if value in unique:

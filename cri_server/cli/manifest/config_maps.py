@@ -1,8 +1,8 @@
 """Replaces a Pod's references to ConfigMaps and Secrets by their values, by kubelet's rules: in
-`env`, `envFrom` and volumes. Also removes probes, with a message for each.
+`env`, `envFrom` and volumes. Also removes probes, with a message for each probe.
 
-kubelet does not expand `$(NAME)` in such a value. So each `$` in it becomes `$$` here, which the
-later expansion turns into `$` again.
+kubelet does not expand `$(NAME)` in such a value. So this module writes each `$` in it as `$$`,
+which the later expansion turns into `$` again.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class MapVolume(_Object):
 
 
 class SecretVolume(MapVolume):
-    """The source `secret` of a volume. It differs from `configMap` only in its key secretName
-    instead of name. (A projected volume has name in both.)"""
+    """The source `secret` of a volume. It differs from `configMap` in one key: secretName instead
+    of name. In a projected volume both have name."""
 
     name: str = msgspec.field(name="secretName")
 
@@ -116,8 +116,8 @@ class Objects:
             self._contents[kind, name] = _content(document, f"{kind} {name}")
 
     def get(self, kind: str, name: str, path: str, *, optional: bool) -> dict[str, bytes] | None:
-        """Return the content of a ConfigMap or Secret, by key. Without it, returns None if
-        `optional`, else raises InvalidSpec; `path` is the field in the manifest."""
+        """Return the content of a ConfigMap or Secret, by key. If the object is missing, returns
+        None with `optional`, else raises InvalidSpec; `path` is the field in the manifest."""
         content = self._contents.get((kind, name))
         if content is None and not optional:
             names = ", ".join(sorted(n for k, n in self._contents if k == kind)) or "none"
@@ -166,7 +166,7 @@ def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> 
     """Replace the Pod's references to ConfigMaps and Secrets by their content. Returns a message
     for each field that is left out.
 
-    With `lenient`, unsupported fields are left out instead of raising an error. Raises
+    With `lenient`, unsupported fields are left out; without it they raise UnsupportedField. Raises
     InvalidSpec."""
     messages: list[str] = []
     spec = pod.get("spec")
@@ -253,8 +253,8 @@ def _environment(
 
 
 def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> tuple[str, str]:
-    """Return the kind that `kinds` has for the only key of `source`, and this key. Raises
-    UnsupportedField if the key is not in `kinds`, InvalidSpec if there is not exactly one key."""
+    """Return the value in `kinds` for the only key of `source`, and the key itself. Raises
+    UnsupportedField if the key is not in `kinds`, InvalidSpec if `source` has no key or several."""
     unknown = [key for key in source if key not in kinds]
     if unknown:
         raise UnsupportedField(
@@ -345,7 +345,7 @@ def _resource(
     reference: ResourceRef, container: Mapping[str, Any] | None, pod: Mapping[str, Any], path: str
 ) -> str:
     """Return a container's resource such as `limits.cpu`, divided by the divisor and rounded up. A
-    missing limit means the node's capacity, as in kubelet. Raises InvalidSpec."""
+    missing limit counts as the node's capacity, as in kubelet. Raises InvalidSpec."""
     if reference.container_name:
         spec = pod.get("spec") or {}
         containers = _dicts(spec.get("initContainers")) + _dicts(spec.get("containers"))

@@ -13,7 +13,7 @@ HOST = Path("/etc/resolv.conf")
 
 
 def config(dns: pod_model.PodDnsManifest, *, own: bool) -> api.DNSConfig:
-    """Return the pod's DNS configuration: /etc/resolv.conf of the host with `dns` added, or only
+    """Return the pod's DNS configuration: the host's /etc/resolv.conf with `dns` added, or only
     `dns` if `own` is set. Keeps the first three servers, since resolvers use no more. Raises
     OSError."""
     servers, searches, options = ([], [], {}) if own else host(HOST.read_text())

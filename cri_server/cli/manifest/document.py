@@ -41,8 +41,8 @@ ManifestLoader.yaml_implicit_resolvers = {
 
 def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the only Pod in a manifest, and all its ConfigMaps and Secrets. Objects may be
-    separate documents or items of a List. Removes keys whose value is null, which mean the same as
-    missing keys. Raises InvalidSpec."""
+    separate documents or items of a List. Removes keys whose value is null, since null means the
+    same as a missing key. Raises InvalidSpec."""
     try:
         documents = [d for d in yaml.load_all(text, ManifestLoader) if d is not None]
     except (yaml.YAMLError, ValueError) as error:
@@ -113,8 +113,8 @@ def _without_nulls(value: Any, path: str) -> Any:
 
 
 def _check_text(text: str, path: str) -> None:
-    """Check that UTF-8 can encode a string. YAML can express lone surrogates, which it cannot.
-    Raises InvalidSpec."""
+    """Check that a string can be encoded as UTF-8; YAML can express lone surrogates. Raises
+    InvalidSpec."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -11,7 +11,7 @@ REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 def expand(text: str, values: Mapping[str, str]) -> str:
     """Replace each $(NAME) in `text` by its value, and `$$` by `$`. A reference to an undefined
-    name stays."""
+    name stays as it is."""
     return REFERENCE.sub(lambda match: _value(match, values), text)
 
 

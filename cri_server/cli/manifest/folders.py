@@ -1,8 +1,8 @@
 """Creates, finds and removes the folder that `run` makes for the logs and volumes of a pod.
 
-The folder contains a file with the pod's id, by which `rm` finds it. Its path is never taken from
-the pod, such as from an annotation: users who may create pods control those, and `rm` deletes as
-root.
+The folder contains a file with the pod's id, by which `rm` finds the folder. The path never comes
+from the pod's annotations, because users who may create pods control annotations, and `rm` deletes
+as root.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def folders_of(base: Path, pod: str) -> list[Path]:
 
 
 def change_owner(base: Path, pod: str, successor: str) -> None:
-    """Hand the folder of a pod over to the pod `successor`. Does nothing if `run` did not make the
-    pod. Raises OSError."""
+    """Record that the folder of the pod `pod` now belongs to the pod `successor`. Does nothing if
+    `run` did not make the pod. Raises OSError."""
     for folder in folders_of(base, pod):
         set_owner(folder, successor)
 
@@ -86,7 +86,6 @@ def remove(base: Path, pod: str) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Delete a folder and everything in it, if it exists. It may be nested to any depth. Raises
-    OSError."""
+    """Delete a folder of any depth with everything in it, if it exists. Raises OSError."""
     with closing_fd(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
         remove_tree(parent, folder.name)

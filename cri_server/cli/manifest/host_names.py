@@ -21,8 +21,8 @@ LOCAL = (
 
 def text(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
     """Return the content of /etc/hosts for a pod: localhost, `hostname` with `addresses`, and the
-    hostAliases. With hostNetwork it is `host_file`, the content of the host's file, and the
-    hostAliases."""
+    hostAliases. With hostNetwork the content is `host_file` (the content of the host's file) and
+    the hostAliases."""
     aliases = [f"{alias.ip}\t{' '.join(alias.hostnames)}" for alias in spec.host_aliases]
     if spec.host_network:
         return host_file + _lines(aliases)
@@ -51,7 +51,7 @@ def write(spec: pod_model.PodSpec, hostname: str, addresses: Sequence[str], fold
 
 def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
     """Replace the pod's addresses in its /etc/hosts. Writes the file in place, because running
-    containers have it mounted. Raises OSError."""
+    containers have mounted it. Raises OSError."""
     path = folder / NAME
     if not path.exists() or not (before := path.read_text()).startswith(HEADER):
         return

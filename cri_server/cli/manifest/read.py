@@ -40,7 +40,7 @@ def _text(path: Path) -> str:
 
 def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.PodManifest, list[str]]:
     """Parse a manifest in YAML or JSON. Returns the pod, and a line for each ignored field. Raises
-    InvalidSpec, without `lenient` also for a field that `run` would ignore."""
+    InvalidSpec. Without `lenient`, a field that `run` would ignore raises it too."""
     manifest, others = document.parse(text)
     metadata = manifest.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"

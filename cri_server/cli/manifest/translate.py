@@ -230,8 +230,8 @@ def _user(
     image: api.Image,
 ) -> None:
     """Set user and group in `target`, from the container's security context or else the pod's. If
-    only a group is set, the user is the image's, because CRI does not accept a group alone. Raises
-    InvalidSpec if runAsNonRoot is set and the user would be root."""
+    only a group is set, sets the image's user too, because CRI does not accept a group alone.
+    Raises InvalidSpec if runAsNonRoot is set and the user would be root."""
     security, pods = container.security_context, spec.security_context
     user = security.run_as_user if security.run_as_user is not None else pods.run_as_user
     group = security.run_as_group if security.run_as_group is not None else pods.run_as_group

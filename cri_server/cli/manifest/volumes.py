@@ -1,7 +1,7 @@
 """Prepares a pod's volumes on the host: hostPath by the rules of its type, emptyDir in the pod's
-folder, and subPath below either.
+folder, and subPaths of both.
 
-A container may put a symbolic link to any path into its volume. So the kernel resolves each subPath
+A container may put a symbolic link into its volume that points out of it. So each subPath is opened
 with RESOLVE_BENEATH (openat2(2)), which fails if the path leaves the volume (CVE-2017-1002101,
 CVE-2021-25741).
 """
@@ -65,7 +65,7 @@ def _empty(volume: pod_model.Volume, folder: Path) -> Path:
 
 def _make_empty(path: Path, group: int | None) -> None:
     """Create an emptyDir with kubelet's mode, which lets everyone write. `group`: the fsGroup,
-    which owns files that are created in it."""
+    which new files in the emptyDir get as their group."""
     path.mkdir(parents=True)
     if group is not None:
         os.chown(path, -1, group)
@@ -73,8 +73,8 @@ def _make_empty(path: Path, group: int | None) -> None:
 
 
 def _make_files(path: Path, files: list[pod_model.VolumeFile], group: int | None) -> None:
-    """Write the files of a ConfigMap or Secret. `group`: the fsGroup, which can read the files, as
-    in kubelet."""
+    """Write the files of a ConfigMap or Secret. `group`: the fsGroup, which gets read access, as in
+    kubelet."""
     path.mkdir(parents=True)
     path.chmod(0o755)  # mkdir's mode would be reduced by the umask
     for file in files:

@@ -53,7 +53,7 @@ def _as_crictl(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def moment(nanoseconds: int) -> str:
-    """Format nanoseconds since 1970 as RFC 3339 in this machine's time zone; 0 as Go's zero
+    """Format nanoseconds since 1970 as RFC 3339 in this machine's time zone. 0 becomes Go's zero
     time."""
     if nanoseconds <= 0:
         return "0001-01-01T00:00:00Z"

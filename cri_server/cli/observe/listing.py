@@ -89,7 +89,7 @@ def _containers(client: Client, output: OutputOptions) -> Listing[api.Container]
 
 
 def _image(container: api.Container, output: OutputOptions) -> str:
-    """Return the image of a container as its request names it; an id is shortened."""
+    """Return the name of a container's image as the request spells it. An image id is shortened."""
     name = container.image.user_specified_image or container.image.image
     return output.short(name) if re.fullmatch(ID, name) else name
 

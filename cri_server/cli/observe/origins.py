@@ -1,7 +1,7 @@
-"""Finds out where each value of a container comes from: the container's request, the pod's, the
-image, the server's configuration, or a default.
+"""Finds out where each value of a container comes from: the container's request, the pod's request,
+the image, the server's configuration, or a default.
 
-Compares the container's runtime spec with each of them. Does no I/O.
+Compares these with the container's runtime spec. Does no I/O.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def origins(
     image: Mapping[str, Any],
     spec: Mapping[str, Any],
 ) -> list[Origin]:
-    """Return the report, a line for each value of a container. `config` and `pod`: the requests;
-    `image`: the image's `config`; `spec`: the runtime spec, without environment."""
+    """Return the report, with a line for each value of a container. `config` and `pod`: the
+    requests that created container and pod; `image`: the image's `config`; `spec`: the container's
+    runtime spec."""
     process = spec.get("process") or {}
     linux = spec.get("linux") or {}
     return [
@@ -143,8 +144,8 @@ def _security(
 
 
 def _flag(item: str, value: object, field: str) -> Origin:
-    """Return the report's line for a flag. The origin is `field` of the request if the flag is set,
-    else the default."""
+    """Return the report's line for the flag `item`. Its origin is the request's field `field` if
+    the flag is set, else the default."""
     return Origin(item, "true" if value else "false", f"{REQUEST}: {field}" if value else DEFAULT)
 
 

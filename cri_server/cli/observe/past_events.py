@@ -31,10 +31,10 @@ OF_CONTAINERS = {
 
 
 def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
-    """Yield the events of successful calls, in the order of `entries`, which are sorted by the end
-    of the calls.
+    """Yield the events of successful calls, in the order of `entries`. These must be sorted by the
+    end of the calls.
 
-    A RemovePodSandbox also yields the deletion of the containers that earlier entries created."""
+    For a RemovePodSandbox also yields the deletion of the pod's containers."""
     containers_by_pod: dict[str, dict[str, str]] = {}  # container names by id
     for entry in entries:
         call, pod = entry["call"], str(entry.get("pod_id", ""))

@@ -87,8 +87,8 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 
 
 def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
-    """Yield the processes of a container: those in the cgroups of the process `init` or below them,
-    in every hierarchy. `label`: the container's name for each result."""
+    """Yield the processes in the cgroups of the process `init` or below them, in every hierarchy:
+    the processes of its container. `label`: the container's name for each result."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -100,9 +100,9 @@ def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
 
 
 def _groups(pid: int) -> dict[str, str]:
-    """Return a process's cgroup paths by hierarchy number, without root cgroups; empty if the
-    process has ended. A container is in the root cgroup of the v1 controllers that it does not
-    use."""
+    """Return a process's cgroup paths by hierarchy number; empty if the process has ended. Leaves
+    out root cgroups, because a container is in the root cgroup of every v1 controller that it does
+    not use."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

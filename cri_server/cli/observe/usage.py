@@ -23,8 +23,8 @@ SECONDS = click.FloatRange(0, 3600)
 
 @dataclass(slots=True)
 class CpuSamples:
-    """The last two samples of CPU usage: by id the CPU time and its timestamp, both in
-    nanoseconds."""
+    """The last two samples of CPU usage: for each id the CPU time and the sample's timestamp, both
+    in nanoseconds."""
 
     before: dict[str, tuple[int, int]] = field(default_factory=dict)
     now: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class CpuSamples:
         }
 
     def percent(self, identifier: str) -> str:
-        """Return the CPU rate between the two samples in percent of one CPU, such as `12.50`; `-`
-        if there is only one sample."""
+        """Return the CPU rate of an object in percent of one CPU, such as `12.50`; `-` if a sample
+        lacks the object."""
         if identifier not in self.before or identifier not in self.now:
             return "-"
         (used, at), (used_before, before) = self.now[identifier], self.before[identifier]
@@ -47,7 +47,7 @@ class CpuSamples:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The options of `stats` and `statsp`, and the loop that prints."""
+    """Prints resource usages with the options of `stats` and `statsp`."""
 
     output: OutputOptions
     seconds: float
@@ -61,11 +61,11 @@ class _View:
         cpu: Callable[[Any], Any],
         listing: Callable[[CpuSamples], Listing[Any]],
     ) -> None:
-        """Print the resource usage of the objects that `chosen` returns. A table waits `seconds`
-        for its second sample. With `watching` the output repeats.
+        """Print the resource usage of the objects that `chosen` returns. A table takes two samples,
+        `seconds` apart. With `watching` the output repeats.
 
-        `request`: the CRI call that returns usages; `cpu`: returns the CpuUsage in a usage;
-        `listing`: makes the table's columns from the samples."""
+        `request`: the CRI call that returns usages; `cpu`: returns the CpuUsage of a usage;
+        `listing`: returns the table's columns for the samples."""
         samples = CpuSamples()
 
         def sampled() -> list[Any]:

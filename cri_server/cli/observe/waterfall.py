@@ -18,7 +18,7 @@ WIDTH = 40
 
 
 class TimelineCall(Record):
-    """A call, or another event, of the timeline: the fields of `timeline.ring.Entry` that are
+    """A call or another event of the timeline: the fields of `timeline.ring.Entry` that are
     shown."""
 
     call: str
@@ -105,8 +105,8 @@ def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
 
 
 def _bar(offset_ms: float, length_ms: float, total_ms: float) -> str:
-    """Return a bar of WIDTH characters that shows a step within its call. At least one character is
-    filled."""
+    """Return a bar of WIDTH characters that shows when a step ran within its call. At least one
+    character is filled."""
     scale = WIDTH / max(total_ms, 0.001)
     begin = min(WIDTH - 1, int(offset_ms * scale))
     length = max(1, min(WIDTH - begin, round(length_ms * scale)))

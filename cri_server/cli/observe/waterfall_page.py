@@ -95,8 +95,8 @@ def _summary(calls: Sequence[TimelineCall], axis: Axis) -> str:
 
 
 def _call(call: TimelineCall, axis: Axis, *, unfolded: bool) -> str:
-    """Return the HTML of a call. If it has steps, the element can be unfolded to show them.
-    `unfolded`: show them at first."""
+    """Return the HTML of a call. A call with steps can be unfolded to show them. `unfolded`: the
+    steps are shown at first."""
     spans = list(tree(call.spans))
     at, width = axis.percent(call)
     classes = " ".join(
@@ -184,8 +184,8 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str)
 
 def _most(call: TimelineCall) -> str:
     """Return a text that names the step which took at least half of the call, such as `93 % of it:
-    network › bridge`; empty if there is none. It also names a child step that took at least half of
-    that step, and so on."""
+    network › bridge`; empty if there is no such step. It goes on with the child step that took at
+    least half of its parent."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

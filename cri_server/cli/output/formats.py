@@ -42,7 +42,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """A column of a table. `of` returns an item's cell; a `wide` column is only in the format
+    """A column of a table. `of` returns an item's cell. `wide`: the column is only in the format
     `wide`."""
 
     title: str
@@ -54,8 +54,8 @@ class Column(Generic[Item]):
 class Listing(Generic[Item]):
     """How a verb lists its items.
 
-    `key`: the key of the list in JSON; `columns`: of the table; `document`, `identity` and `name`:
-    functions that return an item's JSON, id and name."""
+    `key`: the key of the list in JSON; `columns`: the table's columns; `document`, `identity` and
+    `name`: functions that return an item's JSON, id and name."""
 
     key: str
     columns: Sequence[Column[Item]]
@@ -110,7 +110,7 @@ class OutputOptions:
         }
 
     def document(self, value: Any) -> str:
-        """Return an object as text: by the template, as YAML, or as JSON."""
+        """Return an object as text in the chosen format: by a template, as YAML, or as JSON."""
         if self.template is not None:
             return self._apply_template(value)
         if self.format == "yaml":
@@ -128,8 +128,8 @@ class OutputOptions:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Encode as JSON. Escapes control characters, also U+007F to U+009F, because terminals treat
-    U+009B as ESC [."""
+    """Encode as JSON. Escapes all control characters, also U+0080 to U+009F, because terminals
+    treat U+009B as ESC [."""
     return json.dumps(value, indent=indent, ensure_ascii=False).translate(JSON_CONTROLS)
 
 

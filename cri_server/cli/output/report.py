@@ -20,13 +20,14 @@ def report(text: str) -> None:
 
 def exit_code(error: Error) -> int:
     """Return the exit code for an error: 2 for a wrong argument on the command line
-    (InvalidArgument), else 1, also for a wrong value in a file (InvalidSpec)."""
+    (InvalidArgument), 1 for any other error. A wrong value in a file (InvalidSpec) counts as any
+    other error."""
     return 2 if isinstance(error, InvalidArgument) and not isinstance(error, InvalidSpec) else 1
 
 
 def for_each(names: Iterable[str], act: Callable[[str], None]) -> None:
-    """Call `act` for each name, continuing after an error. With one name its error is raised. With
-    several names errors are printed, and Exit is raised at the end."""
+    """Call `act` for each name, continuing after an error. If there is only one name, its error is
+    raised. Errors of several names are printed, and Exit is raised at the end."""
     names = list(names)
     failed = False
     for name in names:

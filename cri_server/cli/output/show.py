@@ -72,8 +72,8 @@ def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def namespaces(pid: int) -> str:
-    """Return a text such as `net own, ipc own, … user host`: `host` for a namespace that this
-    program shares with the process, `own` for a different one. Returns `(gone)` if the process has
+    """Return which namespaces a process shares with this program, such as `net own, ipc own, … user
+    host`. `host` is a shared namespace, `own` a different one. Returns `(gone)` if the process has
     ended."""
     parts = []
     for kind in NAMESPACES:

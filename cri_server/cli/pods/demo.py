@@ -85,8 +85,8 @@ def demo(file: Path) -> None:
 @click.command(hidden=True)
 @click.argument("folder", type=FILE)
 def demo_server(folder: Path) -> None:
-    """The server of the demo. It runs in its own network namespace and does not change the host's
-    network."""
+    """Run the demo's server in a network namespace of its own, so that it does not change the
+    host's network."""
     from cri_server import app
 
     with closing_fd(open_network()) as network:

@@ -2,8 +2,8 @@
 kubelet does.
 
 The last attempt of a container is kept for `logs -p`. These verbs need a server of pyrunc-cri,
-because CRI cannot return the configuration that a container was created from. A container of
-kubelet's is only stopped, because kubelet starts it again.
+because CRI cannot return the configuration that a container was created from. Containers of
+kubelet's pods are only stopped, because kubelet starts them again.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder
 
 
 def _stop_kubelets(client: Client, target: stop.Target, grace_s: int | None) -> None:
-    """Stop the containers of a pod or container of kubelet's; kubelet starts them again. Raises
-    WrongState if no container runs, because kubelet would not start any."""
+    """Stop the containers of a pod or container that belongs to kubelet, which starts them again.
+    Raises WrongState if no container runs, because kubelet would not start any."""
     if not target.running:
         raise WrongState(f"{target.name} is not running and belongs to kubelet, which starts it")
     for container in target.running:
@@ -142,8 +142,8 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
     containers run first, one after the other. `folder`: the value of --folder, below which `run`
     made the pod's folder.
 
-    Removes the stopped pod after a successful start; keeps it and removes the new one after an
-    error. Raises ServerError."""
+    After a successful start removes the stopped pod; after an error removes the new one. Raises
+    ServerError."""
     containers = _newest(client, pod)
     configs = {c.id: client.container_config(c.id)[0] for c in containers}
     without_links = {
@@ -175,7 +175,7 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
 
 def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
     """Replace the pod's former addresses by `addresses` in a container's environment, command and
-    arguments. Does so only if the manifest used status.podIP or status.podIPs."""
+    arguments. Does nothing unless the manifest used status.podIP or status.podIPs."""
     before = config.annotations.get(ownership.ADDRESSES, "").split(",")
     if before == [""]:
         return

@@ -46,7 +46,7 @@ class Running:
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Run the block, and add its name `step` and its duration in milliseconds to `times`."""
+        """Run the block, and add `step` with the block's duration in milliseconds to `times`."""
         began = time.perf_counter()
         yield
         self.times.append((step, (time.perf_counter() - began) * 1e3))
@@ -97,7 +97,7 @@ def load(*files: Path, lenient: bool = False) -> pod_model.PodManifest:
 
 def start(client: Client, pod: pod_model.PodManifest, folder: Path) -> Running:
     """Start a pod: the sandbox, the init containers one after the other, then the containers.
-    `folder`: where the pod's folder is created. Removes everything after an error.
+    `folder`: the folder below which the pod's folder is created. Removes everything after an error.
 
     Raises AlreadyExists if a pod with this name exists."""
     refuse_twin(client, pod)
@@ -143,8 +143,8 @@ def refuse_twin(client: Client, pod: pod_model.PodManifest) -> None:
 def run_sandbox(
     client: Client, pod: pod_model.PodManifest, running: Running
 ) -> api.PodSandboxConfig:
-    """Start the pod's sandbox, add its id to `running`, and return its configuration. A lock makes
-    two concurrent `run` wait for each other. Raises AlreadyExists if a pod with this name
+    """Start the pod's sandbox, add its id to `running`, and return its configuration. A lock
+    prevents two `run` from starting the same pod. Raises AlreadyExists if a pod with this name
     exists."""
     config = translate.sandbox(pod, running.folder)
     # The server refuses only an equal uid and attempt, and each `run` chooses a uid: two at once
@@ -165,8 +165,8 @@ def addresses(client: Client, pod: str) -> list[str]:
 def find_images(
     client: Client, pod: pod_model.PodManifest, running: Running
 ) -> dict[str, api.Image]:
-    """Return the images of all containers, by their names in the manifest. Pulls an image if its
-    imagePullPolicy is Always, or if it is missing and the policy is not Never. Raises ServerError.
+    """Return the images of all containers, by their names in the manifest. Pulls images as their
+    imagePullPolicy says. Raises ServerError.
 
     A name that begins with `/` is the path of a checkpoint archive; the server reads that file."""
     images_by_name: dict[str, api.Image] = {}
@@ -280,8 +280,8 @@ def describe_container(name: str, identifier: str, status: api.ContainerStatus, 
 
 
 def output_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a container's log file as text, without timestamps; nothing if it cannot
-    be read."""
+    """Yield the lines of a container's log file as text, without timestamps. Yields nothing if the
+    file cannot be read."""
     try:
         with open(path, "rb") as file:
             for entry in log_lines.entries(file):
