@@ -28,8 +28,8 @@ def names(config: Config) -> list[str]:
 
 
 def find(config: Config, name: str) -> RuntimeConfig | None:
-    """Return the table [runtimes.NAME] of a handler; an empty table for the default handler without
-    one; None for an unknown handler."""
+    """Return the table [runtimes.NAME] of a handler, or None for an unknown handler. The default
+    handler has an empty table if the configuration has none."""
     if name in OURS:
         return config.runtimes.get(name) or RuntimeConfig()
     return config.runtimes.get(name)

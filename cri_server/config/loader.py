@@ -24,8 +24,8 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration and the files it was read from, in order. `origins`: for each key that was
-    set, the file with its value, or None for the command line."""
+    """A configuration and its files, in the order of reading. `origins`: for each key that was set,
+    the file that set it, or None for the command line."""
 
     config: Config
     files: tuple[Path, ...]
@@ -40,8 +40,8 @@ Check = Callable[[Config], None]
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    """Load `path` and its drop-ins, then `overrides` by `table.key`; None overrides nothing. If
-    `path` is None, the default path is read, which may be missing.
+    """Load the file `path`, then its drop-ins, then `overrides` (by `table.key`; a value of None is
+    ignored). If `path` is None, the default path is read; that file may be missing.
 
     Raises InvalidSpec whose path names file, line and key, and whose text says what is expected.
     """
@@ -51,9 +51,11 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def load_with_origins(
     path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
 ) -> LoadedConfig:
-    """Load a configuration as `load` does, and record where each value comes from. `also` makes
-    further checks of the result, such as limits of this machine; `FILE:LINE` is added to its
-    InvalidSpec."""
+    """Load `path`, its drop-ins and `overrides`, and record which file set each key.
+
+    `also` is called with the result for further checks, such as limits of this machine. If it
+    raises InvalidSpec, `FILE:LINE` is added to the error. Raises InvalidSpec.
+    """
     files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
     origins: dict[Key, ConfigSource | None] = {}
@@ -127,7 +129,8 @@ def _nested(key: Key, value: Any) -> dict[str, Any]:
 
 
 def _without(values: dict[str, Any], keys: Collection[Key], before: Key = ()) -> dict[str, Any]:
-    """Return the values without `keys`."""
+    """Return a copy of the nested tables `values` without `keys`. `before`: the key of the table
+    `values`."""
     return {
         name: _without(value, keys, (*before, name)) if isinstance(value, dict) else value
         for name, value in values.items()
@@ -171,8 +174,8 @@ def _choices(key: str) -> list[str]:
 
 
 def _inner(kind: Any) -> Any:
-    """Return the type that a msgspec type contains: the annotated type, the type of `X | None`
-    other than None, or the type of a list's items."""
+    """Return the type that a msgspec type wraps: T for an annotated T, for `T | None` and for a
+    list of T."""
     if isinstance(kind, msgspec.inspect.Metadata):
         return kind.type
     if isinstance(kind, msgspec.inspect.UnionType):

@@ -22,13 +22,14 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 def explained(text: str) -> msgspec.Meta:
-    """Attach an explanation to a key whose new value a running server applies (SIGHUP). The
-    installed file has it above the key."""
+    """Return the metadata of a key whose new value a running server applies on SIGHUP. The
+    installed configuration file prints `text` above the key."""
     return msgspec.Meta(description=text, extra={"reloads": True})
 
 
 def at_restart(text: str) -> msgspec.Meta:
-    """Attach an explanation to a key whose new value applies when the server starts again."""
+    """Return the metadata of a key whose new value needs a restart of the server. The installed
+    configuration file prints `text` above the key."""
     return msgspec.Meta(description=text, extra={"reloads": False})
 
 

@@ -1,5 +1,5 @@
-"""The files of a configuration: `config.toml`, then `config.toml.d/*.toml` by name. Each file has
-its values with their lines.
+"""Reads the files of a configuration: `config.toml`, then `config.toml.d/*.toml` by name. Finds the
+line of each key.
 
 A drop-in overrides earlier files key by key. It replaces a list and does not extend it.
 """
@@ -78,11 +78,7 @@ def _reason(error: OSError) -> str:
 
 @functools.lru_cache(8)
 def lines(text: str) -> dict[Key, int]:
-    """Return the line number, from 1, of each key and each table of a valid TOML file.
-
-    A statement is extended line by line until it parses. The first success is its end, because an
-    incomplete TOML statement never parses.
-    """
+    """Return the line number, from 1, of each key and each table of a valid TOML file."""
     # tomllib does not report the lines of keys.
     result: dict[Key, int] = {}
     table: Key = ()
@@ -105,8 +101,8 @@ def lines(text: str) -> dict[Key, int]:
 
 
 def _deepest(values: Any) -> Key:
-    """Return the key of the table that a parsed header opens: `("a", "b")` for `[a.b]` and for
-    `[[a.b]]`, whose table is in a list."""
+    """Return the key of the table that a header opens, such as `("a", "b")` for `[a.b]` and
+    `[[a.b]]`. `values`: the parsed header."""
     key: Key = ()
     while values:
         if isinstance(values, list):
@@ -118,7 +114,8 @@ def _deepest(values: Any) -> Key:
 
 
 def leaves(values: dict[str, Any], before: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield each key with its value; an empty table is a value."""
+    """Yield the full key and the value of each setting in nested tables; an empty table counts as a
+    value. `before`: the key of the table `values`."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, (*before, name))

@@ -1,5 +1,5 @@
-"""Finds unknown keys and tables, with a suggestion (by edit distance, or the table that has such a
-key)."""
+"""Finds unknown keys and tables in a configuration. Suggests a key with a similar name, or the
+table that has a key of this name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cri_server.config.sources import Key
 
 
 def unknown_keys(values: dict[str, Any], table: type[msgspec.Struct]) -> Iterator[tuple[Key, str]]:
-    """Yield each key of `values` that `table` does not have, with a sentence about it."""
+    """Yield (key, message) for each key of `values` that `table` does not have. The message may
+    suggest the right key."""
     kind = msgspec.inspect.type_info(table)
     yield from _unknown(values, kind, (), kind)
 

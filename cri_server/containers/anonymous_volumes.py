@@ -1,9 +1,9 @@
-"""Makes the VOLUMEs of an image: each is a folder of the container with a copy of the image's
+"""Makes the VOLUMEs of an image: for each, a folder of the container with a copy of the image's
 content, bind-mounted at the declared path.
 
-The folders lie beside the writable layer and are removed with it; they are writable also in a
-container with a read-only root, as under containerd. A mount of the request at the same path
-replaces the volume, and so does a mount of every container, such as /sys/fs/cgroup.
+The folders lie beside the writable layer and are removed with it. As under containerd, they are
+writable even if the container's root is read-only. A requested mount, or a default mount such as
+/sys/fs/cgroup, replaces the volume at the same path.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def declared(
     places: Sequence[str], requested: Sequence[MountRequest], root: Path, users: api.UserNamespace
 ) -> list[MountRequest]:
-    """Return a bind mount for each declared volume whose path no other mount has; `root` is the
-    container's folder.
+    """Return a bind mount for each volume path of the image in `places`, except where a requested
+    or default mount has the same path. `root`: the container's folder.
 
-    The files have the image's owners on the disk; the mount maps their ids if the pod has a user
-    namespace (`users`). Raises InvalidArgument for a volume at the container's root, a path that is
+    On disk the files have the owners of the image; if the pod has a user namespace, the mount maps
+    their ids (`users`). Raises InvalidArgument for a volume at the container's root, a path that is
     too long, or more than VOLUMES_LIMIT volumes.
     """
     occupied = OWN_PLACES | {mount.destination for mount in requested}
@@ -119,8 +119,8 @@ def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None
 
 
 def move_from_layer(volumes: Sequence[MountRequest], layer: Path) -> None:
-    """Move the restored layer's content at the volumes' paths into the volumes, replacing the
-    image's. Blocks. Raises OSError, KernelError."""
+    """Move the content at each volume's path from a checkpoint's restored layer into the volume. It
+    replaces the files that were copied from the image. Blocks. Raises OSError, KernelError."""
     with merged([layer]) as root:
         for volume in volumes:
             folder, _, name = volume.destination.lstrip("/").rpartition("/")

@@ -56,8 +56,8 @@ class CheckpointContext:
 
     @property
     def work(self) -> Path:
-        """Return the checkpoint's work folder, with CRIU's images and the copied files of the
-        writable layer, on the disk of the writable layer."""
+        """Return the path of the checkpoint's work folder, on the disk of the writable layer. It
+        holds CRIU's images and copies of the writable layer's files."""
         return self.services.paths.checkpoint_work(self.container.id)
 
 
@@ -88,7 +88,7 @@ async def checkpoint(services: Services, reference: str, location: str, timeout_
 
 
 def key(subject: Container | Sandbox) -> tuple[str, str]:
-    """Return the key under which a checkpoint is in `services.running`."""
+    """Return the key in `services.running` of a checkpoint of this container or sandbox."""
     return ("checkpoint", subject.id)
 
 
@@ -102,9 +102,10 @@ def _check_location(location: str) -> None:
 
 
 def require(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Raise WrongState unless the container is running, not paused, of pyrunc's own runtime and
-    without a user namespace, no checkpoint of it or of its pod is under way, and CRIU is
-    installed."""
+    """Raise WrongState unless the container can be checkpointed: CRIU is installed, pyrunc's own
+    runtime runs the container, the container is running and not paused, and the pod has no user
+    namespace. Also raise WrongState while another checkpoint of the container or its pod is under
+    way."""
     if not container.running:
         raise WrongState(f"container {container.id} is not running")
     refuse_paused(container)

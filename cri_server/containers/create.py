@@ -210,9 +210,9 @@ async def find_image(context: CreateContext) -> None:
 
 
 async def _check_recursive_read_only(context: CreateContext) -> None:
-    """Raise Unsupported if a mount is recursively read-only and an external runtime does not list
-    this feature, because the runtime might leave submounts writable. kubelet matches the first word
-    of the message."""
+    """Raise Unsupported if a mount is recursively read-only and the external runtime does not list
+    this feature: submounts might stay writable. The message begins with RROUnsupported, which
+    kubelet looks for."""
     for index, mount in enumerate(context.requested_mounts):
         if mount.request.recursive_read_only and not await context.services.oci_features.mounts_rro(
             context.runtime
@@ -225,8 +225,8 @@ async def _check_recursive_read_only(context: CreateContext) -> None:
 
 
 async def find_sources(context: CreateContext) -> None:
-    """Look up host paths, CDI devices and hooks. Host paths may lie on storage that does not
-    answer: each is looked up in a thread with a deadline."""
+    """Look up the container's host paths, CDI devices and hooks. Each lookup runs in a thread with
+    a deadline, because a path may lie on storage that does not answer."""
     config, services = context.config, context.services
     context.requested_mounts = mounts.check_requests(config.mounts)
     await _check_recursive_read_only(context)

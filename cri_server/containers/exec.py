@@ -1,5 +1,5 @@
-"""ExecSync: runs a command in a running container to its end. Also contains the start of a command
-for Exec."""
+"""ExecSync: runs a command in a running container to its end. Exec also uses `begin`, which starts
+a command with streams."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ class ExecOutput:
             at += len(data)
 
     def close(self) -> None:
-        """Close the descriptor; does nothing if it is closed."""
+        """Stop reading and close the pipe; does nothing if it is already closed."""
         if not self.ended.is_set():
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self.ended.set()
 
     def discard(self) -> None:
-        """Close the descriptor and free the stored output; if a write is in progress, the output is
-        freed after it."""
+        """Close the pipe and free the stored output. A write to the file that is in progress ends
+        first."""
         self.close()
         self._discarded = True
         if self._writing is None and self._file is not None:
@@ -178,7 +178,7 @@ class ExecOutcome:
 
 
 class OutputBudget:
-    """A number of bytes that several outputs share."""
+    """A byte limit that several outputs share."""
 
     def __init__(self, left: int) -> None:
         self._left = left
@@ -209,8 +209,8 @@ def oci_process(
     *,
     tty: bool,
 ) -> dict[str, Any]:
-    """Return the OCI process object for a command. The shim adds the members that are missing from
-    the container's process. Raises InvalidArgument."""
+    """Return the OCI process object for a command. Members that it lacks, such as `user` and `cwd`,
+    are those of the container's process; the shim adds them. Raises InvalidArgument."""
     # The common case, such as probes. The shim has the configuration in memory, so config.json is
     # not read.
     if not tty and changes is None:

@@ -20,9 +20,11 @@ from cri_server.spec.sources import run_with_deadline
 async def open_all(
     services: Services, folder: Path, open_sources: OpenSources, binds: Sequence[HostBind] | None
 ) -> Sequence[HostBind]:
-    """Open the sources of `binds` that are not open yet, in a thread with a deadline, and return
-    the binds. `binds` None: read them from the files in the container's folder. Raises
-    DeadlineExceeded naming the path, KernelError, DamagedRecord, InvalidSpec."""
+    """Open the sources of `binds` that `open_sources` lacks, in a thread with a deadline, and
+    return the binds. If `binds` is None, read them from the files in the container's `folder`.
+
+    Raises DeadlineExceeded naming the path, KernelError, DamagedRecord, InvalidSpec.
+    """
     timeout_s = services.config.containers.foreign_path_timeout_s
     if binds is None:
         own_prefixes = own_folders(services)
@@ -46,8 +48,8 @@ def descriptors(binds: Sequence[HostBind], open_sources: OpenSources) -> dict[st
 
 
 def own_folders(services: Services) -> tuple[str, str]:
-    """Return the server's root and state directories, whose files do not count as foreign host
-    paths."""
+    """Return the server's root and state directories. Sources of binds below them are the server's
+    own files, not host paths of the request."""
     return str(services.paths.root), str(services.paths.state)
 
 

@@ -24,8 +24,9 @@ from pyrunc.shim import messages
 
 @contextlib.contextmanager
 def limit_errors(container: Container) -> Iterator[None]:
-    """Explain the error of a limit that cannot be set: add the container's name, and the
-    configuration key that lets the container run without the limit."""
+    """Add the container's name to an error of the block about a limit that cannot be set. If the
+    controller is missing, also add the configuration key with which the container runs without the
+    limit."""
     try:
         yield
     except Unsupported as error:

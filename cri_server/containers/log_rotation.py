@@ -55,7 +55,7 @@ def rotated(path: str) -> list[str]:
 def move(path: str, max_bytes: int) -> str | None:
     """Rename the log at `path` if it is longer than `max_bytes`.
 
-    Return the new name; None if there is nothing to do; an empty string if the log is missing but a
+    Return the new name; None if no rotation is due; an empty string if the log is missing but a
     rotated file exists, because a server was killed during the rotation. Raises OSError.
     """
     try:

@@ -1,4 +1,4 @@
-"""Pauses and resumes a container by its cgroup's freezer, for calls of this project that CRI lacks.
+"""Pauses and resumes a container with its cgroup's freezer, for pyrunc's own calls beyond CRI.
 
 CRI shows a paused container as RUNNING. Nothing is recorded: the state is read from the freezer,
 also after a restart of the server.

@@ -49,9 +49,9 @@ async def load_checkpoint(
     """Load the checkpoint that an image reference names into the container's folder; None for an
     ordinary image.
 
-    kubelet passes an image id as `reference`, and the pod's reference as `user_specified_image`.
-    The annotations of the manifest that these references name decide whether the image is a
-    checkpoint; without such a manifest all manifests of the image must agree.
+    kubelet passes an image id as `reference`, and the pod's reference as `user_specified_image`. An
+    image is a checkpoint if the manifest that these references name has a checkpoint's annotations.
+    If they name no manifest, every manifest of the image must have them.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
     ResourceExhausted, KernelError; the caller removes the folder.

@@ -129,7 +129,7 @@ class AttachStreamSession(StreamingSession):
 
 
 class Sessions:
-    """The streaming server's access to containers and pods."""
+    """Opens sessions for the streaming server: exec, attach, and connections to ports of pods."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -156,8 +156,8 @@ class Sessions:
         return AttachStreamSession(pod, container, streams)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """Connect to a port of the pod and return the socket. A job enters the pod's network
-        namespace, because the server itself must not."""
+        """Connect to a port of the pod and return the socket. A job, a separate process, joins the
+        pod's network namespace and connects."""
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)

@@ -108,8 +108,8 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Whether a start failed because the image has a file or a loop of links where the path of the
-    working directory, a mount or a device needs a folder."""
+    """Return whether the image's files made a start fail: a folder was needed for the working
+    directory, a mount or a device, but the image has a file or a loop of links at the path."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",
@@ -127,7 +127,7 @@ def is_bad_path(error: Error) -> bool:
 
 
 async def end(context: StartContext) -> None:
-    """Undo `execute` after a later step has failed: kill the container's process with SIGKILL."""
+    """Undo the container's start because a later step failed: kill its process with SIGKILL."""
     if context.container.running:
         await context.services.pod(context.sandbox).kill(context.container, signal.SIGKILL)
 

@@ -18,8 +18,8 @@ TMPFS = ("tmpfs", "ramfs")
 
 
 def overlay(host: Machine) -> Iterator[CheckResult]:
-    """Check that containers' root file systems can lie below the root directory, by mounting an
-    overlay there and writing and hiding files in it. Needs root."""
+    """Check that the server can mount containers' root file systems below `server.root`, by
+    mounting an overlay there, and by writing and hiding files in it. Needs root."""
     if os.geteuid():
         return
     root = nearest(host.path(host.config.root))
@@ -41,7 +41,7 @@ def overlay(host: Machine) -> Iterator[CheckResult]:
 
 
 def images(host: Machine) -> Iterator[CheckResult]:
-    """Check whether the server can mount images, by mounting one below the root directory. Needs
+    """Check whether the server can mount images, by mounting one below `server.root`. Needs
     root."""
     store = host.config.images.store
     if os.geteuid():

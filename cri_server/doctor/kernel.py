@@ -55,8 +55,7 @@ def version(host: Machine) -> Iterator[CheckResult]:
 
 
 def calls(host: Machine) -> Iterator[CheckResult]:
-    """Check that the kernel has the system calls in CALLS, by trying each. They run on the running
-    kernel, also when `host.top` is another root."""
+    """Check that the running kernel has the system calls in CALLS, by trying each."""
     missing = [name for name, arguments in CALLS.items() if raw(name, *arguments) == -errno.ENOSYS]
     if missing:
         yield wrong(

@@ -93,7 +93,8 @@ def _driver(host: Machine, driver: str) -> CheckResult:
 
 
 def _command(host: Machine) -> tuple[list[str] | None, str]:
-    """Return kubelet's arguments, and their source."""
+    """Return kubelet's arguments, and their source: the running process, or else the systemd unit.
+    The arguments are None if there is neither."""
     for folder in sorted(host.path("/proc").glob("[0-9]*")):
         try:
             name = (folder / "comm").read_text().strip()

@@ -66,8 +66,8 @@ def wrong(code: str, observation: str, effect: str, remedy: str) -> CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine and its server's configuration. `top` is the root of its file system, `/` except in
-    tests; paths are those of the machine."""
+    """A machine and its server's configuration. `top`: the folder that holds the machine's file
+    system, `/` except in tests. The methods take absolute paths and look below `top`."""
 
     config: Config
     top: Path = Path("/")
@@ -83,7 +83,7 @@ class Machine:
         return f"systemctl {verb} {unit}" if self.has_systemd else otherwise
 
     def path(self, path: str | Path) -> Path:
-        """Return the path below `top`."""
+        """Return the absolute path `path` of the machine, below `top`."""
         return self.top / str(path).lstrip("/")
 
     def text(self, path: str | Path) -> str:

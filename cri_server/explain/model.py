@@ -10,8 +10,8 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A page of `explain`: a table of pages.toml, whose head describes the fields. A table's header
-    gives `chapter` and `name`."""
+    """A page of `explain`, read from the table [CHAPTER.NAME] of pages.toml. The comment at the
+    beginning of pages.toml describes the fields."""
 
     title: str
     text: str
@@ -36,11 +36,11 @@ def _normalize(name: str) -> str:
 
 
 def find(pages: tuple[Page, ...], query: str) -> list[Page]:
-    """Return the pages for a name, a gRPC code or the text of a message, the best first.
+    """Return the pages for a name, a gRPC code or the text of a message, best first.
 
-    If `query` is no name or code, the pages whose patterns match it come first, then those whose
-    names occur in it, in the order of the text. Names that are plain words, such as `server`, are
-    not searched in a text, unlike ENOSPC, OOMKilled and root-space.
+    For a message, the pages whose patterns match it come first, then the pages whose names occur in
+    it. Only names such as ENOSPC, OOMKilled and root-space are looked for in a message, not plain
+    words such as `server`.
     """
     named = _named(pages, query.strip())
     if named:

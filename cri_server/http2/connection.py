@@ -418,8 +418,8 @@ class Http2Connection:
         self._sender.drained.clear()
 
     def _sent_all(self, stream_id: int, stream: Http2Stream) -> None:
-        """Close the stream after its reply; a request that is not complete is reset (section
-        8.1)."""
+        """Close the stream after its whole reply was sent. If the request is still incomplete, send
+        RST_STREAM, which tells the client to stop its upload (section 8.1)."""
         del self._streams[stream_id]
         # NO_ERROR tells the client to stop its upload and keep the reply (section 8.1).
         if stream.receiving:

@@ -29,7 +29,7 @@ class Data:
 class Reset:
     """The stream was reset, by the peer or because the peer broke the protocol on it.
 
-    It counts as open until the owner has ended its work and has subtracted one from
+    The stream counts as open until the owner has ended its work and has subtracted one from
     `Http2Connection.unfinished_streams`.
     """
 
@@ -51,7 +51,7 @@ class PeerReady:
 
 @dataclass(slots=True)
 class Failed:
-    """A connection error; the GOAWAY that is ready to send is the last frame."""
+    """The connection has failed. The GOAWAY in `data_to_send` is the last frame to send."""
 
     code: int
     reason: str

@@ -61,9 +61,7 @@ class HpackDecoder:
     def decode(self, block: bytes, list_limit_bytes: int) -> list[Field] | None:
         """Decode the fields of `block`; return None if they exceed `list_limit_bytes`. The size of
         a field is that of its name and value plus ENTRY_OVERHEAD_BYTES, as in the dynamic table.
-
-        Raises BadBlock. Memory is bounded by the block: a reference to an entry costs a pointer.
-        """
+        Raises BadBlock."""
         fields: list[Field] = []
         size_bytes = at = 0
         table, end = self._table, len(block)

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 class Http2Limits:
     """Limits of one connection.
 
-    `streams`: open at once, including reset ones whose work has not ended. `header_list_bytes`: of
-    one request, as SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the request is refused.
-    `header_block_bytes`, `header_frames`: of one header block as it is sent; beyond them the
-    connection is closed. `window_bytes`: the connection's receive window. `resets`: allowance
-    (burst, per second) of streams that the peer resets (CVE-2023-44487) or makes this side reset
-    (CVE-2025-8671). `controls`: allowance of frames without a request: PING, SETTINGS, empty DATA
-    and the like.
+    - `streams`: number of open streams, including reset ones whose work has not ended.
+    - `header_list_bytes`: size of a request's headers, counted as for
+      SETTINGS_MAX_HEADER_LIST_SIZE. A larger request is refused.
+    - `header_block_bytes`, `header_frames`: bytes and frames of one encoded header block. A larger
+      block closes the connection.
+    - `window_bytes`: the connection's receive window.
+    - `resets`: how many streams the peer may reset (CVE-2023-44487) or make this side reset
+      (CVE-2025-8671), as (burst, per second).
+    - `controls`: how many frames without a request (PING, SETTINGS, empty DATA …) the peer may
+      send, as (burst, per second).
     """
 
     streams: int = 1000
@@ -52,5 +55,6 @@ class Allowance:
         return True
 
     def refund(self, tokens: float) -> None:
-        """Add tokens, up to the maximum: a proper request pays for the control frames around it."""
+        """Add tokens, up to the maximum. Called for each request and each part of a reply, so that
+        the control frames which belong to them do not use up the allowance."""
         self._left = min(self.capacity, self._left + tokens)

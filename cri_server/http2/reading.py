@@ -20,7 +20,7 @@ class Broken(Exception):
 
 
 class Reader:
-    """Parses the bytes of a client."""
+    """Splits the bytes of a client into frames."""
 
     __slots__ = ("_greeted", "_needed", "_partial")
 
@@ -75,7 +75,7 @@ def unpadded(body: bytes) -> bytes:
 
 
 def check_size(valid: bool, name: str) -> None:
-    """Raise Broken with FRAME_SIZE_ERROR unless `valid`. `name`: the type of the frame whose size
-    and stream were compared, for the error."""
+    """Raise Broken with FRAME_SIZE_ERROR unless `valid`, the result of a check of a frame's size
+    and stream. `name`: the frame's type, for the error."""
     if not valid:
         raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a {name} frame has a wrong size or stream")

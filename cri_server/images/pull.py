@@ -154,9 +154,9 @@ class Pull:
         blobs: dict[str, bytes],
         platform: Platform | None,
     ) -> Manifest:
-        """Return the manifest for the platform (None: for this machine). It is `target` itself,
-        whose content is `data`, or is reached from `target` through indexes. Add each further
-        document, digest to content, to `blobs`; the manifest becomes the last."""
+        """Return the manifest for the platform (None: for this machine): the document `target`
+        itself, whose content is `data`, or the one that its indexes lead to. Add the content of
+        each further document to `blobs`, by digest; the manifest is added last."""
         document = manifests.parse(data, target.media_type)
         depth = 1
         while isinstance(document, ImageIndex):
@@ -217,9 +217,9 @@ class Pull:
     async def _config(
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
     ) -> ImageConfiguration:
-        """Download and return the image's configuration, and add its content to `blobs`. It is
-        downloaded even if it is stored, because only the download proves that the registry lets
-        this user have the image (`store.verified` explains)."""
+        """Download and return the image's configuration, and add its content to `blobs`. A stored
+        one is not used: only the download proves that the registry lets this user have the
+        image."""
         content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
@@ -264,8 +264,7 @@ class Pull:
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
         """Download the blob into the store, at most once in this pull. A stored blob is downloaded
-        again: the caller has decided whether the image may use stored content
-        (`store.verified`)."""
+        again, because the caller has decided that this image may not use it."""
         async with self._turns.hold(descriptor.digest, self._watch.paused()):
             if descriptor.digest in self._downloaded:
                 return

@@ -37,9 +37,9 @@ def push(
     reference: Reference,
     report: Callable[[Progress], None],
 ) -> str:
-    """Send an image to the registry; return the digest of the manifest that was sent. That is a new
-    manifest when layers had to be compressed again, or the image's names entries that are not
-    layers.
+    """Send an image to the registry; return the digest of the manifest that was sent. A new
+    manifest is made if layers had to be compressed again, or if the image's manifest also has
+    entries that are not layers.
 
     The caller must prevent a collection of the store meanwhile. Raises Unauthorized, PeerError,
     NotFound.

@@ -48,8 +48,8 @@ def profile(address: str, seconds: float, folded: bool) -> None:
 
 
 def _table(stacks: list[str]) -> str:
-    """Return the functions of the event loop's thread with their shares of the samples, alone and
-    with the functions that they called."""
+    """Return a table of the event loop's functions, the busiest first: each with its share of the
+    samples, without and with the functions that it called."""
     samples = 0
     total, own = Counter[str](), Counter[str]()
     for line in stacks:

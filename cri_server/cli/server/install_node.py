@@ -1,5 +1,5 @@
-"""`pyrunc-cri install-node`: installs the files of the Debian package without it, and kubelet's
-drop-in in any case."""
+"""`pyrunc-cri install-node`: installs the CNI plugins, kubelet's drop-in and, unless the Debian
+package is installed, the files of that package."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def command_lines() -> dict[str, click.Group]:
 
 
 def _link_program(folder: str) -> None:
-    """Install `pyrunc` into the folder: as a program that starts fast if there is a C compiler
-    (pyrunc/cli/entry.py), else as a script."""
+    """Install the command `pyrunc` into `folder`: a fast-starting executable if there is a C
+    compiler, else a Python script."""
     from cri_server.install.actions import RunCommand
 
     RunCommand((sys.executable, "-m", "pyrunc.cli.entry", "install", folder)).do(Path("/"))

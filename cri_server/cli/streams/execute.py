@@ -1,5 +1,5 @@
-"""`pyrunc-cri exec` and `attach`: run a command in a container, or connect to its own process, with
-the streams of this terminal.
+"""`pyrunc-cri exec` and `attach`: run a command in a container, or connect to the container's main
+process, with the stdin, stdout and stderr of this terminal.
 
 `exec` does not use ExecSync, which replies only after the command has ended and with at most 16 MiB
 of output.
@@ -50,8 +50,8 @@ def _user(client: Client, container: str, text: str) -> dict[str, object]:
 
 
 def _read(root: int, path: str) -> bytes:
-    """Read a regular file below `root`, with links resolved as in the container; return an empty
-    text for anything else."""
+    """Return the content of a regular file below `root`; links are resolved as in the container.
+    Returns no bytes if the file is missing or of another kind."""
     try:
         return read_in_root(root, path)
     except (KernelError, NotFound):

@@ -1,6 +1,7 @@
 """`pyrunc-cri port-forward`: forwards local ports into a pod, through the streaming server.
 
-Each connection has its own WebSocket, because a session of CRI has one pair of channels per port.
+Each TCP connection has its own WebSocket, because one WebSocket can carry only one connection for
+each port.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def _ports(container: api.Container) -> list[dict[str, Any]]:
 
 
 def _listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on `hosts`; by default on both loopback addresses with the same port, or only on
-    127.0.0.1 if the machine has no IPv6."""
+    """Return sockets that listen on `hosts`. Without hosts, listen on 127.0.0.1 and, if possible,
+    on ::1 with the same port."""
     if hosts:
         return [_listener(host, port) for host in hosts]
     # kubectl listens on both, too: a client that resolves localhost to ::1 first would otherwise
@@ -145,7 +146,7 @@ def _open(client: Client, pod: str, port: int) -> str:
 
 
 def _serve(client: Client, pod: str, port: int, listener: socket.socket) -> None:
-    """Accept connections until the listener is closed."""
+    """Accept connections and forward each in its own thread, until `listener` is closed."""
     while True:
         try:
             connection, _ = listener.accept()

@@ -1,5 +1,5 @@
-"""Reads log files of containers, in CRI's format `TIME STREAM TAG CONTENT`: the last lines, lines
-since a time, and across rotations."""
+"""Reads a container's log files, whose lines have CRI's format `TIME STREAM TAG CONTENT`. Can start
+at the last lines, select lines by time, and continue after a rotation."""
 
 from __future__ import annotations
 
@@ -87,9 +87,8 @@ class Log:
             self._files.pop(0).close()
 
     def _open_later(self) -> list[BinaryIO]:
-        """Return the open files that a rotation made newer than the current one, oldest first; none
-        if there was no rotation. After a rotation the writer may still add its last lines to the
-        current file."""
+        """Return the open log files that are newer than the file being read, oldest first. Returns
+        no files until the log is rotated."""
         own = os.fstat(self._files[0].fileno())
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), own):
@@ -164,7 +163,8 @@ def moment(text: str, now: datetime.datetime) -> datetime.datetime:
 
 @dataclass(slots=True)
 class Filter:
-    """Selects entries of a log. `limit_bytes` decreases with each output."""
+    """Selects log entries by time and stream. `limit_bytes`: how much content may still be printed;
+    `cut` decreases it."""
 
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
@@ -188,7 +188,8 @@ class Filter:
         )
 
     def cut(self, content: bytes) -> bytes:
-        """Return the part of `content` that the limit permits."""
+        """Return the beginning of `content` that `limit_bytes` permits, and subtract its length
+        from the limit."""
         if self.limit_bytes is None:
             return content
         part = content[: self.limit_bytes]

@@ -80,8 +80,8 @@ def connect(url: str, *protocols: str) -> Any:
 
 
 class Feeder:
-    """Copies stdin to the session until stdin ends or the detach keys are typed, which sets
-    `detached`."""
+    """Copies stdin to the session until stdin ends or the user types the detach keys. `detached` is
+    True after the detach keys."""
 
     def __init__(self, socket: Any, keys: bytes) -> None:
         self._socket = socket
@@ -161,8 +161,8 @@ def _receive(socket: Any, timeout_s: float) -> int:
 
 
 def _messages(socket: Any, timeout_s: float) -> Iterator[tuple[int, bytes]]:
-    """Yield channel and content of each message that has content. Raises ServerError when the
-    connection breaks or the timeout ends."""
+    """Yield the channel and content of each message that has content. Raises ServerError when the
+    connection breaks or `timeout_s` has passed; 0 means no timeout."""
     from websockets.exceptions import ConnectionClosedOK, WebSocketException
 
     deadline = time.monotonic() + timeout_s if timeout_s else None
@@ -184,7 +184,8 @@ def _messages(socket: Any, timeout_s: float) -> Iterator[tuple[int, bytes]]:
 
 
 def exit_code(status: bytes) -> int:
-    """Return the exit code of a metav1.Status. Raises ServerError for any other failure."""
+    """Return the command's exit code from a metav1.Status. Raises ServerError if the status is
+    malformed or reports a failure other than an exit code."""
     try:
         document = json.loads(status)
         if document.get("status") == "Success":

@@ -1,5 +1,6 @@
-"""Builds small images from files for the demo and the tests, the same bytes each time; also an
-image of the machine's busybox. An image is a list of layers; a layer maps names to files."""
+"""Builds small images from files for the demo and the tests, such as an image of the machine's
+busybox. Equal input gives equal bytes. An image is a list of layers; a layer maps names to
+files."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ nobody:x:65534:65534:nobody:/home:/bin/false
 
 @dataclass(frozen=True, slots=True)
 class LayerFile:
-    """A file of any kind in a layer. `kind`: a tarfile type. `content`: of a regular file; `link`:
-    a link's target."""
+    """A file of any kind in a layer. `kind`: a tarfile type. `content`: the bytes of a regular
+    file. `link`: the target of a link."""
 
     content: bytes = b""
     mode: int = 0o644
@@ -55,12 +56,12 @@ class LayerFile:
 
 
 def directory(mode: int = 0o755, **more: Any) -> LayerFile:
-    """Return a directory."""
+    """Return a directory with this mode. `more`: further fields of LayerFile."""
     return LayerFile(mode=mode, kind=tarfile.DIRTYPE, **more)
 
 
 def symlink(target: str) -> LayerFile:
-    """Return a symbolic link."""
+    """Return a symbolic link to `target`."""
     return LayerFile(mode=0o777, kind=tarfile.SYMTYPE, link=target)
 
 
@@ -144,8 +145,8 @@ def docker_archive(images: Mapping[str, BuiltImage]) -> bytes:
 
 
 def busybox(program: Path = BUSYBOX) -> BuiltImage:
-    """Build an image of the machine's static busybox: a link for each of its applets, users, /tmp,
-    and a shell as the command.
+    """Build an image of the machine's static busybox with a shell as its command. It has links for
+    all applets, and files such as /etc/passwd and /tmp.
 
     Raises NotFound if there is no busybox, Error if it does not run or is not static.
     """

@@ -26,7 +26,7 @@ _CONTAINERD_NAME = "io.containerd.image.name"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An image and its tags in the archive."""
+    """An image to write to an archive, and its tags there."""
 
     target: Descriptor
     tags: Sequence[str]
@@ -73,7 +73,8 @@ def archive(blobs: Blobs, images: Sequence[Exported]) -> Iterator[bytes]:
 
 
 def _entry(blobs: Blobs, target: Descriptor, tag: str) -> Descriptor:
-    """Return the entry of index.json for one tag of an image, "" for an image without tags."""
+    """Return the entry of index.json that names the image `target` as `tag`; an empty `tag` gives
+    an entry without a name."""
     # docker writes the tag alone under the standard key, too; containerd's key has the whole name.
     names = {_NAME: tag.rpartition(":")[2], _CONTAINERD_NAME: tag} if tag else None
     kind = target.media_type or manifests.OCI_MANIFEST

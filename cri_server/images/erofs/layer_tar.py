@@ -30,8 +30,8 @@ def write_tar(
     store: str = "",
 ) -> None:
     """Write the stream's content to FILE in `folder`; the file may exist, but is empty. `tick` is
-    called every few MiB and at the end, and may raise. `store`: the path that errors name for the
-    file system, by default `folder`.
+    called every few MiB and at the end, and may raise. `store`: the path that ResourceExhausted
+    names for a full disk, by default `folder`.
 
     Raises BadLayer when the content is not `diff_id`, ResourceExhausted, OSError.
     """

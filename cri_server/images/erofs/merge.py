@@ -26,9 +26,8 @@ def merged(layers: Iterable[ErofsNode]) -> ErofsNode:
 
 
 def without_repetitions(chain: Sequence[int]) -> list[int]:
-    """Return the layers, bottom first, each only at its last place. The merged tree is the same,
-    because a layer changes a name in the same way whatever is below. So a large layer that an image
-    names 500 times is merged once."""
+    """Return the layer numbers of `chain`, bottom first, each only at its topmost position. The
+    merged tree stays the same, and a layer that an image names 500 times is merged once."""
     return list(dict.fromkeys(reversed(chain)))[::-1]
 
 

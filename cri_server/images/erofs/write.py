@@ -51,8 +51,9 @@ class SparseFile:
 
 @dataclass(slots=True)
 class EncodedIndex:
-    """The index of an image: its metadata, which is the beginning of the file, and the data of
-    sparse files to copy behind it. `size_bytes`: of the whole file."""
+    """The index of an image. `content`: the metadata, with which the file begins. `sparse`: the
+    data of sparse files, to be copied behind the metadata. `size_bytes`: the size of the whole
+    file."""
 
     content: bytearray
     size_bytes: int
@@ -314,9 +315,9 @@ def _chunk_bits(size: int) -> int:
 
 
 def _sparse_chunk_bits(size: int, pieces: int) -> int:
-    """Return n for the chunks of 2^n blocks of a sparse file of `size` bytes with `pieces` pieces
-    of data: the size at which the list of chunks is about as long as the zeros in the chunks, at
-    least a page and at most the whole file. A file without data is one chunk."""
+    """Return n for the chunk size of 2^n blocks that keeps a sparse file small in the index.
+    `size`: the file's bytes; `pieces`: the number of its pieces of data. A chunk is at least a page
+    and at most the whole file; a file without data is one chunk."""
     largest = _chunk_bits(size)
     if not pieces:
         return largest
@@ -325,8 +326,8 @@ def _sparse_chunk_bits(size: int, pieces: int) -> int:
 
 
 def _split(entries: list[tuple[bytes, _Inode]]) -> tuple[list[list[tuple[bytes, _Inode]]], int]:
-    """Split sorted entries into blocks. Return them and the directory's size: whole blocks, and the
-    used part of the last one."""
+    """Split sorted directory entries into blocks. Return the blocks, and the directory's size in
+    bytes up to the end of the last entry."""
     blocks: list[list[tuple[bytes, _Inode]]] = []
     used = erofs.BLOCK
     for entry in entries:

@@ -1,1 +1,1 @@
-"""What image content looks like: digests, references, platforms, manifests."""
+"""Parses and checks image content: digests, references, platforms, manifests."""

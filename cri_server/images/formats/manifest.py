@@ -210,8 +210,8 @@ def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
 
 
 def media_type(data: bytes) -> str:
-    """Return the media type of a manifest or an index: the field `mediaType`, or without it the OCI
-    media type of a document with these fields. Raises BadManifest."""
+    """Return the media type of a manifest or an index: its field `mediaType`, or else the OCI media
+    type that its other fields imply. Raises BadManifest."""
     document = _document(data, "manifest")
     return str(document.get("mediaType") or _kind_by_shape(document))
 
@@ -261,9 +261,8 @@ def choose(index: ImageIndex, platform: Platform | None = None) -> Descriptor:
 
 
 def choose_stored(index: ImageIndex, is_here: Callable[[str], bool]) -> Descriptor:
-    """Choose the image of an index in a store or an archive: the best one whose manifest `is_here`,
-    even if it is for another processor. (Which image is the best depends on the processor and on
-    this program's version; stored images must stay usable when one of them changes.)
+    """Choose the best image of an index among those whose manifest is stored (`is_here`). Prefer
+    images for this machine's processor. If none is stored, return the best image for this machine.
 
     Raises NotFound, which lists the platforms of the index.
     """
@@ -279,9 +278,9 @@ def follow(
     read: Callable[[Descriptor], Manifest | ImageIndex],
     is_here: Callable[[str], bool],
 ) -> tuple[Descriptor, Manifest]:
-    """Return the manifest that `target` leads to, with its descriptor: `target` itself, or what
-    `choose_stored` chooses from the index at `target` and from indexes nested in it, at most
-    DEPTH_LIMIT documents deep. `read` reads and parses a document. Raises BadManifest, NotFound."""
+    """Return the manifest that `target` leads to, and its descriptor. If `target` is an index,
+    `choose_stored` chooses from it and from the indexes nested in it, at most DEPTH_LIMIT documents
+    deep. `read` reads and parses a document. Raises BadManifest, NotFound."""
     for _ in range(DEPTH_LIMIT):
         document = read(target)
         if isinstance(document, Manifest):
@@ -319,7 +318,8 @@ def foreign_platform(config: ImageConfiguration) -> str:
 
 
 def check_platform(config: ImageConfiguration, platform: Platform) -> None:
-    """Check that an image, which no index describes, is for `platform`. Raises NotFound."""
+    """Raise NotFound if the image's configuration is for another platform than `platform`. For
+    images without an index, which would name the platform."""
     if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:
         raise NotFound(f"no image for {platform}; available: {config.platform}")
 
@@ -365,9 +365,10 @@ def _manifest(document: dict[str, Any]) -> Manifest:
 def _refuse_artifact(
     raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]
 ) -> None:
-    """Raise Artifact for a manifest whose config has a media type that is not an image's (image
-    specification, "Guidelines for Artifact Usage"), or that has no file-system layer: cosign's
-    signatures and buildkit's attestations have an image's config type."""
+    """Raise Artifact if the manifest is not an image's: its config has another media type, or it
+    has no file-system layer but `others`. Signatures of cosign and attestations of buildkit have an
+    image's config, but no such layer. Source: OCI image specification, "Guidelines for Artifact
+    Usage"."""
     config = raw.config.media_type
     if config in _IMAGE_CONFIGS and (layers or not others):
         return
@@ -383,8 +384,8 @@ def _artifact(kind: object) -> Artifact:
 
 
 def check_layers(manifest: Manifest, config: ImageConfiguration) -> None:
-    """Check that there are as many diff ids as file-system layers, as containerd does. Raises
-    BadManifest."""
+    """Raise BadManifest unless the configuration has as many diff ids as the manifest has
+    file-system layers."""
     if len(config.diff_ids) != len(manifest.layers):
         kinds = ", ".join(dict.fromkeys(layer.media_type[:100] for layer in manifest.others))
         beside = f" and {kinds[:300]}" if kinds else ""

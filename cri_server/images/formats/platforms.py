@@ -112,8 +112,8 @@ def processors(machine: str, flags: set[str]) -> tuple[Processor, ...]:
     """Return the processors whose code a machine runs, best first. `machine` is uname's, `flags`
     are those of an x86 processor in /proc/cpuinfo.
 
-    32-bit images come last: kernels and arm64 processors without them are rare, and an image that
-    cannot run fails at its start with a clear error.
+    32-bit processors come last. They are listed without a check, because nearly all x86 kernels and
+    arm64 processors run 32-bit code.
     """
     architecture = _MACHINES.get(machine, machine)
     if architecture == "amd64":

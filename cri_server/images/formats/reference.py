@@ -5,9 +5,9 @@ The grammar is the distribution project's. Short names mean docker.io, and a mis
 `latest`.
 
 A registry has several spellings (`R.example`, `r.example:443`). Image names keep the spelling of
-the request, because the scheduler and users' scripts compare names as text. `normal_registry` gives
-one result for all spellings of a registry; signature policies, hosts.toml, logins and pull secrets
-compare that.
+the request, because the scheduler and users' scripts compare names as text. Signature policies,
+hosts.toml, logins and pull secrets compare the result of `normal_registry`, which is the same for
+all spellings of a registry.
 """
 
 from __future__ import annotations

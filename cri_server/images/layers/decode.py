@@ -33,11 +33,13 @@ def decode(blob: int | Receiver, out: RingSender, limits: UnpackLimits) -> None:
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Decode a blob; the zygote runs this as a job. `arguments`: `UnpackLimits`. `fds`, in this
-    order: the blob, as one file or as the three descriptors of a `Receiver`; the three descriptors
-    of the `RingSender` that gets the content; the progress pipe, which the job never writes: its
-    end of file tells the server that this process has exited. Return the exit status: 1 when the
-    receiver is closed."""
+    """Decode a blob; the zygote runs this as a job. Return the exit code: 0, or 1 when the receiver
+    is closed.
+
+    `arguments`: `UnpackLimits`. `fds`: the blob, as one file or as the three descriptors of a
+    `Receiver`; then the three descriptors of the `RingSender` for the decoded content; then the
+    progress pipe, which only shows by its end of file that the job has exited.
+    """
     *blob_fds, memory, full, freed, _ = fds
     blob: int | Receiver
     if len(blob_fds) == 1:

@@ -315,8 +315,8 @@ class _Extractor:
 
     def _create(self, path: Path, parent: int, make: Callable[[bytes], Created]) -> Created:
         """Call `make` with the last name of `path`, and return its result. An existing file of that
-        name is removed first, as by every other unpacker. A directory that replaces a whiteout
-        becomes opaque, so that the content of lower layers stays hidden."""
+        name is replaced. A directory that replaces a whiteout becomes opaque, so that the content
+        of lower layers stays hidden."""
         name = path.rpartition(b"/")[2]
         self._result.devices.pop(path, None)
         try:
@@ -439,9 +439,9 @@ class _Extractor:
             os.close(self._stale.pop())
 
     def _set_directory_times(self) -> None:
-        """Set the directories' modification times. Called after all files are made, because each
-        new name in a directory changes its time. Drop directories that a later tar entry has
-        removed or replaced from the result's `implicit`."""
+        """Set the directories' modification times, after all files are made: each new name in a
+        directory changes its time. Directories that a later tar entry has removed or replaced are
+        also dropped from `implicit` of the result."""
         with DirectoryWalker(self.root) as folders:
             for path in sorted(self._times, key=depth_first_key):
                 self.entry_name = path

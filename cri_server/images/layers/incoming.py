@@ -23,9 +23,9 @@ class IncomingBlob(ABC):
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append data and hash it. A blob that goes to a file raises ResourceExhausted or
-        KernelError; one that goes to a decoder raises Interrupted when it has to be fetched to a
-        file instead."""
+        """Append data and hash it. May raise ResourceExhausted or KernelError if the content goes
+        to a file, and Interrupted if it goes to a decoder; the caller must then fetch it to a
+        file."""
         self._hash.update(data)
         self.size += len(data)
         self._put(data)

@@ -1,5 +1,5 @@
-"""Reads a layer's blob as a tar stream: decodes gzip, zstd or plain bytes, by the first bytes of
-the blob, and hashes and bounds the content.
+"""Reads a layer's blob as a tar stream. Recognizes gzip, zstd or plain bytes by the blob's first
+bytes, decodes and hashes the content, and limits its size.
 
 The media type is ignored: the diff id in the image's configuration decides whether this is the
 right content. Three limits apply: the total size (at most the disk's free space), the zstd window,
@@ -103,8 +103,8 @@ class TarStream:
         decoded: bool = False,
         algorithm: str = SHA256,
     ) -> None:
-        """`hashed`: compute the digest of the content, with `algorithm`. `decoded`: another process
-        has decoded the blob."""
+        """`hashed`: compute the digest of the content, with `algorithm`. `decoded`: the blob is
+        uncompressed content, which another process has decoded."""
         self._read = (
             blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         )

@@ -24,12 +24,11 @@ STEPS_PER_DIRECTORY = 128
 
 def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path]) -> None:
     """Copy owner, mode, times and extended attributes to the directories `implicit` of the layer
-    `tree`. They are copied from the directories that the layers `below`, top first, show at the
-    same paths (relative to the root, which is ""). Blocking.
+    `tree`, from the same directories of the layers `below`. `implicit`: paths relative to the root,
+    which is "". `below`: the lower layers, top first. Blocking.
 
-    A layer is searched only where it has the directory's parent, which bounds the work. Raises
-    BadLayer when the search takes more steps than FREE_STEPS and STEPS_PER_DIRECTORY for each
-    directory, KernelError, OSError.
+    Raises BadLayer when the search takes more steps than FREE_STEPS and STEPS_PER_DIRECTORY for
+    each directory, KernelError, OSError.
     """
     paths = sorted(map(os.fsencode, implicit), key=depth_first_key)
     if not paths or not below:
@@ -91,8 +90,8 @@ class _Levels:
 
 
 def _copy_directory(source: int, target: int) -> None:
-    """Copy attributes between two directories, given as O_PATH descriptors. They are reached by
-    name in /proc, because the system calls refuse such descriptors."""
+    """Copy owner, mode, time and extended attributes from the directory `source` to `target`. Both
+    are O_PATH descriptors."""
     status, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
     os.chown(names[1], status.st_uid, status.st_gid)
     os.chmod(names[1], stat.S_IMODE(status.st_mode))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def begin(progress_fd: int) -> Callable[[], None]:
-    """Put this process under SCHED_BATCH; return a function that reports progress: it writes a byte
-    to the pipe `progress_fd` without blocking."""
+    """Put this process under SCHED_BATCH. Return a function that reports progress by writing a byte
+    to the pipe `progress_fd`; it never blocks."""
     set_batch_policy()
     os.set_blocking(progress_fd, False)
 
@@ -36,9 +36,9 @@ def begin(progress_fd: int) -> Callable[[], None]:
 
 
 def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, TarStream, Callable[[], None]]:
-    """Return a job's parsed arguments, the layer's content, which another process decodes, and a
-    function that reports progress. `arguments`: a `LayerWork`; `fds`: the descriptors of a
-    `Receiver`, and the progress pipe."""
+    """Return a job's parsed arguments, the layer's decoded content, and a function that reports
+    progress. `arguments`: a `LayerWork`. `fds`: the descriptors of a `Receiver`, then the progress
+    pipe."""
     *ends, progress_fd = fds
     work = LayerWork.of(arguments)
     receiver = Receiver(*ends, copying=True)

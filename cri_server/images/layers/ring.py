@@ -142,8 +142,8 @@ class Receiver:
         self._read: int | None = None
 
     def map(self) -> None:
-        """Map the ring's memory. `read` would do it at its first call; a decoder must call this
-        earlier, because its jail refuses to map files. Raises OSError."""
+        """Map the ring's memory; else the first `read` does. A decoder must call this before it
+        enters its jail, which refuses to map files. Raises OSError."""
         self._memory = mmap.mmap(self.fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
 
     def read(self) -> memoryview:

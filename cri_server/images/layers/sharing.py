@@ -110,9 +110,9 @@ class StreamTurn:
 
 @dataclass(slots=True)
 class _Waiter:
-    """A stream that waits for a turn. `granted` is set with the turn. `timeout` ends the waiting;
-    each turn that another stream gives back extends it, at most to `limit` (the loop's clock,
-    seconds)."""
+    """A stream that waits for a turn. `granted`: done when the stream gets a turn. `timeout`: ends
+    the waiting; it is extended whenever another stream gives back a turn, at most to `limit`
+    (seconds of the loop's clock)."""
 
     granted: asyncio.Future[None]
     timeout: asyncio.Timeout

@@ -149,12 +149,10 @@ def _next_header(stream: TarSource) -> tuple[bytes, ...] | None:
 
 
 def _sum(block: bytes) -> int:
-    """Return the sum of at most 256 bytes, computed with Adler-32.
-
-    The lower half of an Adler-32 checksum is 1 + the sum of the bytes, modulo 65521, which the sum
-    of 256 bytes cannot reach. The builtin `sum` takes ten times as long: it was a sixth of the time
-    to make an index.
-    """
+    """Return the sum of the bytes of `block`, at most 256."""
+    # The lower half of an Adler-32 checksum is 1 + the sum of the bytes, modulo 65521, which 256
+    # bytes cannot reach. The builtin `sum` takes ten times as long: a sixth of the time to make an
+    # index.
     return (adler32(block) & 0xFFFF) - 1
 
 

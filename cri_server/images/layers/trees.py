@@ -32,7 +32,7 @@ class DirectoryWalker:
     """
 
     def __init__(self, root_fd: int) -> None:
-        """`root_fd`: of the root; it need not stay open."""
+        """`root_fd`: a descriptor of the root; the caller may close it after this call."""
         self._path = b""
         self._fd = os.open(b".", _PLACE, dir_fd=root_fd)
 

@@ -97,8 +97,8 @@ def unpack(
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Unpack a layer; the zygote runs this as a job. `layer_job.receive` describes the
-    arguments."""
+    """Unpack a layer, as a job of the zygote; return the exit code 0. `arguments`: a `LayerWork`.
+    `fds`: the descriptors of a `Receiver` of the decoded content, then the progress pipe."""
     work, stream, tick = layer_job.receive(arguments, fds)
     with layer_job.writing(work.folder, "unpacking a layer"):
         unpack(stream, jail.enter(work.folder), work.diff_id, work.limits, tick)

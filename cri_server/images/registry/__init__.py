@@ -1,1 +1,1 @@
-"""Talking to registries: their hosts, logging in, manifests and blobs over HTTP."""
+"""Talks to registries over HTTP: finds their hosts, logs in, transfers manifests and blobs."""

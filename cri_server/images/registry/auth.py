@@ -79,8 +79,9 @@ def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> C
 
 
 def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
-    """Return whether `host` may receive the pull secret `auth`, by the rules at the top of this
-    module."""
+    """Return whether `host` may receive the pull secret `auth`. A secret without a server address,
+    or with the registry's, is for the registry and its trusted mirrors with a private connection.
+    Any other secret is for the host at its server address."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))
@@ -90,8 +91,8 @@ def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
 
 
 def _is_private(mirror: RegistryHost, reference: Reference) -> bool:
-    """Return whether the pull secret may travel to a mirror: the connection is encrypted or local,
-    or the registry itself is on plain http."""
+    """Return whether a pull secret may be sent to `mirror`: over https or loopback, or over plain
+    http if the registry itself is on plain http."""
     parts = urlsplit(mirror.url)
     registry = default_url(reference.registry)
     return (

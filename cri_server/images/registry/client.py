@@ -135,7 +135,7 @@ class RegistrySession:
     def send(
         self, method: str, host: RegistryHost, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """Send a request of a push; redirects are not followed. Raises HostUnavailable,
+        """Send a request that pushes content, without following redirects. Raises HostUnavailable,
         Abandoned."""
         sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
         return self._send(method, host, url, sent, body, foreign=False)
