@@ -1,4 +1,4 @@
-"""The settings of a systemd unit on a machine's disk: those of its file and its drop-ins."""
+"""Reads the settings of a systemd unit from its unit file and its drop-ins on disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FOLDERS = (
 
 
 def unit_files(root: Path, unit: str) -> list[Path]:
-    """Return the files of a unit on the machine at `root` in the order in which systemd reads them:
-    the unit, then its drop-ins by name."""
+    """Return the paths of the unit's files below the root directory `root`, in the order in which
+    systemd reads them: the unit file, if it exists, then the drop-ins by name."""
     files = [root / folder / unit for folder in FOLDERS]
     # Of several files with one name, that in the folder of the highest precedence counts.
     drop_ins: dict[str, Path] = {}
@@ -29,7 +29,7 @@ def unit_files(root: Path, unit: str) -> list[Path]:
 
 
 def service_settings(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the assignments in the section [Service] of a file."""
+    """Yield (key, value) for each assignment in the section [Service] of a unit file's `text`."""
     section = ""
     for line in text.replace("\\\n", " ").splitlines():
         line = line.strip()

@@ -53,10 +53,11 @@ _OUR_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended. `exit_code` is 128 + n for signal n. The caller closes `fds`.
+    """The result of `Zygote.run`. `exit_code` is the job's exit code, or 128 + n if signal n ended
+    it. The caller closes `fds`.
 
-    `stdout` and `stderr` hold at most `output_limit_bytes` of `Zygote.run` each; `truncated`: the
-    job wrote more.
+    `stdout` and `stderr` hold at most `output_limit_bytes` each; `truncated` is set if the job
+    wrote more.
     """
 
     exit_code: int
@@ -71,10 +72,10 @@ class Zygote:
 
     def __init__(self, preload: Sequence[str], keeper: str | None = None) -> None:
         """Prepare a zygote without starting it. `preload`: the modules that the zygote imports at
-        its start. `keeper`: the folder of a keeper.
+        its start. `keeper`: the folder of a `pyrunc-keeper` process.
 
-        The keeper is started if it does not run, and becomes the ancestor of all forked processes.
-        If it cannot be started, the server is their ancestor.
+        The zygote is a child of this keeper, which is started if it does not run. Without `keeper`,
+        or if the keeper cannot be started, the zygote is a child of the server.
         """
         self._preload = list(preload)
         self.keeper = keeper
@@ -85,7 +86,8 @@ class Zygote:
 
     @classmethod
     async def start(cls, preload: Sequence[str]) -> Zygote:
-        """Return a zygote that is `ready`. Raises PeerError."""
+        """Start a zygote and return it when it has imported its modules. Raises PeerError if an
+        import fails."""
         zygote = cls(preload)
         zygote.begin()
         try:
@@ -101,9 +103,9 @@ class Zygote:
         self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
-        """Wait until the zygote that `begin` has spawned has imported its modules. A zygote that is
-        killed meanwhile is replaced once. Raises PeerError with the error of its imports,
-        Unavailable."""
+        """Wait until the zygote that `begin` has spawned has imported its modules. A zygote that
+        dies meanwhile is replaced once. Raises PeerError if an import fails, Unavailable if the
+        second zygote dies, too, DeadlineExceeded if the imports take too long."""
         assert self._first is not None
         try:
             await asyncio.shield(self._first)
@@ -112,7 +114,7 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """Return the living zygote's pid."""
+        """Return the living zygote's pid; None when no zygote lives."""
         return self._process.pid if self._process and not self._process.gone else None
 
     @property
@@ -145,15 +147,16 @@ class Zygote:
         env: Mapping[str, str] | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> JobResult:
-        """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are
+        """Run `module:function(arguments, fds)` in a child and wait for its end; `arguments` are
         the record's fields.
 
         The function returns None (exit code 0) or an exit code, or executes another program. `env`
-        is added to the zygote's environment. An `Error` that the function raises is raised here;
-        other exceptions become a traceback on stderr and exit code 1. If the job sends descriptors,
-        they are closed and PeerError is raised. After `timeout_s` the job and its descendants are
-        killed and DeadlineExceeded is raised; cancelling kills them too. Descendants that a
-        finished job leaves behind are killed.
+        is added to the zygote's environment. If the function raises an `Error`, `run` raises it,
+        too; any other exception becomes a traceback on stderr and exit code 1. Raises PeerError if
+        the function returns descriptors.
+
+        After `timeout_s`, the child and its descendants are killed and DeadlineExceeded is raised.
+        They are also killed when the caller is cancelled, and descendants when the child ends.
         """
         request = RunJob(function, _fields(arguments), dict(env or {}), timeout_s)
         return await self._run(request, _JobPipes(output_limit_bytes, 0), fds, stdin)
@@ -161,8 +164,8 @@ class Zygote:
     async def run_for_fd(
         self, function: str, arguments: Record | None = None, timeout_s: float | None = None
     ) -> JobResult:
-        """Like `run`, for a function that may return a list of one descriptor; the result has it in
-        `fds`."""
+        """Run `module:function(arguments, [])` in a child by the rules of `run`. The function may
+        return a list of one descriptor, which the result has in `fds`."""
         request = RunJob(function, _fields(arguments), {}, timeout_s)
         return await self._run(request, _JobPipes(OUTPUT_LIMIT_BYTES, 1), (), b"")
 
@@ -211,8 +214,8 @@ class Zygote:
             return self._process
 
     async def renew(self) -> None:
-        """Replace a living zygote by a new one below the living keeper. The old one ends when it
-        has answered its requests. Raises PeerError."""
+        """Replace a living zygote by a new child of the keeper. The old zygote ends when it has
+        answered its requests. Does nothing without a living zygote. Raises PeerError."""
         async with self._starting:
             old = self._process
             if self._closed or old is None or old.gone:
@@ -344,7 +347,8 @@ class _JobPipes:
             ipc.close_all(ends)
 
     def result(self, exit_code: int) -> JobResult:
-        """Return the job's output and descriptors. Raises the error that it reported."""
+        """Return the job's output and descriptors. If the job reported an error, raises that
+        error."""
         for output in self._outputs:
             output.drain()
         fds: list[int] = []

@@ -30,9 +30,9 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class DialRequest(Record):
-    """The request of `dial`: connect to `port` in the network namespace of the process `pid`, or in
-    the host's if it is 0. `start_time`: that process's, in clock ticks since boot, so that a reused
-    pid is detected."""
+    """The request of `dial`. `port`: the TCP port to connect to. `pid`: a process in the network
+    namespace to connect in, 0 for the host's. `start_time`: the start time of this process in clock
+    ticks since boot, by which `dial` detects a reused pid."""
 
     port: int
     pid: int = 0
@@ -46,14 +46,14 @@ class CompileAppArmorRequest(Record):
 
 
 class FeaturesRequest(Record):
-    """The request of `features`. `command`: the other runtime's path, then its arguments."""
+    """The request of `features`. `command`: the path and the arguments of the other OCI runtime."""
 
     command: Sequence[str]
 
 
 def dial(arguments: Message, fds: list[int]) -> list[int]:
-    """Connect to a TCP port on the loopback interface of a process's network namespace; return the
-    socket as the only descriptor. Raises PeerError."""
+    """Connect to a TCP port on the loopback interface of a network namespace. Return a list of one
+    descriptor, the connected socket. Raises PeerError. `arguments`: the fields of a DialRequest."""
     request = DialRequest.of(arguments)
     pid, port = request.pid, request.port
     if pid:

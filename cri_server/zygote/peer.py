@@ -1,10 +1,11 @@
-"""The client's end of a socket: sends requests and receives answers (pyrunc.ipc's messages). For
-asyncio, without threads.
+"""Sends requests over a socket and receives the answers (messages of pyrunc.ipc). For asyncio,
+without threads.
 
-A request is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}.
-A message without an id is no answer; `on_other` is called with it. Sending never blocks: messages
-that the socket does not take are queued. When the socket closes, or receives something else than a
-message, every waiting request fails, and `on_lost` is called once."""
+A request is {"id": n, …}. Its answer is {"id": n, "ok": {…}} with descriptors, or {"id": n,
+"error": …}. A message without an id is not an answer; it is passed to `on_other`. Sending never
+blocks: messages are queued while the socket is full. When the other end closes the socket or sends
+anything but a message, every waiting request raises Unavailable, and `on_lost` is called once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Peer:
         on_other: Callable[[dict[str, Any]], None],
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """Takes over `sock`, which must be non-blocking. `name`: for error messages."""
+        """Take over `sock`, which must be non-blocking. `name`: the other end's name in errors.
+        `on_other` is called with each message that is not an answer, `on_lost` when the other end
+        is gone."""
         self.lost = False
         self._socket = sock
         self._name = name
@@ -152,7 +155,8 @@ class Peer:
 
 
 async def wait_answer(answer: asyncio.Future[Answer]) -> Answer:
-    """Return the answer to a request, when it has come. Raises the error that was answered."""
+    """Wait for the answer to a request and return it. Raises the error that the other end
+    answered."""
     try:
         return await answer
     except asyncio.CancelledError:
@@ -164,16 +168,16 @@ async def wait_answer(answer: asyncio.Future[Answer]) -> Answer:
 
 
 async def wait_fields(answer: asyncio.Future[Answer]) -> dict[str, Any]:
-    """Return the fields of an answer without descriptors; unexpected descriptors are closed. Raises
-    the error that was answered."""
+    """Wait for the answer to a request and return its fields; descriptors in it are closed. Raises
+    the error that the other end answered."""
     fields, fds = await wait_answer(answer)
     ipc.close_all(fds)
     return fields
 
 
 def fail(future: asyncio.Future[Any], why: str) -> None:
-    """Set Unavailable on a future, if it is not done; asyncio does not warn if it is never
-    awaited."""
+    """Make a future that is not done raise Unavailable(`why`). asyncio gives no warning if nothing
+    awaits the future."""
     if not future.done():
         future.set_exception(Unavailable(why))
         future.exception()

@@ -1,10 +1,11 @@
 """Keeps worker processes: forks of the zygote, each of which answers one request at a time. A few
-idle ones stay for the next requests. For asyncio, without threads.
+idle workers stay for the next requests. For asyncio, without threads.
 
 A worker is killed when it misses its deadline or its caller is cancelled; the next request gets
-another idle worker or a new one. Only a few workers are busy at a time, and further requests wait,
-because more would compete for processors and the kernel's locks. Up to `LONG_LIMIT` requests that
-take longer than `LONG_S`, because they wait for slow storage or another host, do not count.
+another idle worker or a new one. Only a few workers are busy at a time, because more would compete
+for processors and the kernel's locks; further requests wait. A request that takes longer than
+`LONG_S` waits for slow storage or another host. Up to `LONG_LIMIT` such requests do not count
+towards the limit of busy workers.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ class Workers:
 
     async def ask(self, request: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
         """Send `request` with `fds` to a worker and return its answer. The caller closes `fds`
-        after the answer. `timeout_s` includes the wait until fewer than `at_work` workers are busy.
-        Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the error
-        that the worker answers."""
+        after the answer. `timeout_s` includes the wait for a worker.
+
+        Raises DeadlineExceeded, the error that the worker answers, and Unavailable when the worker
+        dies before it answers.
+        """
         try:
             async with asyncio.timeout(timeout_s), self._turn():
                 return await self._ask(request, fds)
@@ -134,7 +137,7 @@ class Workers:
 
 
 class _Worker:
-    """A connection to one worker. `ending`: the task that waits for the worker's job."""
+    """A worker process and the connection to it. `ending`: the task that ends with the process."""
 
     def __init__(self, zygote: Zygote, function: str, name: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

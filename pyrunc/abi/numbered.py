@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def numbered(table: str) -> dict[str, int]:
-    """Return the number of each name in a table. Each line has the number of its first name, then
-    names with consecutive numbers."""
+    """Parse `table` to name -> number. Each line has a number and names: the first name has that
+    number, each further name the next one."""
     numbers = {}
     for line in table.splitlines():
         first, *names = line.split() or ("0",)

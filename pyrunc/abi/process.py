@@ -1,5 +1,5 @@
-"""The numbers of prlimit(2), ioprio_set(2) and sched_setattr(2) that the standard library lacks or
-names otherwise."""
+"""The constants of prlimit(2), ioprio_set(2) and sched_setattr(2) that Python's standard library
+lacks or has under other names."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Runs commands on a container that exists only as a state file, before the snapshot of the
 interpreter is taken.
 
-CPython specialises code for the types that it meets (PEP 659), fills its cache of types'
-attributes, and modules fill their tables. Done here, this work is in the snapshot; in each command
-it would cost time, and copies of the pages that it writes. No container is made, no process
-started, and what modules have stored about this process is restored at the end.
+In a first run CPython specialises code for the types that it meets (PEP 659) and fills its cache of
+attributes, and modules fill their tables. The snapshot then contains the results. Otherwise each
+command would repeat this work, and copy the pages to which it writes. No container is made and no
+process is started. At the end, all variables of the modules are restored.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
 def rehearse(folder: str) -> list[int]:
-    """Plan a container and run commands a few times, with files in `folder`, which is made and
-    removed. Returns the exit codes of the commands.
+    """Plan a container and run `state` and `delete` a few times, with files in `folder`, which is
+    made and removed. Returns the exit codes of the commands.
 
-    Does nothing where it is not possible: for an ordinary user, who has no containers without a
+    Does nothing if a command cannot run here: for an ordinary user, who has no containers without a
     user namespace, or in a root directory without /proc, where a package may be installed.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]

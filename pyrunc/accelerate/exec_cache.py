@@ -53,8 +53,8 @@ OWN_RIGHTS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
 
 
 class StoredProgram(Value):
-    """A stored program. `owner`: the host's id of the user who owns the exec's standard streams;
-    `warnings`: those of its plan."""
+    """A stored program of an exec. `owner`: the host's id of the user who owns the exec's standard
+    streams; `warnings`: the warnings of the exec's plan."""
 
     lowered: LoweredProgram
     owner: int
@@ -90,8 +90,8 @@ def key(
 
 
 def _identity(path: str) -> tuple[int, ...]:
-    """Return an identity of a file's content, which changes with it. Empty when there is no such
-    file."""
+    """Return numbers that change when the file's content changes: device, inode, size, mtime and
+    ctime. Empty when there is no such file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -104,7 +104,7 @@ def _path(state: State, program_key: bytes) -> str:
 
 
 def load(state: State, program_key: bytes) -> StoredProgram | None:
-    """Return the stored program with this key."""
+    """Return the stored program with this key; None if there is none."""
     try:
         content = marshal.loads(read_file(_path(state, program_key)))
     except FileNotFoundError:
@@ -122,8 +122,8 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
 def store(
     state: State, program_key: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
 ) -> None:
-    """Store a program that ran. `owner`: the host's id of the user who owns the exec's standard
-    streams."""
+    """Store a lowered program that ran. `owner`: the host's id of the user who owns the exec's
+    standard streams; `warnings`: the warnings of the exec's plan."""
     if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
         return
     folder, path = f"{state.folder}/{FOLDER}", _path(state, program_key)
@@ -150,8 +150,8 @@ def store(
 
 
 def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | None:
-    """Run the program in the container of `pidfd`; return its process, whose descriptors the caller
-    closes. None when it did not reach execve."""
+    """Run the program in the container whose first process is `pidfd`. Return the new process,
+    whose descriptors the caller closes; None when the process did not reach execve."""
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.lowered.numbers:

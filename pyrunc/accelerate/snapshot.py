@@ -110,7 +110,8 @@ def _stamp(source: str) -> bytes:
 def resume(
     arguments: list[str], environment: dict[bytes, bytes], interrupt_ignored: int
 ) -> NoReturn:
-    """Turn this copy of the snapshot into the command's process, run the command line and exit."""
+    """Turn this copy of the snapshot into the command's process, run the command line and exit.
+    `interrupt_ignored`: not 0 if the caller of the command had set SIGINT to be ignored."""
     from pyrunc.cli.main import main
 
     sys.argv = arguments

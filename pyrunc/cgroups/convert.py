@@ -1,11 +1,11 @@
-"""Converts OCI `linux.resources` to the contents of cgroup v2 files: pure; the list's order is
-the order of the writes.
+"""Converts OCI `linux.resources` to the contents of cgroup v2 files, without I/O of its own. The
+list's order is the order of the writes.
 
-A `CgroupSetting` is one write(2). Where a content depends on the old one (a quota without a period
-keeps the period) the caller passes a function that reads the group's file. Swap is written before
-the limit, cpu.idle before the weight, the burst before the quota, `unified` last, verbatim.
-Sources: runtime-spec config-linux.md; the shares formula is runc's of 2025 (1024 shares are the
-default weight 100).
+A `CgroupSetting` is one write(2). Some contents depend on the file's present content: a quota
+without a period keeps the period. For these the caller passes a function that reads a file of the
+group. Swap is written before the memory limit, cpu.idle before the weight, the burst before the
+quota, and `unified` last, verbatim. Sources: runtime-spec config-linux.md, and runc's formula of
+2025 for shares, by which 1024 shares are the default weight 100.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class CgroupSetting(Value):
 
 
 def settings(resources: Mapping[str, Any], read: Reader) -> list[CgroupSetting]:
-    """Return all writes for `resources`. Raises InvalidSpec for contradictions, Unsupported for
-    limits that only v1 has."""
+    """Return all writes for the OCI `resources`, in order. `read(file)` returns the present content
+    of a file of the group, None if it is missing. Raises InvalidSpec for contradictions,
+    Unsupported for limits that only cgroup v1 has."""
     _refuse_v1_only(resources)
     return [
         *_cpu(_part(resources, "cpu"), read),
@@ -63,8 +64,8 @@ def settings(resources: Mapping[str, Any], read: Reader) -> list[CgroupSetting]:
 
 
 def warnings(resources: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each setting that has no effect: those of cgroup v1 that callers
-    still send."""
+    """Return a warning for each memory setting of cgroup v1 in `resources`, which has no effect on
+    v2."""
     memory = _part(resources, "memory")
     return [
         f"memory.{name} has no effect on cgroup v2"

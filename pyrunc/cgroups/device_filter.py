@@ -125,8 +125,8 @@ def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
 
 
 def _rule_code(rule: DeviceRule) -> list[Instruction]:
-    """Return the instructions of one rule; for a device that the rule does not match they jump
-    to the end of the block."""
+    """Return the instructions of one rule. For a device that the rule does not match, they jump
+    behind the last of them."""
     body: list[Instruction] = []
     if not rule.allow:
         body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer_code(0)]

@@ -100,11 +100,11 @@ class Cgroup:
         resources: Mapping[str, Any] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the group and its parents, with their controllers enabled. Only systemd uses
+        """Make the group and its parents, and enable the parents' controllers. Only systemd uses
         `resources` and `annotations`.
 
-        Raises AlreadyExists when processes live in it, WrongState when it is frozen, KernelError,
-        PeerError (systemd).
+        Raises AlreadyExists when processes live in the group, WrongState when it is frozen,
+        KernelError, PeerError (systemd).
         """
         self._require_own()
         self._refuse_if_in_use()
@@ -158,11 +158,12 @@ class Cgroup:
             cgroup.write(directory, "cgroup.type", "threaded")
 
     def enable_unmanaged_controllers(self) -> None:
-        """Enable the controllers that systemd does not manage, from the root to this group.
+        """Enable the controllers that systemd does not manage, such as hugetlb, from the root to
+        this group.
 
-        systemd enables the others for its units. runc does the same, and kubelet above a pod's
-        slice; inside that slice it is up to the runtime. Without this every container of a node
-        with huge pages fails, because kubelet sets a limit for each of their sizes.
+        runc does the same for its containers, kubelet down to a pod's slice. Without these
+        controllers, containers would fail on a node with huge pages, because kubelet sets a limit
+        for each page size.
         """
         directory = cgroup.root()
         for name in self.path.strip("/").split("/"):
@@ -174,8 +175,8 @@ class Cgroup:
         return cgroup.open_group(self.directory)
 
     def reach(self) -> None:
-        """Make sure that our children can be cloned into the group: an ordinary user's process
-        may have to move first."""
+        """Make sure that this process can clone children into the group. An ordinary user's process
+        may be moved to another group for that."""
         if self.driver == "systemd" and not is_machine_root():
             from pyrunc.cgroups import scope
 
@@ -196,9 +197,9 @@ class Cgroup:
             self._placeholder = None
 
     def release_placeholder(self) -> int | None:
-        """Return the write end of the pipe at which a systemd scope's placeholder waits; the
-        caller owns it from here on. The scope lives as long as any process has it open. None
-        when there is no placeholder."""
+        """Return the write end of the pipe at which a systemd scope's placeholder process waits;
+        the caller closes it. The scope lives at least as long as a process has the write end open.
+        None when there is no placeholder."""
         placeholder, self._placeholder = self._placeholder, None
         return None if placeholder is None else placeholder.write_end
 
@@ -234,8 +235,8 @@ class Cgroup:
         """Write OCI `linux.resources` (all but `devices`). Returns warnings, a line each.
 
         `missing_controllers`: a limit whose controller is not on the v2 tree is an Unsupported
-        error ("error") or a warning ("warn"). Raises InvalidSpec for contradictions, KernelError
-        for a refused value.
+        error ("error") or a warning ("warn"). Raises InvalidSpec for contradictions,
+        InvalidArgument for a value that the kernel refuses, KernelError.
         """
         from pyrunc.cgroups import limits
 
@@ -442,9 +443,9 @@ def _pids_of_threads(threads: str) -> str:
 
 
 def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
-    """Enable the group's controllers (those in `only`) for its children: all at once, else one
-    by one. Failures are ignored (the group has processes, the controller is in use on v1): they
-    are reported when a limit is written."""
+    """Enable the group's controllers, or only those in `only`, for its children: all at once, else
+    one by one. A controller that cannot be enabled is skipped, because the group has processes or
+    cgroup v1 uses the controller; the write of a limit reports it later."""
     missing = set(cgroup.controllers(directory)) - set(
         (cgroup.read(directory, "cgroup.subtree_control") or "").split()
     )

@@ -1,8 +1,7 @@
-"""Writes settings to a group's files: in order, with one policy for missing controllers, and
-with restoring on failure.
+"""Writes limits to a group's cgroup files in order; can restore the old values after a failure.
 
-On a hybrid host most controllers live on v1, where they are left alone. The caller decides per call
-whether a limit that cannot be set there is an error.
+On a hybrid host most controllers live on v1, where they are left alone. The caller decides by
+`missing_controllers` whether a limit of such a controller is an error or a warning.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ NO_LIMIT = {
 
 
 def write(directory: str, resources: Mapping[str, Any], missing_controllers: str) -> list[str]:
-    """Write all of `resources`; returns warnings. Stops at the first failure: raises InvalidSpec
-    for contradictions, KernelError for a refused value, Unsupported for a missing controller if
-    `missing_controllers` is "error"."""
+    """Write all of `resources` to the group's files; returns warnings. Stops at the first failure:
+    raises InvalidSpec for contradictions, InvalidArgument for a value that the kernel refuses,
+    KernelError, and Unsupported for a missing controller if `missing_controllers` is "error"."""
     _check_choice(missing_controllers)
     notes = convert.warnings(resources)
     refused = []
@@ -64,7 +63,8 @@ def replace(
     missing_controllers: str,
     then: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Write like `write`, then call `then`; a failure of either first restores the old values."""
+    """Write `resources` by `write`, then call `then`. If either fails, restore the old values and
+    raise the error."""
     _check_choice(missing_controllers)
     new = convert.settings(resources, lambda file: cgroup.read(directory, file))
     old = [
@@ -82,7 +82,8 @@ def replace(
 
 
 def _restore(directory: str, old: list[CgroupSetting], error: Exception) -> None:
-    """Write the old values; a value that the kernel refuses twice becomes a note of `error`."""
+    """Write the old values, refused ones a second time. A value that the kernel refuses twice is
+    reported in a note of `error`."""
     # Quota and burst bound each other, so the value that is written first may be refused as long as
     # the other one is new.
     refused = [setting for setting in old if _try_write(directory, setting) is not None]
@@ -144,7 +145,8 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
 
 
 def _note_missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
-    """Return a warning for a limit whose file is missing, or raise Unsupported."""
+    """Return a warning for a limit whose file is missing, none if the kernel has nothing to limit.
+    Raises Unsupported unless `missing_controllers` allows the warning."""
     # "No limit" is what a missing file means already.
     if setting.dispensable:
         return []

@@ -30,8 +30,8 @@ ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccount
 
 
 def _fork_placeholder() -> Placeholder:
-    """Fork a child that exits once no process has the write end of its pipe open; the end of a
-    process closes its copy."""
+    """Fork a child that waits on a pipe and exits when every process that had the pipe's write end
+    has closed it or ended."""
     read_end, write_end = os.pipe()
     # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
     pid = os.fork()
@@ -55,8 +55,8 @@ def _wait_for_end_of_file(read_end: int) -> None:
 def start(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Placeholder | None:
-    """Start the unit and set the group's path to the one that systemd chose. Returns the scope's
-    placeholder, None for a slice, which may be empty.
+    """Start the group's unit, a scope or a slice, and set the group's path to the one that systemd
+    chose. Returns a scope's placeholder process. None for a slice, which needs no process.
 
     Raises PeerError, DeadlineExceeded, Unsupported (no D-Bus), InvalidSpec.
     """
@@ -141,8 +141,8 @@ def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
 
 
 def stop(group: Cgroup) -> None:
-    """Stop the unit. A failure of systemd is raised only while processes are left, because a scope
-    ends with its last process. Raises Error."""
+    """Stop the group's unit. If systemd fails, this is an error only while the group has processes,
+    because a scope ends with its last process. Raises Error."""
     if not group.exists():
         return
     from pyrunc.kernel.systemd import Systemd

@@ -67,11 +67,8 @@ def read(directory: str) -> Stats:
 
 def read_usage(directory: str) -> Stats:
     """Read the statistics that kubelet asks for every few seconds: cpu, memory (current, limits,
-    stat, swap) and pressure.
-
-    If the first file of a controller is missing, its other files are not read; without controllers
-    that leaves five calls.
-    """
+    stat, swap) and pressure. If a controller's first file is missing, its other files are not
+    read."""
     # Together with one visit of each group, this took ListContainerStats of 30 pods from 18.7 ms of
     # processor time to 7.7.
     return Stats(_cpu(directory), _memory(directory), pressure=_pressure(directory))

@@ -1,11 +1,11 @@
 """Reads the mode of the container's root folder from CRIU's `files.img`.
 
-CRIU opens the root again like any other file, and refuses a mode that differs from the dump. An
-image need not have an entry for its root, and engines then use 0755 or 0555; so the root of a
-restored container takes the mode from here.
+CRIU opens the root again like any other file, and refuses a mode that differs from the dump. A
+container image without an entry for its root gets 0755 from some engines and 0555 from others. So
+the root of a restored container gets the mode that is read here.
 
-An image begins with two numbers (common to all images; this image's kind); then each entry is its
-length and a protobuf message. All numbers have 32 bits, little-endian. Source: CRIU's
+A CRIU image begins with two magic numbers, one of all images and one of its kind. Then each entry
+is its length and a protobuf message. All numbers have 32 bits, little-endian. Source: CRIU's
 images/fdinfo.proto, images/regfile.proto and include/magic.h.
 """
 

@@ -1,8 +1,8 @@
 """`restore`: starts a container from CRIU's images, under an id of the caller's choice.
 
-CRIU creates namespaces, mounts and processes. This module makes what surrounds them: the cgroup,
-mount points, standard streams, and the root as a mount, in a mount namespace of this runtime's own.
-The processes are children of the caller, as after `create`.
+CRIU creates namespaces, mounts and processes. This module makes what CRIU needs for that: the
+cgroup, mount points, standard streams, and a mount of the root in a private mount namespace of the
+runtime. The processes are children of the caller, as after `create`.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class _Notifications:
             programs.run(hooks.create_runtime, "createRuntime", oci_state)
 
     def _take_over(self, pid: int) -> None:
-        """Record the restored process, which is still frozen, so that it can be deleted, and apply
-        the cgroup's limits; CRIU itself worked without them."""
+        """Record the restored process in the container's state, so that `delete` finds it, and
+        apply the cgroup's limits, without which CRIU has restored. The process is still frozen."""
         self.process = process = ChildProcess(pid)
         process.console_fd = self.console_fd
         self._undo.push(f"process {pid}", process.kill)
@@ -192,7 +192,8 @@ def _open_group(
 
 
 def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Open the namespaces that CRIU takes as descriptors; it opens others by path."""
+    """Open the network and pid namespaces that have a path, because CRIU takes them as descriptors;
+    CRIU opens other kinds by path."""
     for kind in ("network", "pid"):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:
@@ -211,8 +212,8 @@ def _mount_root(rootfs: str) -> None:
 
 
 def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
-    """Create the folders and files on which CRIU mounts, except those inside another mount,
-    which are restored with it."""
+    """Create the folders and files on which CRIU mounts. A mount point inside another mount is left
+    out, because CRIU restores it with that mount."""
     with closing_fd(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         mounted: list[str] = []
         sources = dict(dumps.bind_mounts(spec, bundle))
@@ -247,7 +248,7 @@ def _make_mount_point(root: int, place: str, is_file: bool) -> None:
 
 
 def _inherited_numbers(descriptors: NamedDescriptors) -> dict[int, int]:
-    """Return CRIU's numbers for inherited descriptors: images, work, then namespaces."""
+    """Map CRIU's number of each inherited descriptor to ours, in the order of `descriptors`."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 
@@ -298,8 +299,8 @@ def _criu_options(
 
 
 def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
-    """Check the folders and the dump in them before anything is created. Return the recorded names
-    of descriptors 0 to 2."""
+    """Check the folders of images and work, and the dump's files, before the container is created.
+    Return the recorded names of descriptors 0 to 2. Raises NotFound, InvalidArgument."""
     folder, work = dumps.open_folder(choices.image_path, make=False), dumps.open_folder(work_path)
     try:
         criu_images.check(folder, choices.image_path)

@@ -216,8 +216,8 @@ def _refuse_start(current: str) -> None:
 
 
 def _poststart(state: State, config: dict[str, Any], log: CommandLog) -> None:
-    """Run the poststart hooks, if there are any; the program has been executed by then. When a hook
-    fails the container is destroyed and the hook's error raised (runtime-spec 1.3)."""
+    """Run the poststart hooks, after the program was executed. When a hook fails, destroy the
+    container and raise the hook's error (runtime-spec 1.3)."""
     if not (config.get("hooks") or {}).get("poststart"):
         return
     from pyrunc.container.delete import destroy

@@ -1,11 +1,11 @@
 """Installs the program `pyrunc` that callers exec: an isolated interpreter with a fixed path.
 
-A script that pip installs goes through `site`, and a site-packages with .pth files takes 13 to 15
-ms per start; PYTHONPATH and a user's own packages would be code in a root process. Two forms avoid
-both: a script for `python -IS`, and front.c, the same interpreter linked into a program that begins
-at a snapshot of itself, which takes a fifth of the script's time. The program needs a C compiler
-and Python's static library (Debian: libpython3-dev, which python3-dev brings); without these the
-script is installed.
+A script that pip installs imports `site`, which takes 13 to 15 ms per start if site-packages has
+.pth files. It would also run code from PYTHONPATH and from a user's own packages as root. `pyrunc`
+avoids both in one of two forms: a script for `python -IS`, or the compiled front.c. This program
+contains the same interpreter, begins at a snapshot of its memory, and takes a fifth of the script's
+time. To compile it needs a C compiler and Python's static library (Debian: libpython3-dev, which
+python3-dev brings); without these the script is installed.
 
 Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the program where it is
 built (`compile_program`) and takes the snapshot where it is installed (`pyrunc --write-snapshot
@@ -94,7 +94,7 @@ def install(folder: str) -> str:
 
 
 def _link(path: str, place: ProgramPlace) -> bool:
-    """Compile the program and take its snapshot; False when this machine cannot."""
+    """Compile the program to `path` and take its snapshot; False when this machine cannot."""
     program, snapshot = f"{path}.{os.getpid()}", f"{place.snapshot}.{os.getpid()}"
     try:
         if not (
@@ -116,9 +116,9 @@ def _link(path: str, place: ProgramPlace) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BuildTarget:
-    """The tools and libraries by which the program is compiled: the compiler and its options, the
-    variables that Python was built with (sysconfig), and the root directory that holds Python's
-    headers and libraries, or an empty text."""
+    """The tools and libraries by which the program is compiled. `compiler`: the command and its
+    options; `variables`: those that Python was built with (sysconfig); `root`: the root directory
+    of Python's headers and libraries, empty for this machine's."""
 
     compiler: tuple[str, ...]
     variables: Mapping[str, str]
@@ -130,7 +130,7 @@ class BuildTarget:
 
     @property
     def library(self) -> str:
-        """Python's static library."""
+        """Return the path of Python's static library."""
         return self.path(self.variables["LIBPL"], f"libpython{self.variables['LDVERSION']}.a")
 
 
@@ -173,7 +173,8 @@ def _succeeds(command: Sequence[str]) -> bool:
 
 
 def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
-    """Describe how a command failed."""
+    """Return a text that says how a command failed: its first words, its exit code or signal, and
+    its stderr."""
     if done.returncode < 0:
         end = f"ended by {signal.Signals(-done.returncode).name}"
     else:
@@ -182,9 +183,9 @@ def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> 
 
 
 def _static_if_there(target: BuildTarget, option: str) -> str:
-    """Return the path of the static archive for the linker options `-lz` and `-lexpat` if it
-    exists, else `option` unchanged. A shared zlib or expat costs each start a hundred
-    microseconds."""
+    """Return the path of the static archive for the linker options `-lz` and `-lexpat`, if it
+    exists. Otherwise return `option`. Loading zlib or expat as a shared library would cost each
+    start a hundred microseconds."""
     archive = target.path(target.variables["LIBDIR"], f"lib{option[2:]}.a")
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 

@@ -47,11 +47,11 @@ def one_line(text: str) -> str:
 
 
 class CommandLog:
-    """A log. `file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`:
-    empty for the format's default.
+    """Writes a command's messages. `file`: the log's path, or `file:PATH`; empty for stderr.
+    `format`: `text` or `json`. `level`: the lowest level that is written; empty for the default,
+    which is `error` in JSON and `warning` in text.
 
-    Warnings go to the same place as errors, even if that is a container's stderr; in JSON only on
-    request.
+    Warnings go to the same file as errors, even if that is the stderr of a container.
     """
 
     def __init__(
@@ -82,13 +82,14 @@ class CommandLog:
         )
 
     def error(self, message: str) -> None:
-        """Write one line to the log; with a file also plainly to stderr."""
+        """Write an error line to the log; if the log is a file, write the plain message to stderr
+        as well."""
         self.record(message)
         if self.file:
             _to_stderr(message)
 
     def record(self, message: str) -> None:
-        """Write an error line to the log, without `error`'s additional copy on stderr."""
+        """Write an error line to the log only: unlike `error`, nothing goes to stderr as well."""
         self._write("error", one_line(message))
 
     def warning(self, message: str) -> None:

@@ -109,8 +109,9 @@ def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str]
 
 
 def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -> list[str] | None:
-    """Plan the bundle without the part at `path`, or with `change` with another value of it; return
-    the lines of `whole` that disappear. None when that is no valid configuration."""
+    """Plan the bundle without the part at `path` or, with `change`, with another value of that
+    part. Return the lines of `whole` that disappear; None when the changed configuration is not
+    valid."""
     document: Any = copy.deepcopy(bundle.document)
     parent = document
     for key in path[:-1]:
@@ -148,8 +149,8 @@ def _other(value: Any) -> Any:
 
 
 def _joined(paths: set[Path]) -> set[Path]:
-    """Return the paths with list items in place of their parts, and with an object in place of its
-    members where two or more of these are in `paths`."""
+    """Return fewer, larger paths for a person to read: a path inside a list item becomes the
+    item's, and two or more members of one object become the object."""
     joined = {_item(path) for path in paths}
     while True:
         parents = Counter(path[:-1] for path in joined if len(path) > 1)
@@ -181,8 +182,8 @@ def places(text: str) -> dict[Path, int]:
 
 
 def _positions(text: str) -> Iterator[tuple[Path, int]]:
-    """Yield the path and the offset of each value; the offset of an object's member is that of its
-    name. Without recursion, because texts may be deep."""
+    """Yield the path and the offset of each value in the JSON `text`. For a member of an object,
+    the offset is that of its name. Not recursive, because texts may be nested deeply."""
     decoder = json.JSONDecoder()
     at = _skip(text, 0)
     open_parts: list[list[Any]] = []  # [kind, path, number of the next item]
@@ -212,9 +213,9 @@ def _positions(text: str) -> Iterator[tuple[Path, int]]:
 
 
 def _enter(text: str, at: int, part: list[Any]) -> tuple[Path, int, int]:
-    """Step to the next member of the open object or list `part` in the JSON `text`, from offset
-    `at`. Returns the member's path, its offset (of an object's member, that of the name), and the
-    offset of its value."""
+    """Read the position of the next member of the object or list `part`, at offset `at` of the JSON
+    `text`. Returns the member's path, where the member begins (in an object, with its name), and
+    where its value begins."""
     kind, path, number = part
     if kind == "[":
         part[2] = number + 1

@@ -61,8 +61,9 @@ class CreateRequest(Value):
     `mount_fds`: detached mounts by name; a mount whose source is `pyrunc:NAME` is a clone of one.
     `mount_namespace`: path of the mount namespace in which a pause process attached these mounts,
     for kernels that cannot clone detached ones. `pinned`: names of mounts that the launching
-    process adds (`Launch.pinned`). `image_volumes`: images and overlays by the NAME of a bind's
-    source `pyrunc:NAME`. `images`: the caller's mounts of images, by the paths of their indexes.
+    process adds (`Launch.pinned`). `image_volumes`: the images and overlays that are mounted for a
+    bind with the source `pyrunc:NAME`, by NAME. `images`: descriptors of images that the caller has
+    mounted, by the path of the image's EROFS index.
 
     `sources`: facts about bind sources, by their paths in `spec`. `source_fds`: open O_PATH
     descriptors of the same paths, which the caller closes; the paths are not looked up again. A
@@ -73,9 +74,9 @@ class CreateRequest(Value):
     `attached`: the runtime stays and copies the process's terminal to its own.
 
     `start_immediately`: return when the program was executed; else the process waits on
-    `<state_dir>/start.sock`. `record` puts the process into the container's state on disk as soon
-    as it exists. `timed`: the program reports when each operation is done. `trace` is called with
-    the plan and its times (`launch.run.launch_steps`).
+    `<state_dir>/start.sock`. `record` is called with the process as soon as it exists, to write it
+    to the container's state on disk. `timed`: the launch reports when each operation is done.
+    `trace` is called with the plan and its times (`launch.run.launch_steps`).
     """
 
     id: str
@@ -108,7 +109,7 @@ class CreateRequest(Value):
 
 
 class CompiledLaunch(Value):
-    """A launch and its plan. `warnings` are lines for a person."""
+    """A launch and the plan from which it was lowered. `warnings` are lines for a person."""
 
     launch: Launch
     plan: Plan
@@ -176,7 +177,8 @@ def compile_container(
 
 
 def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts:
-    """Open the root and the sources, and collect facts about the root's files."""
+    """Open the root and the bind sources into `descriptors`, and return facts about the root's
+    files."""
     spec = request.spec
     open_root(request, descriptors)
     own_binds = rootfs_probe.resolve_binds(spec, request.sources)

@@ -1,4 +1,5 @@
-"""Opens named descriptors for programs: namespaces, cgroup, start socket, filter.
+"""Opens the descriptors that a launch inherits: namespaces, cgroup, start socket; compiles the
+seccomp filter.
 
 Called for containers and pause processes, with the runtime's rights and in its namespaces.
 """
@@ -91,8 +92,9 @@ def open_cgroup(
     *,
     existing: Cgroup | None = None,
 ) -> tuple[Cgroup | None, list[str]]:
-    """Make and open the container's cgroup and write its limits; returns it and warnings.
-    `existing`: a cgroup that exists already, and stays when the work is undone."""
+    """Make the container's cgroup, write its limits, and open it as the descriptor `cgroup`.
+    Returns the cgroup, None if `choice` is None, and a list of warnings. `existing`: use this
+    cgroup instead; `undo` does not remove it."""
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place

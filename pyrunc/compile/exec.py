@@ -51,8 +51,8 @@ class ExecPrograms:
         return self._programs.get(key)
 
     def store(self, key: Hashable, plan: Plan, program: LoweredProgram) -> None:
-        """Store a plan and its program if `key`, the inputs, was seen before and the cache is not
-        full. The first call with a key only remembers its hash."""
+        """Store a plan and its program under `key`, the inputs from which they were made. Only a
+        key that was seen before is stored, and only while the cache is not full."""
         if hash(key) not in self._seen:
             self._seen = [*self._seen[1 - SEEN_AT_MOST :], hash(key)]
         elif len(self._programs) < PROGRAMS_AT_MOST:

@@ -1,7 +1,5 @@
-"""Facts about the runtime's own process and machine on which plans depend, read once.
-
-Only oom_score_adj, which can change in the life of a process, is read each time that it matters.
-"""
+"""Reads the facts about the runtime's own process and machine on which plans depend, once per
+process."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ _host: HostFacts | None = None
 
 
 def host() -> HostFacts:
-    """Return the facts about this process and machine. Later calls return the facts of the first;
-    only oom_score_adj is read again, if we may not lower it."""
+    """Return the facts about this process and machine. They are read by the first call only, except
+    oom_score_adj: each call reads it again if this process may not lower it."""
     global _host
     if _host is None:
         capabilities = _held_capabilities()
@@ -85,11 +83,8 @@ def _read(path: str) -> bytes:
 
 
 def _clones_detached(capabilities: int) -> bool:
-    """Tell whether open_tree can clone a mount that is attached nowhere (Linux 6.15); False
-    where we may not make mounts at all.
-
-    An older release is probed, because distributions may have backported it: 130 us.
-    """
+    """Tell whether open_tree(2) can clone a detached mount: on Linux 6.15, or where a distribution
+    has backported it, which a probe of 130 us finds. False where we may not make mounts."""
     major, minor = os.uname().release.split(".")[:2]
     if major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= DETACHED_SINCE:
         return bool(capabilities >> CAP_SYS_ADMIN & 1)

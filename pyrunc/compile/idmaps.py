@@ -70,8 +70,11 @@ def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
 
 class _WaitingProcess:
     """A context manager around a child that only waits: entering returns its pid, leaving kills and
-    reaps it. The program in `a` runs first, with the descriptors `fds` (number there -> ours), then
-    clones the child into new namespaces (`flags`, CLONE_NEW…)."""
+    reaps it.
+
+    `a` has the instructions that run before the clone, with the descriptors `fds` (number in that
+    process -> our number). `flags` (CLONE_NEW…) are the child's new namespaces.
+    """
 
     def __init__(self, a: Assembler, flags: int, fds: Mapping[int, int] = {}) -> None:
         macros.fork_parent(a, flags)

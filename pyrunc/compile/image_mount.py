@@ -1,8 +1,8 @@
-"""Images that are mounted, not unpacked: an EROFS index whose data is in the layers' tars.
+"""Mounts images that are not unpacked: EROFS with an index file whose data is in the layers' tars.
 
-All containers of an image share one mount, and with it the page cache, where the kernel clones
-mounts that are attached nowhere (Linux 6.15): the caller keeps it and passes it in. On older
-kernels each container gets its own mount.
+From Linux 6.15 on, all containers of an image share one mount and its page cache: the caller mounts
+the image and passes the descriptor, of which each container gets a clone. Older kernels cannot
+clone a detached mount, so each container gets its own mount.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 class MountedImage(Record):
     """The files from which EROFS mounts an image. `index`: the file with the EROFS metadata;
-    `devices`: the files with the data, in the order of its device table. `digests`: the fs-verity
-    digests of `index` and of each device, empty if the files are not sealed. `folder`: mount only
-    this directory of the image (a path without symbolic links), all of it when empty. For that the
-    image is attached to the empty directory `place` in a private mount namespace, and `folder` is
-    cloned from there."""
+    `devices`: the files with the data, in the order of the index's device table. `digests`: the
+    fs-verity digests of `index` and of each device, empty if the files are not sealed.
+
+    `folder`: mount only this directory of the image (a path without symbolic links); empty for the
+    whole image. `place`: an empty directory to which the image is attached in a private mount
+    namespace when a kernel operation needs an attached mount.
+    """
 
     index: str
     devices: Sequence[str]
@@ -37,8 +39,9 @@ class MountedImage(Record):
 
 
 def open_image(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
-    """Return a detached mount of the image for one container. `shared_mounts`: the caller's mounts
-    of images, by the paths of their indexes. Raises KernelError, OSError."""
+    """Return a detached mount of the image for one container. `shared_mounts`: descriptors of
+    images that the caller has mounted, by the path of the image's EROFS index. Raises KernelError,
+    OSError."""
     mount = shared_mounts.get(image.index)
     if mount is not None and host.host().clones_detached:
         return kernel_mount.open_read_only_clone(image.folder, mount, propagation=MS_PRIVATE)
@@ -65,8 +68,8 @@ def open_overlay_of(
     options: kernel_mount.Options,
 ) -> int:
     """Mount an overlay detached, with the detached mounts `mounts` as its lower layers, top first.
-    `places`: a directory for each layer, where kernels before 6.15 need it attached, in a private
-    mount namespace. Raises KernelError."""
+    `places`: a directory for each layer, to which kernels before 6.15 need it attached; this
+    happens in a private mount namespace. Raises KernelError."""
     if host.host().clones_detached:
         return kernel_mount.open_overlay(mounts, upper or None, work or None, options=options)
     from pyrunc.kernel import detached
@@ -77,7 +80,7 @@ def open_overlay_of(
 def open_layers(
     lower: Sequence[str], upper: str = "", work: str = "", options: kernel_mount.Options = ()
 ) -> int:
-    """Mount an overlay of unmapped layers detached, top first, on every supported kernel. Raises
+    """Mount an overlay detached. `lower`: paths of the layers, top first, without id maps. Raises
     KernelError."""
     try:
         return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)

@@ -45,11 +45,14 @@ def compile_pause(
     existing_cgroup: Cgroup | None = None,
     timed: bool = False,
 ) -> CompiledLaunch:
-    """Compile the launch of the pause process, with an empty read-only root, no capabilities,
-    no_new_privs. `identifier` names its cgroup. `mounts`: folder in it -> a detached mount that
-    containers will get clones of; attached only where the kernel needs it. `existing_cgroup`: the
-    cgroup, if it exists already. `timed`: the program reports when each operation is done. A new
-    cgroup is pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
+    """Compile the launch of a pod's pause process, which has an empty read-only root, no
+    capabilities, and no_new_privs. Raises InvalidArgument, InvalidSpec, KernelError.
+
+    `identifier` names the cgroup. `existing_cgroup`: use this cgroup; a new one is pushed on
+    `undo`. `mounts`: detached mounts of which containers will get clones, by a folder in the pause
+    process's root. Before Linux 6.15 they are attached to these folders, because the kernel clones
+    attached mounts only. `timed`: the launch reports when each operation is done.
+    """
     timings = timings or Timings()
     linux = Linux(
         namespaces=tuple(_namespaces(request.namespaces)),
@@ -128,8 +131,8 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return `entry` with the path PINNED and its type if `chosen` says that the launching process
-    adds this namespace, else `entry` unchanged."""
+    """Return the namespace with the path `PINNED` and its type if `chosen` says that the launching
+    process adds it; otherwise return `entry` unchanged."""
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
     )
@@ -155,9 +158,9 @@ _pause: int | None = None
 
 
 def _open_pause(label: str = "") -> int:
-    """Return a copy of the descriptor of the sealed memfd with the pause program, which the caller
-    closes. The memfd is made once per process; `label`, an SELinux label or empty, is set then and
-    must not change between calls. Raises KernelError."""
+    """Return a descriptor of the sealed memfd with the pause program, which the caller closes. The
+    first call makes the memfd, with the SELinux label `label` unless that is empty; later calls
+    must have the same label. Raises KernelError."""
     global _pause
     if _pause is None:
         program_fd = open_program(os.path.join(os.path.dirname(LAUNCHER), "pause"))

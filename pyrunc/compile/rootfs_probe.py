@@ -1,8 +1,6 @@
-"""Collects facts about a container's files for its plan, before anything of the container runs.
-
-Kinds of bind sources, destinations whose dangling links we have to follow, the modes of folders
-below a tmpfs, the user's home; and the owners of its stdio and its cgroup.
-"""
+"""Collects facts about a container's files for its plan, before anything of the container runs:
+kinds of bind sources, targets of dangling links at mount points, modes of folders below a tmpfs,
+and the user's home. Also determines the owners of the container's stdio and cgroup."""
 
 from __future__ import annotations
 
@@ -42,12 +40,12 @@ def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
 
 
 def resolve_binds(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
-    """Return the bind mounts that the container's process makes itself: index of the mount -> real
-    path of the source, and whether that is a directory.
+    """Return the bind mounts that the container's process makes itself, by their index in the
+    spec's mounts: the source's real path, and whether that is a directory.
 
-    Symbolic links are followed here only: the process opens the real path and refuses links, so a
-    path that is swapped meanwhile is an error. Sources in `sources` were looked up by the caller,
-    and are not looked up again.
+    Symbolic links are followed only here. The process opens the real path and refuses links, so a
+    path that is swapped meanwhile is an error. `sources` has facts about sources that the caller
+    has looked up; these are not looked up again.
     """
     binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
@@ -79,11 +77,13 @@ def probe(
     pinned: Collection[str] = (),
     pivot: bool = True,
 ) -> RootfsFacts:
-    """Collect the facts about the root's files on which the plan depends. `descriptors` has the
-    detached root (`root`) and the detached bind mounts (`tree:INDEX`); `pinned` are the names of
-    those that the launching process adds, all of them directories. `nulls`: the numbers of stdio
-    that are null devices. `own_binds`: the result of `resolve_binds`. `sources`: facts about bind
-    sources, used instead of asking their storage again."""
+    """Collect the facts about the root's files on which the plan depends.
+
+    `descriptors` has the detached root (`root`) and the detached bind mounts (`tree:INDEX`).
+    `pinned`: names of bind mounts that the launching process adds; all of them are directories.
+    `nulls`: the numbers among 0 to 2 that are null devices. `own_binds`: the result of
+    `resolve_binds`. `sources`: facts about bind sources, whose storage is not accessed again.
+    """
     root = descriptors["root"]
     directories = {i: is_folder for i, (_, is_folder) in own_binds.items()}
     destinations = {}
@@ -124,10 +124,12 @@ def probe(
 
 
 def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers among `nulls` that the process opens again in the container, where CRIU's
-    dump finds the file. Returns () with a terminal, with a user namespace (/dev/null may be the
-    host's) or without a mount namespace (it is the host's): `Launch.own_nulls` replaces them
-    there."""
+    """Return the numbers among `nulls` that the process opens again as the container's /dev/null,
+    so that CRIU's dump finds the file: all or none.
+
+    None with a terminal, and in containers whose /dev/null may be the host's, with a user namespace
+    or without a mount namespace. For these `Launch.own_nulls` replaces the descriptors.
+    """
     linux, process = spec.linux, spec.process
     if (
         process is None
@@ -140,8 +142,8 @@ def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def whole_instances() -> tuple[str, ...]:
-    """Return the mount points of whole procfs and sysfs in our namespace, the last mounted
-    first."""
+    """Return the mount points of procfs and sysfs in our mount namespace where the root of the file
+    system is mounted, the last mounted first."""
     from pyrunc.kernel.mountinfo import mount_points
 
     paths = [
@@ -161,8 +163,8 @@ def has_home(process: Process) -> bool:
 
 
 def home(root: int, uid: int) -> str:
-    """Return the user's home by the /etc/passwd beneath `root`, empty when it has none. Our own
-    parser, because NSS would run the container's libraries."""
+    """Return the home of the user `uid` from /etc/passwd beneath `root`; empty when the file does
+    not name one. NSS is not used, because it would run the container's libraries."""
     try:
         content = read_in_root(root, "/etc/passwd", PASSWD_LIMIT_BYTES)
     except KernelError:
@@ -206,8 +208,8 @@ def cgroup_owner(spec: Spec) -> int | None:
 
 
 def keeps_groups(spec: Spec) -> bool:
-    """Tell whether the caller's groups stay: podman's `--group-add keep-groups`, by crun's
-    annotation."""
+    """Tell whether the process keeps the caller's supplementary groups, as podman's `--group-add
+    keep-groups` requests by an annotation of crun."""
     return spec.annotations.get(KEEP_GROUPS) == "1"
 
 

@@ -1,8 +1,7 @@
-"""Opens the container's root and binds as detached mounts: made with our rights, attached by the
-container.
+"""Opens the container's root and bind sources as detached mounts with the runtime's rights. The
+container attaches them; nothing is mounted on the host.
 
-Layers of an overlay and bind sources may be mapped to the ids of a user namespace. Nothing is
-mounted on the host.
+Layers of an overlay and bind sources may be mapped to the ids of a user namespace.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ class Directory(Value):
 
 
 def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
-    """Open the root as a detached mount, which the container attaches in its own mount
-    namespace."""
+    """Open the root as the descriptor `root`: a detached mount, which the container attaches in its
+    own mount namespace. A directory of the host is opened without a mount if the container has no
+    mount namespace."""
     rootfs = request.rootfs
     if isinstance(rootfs, Overlay):
         if rootfs.image is not None:
@@ -104,7 +104,8 @@ def _overlay_options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
 def _open_overlay_of_image(
     rootfs: Overlay, image: MountedImage, request: CreateRequest, descriptors: NamedDescriptors
 ) -> int:
-    """Mount an overlay like `open_overlay`, over the mount of an image."""
+    """Mount an overlay detached, with the mount of an image as its lower layer. With a user
+    namespace the image is idmapped."""
     linux = request.spec.linux
     with closing_fd(open_image(image, request.images)) as lower:
         if linux.namespace("user") is not None:
@@ -118,14 +119,14 @@ def _open_overlay_of_image(
 def open_image_volume(
     image: MountedImage, linux: Linux, images: Mapping[str, int], descriptors: NamedDescriptors
 ) -> int:
-    """Mount an image as a volume, detached and read-only, so that the container cannot change it
-    for others. `images`: the caller's mounts of images, by the paths of their indexes. Raises
-    KernelError, OSError.
+    """Mount an image as a volume for a container; return the detached mount, which the container
+    cannot change for others. `images`: descriptors of images that the caller has mounted, by the
+    path of the image's EROFS index. Raises KernelError, OSError.
 
-    A container with CAP_SYS_ADMIN in the superblock's user namespace could remount a shared image,
-    even a read-only one: with `noacl` the image's files would lose their ACLs in every container.
-    So a container without its own user namespace gets an overlay, which is a separate superblock. A
-    container with its own user namespace may not remount, and gets an idmapped mount.
+    With CAP_SYS_ADMIN in the superblock's user namespace, a container could remount a shared image.
+    With the option `noacl`, for example, its files would lose their ACLs in every container. So a
+    container without its own user namespace gets an overlay, which has a separate superblock. One
+    with its own user namespace cannot remount, and gets an idmapped mount.
     """
     with closing_fd(open_image(image, images)) as tree:
         if linux.namespace("user") is not None:
@@ -157,14 +158,14 @@ def _open_mapped_overlay(
 
 
 def _open_read_only(path: str) -> int:
-    """Clone the mount with this folder detached, read-only and private."""
+    """Return a detached, read-only and private bind mount of the folder at `path`."""
     return kernel_mount.open_read_only_clone(path, propagation=MS_PRIVATE)
 
 
 def overlay_of(mount: Mount) -> Overlay:
-    """Parse the layers in the options of a mount of type overlay by the rules of overlayfs.
-    `lowerdir+` is one path, taken literally; `lowerdir` is several, with `:` between them; in
-    `lowerdir`, `upperdir` and `workdir` a backslash escapes the next character."""
+    """Parse the options of a mount of type overlay to the overlay's layers, by the rules of
+    overlayfs. `lowerdir+` has one path, taken literally; `lowerdir` has several, with `:` between
+    them. In `lowerdir`, `upperdir` and `workdir` a backslash escapes the next character."""
     layers: list[str] = []
     writable = {"upperdir": "", "workdir": ""}
     volatile = False
@@ -208,8 +209,9 @@ def _user_namespace(
     uids: tuple[IdMap, ...] = (),
     gids: tuple[IdMap, ...] = (),
 ) -> int:
-    """Return a user namespace with this map, by default the container's: the joined one if it has
-    this map, else one made for it."""
+    """Return the descriptor of a user namespace with these id maps, by default the container's. It
+    is the namespace that the container joins, if that has the maps, else a new one; `descriptors`
+    closes it."""
     uids, gids = uids or linux.uid_mappings, gids or linux.gid_mappings
     joined = descriptors.numbers.get("namespace:user")
     if joined is not None and (uids, gids) == (linux.uid_mappings, linux.gid_mappings):
@@ -233,9 +235,9 @@ def _idmap(tree: int, owner: int, what: str, *, recursive: bool) -> None:
 
 
 def _explain_refusal(path: str) -> str:
-    """Return the probable reason why a mount of `path` cannot be idmapped (EINVAL): its tmpfs needs
-    a newer kernel, or its file system supports no idmapped mounts. Kubernetes keeps tokens and
-    secrets on a tmpfs."""
+    """Return the probable reason why the kernel refused an idmapped mount of `path` with EINVAL: a
+    tmpfs, as for Kubernetes secrets, before Linux 6.3, or another file system without idmapped
+    mounts."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
     # By the list of mounts, because statfs(2) asks the storage, which may not answer.
@@ -248,8 +250,9 @@ def _explain_refusal(path: str) -> str:
 def open_sources(
     request: CreateRequest, descriptors: NamedDescriptors, own_binds: Collection[int]
 ) -> None:
-    """Open detached clones of the container's binds, with our rights and in our namespaces,
-    except `own_binds`, which its process makes itself."""
+    """Open the container's mounts from outside into `descriptors`, detached: binds, overlays,
+    images and copies into a tmpfs. Binds in `own_binds` are left out, because the container's
+    process makes them itself."""
     linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
         if not is_tree(mount) or i in own_binds:
@@ -278,11 +281,13 @@ def open_sources(
 
 
 def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Make the device files of a container with a user namespace, where mknod is not permitted.
-    Each is owned by the container's users and added to `descriptors` as a detached mount, which
-    the container attaches. Does nothing where the kernel cannot clone a detached mount (before
-    Linux 6.15) or we may not make devices; the container binds the host's devices then. Raises
-    KernelError."""
+    """Make the device files of a container with a user namespace, which itself may not call mknod.
+    Adds each to `descriptors` as a detached mount, owned by the container's users, for the
+    container to attach. Raises KernelError.
+
+    Does nothing before Linux 6.15, where detached mounts cannot be cloned, or if we may not make
+    devices; the container then binds the host's devices.
+    """
     nodes, machine = devices.nodes_from_outside(spec), host.host()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
         return
@@ -313,8 +318,8 @@ def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
 
 
 def _open_bind(mount: Mount, request: CreateRequest) -> int:
-    """Clone the source of a bind detached: the descriptor that the caller has opened, or else
-    the file at its path. Raises KernelError, InvalidSpec."""
+    """Return a detached clone of a bind's source: of the descriptor that the caller has opened, or
+    else of the file at its path. Raises KernelError, InvalidSpec."""
     if mount.source in request.sources:
         number = request.source_fds.get(mount.source)
         if number is None:
@@ -327,8 +332,9 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
 
 
 def clone_bind(mount: Mount, source: int) -> int:
-    """Clone the mount of an open bind source detached, with the mounts below it for `rbind`. The
-    source's storage is not accessed, so the call cannot hang. Raises KernelError."""
+    """Return a detached clone of the mount at an open bind source; for `rbind` it includes the
+    mounts below. The call cannot hang, because it does not access the source's storage. Raises
+    KernelError."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
     try:
         return kernel_mount.open_tree(source, "", flags)
@@ -337,8 +343,8 @@ def clone_bind(mount: Mount, source: int) -> int:
 
 
 def pinned_trees(request: CreateRequest) -> dict[str, str]:
-    """Return, for mounts that the launching process clones from its pinned mounts, name in the
-    plan -> name of the pinned mount."""
+    """Return the mounts that the launching process clones from its pinned mounts: a dict from the
+    mount's name in the plan (`tree:INDEX`) to the name of the pinned mount."""
     return {
         f"tree:{i}": _pinned_name(mount)
         for i, mount in enumerate(request.spec.mounts)
@@ -353,9 +359,9 @@ def _pinned_name(mount: Mount) -> str:
 
 
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:
-    """Clone the mount `pyrunc:NAME` of the caller's `mount_fds`, which is detached, or before Linux
-    6.15 attached in the pause process's mount namespace. `path`: where the source is in the
-    configuration, for InvalidSpec. Raises Unsupported, KernelError."""
+    """Return a detached clone of the mount that `source`, `pyrunc:NAME`, names in the request's
+    `mount_fds`. `path`: the JSON path of the source, for InvalidSpec. Raises InvalidSpec,
+    Unsupported, KernelError."""
     name = source[len(OUR_MOUNTS) :]
     mount = request.mount_fds.get(name)
     if mount is None:
