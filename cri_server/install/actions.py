@@ -101,9 +101,12 @@ class SymbolicLink:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Removes a file, a link or an empty folder; with `whole` also a folder with its contents. A
-    mount point itself stays: with `whole` its contents are removed, except for lost+found, which
-    belongs to the file system."""
+    """Removes a file, a link or an empty folder. With `whole` also removes a folder with its
+    contents.
+
+    A mount point stays; with `whole` its contents are removed, except for lost+found, which belongs
+    to the file system.
+    """
 
     path: str
     whole: bool = False
@@ -170,8 +173,8 @@ def _content(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """Runs a command on this machine. With `may_fail` its failure is ignored, because it is about a
-    service that may not exist."""
+    """Runs a command on this machine. With `may_fail` a failure of the command is ignored, because
+    the service that it controls may not exist."""
 
     arguments: tuple[str, ...]
     may_fail: bool = False

@@ -29,7 +29,8 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key. `values` describes the permitted values, `default` is in TOML."""
+    """A key of the configuration file. `values` describes the permitted values; `default` is the
+    default value as TOML."""
 
     name: str
     about: str
@@ -115,8 +116,8 @@ def _values(kind: msgspec.inspect.Type) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Format a default value as TOML, by the JSON encoder: strings, numbers, booleans and lists of
-    them have the same form in both."""
+    """Format a default value as TOML. Uses JSON's encoder, because strings, numbers, booleans and
+    lists of them have the same form in TOML."""
     return json.dumps(value, ensure_ascii=False)
 
 

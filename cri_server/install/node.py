@@ -52,8 +52,9 @@ SYSTEMD = Path("/run/systemd/system")
 
 
 class InstallRecord(msgspec.Struct, kw_only=True):
-    """What an installation has written (`installed.json`). `files`: digest by path; `folders`: the
-    created ones; `keep`: files that belong to the administrator once changed."""
+    """What an installation has written (`installed.json`). `files`: the SHA-256 of each file's
+    content ("" for a link) by path; `folders`: the folders that it created; `keep`: files that
+    belong to the administrator once they are changed."""
 
     version: int = 1
     files: dict[str, str] = msgspec.field(default_factory=dict)
@@ -85,8 +86,8 @@ def is_packaged() -> bool:
 
 
 def install_actions(request: InstallRequest) -> list[Action]:
-    """Return the actions of an installation, also those that are already done. Raises OSError,
-    Error."""
+    """Return the actions of an installation, including those that have nothing left to do. Raises
+    OSError, Error."""
     installing = [*_files(request), *_plugins(request), *_kubelet(request)]
     folders = _missing_folders(request.root, installing)
     record = _read_record(request.root)
@@ -253,8 +254,8 @@ def _kubelet(request: InstallRequest) -> Iterator[Action]:
 
 
 def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
-    """Return the actions that create the missing folders, parents first: those of FOLDERS, and the
-    parents of all files that `actions` write."""
+    """Return the actions that create missing folders, parents first: FOLDERS, and the folders of
+    the files and links that `actions` write."""
     modes = dict(FOLDERS)
     for action in actions:
         if isinstance(action, Write | SymbolicLink):
@@ -280,8 +281,9 @@ def _start(request: InstallRequest) -> Iterator[Action]:
 
 
 def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
-    """Return the action that undoes the installation of a file: Remove, or KeepFile if the file
-    belongs to another program, or if `keep_changes` and its content no longer has this digest."""
+    """Return the action that undoes the installation of a file. This is KeepFile if another program
+    has replaced the file, or if `keep_changes` and the file's content no longer has this digest;
+    else Remove."""
     target = beneath(root, path)
     if digest and target.is_file() and not target.is_symlink():
         changed = _digest(read(target)) != digest
@@ -295,9 +297,9 @@ def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
 
 
 def _data(root: Path) -> list[Action]:
-    """Return the actions that remove all data. In /run/pyrunc, which the OCI runtime uses as well,
-    only the compiled seccomp filters and the socket are removed; the folder goes if it is empty
-    then."""
+    """Return the actions that remove all data. /run/pyrunc is also used by the OCI runtime: of its
+    contents, only the compiled seccomp filters and the socket are removed, and the folder itself if
+    it is empty afterwards."""
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]

@@ -83,6 +83,6 @@ def variable(name: str) -> str:
 
 def path(shell: str, name: str, prefix: str) -> str:
     """Return the path below `prefix` where `shell` looks for the completion script of the program
-    `name`. The prefix /usr is for packages, which zsh on Debian keeps in another folder."""
+    `name`. For zsh it depends on the prefix: packages (/usr) use another folder on Debian."""
     site = "vendor-completions" if prefix == "/usr" else "site-functions"
     return f"{prefix}/{PATHS[shell].format(name=name, site=site)}"

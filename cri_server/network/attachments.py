@@ -1,11 +1,12 @@
-"""Records of attached pods. DEL needs the configuration that ADD had, even if the configuration
-files have changed since.
+"""Stores, for each attached pod, the network configuration that ADD used. DEL needs it, even if the
+configuration files have changed since.
 
 Each sandbox has one file. It is written without a result before the first plugin runs, and with the
-result after the last one. Both times it is synced: what a plugin has stored on disk, such as an
-address lease, outlives a power cut, and only the plugin's DEL removes it. pyrunc's own plugins
+result after the last one. It is synced both times, because an address lease that a plugin has
+stored on disk survives a power cut, and only the plugin's DEL removes it. pyrunc's own plugins
 store nothing of this kind, so for a chain of them alone only the second record is written. If the
-server is killed before that, the next server's GC removes what these plugins have left.
+server is killed before the second record, the next server's GC removes what these plugins have
+left.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ _ENDING = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A pod and its network at the time of the ADD. `netns_id`: device and inode of the network
-    namespace. `result`: None while ADD runs.
+    """A pod and its network at the time of the ADD.
 
-    `begun`: after a failed ADD, the number of plugins that it had begun, which need DEL; None: all
-    plugins, or unknown.
+    - `netns_id`: device and inode of the network namespace.
+    - `result`: the result of ADD; None while ADD runs or after it has failed.
+    - `begun`: after a failed ADD, how many of the network's plugins were started, which need DEL.
+      None: DEL runs for all plugins.
     """
 
     sandbox_id: str
@@ -102,9 +104,12 @@ class Attachments:
         self.add(attachment)
 
     def read(self, sandbox_id: str) -> Attachment | None:
-        """Return the attachment in the sandbox's record; None without a record. Remove an empty
-        record, which a power cut leaves before any foreign plugin has run, and return None. Raises
-        DamagedRecord."""
+        """Return the attachment in the sandbox's record; None without a record. Raises
+        DamagedRecord.
+
+        An empty record, which a power cut leaves before a foreign plugin has run, is removed and
+        counts as none.
+        """
         path = self._path(sandbox_id)
         try:
             record = read_json(path)

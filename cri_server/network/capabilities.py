@@ -81,8 +81,8 @@ def node_capabilities(pod_ranges: tuple[str, ...]) -> dict[str, Any]:
 
 
 def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
-    """Return the (key, value) pairs of CNI_ARGS for a pod. Raises InvalidArgument for a name with a
-    character of the format, which cannot be escaped."""
+    """Return the (key, value) pairs of CNI_ARGS for a pod. Raises InvalidArgument for a value with
+    a `;` or `=`, which separate the pairs and cannot be escaped."""
     pairs = (
         # Without it a plugin in Go fails at the first key that it does not know (types.LoadArgs).
         ("IgnoreUnknown", "1"),

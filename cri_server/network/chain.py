@@ -1,12 +1,13 @@
-"""Runs a network's plugins in order. pyrunc's own run in worker processes, consecutive ones in one
-request. An executable in `bin_dir` takes precedence over pyrunc's plugin of the same name.
+"""Runs a network's plugins in order. pyrunc's own plugins run in worker processes; one request runs
+all consecutive ones. An executable in `bin_dir` takes precedence over pyrunc's plugin of the same
+name.
 
 A foreign plugin may delegate to other plugins (flannel to `bridge` and `host-local`), which it
 searches in CNI_PATH. The last folder of CNI_PATH holds pyrunc's plugins as executables; they are
 written before the first foreign plugin runs.
 
-Plugins may be other programs, so all of their output is parsed and checked by
-`cni_plugins.protocol`.
+All output of plugins is parsed and checked by `cni_plugins.protocol`, because plugins may be other
+programs.
 """
 
 from __future__ import annotations
@@ -183,8 +184,8 @@ class PluginRunner:
         return result
 
     async def delete(self, attachment: Attachment, netns_path: str) -> None:
-        """Run DEL of every plugin that ADD has begun, in reverse order. Each gets the result of the
-        whole chain as prevResult. Raises the first error, and then runs no further plugin."""
+        """Run DEL of every plugin that ADD has begun, in reverse order, with the result of the
+        whole chain as prevResult. Raises the first error; the remaining plugins do not run then."""
         call = self._call("DEL", attachment, netns_path)
         # The first error ends it: the record stays, and kubelet's next StopPodSandbox runs all DELs
         # again. A plugin must succeed when it is called twice (spec, "DEL").
@@ -212,23 +213,26 @@ class PluginRunner:
         """Run STATUS of every plugin, if the network's cniVersion is 1.1.0 or later. Raises
         PeerError if a plugin is not ready.
 
-        `capabilities`: those of `node_capabilities`. Without them a plugin that takes its address
-        ranges from ipRanges would not be ready.
+        `capabilities`: the result of `node_capabilities`, for plugins that take their address
+        ranges from ipRanges.
         """
         if version.at_least(network.cni_version, "1.1.0"):
             await self._for_network("STATUS", network, None, timeout_s, capabilities)
 
     async def collect(self, network: NetworkList, attachments: list[Attachment]) -> None:
-        """Run GC, which removes what belongs to none of `attachments`: of pyrunc's plugins always,
-        of foreign plugins if the network's cniVersion is 1.1.0 or later. Does nothing for a network
-        with disableGC."""
+        """Run GC of the network's plugins: each removes what it has stored for pods other than
+        those of `attachments`.
+
+        pyrunc's own plugins always run, foreign ones only if the network's cniVersion is 1.1.0 or
+        later. Does nothing for a network with disableGC.
+        """
         if not network.disable_gc:
             valid = [{"containerID": a.sandbox_id, "ifname": IFNAME} for a in attachments]
             await self._for_network("GC", network, valid, _HOUSEKEEPING_TIMEOUT_S)
 
     async def restore(self, attachments: list[Attachment]) -> int:
-        """Restore the host's rules of pyrunc's plugins for these attachments, in case another
-        program has removed some. Return the number of restored rule elements."""
+        """Restore nftables rules of pyrunc's plugins for these attachments, in case another program
+        has removed them from the host. Return the number of restored rule elements."""
         living = []
         for attachment in attachments:
             if attachment.result is not None:
@@ -340,8 +344,8 @@ class PluginRunner:
         return None if reply.result is None else _parse_result(reply.result, names, network)
 
     def _require(self, steps: list[_PluginStep]) -> None:
-        """Raise PeerError if one of `steps`, for which there is no executable, is not a plugin of
-        pyrunc's own either."""
+        """Raise PeerError for the first of `steps`, none of which has an executable, that is not a
+        plugin of pyrunc's own."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"CNI plugin {unknown[0]!r} is not in {self.folders}")
@@ -432,8 +436,8 @@ class PluginRunner:
 
 
 def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]]:
-    """Yield (whether they are pyrunc's own, steps) for each run of consecutive steps of one
-    kind."""
+    """Split `steps` into runs of consecutive plugins that all are pyrunc's own, or all foreign.
+    Yield (True for pyrunc's own, the steps of the run)."""
     for builtin, group in groupby(steps, key=lambda step: not step.program):
         yield builtin, list(group)
 
@@ -451,8 +455,8 @@ def _as_object(value: object) -> dict[str, Any]:
 
 
 def _in_background(step: _PluginStep) -> _PluginStep:
-    """Return `step` with the argument that tells pyrunc's bridge plugin not to wait: the network
-    namespace is closed after DEL, and the kernel then removes the veth pair."""
+    """Return `step` with the argument that tells pyrunc's bridge plugin not to wait until the veth
+    pair is removed. The kernel removes it when the network namespace is closed after DEL."""
     return step if step.program else _with_argument(step, "teardown", "background")
 
 

@@ -47,7 +47,8 @@ class ConfiguredNetwork:
 
 class Configuration:
     """Reads the network that is configured in a folder. `default`: the conflist object of the
-    built-in network, used while the folder has no configuration; None: there is no network then."""
+    built-in network, used while the folder has no configuration. None: there is no built-in
+    network."""
 
     def __init__(self, folder: str, default: dict[str, Any] | None) -> None:
         self._folder, self._default = folder, default

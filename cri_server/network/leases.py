@@ -18,8 +18,8 @@ HOST_LOCAL, DEFAULT_FOLDER = "host-local", "/var/lib/cni/networks"
 
 @dataclass(frozen=True, slots=True)
 class LeaseUsage:
-    """The leases of one network and one IP version: `taken` addresses are leased of the `size` in
-    its ranges."""
+    """How many addresses of one network and one IP version (`version`: 4 or 6) are leased: `taken`
+    of the `size` addresses in its ranges."""
 
     network: str
     version: int

@@ -60,11 +60,13 @@ class PodNetwork:
 
 @dataclass(frozen=True, slots=True)
 class NetworkResult:
-    """The pod's addresses without prefix length, the primary one first (never empty), and the
-    chain's CNI result.
+    """The network of an attached pod.
 
-    `raw`: the result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`;
-    `netns_path`: the namespace's name, which plugins got as CNI_NETNS."""
+    - `ips`: its addresses without prefix length, the primary one first; never empty.
+    - `raw`: the chain's CNI result in the configuration's cniVersion, for `PodSandboxStatus` with
+      `verbose`.
+    - `netns_path`: the path of the network namespace that plugins got as CNI_NETNS.
+    """
 
     ips: tuple[str, ...]
     raw: dict[str, Any]

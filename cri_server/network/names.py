@@ -35,8 +35,8 @@ def is_name(path: str) -> bool:
 
 
 def path_after_take_over(recorded: str, path: str) -> str:
-    """Return the path of a namespace to record after another shim has taken over the pod:
-    `recorded` if it is a name, which stays valid, else `path`, the new shim's."""
+    """Return the path of a namespace to record after another shim has taken over the pod. A bind
+    mount (`recorded`) stays valid; otherwise it is `path`, from the new shim."""
     return recorded if is_name(recorded) else path
 
 
@@ -53,8 +53,8 @@ class NamespaceNames:
         return os.path.join(self._folder, sandbox_id)
 
     def make(self, sandbox_id: str, namespace: str) -> str:
-        """Bind-mount the network namespace at `namespace` to its name; return the name's path.
-        Replace a leftover name. Raises KernelError, and removes the file then."""
+        """Bind-mount the network namespace at `namespace` to the sandbox's name; return the mount's
+        path. Replaces a leftover name. Raises KernelError, and leaves no name."""
         path = self.path_of(sandbox_id)
         with kernel_errors("open", f"{path!r}, the name of a network namespace"):
             self._make_file(path)

@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class PodRangesFile(RecordFile):
-    """The file with the pod CIDRs from kubelet. It is in the folder of the attachments' records;
-    its name lacks their ending, so that it is not read as one."""
+    """The file with the pod CIDRs from kubelet. It is in the folder of the attachments' records,
+    but is not read as a record, because its name has another ending."""
 
     name = "pod-ranges"
     subnets: Sequence[str]

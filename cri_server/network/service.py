@@ -195,10 +195,10 @@ class NetworkService:
         network namespace; does nothing for an unknown or detached sandbox. The pod's interfaces are
         down afterwards, and disappear with the namespace.
 
-        Plugins get the name that they got for ADD. `netns_path`: another path of the namespace,
-        which is used if the pod has no name (earlier versions), or another program has removed the
-        name; or None. Raises PeerError, DeadlineExceeded, DamagedRecord; attachment and name then
-        still exist, and the caller must call again.
+        Plugins get the same CNI_NETNS as for ADD. `netns_path`: another path of the namespace, used
+        if the name does not exist: another program has removed it, or an earlier version made none.
+        Raises PeerError, DeadlineExceeded, DamagedRecord; attachment and name then still exist, and
+        the caller must call again.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -215,9 +215,8 @@ class NetworkService:
         """Detach like `detach`, but drop the attachment even if plugins fail; return their error
         messages.
 
-        For a pod that could not be removed otherwise, because a plugin no longer exists or the
-        record is damaged. What such a plugin has stored, such as an address lease, stays until its
-        GC.
+        For a pod that cannot be removed otherwise, because a plugin no longer exists or the record
+        is damaged. What a failed plugin has stored, such as an address lease, stays until its GC.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -265,9 +264,9 @@ class NetworkService:
         self._attachments.remove(attachment.sandbox_id)
 
     async def update_path(self, sandbox_id: str, netns_path: str) -> None:
-        """Record the new path of the pod's network namespace after another shim has taken it over.
-        Only for pods of earlier versions: does nothing for a pod whose namespace has a name. Raises
-        ResourceExhausted, KernelError."""
+        """Record the new path of the pod's network namespace after another shim has taken over the
+        pod. Does nothing for a namespace with a name, whose path stays; only pods of earlier
+        versions have none. Raises ResourceExhausted, KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             attachment = await self._load(sandbox_id)
@@ -285,8 +284,8 @@ class NetworkService:
         rules that another program has removed. Return a message for each problem that remains; an
         error of a plugin is not raised.
 
-        The caller must list a sandbox from before its `attach`. GC runs at the first call, and
-        after a failed DEL.
+        `live_sandbox_ids` must contain a sandbox before the caller attaches it. GC runs at the
+        first call, after a failed DEL, and again after a failed GC.
         """
         live = set(live_sandbox_ids)
         attachments, problems = await asyncio.to_thread(self._attachments.all)
@@ -364,8 +363,9 @@ class NetworkService:
             await shield_until_done(asyncio.to_thread(self._attachments.write, attachment))
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
-        """Run DEL after a failed ADD, and remove name and record. If DEL fails, too, add a note to
-        `error`, and record how many plugins had begun, for a later `detach`."""
+        """Run DEL after a failed ADD, and remove the namespace's name and the record. If DEL fails,
+        too, add a note to `error`, and record how many plugins were started, for a later
+        `detach`."""
         try:
             await self._plugins.delete(attachment, attachment.netns_path)
             await asyncio.to_thread(self._remove, attachment)
@@ -408,8 +408,9 @@ class NetworkService:
 
 
 class _SandboxTurns:
-    """Serializes the calls for each sandbox (`of`). `alone` waits until no call for any sandbox
-    runs, and delays later calls until its block ends."""
+    """Locks for the calls of the network. `of(sandbox_id)`: calls for the same sandbox run one
+    after the other. `alone()`: waits until no call runs for any sandbox, and delays new calls until
+    its block ends."""
 
     def __init__(self) -> None:
         self._sandboxes = KeyedLock()
@@ -483,9 +484,8 @@ def _result(attachment: Attachment) -> NetworkResult:
 
 
 def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
-    """Return the first existing path of the attachment's network namespace: its name, else
-    `alternative`. A path counts only if device and inode are those recorded at ADD. "" if there is
-    none."""
+    """Return the path by which the attachment's network namespace can be opened: its name, else
+    `alternative`; "" if neither leads to the namespace (device and inode) of the ADD."""
     name = attachment.netns_path if is_name(attachment.netns_path) else ""
     paths = (path for path in (name, alternative) if path)
     return next((path for path in paths if _namespace_id(path) == attachment.netns_id), "")

@@ -195,11 +195,10 @@ def _driver(configured: str, systemd: bool) -> str:
 
 def oom_score_adj_floor(mode: str) -> int | None:
     """Return the lowest oom_score_adj that the server may set for containers; None without a limit.
-    `mode`: `always` returns the server's own oom_score_adj, `never` None, `auto` None if the server
-    has CAP_SYS_RESOURCE.
 
     A process needs CAP_SYS_RESOURCE in the initial user namespace to set an oom_score_adj below its
-    own (proc(5)).
+    own (proc(5)). `mode`: `never` assumes no limit, `always` the server's own oom_score_adj, and
+    `auto` the server's own unless it has CAP_SYS_RESOURCE.
     """
     if mode == "never":
         return None

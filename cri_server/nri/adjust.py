@@ -22,11 +22,11 @@ def apply(
     block_io: Callable[[str], Spec],
     rdt: Callable[[str], Spec],
 ) -> None:
-    """Apply `adjustment` to `spec`, except CDI devices, whose files the caller reads first
+    """Apply `adjustment` to `spec`. Ignores CDI devices: the caller applies their edits
     (`cri_server.spec.cdi`).
 
-    `block_io`, `rdt`: return the OCI object of a class. Raises InvalidArgument for values that OCI
-    does not permit.
+    `block_io`, `rdt`: return the OCI object for the name of a class. Raises InvalidArgument for
+    values that OCI does not permit.
     """
     process, linux, linux_adjustment = spec["process"], spec["linux"], adjustment.linux
     _pairs(spec, "annotations", adjustment.annotations)
@@ -273,8 +273,9 @@ def _rdt(
 
 
 def _mounts(spec: Spec, requested: Iterable[api.Mount]) -> None:
-    """Add mounts, replacing mounts with the same destination; a mount precedes the mounts below
-    it."""
+    """Add the requested mounts to `spec`, in place of mounts with the same destination. The
+    destination `-PATH` removes the mount at PATH. Mounts are sorted so that each precedes the
+    mounts below it."""
     mounts = list(spec["mounts"])
     for request in requested:
         removed = removal(request.destination)

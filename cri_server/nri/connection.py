@@ -22,7 +22,7 @@ Reply = TypeVar("Reply")
 
 
 class PluginCallFailed(Exception):
-    """The call failed with a gRPC status."""
+    """The plugin answered the call with a gRPC error status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class Closed(Exception):
 
 
 class PluginConnection(asyncio.Protocol):
-    """A plugin's connection. `serve(method, payload)` answers the plugin's calls of the Runtime
+    """A connection to a plugin. `serve(method, payload)` answers the plugin's calls of the Runtime
     service, or raises CallFailed. `on_close` is called once."""
 
     def __init__(
@@ -49,10 +49,8 @@ class PluginConnection(asyncio.Protocol):
         self.open = True
 
     async def call(self, method: str, request: Any, reply: type[Reply], timeout_s: float) -> Reply:
-        """Call `method` of the Plugin service.
-
-        Raises CallFailed, Closed, TimeoutError, framing.TooLarge.
-        """
+        """Call `method` of the plugin's Plugin service; return its reply. Raises PluginCallFailed,
+        Closed, TimeoutError, framing.TooLarge."""
         self._last_stream += 2  # streams of a client are odd
         stream = self._last_stream
         message = ttrpc.Request(

@@ -39,9 +39,10 @@ def removal(key: str) -> str | None:
 class Merge:
     """Merges the responses of all plugins to one request.
 
-    `container`: the container that CreateContainer creates; `updated` and `limits`: the id and the
-    new limits of the container that UpdateContainer changes. Other requests (StopContainer,
-    Synchronize) have none of these.
+    - `container`: for CreateContainer, the container to create.
+    - `updated`, `limits`: for UpdateContainer, the container's id and its new limits.
+
+    Other requests (StopContainer, Synchronize) have none of these arguments.
     """
 
     def __init__(
@@ -162,8 +163,8 @@ class Merge:
                 result.append(entry)
 
     def _environment(self, plugin: str, variables: Sequence[api.KeyValue]) -> None:
-        """Merge environment variables by name. NRI has a plugin's as pairs of name and value, and
-        the container's as NAME=VALUE."""
+        """Merge environment variables by name. Converts the container's variables from NAME=VALUE
+        to the pairs that plugins send, and back."""
         if not variables:
             return
         lines = {line.partition("=")[0]: line for line in self.container.env}
@@ -174,8 +175,8 @@ class Merge:
         self.container.env[:] = [f"{entry.key}={entry.value}" for entry in current]
 
     def _arguments(self, plugin: str, arguments: list[str]) -> None:
-        """Merge the arguments. An empty first word permits a plugin to replace another plugin's
-        arguments."""
+        """Replace the container's process arguments. A plugin may replace another plugin's
+        arguments only if its own begin with an empty word, which is dropped. Raises Conflict."""
         if not arguments:
             return
         if not arguments[0]:

@@ -203,8 +203,8 @@ class Plugin:
         return await self.connection.call(method, request, reply, self._timeouts.request_s)
 
     async def _join(self, method: str, request: Any, reply: type[Reply]) -> Reply:
-        """Call Configure or Synchronize, with the timeout of registration. It is longer, because a
-        plugin is slow when it first processes all pods of the node."""
+        """Call Configure or Synchronize with the timeout of registration, which is longer than that
+        of other requests, because a plugin may be slow to process all pods of the node."""
         return await self.connection.call(method, request, reply, self._timeouts.registration_s)
 
     # -- calls of the plugin

@@ -40,7 +40,7 @@ def stacks() -> str:
 
 
 def _task(task: asyncio.Task[Any]) -> str:
-    """Return a task's name and its chain of coroutines, the innermost last, with what that one
+    """Return a task's name, its chain of coroutines, the innermost last, and what the innermost one
     waits for."""
     lines: list[str] = []
     waiting: object = None

@@ -31,8 +31,9 @@ class Events:
         self._latest_ns = 0
 
     def now_ns(self) -> int:
-        """Return the time in ns, later than that of any call before, even when the clock is set
-        back: of a status and an event kubelet uses the newer one."""
+        """Return the current time in ns, but always later than at the previous call, even after the
+        clock was set back. kubelet relies on this: it takes the newer one of a pod's status and
+        event."""
         self._latest_ns = max(time.time_ns(), self._latest_ns + 1)
         return self._latest_ns
 

@@ -32,8 +32,8 @@ class Durations:
 
 
 class Meters:
-    """Histograms by two names, such as verb and outcome. The names are of fixed sets, never a
-    caller's, so their number is bounded."""
+    """Histograms by two names, such as verb and outcome. Callers of the server cannot choose the
+    names, so the number of histograms is bounded."""
 
     def __init__(self) -> None:
         self._by_name: dict[tuple[str, str], Durations] = {}

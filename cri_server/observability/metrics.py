@@ -56,7 +56,7 @@ Reader = Callable[[ContainerFigures], int | Values]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. `read` returns one value, or one per combination of the extra `labels`."""
+    """A metric. `read` returns one value, or one for each combination of the values of `labels`."""
 
     name: str
     help: str

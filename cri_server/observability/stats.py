@@ -49,8 +49,9 @@ class LayerSizes:
         self._walks: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
     async def of(self, container_id: str, root: Path) -> tuple[int, int, int]:
-        """Return timestamp (ns), bytes and inodes of a container's layer and anonymous volumes.
-        While a walk is running, the values are those of the walk before."""
+        """Return timestamp (ns), bytes and inodes of a container's writable layer and anonymous
+        volumes. Returns cached values if they are recent, or while the layer is being measured
+        again; else waits for the measurement."""
         cached = self._cache.get(container_id)
         if cached is not None and (time.monotonic() < cached[0] or container_id in self._walks):
             return cached[1:]
@@ -107,7 +108,7 @@ layers = LayerSizes()
 
 
 class CpuRates:
-    """Computes the CPU usage of groups per second, between samples at least `RATE_WINDOW_NS`
+    """Computes the CPU usage of cgroups per second, from samples that are at least `RATE_WINDOW_NS`
     apart."""
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ rates = CpuRates()
 
 @dataclass(frozen=True, slots=True)
 class CgroupFigures:
-    """The measurements of one group. `stats` is empty when the group is gone."""
+    """The measurements of one cgroup. `stats` is empty when the cgroup is gone."""
 
     stats: Stats
     processes: int
@@ -258,8 +259,8 @@ def _pod_attributes(sandbox: Sandbox) -> bytes:
 
 
 def measure(group: Cgroup) -> tuple[Stats, Memory]:
-    """Return the group's statistics and its memory. Without the memory controller on cgroup v2,
-    memory is added up over the group's processes."""
+    """Return the cgroup's statistics and its memory. On a host with the memory controller on cgroup
+    v1, memory is the sum over the cgroup's processes."""
     stats = group.stats()
     return stats, stats.memory or _memory_of(group.processes())
 

@@ -46,11 +46,12 @@ class _Failpoint:
 
 @dataclass(slots=True)
 class Failpoints:
-    """Faults to inject, by `verb.step`:
+    """Injects faults into the steps of verbs, by `verb.step`:
     `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
 
     The action follows the step's effect, so that there is something to undo: `kill` sends SIGKILL
-    to the server, `error` fails the step, `delay(MS)` waits. `N*` limits it to the first N times.
+    to the server, `error` fails the step, `delay(MS)` waits. `N*` limits the action to the first N
+    times.
     """
 
     points: dict[str, _Failpoint] = field(default_factory=dict)
@@ -101,11 +102,11 @@ class Step(Generic[Context]):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Generic[Context]):
-    """Steps that run at the same time; when one fails, the others are cancelled and all are undone,
-    last first.
+    """Steps that run at the same time. When one fails, the others are cancelled, and all are
+    undone, last first.
 
-    `order(context)` returns the names of all steps in the order in which this request must run them
-    one after the other, or an empty tuple to run them at the same time.
+    `order(context)`: for a request whose steps must run one after the other, returns the names of
+    all steps in this order; else an empty tuple.
     """
 
     steps: tuple[Step[Context], ...]
@@ -120,7 +121,8 @@ class Parallel(Generic[Context]):
 
 
 class Steps(Generic[Context]):
-    """The steps of `verb`, in order. `run` performs all of them, or undoes those performed."""
+    """The steps of `verb`, in order. `run` performs all of them; when one fails, it undoes those
+    that have begun."""
 
     registered: ClassVar[dict[str, Steps[Any]]] = {}
 

@@ -1,5 +1,6 @@
-"""Daemon threads for work that may hang in the kernel. Their number has no limit, so a hung thread
-does not block other work, and none delays the process's exit. A few idle threads stay for reuse."""
+"""Daemon threads for work that may hang in the kernel. A hung thread delays neither other work,
+because the number of threads has no limit, nor the process's exit. A few idle threads are
+reused."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _idle: list[_IdleThread] = []
 
 
 def start(name: str, work: Work) -> None:
-    """Run `work`, which must not raise, in a daemon thread, which gets the name `name`."""
+    """Run `work`, which must not raise, in a daemon thread with the name `name`."""
     # Use of an idle thread costs 11 µs of processor time, a new one 94 µs, for which the caller
     # waits.
     try:

@@ -148,9 +148,9 @@ class ShimClient:
         await self._ask(messages.DropContainer(container), messages.Done)
 
     async def start_container(self, container: str) -> messages.ContainerStarted:
-        """Start a container that was created. When its start fails, the shim writes the exit record
-        and removes the cgroup. Raises Error, also for a start that the shim refuses: it then writes
-        no exit record."""
+        """Start a container that was created. When the start fails, the shim writes the exit record
+        and removes the cgroup. When the shim refuses the start, it writes no exit record. Raises
+        Error in both cases."""
         return await self._ask(messages.StartContainer(container), messages.ContainerStarted)
 
     async def take_over_pause(self) -> str | None:
@@ -186,8 +186,8 @@ class ShimClient:
         stderr: bool = True,
         tty: bool = False,
     ) -> ExecSession:
-        """Start an OCI process object in the container and return its session. The shim kills it
-        when this connection ends."""
+        """Start an OCI process object in the container and return its session. The shim kills the
+        process when this connection ends."""
         session = ExecSession(exec_id=exec_id, container=container)
         self._execs[exec_id] = session
         try:
@@ -216,8 +216,8 @@ class ShimClient:
         await self._ask(messages.KillExec(exec_id), messages.Done)
 
     async def stop(self, container: str, signal: int, timeout_s: float) -> Exit:
-        """Send `signal`, and SIGKILL after `timeout_s` (at once if it is not above 0). Return the
-        exit of the container when it has ended.
+        """Send `signal` to the container, and SIGKILL after `timeout_s` (at once if it is 0 or
+        less). Wait until the container has ended; return its exit.
 
         The shim continues when this call is cancelled or the server dies. If the container is
         already being stopped, no second signal is sent, and the earliest deadline applies. Raises
@@ -260,8 +260,11 @@ class ShimClient:
         network: bool = False,
     ) -> str | None:
         """Have the shim serve another pod: clients can then `connect` to the folder `sandbox_dir`.
-        `network`: the shim creates a network namespace, keeps it open, and its path is returned.
-        Call this on a connection to the shim's own folder, not to a pod's."""
+
+        With `network` the shim creates a network namespace and keeps it open. Return the
+        namespace's path, None without `network`. Call this on a connection to the shim's own
+        folder, not to a pod's.
+        """
         with _listener(sandbox_dir) as listener:
             request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
             answer = await self._ask(request, messages.NetworkNamespace, [listener.fileno()])
@@ -303,7 +306,7 @@ class ShimClient:
         return kind.of(await wait_fields(answering), PeerError)
 
     async def call(self, request: Request, kind: type[Reply]) -> tuple[Reply, list[int]]:
-        """Send a request; return the answer and its descriptors, the caller's to close."""
+        """Send a request; return the answer and its descriptors, which the caller closes."""
         _, answering = self._peer.ask(request.to_message())
         fields, fds = await wait_answer(answering)
         try:
@@ -342,11 +345,12 @@ class ShimClient:
 async def start_shim(
     zygote: Zygote, folder: str | os.PathLike[str], version: str = "", *, starter: str | None = None
 ) -> tuple[int, ShimClient]:
-    """Fork a shim with socket, record and log in `folder`. Return its pid and a connection to it;
-    when this connection ends, the shim ends as soon as it has no pods.
+    """Fork a shim whose socket, record and log are in `folder`. Return its pid and a connection to
+    it. When this connection ends, the shim ends as soon as it has no pods.
 
     The zygote must have `pyrunc.shim.main` preloaded. The socket is bound before the fork, so that
-    a living shim can always be reached. `starter` (`module:class`) replaces the runtime library.
+    a living shim can always be reached. `starter`: the class (`module:class`) that the shim uses
+    instead of `pyrunc.shim.starter.Starter`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)

@@ -161,9 +161,9 @@ class EarlierShims:
             self._resume_unless_stopped(file)
 
     def _resume_unless_stopped(self, file: Path) -> None:
-        """Send SIGCONT to the shim that `file` names and remove `file`, unless `file` contains
-        STOPPED: then the shim stays stopped, and its sockets, logs and records are removed. A
-        server that dies while it ends a shim leaves such a file to the next server."""
+        """Finish the ending of the shim that `file` names. If `file` contains STOPPED, the shim
+        stays stopped, and its sockets, logs and records are removed. Else it is resumed by SIGCONT,
+        and `file` is removed."""
         shim = _process_of(file)
         if file.read_text() == STOPPED:
             self._remove_traces(shim)
@@ -202,8 +202,8 @@ def _process_of(file: Path) -> ProcessIdentity:
 
 
 async def _stop_idle(shim: ProcessIdentity) -> None:
-    """Send SIGSTOP to the shim while it waits for events, because it then has logged all output
-    that it has read. A shim that is never idle is stopped all the same."""
+    """Send SIGSTOP to the shim while it waits for events: it has then logged all output that it has
+    read. If the shim is never idle in `STOPS_LIMIT` attempts, it is stopped all the same."""
     for _ in range(STOPS_LIMIT):
         orphans.send_signal(shim, signal.SIGSTOP)
         for _ in range(POLLS_LIMIT):
@@ -220,8 +220,8 @@ async def _stop_idle(shim: ProcessIdentity) -> None:
 
 
 def _waits_for_events(pid: int) -> bool:
-    """Whether the stopped process waits in epoll_wait(2) or a variant of it; True when it has
-    ended."""
+    """Whether the stopped process waits in epoll_wait(2), epoll_pwait(2) or epoll_pwait2(2); also
+    True when the process has ended."""
     numbers = arch().syscalls
     waits = {str(numbers.get(name)) for name in ("epoll_wait", "epoll_pwait", "epoll_pwait2")}
     try:

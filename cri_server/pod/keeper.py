@@ -3,8 +3,8 @@ dead one.
 
 When a keeper has died, the shims send their entries to its successor. The server also replaces its
 zygotes and shims, so that new pods descend from the new keeper, which reaps their processes after
-the death of a shim. Containers of the old shims do not: if their shim dies, their exit codes can be
-read only on Linux 6.15 or newer.
+the death of a shim. Containers of the old shims do not descend from the new keeper: if such a shim
+dies, the exit codes of its containers can be read only on Linux 6.15 or newer.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class StoredPods:
             await asyncio.to_thread(self._drop, ids)
 
     async def open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
-        """Return what the keeper has of a pod's pause process: its record, and its descriptors,
-        which the caller closes. Raises Unavailable if the keeper has no entry of the pod, Error."""
+        """Return the keeper's record of a pod's pause process, and its descriptors, which the
+        caller closes. Raises Unavailable if the keeper has no entry of the pod, Error."""
         return await asyncio.to_thread(self._open_pause, sandbox_id)
 
     def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:

@@ -75,7 +75,8 @@ def read_records(paths: Paths, container: Container) -> None:
 
 
 async def end_container(paths: Paths, container: Container) -> None:
-    """Kill the container and write an exit record with reason Unknown."""
+    """Kill the container. Set its exit, with reason Unknown, and write it as the exit record; a
+    failed write is logged."""
     if container.process is not None:
         kill_process(container.process)
     await kill_group(container.cgroups_path, container.id)
@@ -89,8 +90,8 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Whether the container's start had begun, even without a record of it: the cgroup, which
-    exists since the creation, contains processes only after the start has begun."""
+    """Whether the start of the container had begun, even if no record says so: its cgroup then
+    contains processes."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
 

@@ -37,7 +37,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`TIME LEVEL logger: message key=value key="a value with spaces"`."""
+    """Formats a record as `TIME LEVEL logger: message key=value key="a value with spaces"`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{time_of(record)} {record.levelname} {record.name}: {message_of(record)}"
@@ -47,7 +47,8 @@ class TextFormatter(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """`{"time", "level", "logger", "message", …fields, "traceback"}`; numbers stay numbers."""
+    """Formats a record as `{"time", "level", "logger", "message", …fields, "traceback"}`. Numbers
+    stay numbers."""
 
     def format(self, record: logging.LogRecord) -> str:
         content = {

@@ -20,10 +20,10 @@ _Kind = tuple[str, int, str]
 
 
 class RateLimit(logging.Filter):
-    """A token bucket per kind: `per_second` records, `BURST_S` times as many at once. Critical
-    records always pass.
+    """Limits the records of each kind to `per_second`, and to `BURST_S` times as many at once (a
+    token bucket). Critical records always pass.
 
-    `clock`: monotonic seconds.
+    `clock`: returns monotonic seconds.
     """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,8 +12,8 @@ from pyrunc.errors import WrongState
 
 
 def configure(level: str, form: str, limit_per_s: float) -> None:
-    """Replace the root logger's handlers. `form`: text, json or journald; `limit_per_s`: records of
-    a kind, 0 without limit.
+    """Replace the root logger's handlers. `form`: text, json or journald. `limit_per_s`: how many
+    records of one kind may pass per second; 0: any number.
 
     Raises WrongState when journald does not run.
     """

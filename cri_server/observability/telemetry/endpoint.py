@@ -41,7 +41,7 @@ Route = Callable[[str], Awaitable[Reply]]
 
 
 class Endpoint:
-    """Serves `routes` by path at `address`: `unix:///PATH` or `HOST:PORT`."""
+    """Serves each of `routes` at its path. `address`: `unix:///PATH` or `HOST:PORT`."""
 
     def __init__(self, address: str, routes: Mapping[str, Route]) -> None:
         self._address, self._routes = address, routes
@@ -94,9 +94,9 @@ class Endpoint:
             writer.transport.abort()
 
     def _make_room(self) -> bool:
-        """Return whether another connection is accepted. At `CONNECTIONS_LIMIT` this closes the
-        connection that has been idle longest, so that a local user with many silent connections
-        does not lock Prometheus out; False if none is idle."""
+        """Return whether another connection may be accepted. At `CONNECTIONS_LIMIT` close the
+        connection that has been idle longest, so that a local user cannot lock out Prometheus by
+        silent connections; return False if no connection is idle."""
         if len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._idle), None)

@@ -35,8 +35,8 @@ class _Fixed(Collector):
 
 
 def write(snapshot: Snapshot, accept: str, *, of_process: bool = True) -> tuple[bytes, str]:
-    """Return body and content type in the format of the client's Accept header; `of_process`: add
-    the metrics of this process."""
+    """Write the snapshot in the format that the client's Accept header (`accept`) prefers; return
+    body and content type. `of_process`: add the metrics of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fixed(snapshot))
     if of_process:

@@ -81,7 +81,8 @@ Value = float | dict[Labels, float]
 
 @dataclass(slots=True)
 class MetricsSource:
-    """Takes snapshots of the server's metrics from its services and its two servers."""
+    """Takes snapshots of the server's metrics, from its services, its CRI server and its streaming
+    server."""
 
     services: Services
     server: Server
@@ -199,8 +200,8 @@ def _histogram(name: str, text: str, labels: Labels, durations: meters.Meters) -
 
 
 def _counted(counts: Mapping[str, int], *always: str) -> dict[Labels, float]:
-    """Return the samples of `counts`, with 0 for missing keys of `always`: an alert then sees the
-    change from 0 to 1."""
+    """Return the counts as samples. Keys in `always` without a count get 0, so that an alert sees
+    their first change from 0 to 1."""
     return _labelled({**dict.fromkeys(always, 0), **counts})
 
 

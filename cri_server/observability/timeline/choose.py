@@ -9,10 +9,11 @@ from cri_server.observability.timeline.ring import Entry
 
 def choose(entries: Sequence[Entry], pod: str = "", last: int = 0, slowest: int = 0) -> list[Entry]:
     """Return the calls in `entries` that concern `pod`: its id, a prefix of the id, NAME or
-    NAMESPACE/NAME; empty for all pods. `last`: only the last N of them; `slowest`: only the slowest
-    N, slowest first, and `last` is ignored; 0: all.
+    NAMESPACE/NAME; "" for all pods. A name selects all pods that ever had it, because kubelet
+    recreates a pod under the same name.
 
-    A name selects all pods that ever had it, because kubelet recreates a pod under the same name.
+    `last`: return only this number of the latest calls. `slowest`: return only this number of the
+    slowest calls, slowest first, and ignore `last`. 0: no limit.
     """
     chosen = [entry for entry in entries if not pod or _is_of(entry, pod)]
     if slowest:

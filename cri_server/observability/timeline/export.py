@@ -88,8 +88,8 @@ class Exporter:
         threading.Thread(target=self._convert, args=(tracer,), name="tracing", daemon=True).start()
 
     def add(self, call: str, record: Mapping[str, object], trace: Trace) -> None:
-        """Queue a call that has ended, with its spans, without waiting. The call is dropped when
-        the queue is full."""
+        """Queue a call that has ended, with its spans; does not wait. Drops the call when the queue
+        is full."""
         try:
             self._queue.put_nowait((call, record, trace))
         except queue.Full:

@@ -80,10 +80,10 @@ class span:
 
 
 def add_remote_spans(parts: Sequence[Sequence[object]]) -> None:
-    """Add spans that a shim recorded: [name, begin_s, end_s, index of its parent in `parts` or -1]
-    each, parents first.
+    """Add spans that a shim recorded, as children of the current span.
 
-    They become children of the current span. Entries of another shape are skipped: the shim may be
+    `parts`: [name, begin_s, end_s, parent] for each span, parents first; `parent` is an index in
+    `parts`, or -1 for the current span. Lists of another form are skipped, because the shim may be
     of another version.
     """
     trace = CURRENT.get()
