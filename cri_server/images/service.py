@@ -336,7 +336,8 @@ class ImageService:
 
     async def details(self, image_id: str, reference: str = "") -> dict[str, Any]:
         """Return what `pyrunc-cri image` shows of an image: labels, configuration, form, and the
-        layers as fetched for this reference. Raises NotFound."""
+        digests and compressed sizes of its layers in the manifest that `reference` leads to. Raises
+        NotFound."""
         content = self._store.catalog.contents(image_id, [reference])[0]
         data = await in_thread(
             lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES)

@@ -1,5 +1,5 @@
-"""Completion scripts for bash, zsh and fish. They are click's scripts; pyrunc replaces the one for
-bash, and the end of the one for zsh.
+"""Completion scripts for bash, zsh and fish, made by click. pyrunc replaces the script for bash,
+and the end of the script for zsh.
 
 The scripts run the program, which knows its commands and, for some arguments, the existing objects.
 """

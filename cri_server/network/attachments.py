@@ -55,8 +55,9 @@ class Attachment:
 
 
 class Attachments:
-    """The records in one folder, which is created with mode 0700, and in memory those of this
-    server. All methods but `add` and `cached` access the disk."""
+    """Stores attachments as records in one folder, which is created with mode 0700. Those that this
+    server has added or written are also in memory. All methods but `add` and `cached` access the
+    disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

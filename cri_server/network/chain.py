@@ -384,8 +384,8 @@ class PluginRunner:
         self, call: CniCall, step: _PluginStep, timeout_s: float | None = None
     ) -> JobResult:
         """Run the executable of a plugin; return its exit code and output. Raises the error that a
-        failed plugin prints, or PeerError. The output of a successful one is not parsed, because
-        only ADD must print a result."""
+        failed plugin prints, or PeerError. A successful plugin's output is not parsed, because only
+        ADD must print a result."""
         # ADD has checked this for the whole chain; DEL and CHECK may come after a plugin was
         # removed.
         if not step.program:

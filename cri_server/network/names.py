@@ -48,7 +48,7 @@ class NamespaceNames:
         self._folder = folder
 
     def path_of(self, sandbox_id: str) -> str:
-        """Return the path that the name of a sandbox's network namespace has, whether it exists or
+        """Return the path of the bind mount of a sandbox's network namespace, whether it exists or
         not."""
         return os.path.join(self._folder, sandbox_id)
 

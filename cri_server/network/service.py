@@ -147,9 +147,9 @@ class NetworkService:
         """Make the name of the pod's network namespace, set loopback up and run ADD of the chain;
         return the addresses. After a failure run DEL, then raise the error.
 
-        With `durable` the attachment's record is on disk when this returns. Without it, call
-        `wait_written`: if the server is killed before the record is written, the next one does not
-        know the addresses.
+        With `durable` the attachment's record is on disk when this returns. Without `durable` the
+        record is written in the background, and the caller must call `wait_written`: if the server
+        is killed earlier, its successor does not know the pod's addresses.
 
         Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such
         namespace), AlreadyExists (attached already), PeerError (a plugin failed or gave an invalid

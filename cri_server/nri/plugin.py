@@ -95,8 +95,8 @@ class Plugin:
     # -- the handshake
 
     async def register(self) -> None:
-        """Wait for the registration, then configure the plugin. Raises PeerError after closing
-        it."""
+        """Wait for the plugin's registration, then configure the plugin. On failure close the
+        plugin and raise PeerError."""
         try:
             async with asyncio.timeout(self._timeouts.registration_s):
                 await asyncio.shield(self._registered)
@@ -122,8 +122,8 @@ class Plugin:
     async def synchronize(
         self, pods: list[api.PodSandbox], containers: list[api.Container]
     ) -> api.SynchronizeResponse:
-        """Send all pods and containers, in several messages if needed. Raises PeerError after
-        closing the plugin."""
+        """Send all pods and containers to the plugin, in several messages if needed; return its
+        response. On failure close the plugin and raise PeerError."""
         try:
             try:
                 request = api.SynchronizeRequest(pods=pods, containers=containers)

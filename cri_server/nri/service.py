@@ -59,7 +59,7 @@ class NriObserver(LifecycleObserver):
 
     async def start(self) -> None:
         """Start the plugins of the folder, wait until they have joined, then listen for external
-        ones. Raises WrongState."""
+        plugins. Raises WrongState."""
         for sandbox in self._services.index.sandboxes:
             self._states[sandbox.id] = RUNNING if sandbox.state == cri.SANDBOX_READY else STOPPED
         for container in self._services.index.containers:
@@ -218,7 +218,8 @@ class NriObserver(LifecycleObserver):
             await self._announce(api.POST_UPDATE_POD_SANDBOX, sandbox)
 
     async def stop_pod(self, sandbox: Sandbox) -> None:
-        """Send StopPodSandbox, once per pod: its containers have ended, its network exists."""
+        """Send StopPodSandbox, once per pod, after its containers have ended and while its network
+        still exists."""
         async with self._lock:
             if self._states.get(sandbox.id) == RUNNING:
                 self._states[sandbox.id] = STOPPED
@@ -236,7 +237,8 @@ class NriObserver(LifecycleObserver):
     async def create_container(
         self, sandbox: Sandbox, container: Container, spec: dict[str, Any]
     ) -> None:
-        """Let plugins adjust `spec`, and the cgroup and limits of `container` with it.
+        """Send CreateContainer, and apply the plugins' adjustments to `spec`, and to the cgroup and
+        limits of `container`.
 
         Raises Conflict, PeerError (a plugin refuses), Unavailable (a required plugin is missing),
         InvalidArgument.

@@ -68,7 +68,7 @@ class LayerSizes:
         return sum(used for _, _, used, _ in sizes), sum(inodes for _, _, _, inodes in sizes)
 
     def _start_walk(self, container_id: str, root: Path) -> asyncio.Task[tuple[int, int, int]]:
-        """Return the walk of the layer, which is started unless it is running."""
+        """Return the task that measures the layer; start one unless it is running."""
         walk = self._walks.get(container_id)
         if walk is None:
             walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))

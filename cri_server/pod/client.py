@@ -155,8 +155,9 @@ class ShimClient:
 
     async def take_over_pause(self) -> str | None:
         """Have this shim take over the pause process of a dead shim from the keeper. Return the
-        path of the network namespace, which this shim pins from now on. Raises NotFound without an
-        entry in the keeper, Unavailable without a keeper."""
+        path of the pod's network namespace, which this shim keeps open from now on; None if the
+        dead shim had none open. Raises NotFound without an entry in the keeper, Unavailable without
+        a keeper."""
         return (await self._ask(messages.TakeOverPause(), messages.NetworkNamespace)).netns_path
 
     async def take_over_container(

@@ -412,8 +412,8 @@ class Registry:
     def expect(
         self, host: RegistryHost, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
     ) -> None:
-        """Close the response. Raises Unauthorized, NotFound or PeerError when its status is not one
-        of `statuses`; `what` names the target in the error."""
+        """Raise Unauthorized, NotFound or PeerError unless the response's status is one of
+        `statuses`; close the response in any case. `what` names the target in the error."""
         try:
             if response.status not in statuses:
                 raise self._refusal(host, response, what)

@@ -1,7 +1,7 @@
 """An HTTP/1.1 server for metrics and `/healthz` on a unix socket or a TCP address, with h11.
 
 It serves GET and HEAD without authentication: over TCP to every client that reaches the address,
-over the socket to root and its group.
+over the unix socket to root and the socket's group.
 """
 
 from __future__ import annotations
