@@ -141,8 +141,8 @@ class ImageService:
         await self._store.close(used)
 
     async def store_mounts(self) -> None:
-        """Store the open mounts of images in the keeper. Call after a keeper was started, which has
-        none."""
+        """Store the open mounts of images in the keeper. Call this after the start of a new keeper,
+        because it has no mounts yet."""
         await in_thread(self._store.mounts.store_all)
 
     async def pull(
@@ -271,8 +271,8 @@ class ImageService:
 
     @property
     def lowest_layer(self) -> str:
-        """The path of an empty folder. overlayfs needs two lower layers, so an image with a single
-        one is mounted over this folder."""
+        """The path of an empty folder, over which an image with a single layer is mounted, because
+        overlayfs needs two lower layers."""
         return str(self._store.layers.lowest)
 
     def annotations(

@@ -6,8 +6,8 @@ A foreign plugin may delegate to other plugins (flannel to `bridge` and `host-lo
 searches in CNI_PATH. The last folder of CNI_PATH holds pyrunc's plugins as executables; they are
 written before the first foreign plugin runs.
 
-All output of plugins is parsed and checked by `cni_plugins.protocol`, because plugins may be other
-programs.
+Results and errors of plugins are parsed and checked by `cni_plugins.protocol`, because plugins may
+be other programs.
 """
 
 from __future__ import annotations
@@ -308,8 +308,8 @@ class PluginRunner:
         network: NetworkList,
         timeout_s: float | None = None,
     ) -> None:
-        """Run a command that has no result (DEL, GC, STATUS) of each plugin in order. Raises the
-        first error."""
+        """Run DEL, GC or STATUS, which have no result, with each plugin in order. Raises the first
+        error."""
         for builtin, group in _groups(steps):
             if builtin:
                 await self._run_builtin(call, group, network, timeout_s=timeout_s)
@@ -344,8 +344,8 @@ class PluginRunner:
         return None if reply.result is None else _parse_result(reply.result, names, network)
 
     def _require(self, steps: list[_PluginStep]) -> None:
-        """Raise PeerError for the first of `steps`, none of which has an executable, that is not a
-        plugin of pyrunc's own."""
+        """Check that the plugins of `steps`, which have no executables, are pyrunc's own. Raises
+        PeerError naming the first one that is not."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"CNI plugin {unknown[0]!r} is not in {self.folders}")
@@ -461,8 +461,8 @@ def _in_background(step: _PluginStep) -> _PluginStep:
 
 
 def _previous_of_delete(attachment: Attachment) -> Result | None:
-    """Return the result that DEL gets as prevResult; None for a cniVersion before 0.4.0, which has
-    none."""
+    """Return the result that DEL gets as prevResult; None for a cniVersion before 0.4.0, in which
+    DEL has no prevResult."""
     return attachment.result if version.at_least(attachment.network.cni_version, "0.4.0") else None
 
 

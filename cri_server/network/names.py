@@ -35,8 +35,8 @@ def is_name(path: str) -> bool:
 
 
 def path_after_take_over(recorded: str, path: str) -> str:
-    """Return the path of a namespace to record after another shim has taken over the pod. A bind
-    mount (`recorded`) stays valid; otherwise it is `path`, from the new shim."""
+    """Return the path of a network namespace to record after another shim has taken over the pod:
+    `recorded` if that is a bind mount, which stays valid, else `path`, the path by the new shim."""
     return recorded if is_name(recorded) else path
 
 

@@ -32,8 +32,11 @@ class PodRanges:
 
     def replace(self, subnets: Iterable[str]) -> None:
         """Use the CIDRs `subnets` from now on, and store them. An empty list changes nothing.
-        Raises InvalidArgument; OSError when they cannot be stored: they are used nevertheless, and
-        stored when kubelet sends them again."""
+        Raises InvalidArgument.
+
+        Raises OSError when the CIDRs cannot be stored. They are used nevertheless, and stored when
+        kubelet sends them again.
+        """
         parsed = parse(subnets)
         # The file is compared too: a write that failed is done again when kubelet repeats the
         # ranges.

@@ -82,8 +82,8 @@ def pod(sandbox: Sandbox) -> api.PodSandbox:
 
 
 def container(source: Container, spec: Mapping[str, Any], *, created: bool = True) -> api.Container:
-    """Convert the container `source` and its OCI configuration. `created`: False while it is being
-    created."""
+    """Convert the container `source` and its OCI configuration. `created`: False while the
+    container is being created."""
     config, process, linux = source.config, spec.get("process", {}), spec.get("linux", {})
     ended = source.exit
     return api.Container(

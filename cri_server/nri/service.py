@@ -376,7 +376,8 @@ class NriObserver(LifecycleObserver):
             await self._announce(api.POST_UPDATE_CONTAINER, self._sandbox(container), container)
 
     async def stop_container(self, container: Container) -> None:
-        """Send StopContainer once per container, which has ended or will never run."""
+        """Send StopContainer for a container that has ended or will never run, once per
+        container."""
         merge = Merge()
         async with self._lock:
             if self._states.get(container.id) in (CREATED, RUNNING):

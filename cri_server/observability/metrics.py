@@ -2,8 +2,8 @@
 values.
 
 kubelet reads names and label keys once, at its start, so every running container has every metric
-of the table. A value that this kernel does not count is 0, except pressure and huge pages, which
-are omitted: a node without them must not look idle. Values are integers; seconds are rounded down.
+of the table. A value that this kernel does not count is 0. Only pressure and huge pages are omitted
+then, so that a node does not look idle. Values are integers; seconds are rounded down.
 """
 
 from __future__ import annotations

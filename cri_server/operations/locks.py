@@ -19,7 +19,8 @@ Outcome = TypeVar("Outcome")
 
 
 class SingleFlight:
-    """At most one running operation per key."""
+    """Runs at most one operation per key at a time; later calls with the key join the running
+    operation."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Task[Any]] = {}

@@ -1,5 +1,5 @@
-"""Daemon threads for work that may hang in the kernel. A hung thread delays neither other work,
-because the number of threads has no limit, nor the process's exit. A few idle threads are
+"""Daemon threads for work that may hang in the kernel. Their number has no limit, so a hung thread
+does not delay other work; it does not delay the process's exit either. A few idle threads are
 reused."""
 
 from __future__ import annotations

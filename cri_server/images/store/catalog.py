@@ -48,8 +48,9 @@ class NotUnpacked(NotFound):
 
 @dataclass(slots=True)
 class StorePolicy:
-    """Which form images get. `erofs`: new images are mounted, not unpacked. `mounts`: this kernel
-    can mount images. `keep_blobs`: a mounted image keeps its compressed layers beside the tars."""
+    """Decides in which form images are stored. `erofs`: new images are mounted, not unpacked.
+    `mounts`: this kernel can mount images. `keep_blobs`: a mounted image keeps its compressed
+    layers beside the tars."""
 
     erofs: bool = False
     mounts: bool = False
@@ -257,7 +258,7 @@ class Catalog:
         return [content for content in self._contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
-        """Return the diff ids of the tars that images need: those of mounted images, and those that
+        """Return the diff ids of the tars that images need: tars of mounted images, and tars that
         have replaced a compressed blob."""
         return {
             diff_id
@@ -313,8 +314,8 @@ class Catalog:
         return content
 
     def _blobs_of_mounted(self, content: Content) -> dict[str, int]:
-        """Return digest and size of the blobs that the image needs in the mounted form: without the
-        layers' blobs, which its tars replace, unless the policy keeps them."""
+        """Return digest and size of the blobs that the image needs in the mounted form. The layers'
+        blobs are left out, because tars replace them, unless the policy keeps blobs."""
         if self._policy.keep_blobs:
             return content.blobs
         layers = {layer.digest for layer in content.manifest.layers}

@@ -127,8 +127,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Wait until another job may build an index and keep a processor busy. The block counts as
-        this job."""
+        """Wait until the limits permit another job that builds an index and keeps a processor busy.
+        The block counts as such a job."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
 

@@ -35,7 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether another caller holds a lease on `key` or on everything. The calling one
-        holds one lease on `key` itself."""
+        """Return whether `key` has a lease besides the one that the caller holds, or another caller
+        holds a lease on everything."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

@@ -19,7 +19,7 @@ class SpaceLimit:
         self._root = root
 
     def free_bytes(self) -> int:
-        """Return the number of bytes that may still be written: the free ones without the node's
+        """Return the number of bytes that may still be written: the free bytes minus the node's
         reserve."""
         status = os.statvfs(self._root)
         # f_bavail leaves out the blocks that ext4 reserves for root, 5 % by default.
@@ -31,7 +31,7 @@ class SpaceLimit:
 
     def limits_of_archive(self) -> UnpackLimits:
         """Return how much an archive may unpack to: the free space. Raises ResourceExhausted when
-        there is none."""
+        there is no space."""
         free = self.free_bytes()
         if not free:
             raise ResourceExhausted(self.describe_full())

@@ -190,8 +190,8 @@ class Store:
         self.blobs.sync_folder()
 
     async def remove_names(self, choose: Callable[[], Sequence[Name]]) -> None:
-        """Wait until other changes have ended, then call `choose`, and remove the names that it
-        returns with all content that no image needs any more."""
+        """Wait until other changes have ended, then call `choose`. Remove the names that `choose`
+        returns, and all content that no image needs any more."""
         async with self._changing:
             names = choose()
             if names:

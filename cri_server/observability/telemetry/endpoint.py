@@ -153,7 +153,8 @@ class Endpoint:
 
 
 async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """Read the next request and skip its body; None at the end. Raises RemoteProtocolError."""
+    """Read the next request and skip its body. Return None when the client has closed the
+    connection. Raises RemoteProtocolError."""
     request: h11.Request | None = None
     while True:
         event = connection.next_event()

@@ -1,9 +1,10 @@
-"""Exports spans to an OpenTelemetry collector by OTLP over HTTP, with `[tracing] endpoint`.
+"""Exports spans to an OpenTelemetry collector by OTLP over HTTP, with `[tracing] endpoint`. Without
+this key the OpenTelemetry library is not imported.
 
-The library is imported only then. A call is put into a bounded queue; one thread converts it to
-spans, the library's own thread sends them. When the collector hangs or is unreachable, only spans
-are lost. A caller's W3C `traceparent`, as of kubelet, becomes the parent and decides whether the
-call is sampled; `sampling` applies to other calls.
+A call is put into a bounded queue; one thread converts it to spans, and the library's own thread
+sends them. When the collector hangs or is unreachable, only spans are lost. If the caller, such as
+kubelet, sends a W3C `traceparent`, it becomes the parent and decides whether the call is sampled.
+`sampling` applies to other calls.
 """
 
 from __future__ import annotations
