@@ -90,7 +90,7 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Whether the start of the container had begun: the container is marked as starting, or its
+    """Whether the start of the container had begun: StartContainer is running, or the container's
     cgroup contains processes, even if no record of the start exists."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 

@@ -153,7 +153,7 @@ class Endpoint:
 
 
 async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """Read the next request and skip its body. Return None when the client has closed the
+    """Read the next request and skip its body. Return None when no further request can come on this
     connection. Raises RemoteProtocolError."""
     request: h11.Request | None = None
     while True:
