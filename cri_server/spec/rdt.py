@@ -1,11 +1,12 @@
-"""Classes of caches and memory bandwidth (RDT): an annotation of the pod selects a container's
-class.
+"""RDT classes of cache and memory bandwidth: an annotation of the pod assigns one to a container.
 
-A class is a group of the resctrl filesystem with the same name (Intel's closID). The file that the
-administrator writes defines a class; the class's first container makes the group, which stays, as
-runtime-spec requires. An existing group, made by any program, needs no definition. The annotations
-are those of containerd and CRI-O (goresctrl's doc/rdt.md). The file's format is ours: goresctrl's
-format divides the machine into partitions, from which goresctrl's own program writes the groups.
+A class is a group in the resctrl filesystem with the same name (Intel's closID). The
+administrator's file defines classes. The first container of a class makes its group, and the group
+stays, as runtime-spec requires. A group that exists already needs no definition.
+
+The annotations are those of containerd and CRI-O (goresctrl's doc/rdt.md). The file's format is our
+own, because goresctrl's format divides the machine into partitions, from which goresctrl itself
+writes the groups.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _LINE = re.compile(r"[A-Za-z0-9]+:[0-9]+=[0-9a-f]+(;[0-9]+=[0-9a-f]+)*")
 
 
 class RdtClass(msgspec.Struct, forbid_unknown_fields=True):
-    """A class: lines of its group's file `schemata`, and whether each container gets a monitoring
-    group."""
+    """An RDT class. `schemata`: lines for the file `schemata` of the class's group;
+    `enable_monitoring`: make a monitoring group for each container."""
 
     schemata: list[str] = msgspec.field(default_factory=list, name="Schemata")
     enable_monitoring: bool = msgspec.field(default=False, name="EnableMonitoring")
@@ -68,10 +69,11 @@ def _is_name(name: str) -> bool:
 
 
 def to_oci(path: str, name: str) -> dict[str, Any]:
-    """Return the OCI object `linux.intelRdt` of the class `name`.
+    """Return the OCI object `linux.intelRdt` for the class `name`. `path`: the file of classes,
+    empty without one.
 
     Raises InvalidArgument for a class that is neither in the file nor an existing group, WrongState
-    for an invalid file and for a machine without resctrl.
+    for an invalid file and on a machine without resctrl.
     """
     try:
         root = rdt.mounted()

@@ -1,4 +1,4 @@
-"""Block I/O and RDT classes: reads their files, and selects a container's class by the annotations
+"""Reads the files of block I/O and RDT classes, and selects a container's class by the annotations
 that containerd and CRI-O read (goresctrl)."""
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ ClassFile = TypeVar("ClassFile")
 
 
 def find(kind: str, name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
-    """Return the class of `kind` (blockio, rdt) that its own and its pod's annotations select for
-    the container `name`; empty for none.
+    """Return the class that annotations assign to the container `name`; empty for none.
 
-    The most specific annotation applies; an empty one selects no class.
+    `kind`: blockio or rdt; `pod`, `container`: the annotations of the pod and of the container. A
+    container's own annotation comes first, then the pod's for this container, then the pod's for
+    all containers. An empty annotation selects no class.
     """
     container_key = f"io.kubernetes.cri.{kind}-class"
     if container_key in container:
@@ -26,7 +27,7 @@ def find(kind: str, name: str, pod: Mapping[str, str], container: Mapping[str, s
 
 
 def read(path: str, form: type[ClassFile]) -> ClassFile:
-    """Read a YAML file of classes. Raises OSError, ValueError."""
+    """Read a YAML file of classes into an object of class `form`. Raises OSError, ValueError."""
     import yaml  # takes 20 ms to import, and few servers need it
 
     with open(path, "rb") as file:

@@ -1,5 +1,5 @@
-"""Converts CRI resources to OCI resources. Zero means "not set" throughout; pyrunc writes the
-cgroup v2 files."""
+"""Converts CRI resources to OCI resources. In both a value of zero means "not set". pyrunc converts
+the OCI resources to values of cgroup v2."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CGROUP_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
 def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
-    """Convert a CRI request to the OCI object `linux.resources` without devices. Raises
+    """Convert CRI resources to the OCI object `linux.resources`, without devices. Raises
     InvalidArgument for values that no kernel accepts.
 
-    A memory limit without a swap limit becomes a limit of memory and swap together, so the
-    container gets no swap.
+    A memory limit without a swap limit also limits memory and swap together to the same value, so
+    the container gets no swap.
     """
     check(request)
     cpu = {
@@ -84,13 +84,14 @@ def check(request: api.LinuxContainerResources) -> None:
 
 
 def clamp_oom_score_adj(value: int, floor: int | None) -> int:
-    """Raise `value` to `floor`, the lowest that the server may set; None: no floor."""
+    """Return `value`, but at least `floor`, the lowest oom_score_adj that the server may set. None
+    means no floor."""
     return value if floor is None else max(value, floor)
 
 
 def without_hugepages(resources: dict[str, Any], controllers: frozenset[str]) -> dict[str, Any]:
-    """Drop zero huge page limits on a host without the hugetlb controller: kubelet sends one for
-    every page size."""
+    """Remove huge page limits of zero on a host without the hugetlb controller. kubelet sends such
+    a limit for every page size."""
     limits = resources.get("hugepageLimits")
     if not limits or "hugetlb" in controllers or any(item["limit"] for item in limits):
         return resources
@@ -100,8 +101,8 @@ def without_hugepages(resources: dict[str, Any], controllers: frozenset[str]) ->
 def merge(
     current: api.LinuxContainerResources, update: api.LinuxContainerResources
 ) -> api.LinuxContainerResources:
-    """Return `current` overridden by the fields of `update` that are set: the limits after
-    UpdateContainerResources."""
+    """Return the resources after UpdateContainerResources: `current`, overridden by the fields that
+    are set in `update`."""
     result = api.LinuxContainerResources()
     result.CopyFrom(current)
     for name in (

@@ -1,8 +1,8 @@
-"""Selects a container's seccomp and AppArmor profiles from CRI's current fields, its deprecated
-strings, or the defaults.
+"""Selects a container's seccomp and AppArmor profiles: from CRI's current fields, else from its
+deprecated strings, else by default.
 
-A missing message means "not requested", a present one with zero values RuntimeDefault: protobuf
-presence decides.
+A request without the field `seccomp` or `apparmor` requests nothing there. A field that is present
+with zero values requests RuntimeDefault.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """A profile: `kind` is default, unconfined or localhost; `reference` is a path (seccomp) or a
-    name (AppArmor) for localhost."""
+    """A requested profile. `kind`: default, unconfined or localhost; `reference`: for localhost the
+    path (seccomp) or the name (AppArmor), else empty."""
 
     kind: str
     reference: str = ""
@@ -41,8 +41,8 @@ class ProfileChoice:
 def seccomp_profile(
     context: api.LinuxContainerSecurityContext | api.LinuxSandboxSecurityContext,
 ) -> ProfileChoice:
-    """Return the requested profile. Privileged containers, and containers without a request, are
-    unconfined."""
+    """Return the requested seccomp profile. A privileged container, and one that requests nothing,
+    is unconfined."""
     if context.privileged:
         return ProfileChoice(UNCONFINED)
     if context.HasField("seccomp"):
@@ -54,7 +54,8 @@ def seccomp_profile(
 
 
 def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoice:
-    """Return the requested AppArmor profile; without a request the runtime's default."""
+    """Return the requested AppArmor profile, or the default profile if nothing is requested. A
+    privileged container is unconfined."""
     if context.privileged:
         return ProfileChoice(UNCONFINED)
     if context.HasField("apparmor"):
@@ -64,7 +65,8 @@ def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoic
 
 
 def _named_profile(text: str, field: str) -> ProfileChoice:
-    """Return the profile that the text of a deprecated field names. Raises InvalidArgument."""
+    """Parse the profile in a deprecated text field. `field`: the field's name for the error. Raises
+    InvalidArgument."""
     if text == UNCONFINED:
         return ProfileChoice(UNCONFINED)
     if text == RUNTIME_DEFAULT:
@@ -90,9 +92,12 @@ def _profile(requested: api.SecurityProfile, what: str) -> ProfileChoice:
 def seccomp_object(
     profile: ProfileChoice, capabilities: list[str], default_path: str = ""
 ) -> dict[str, Any] | None:
-    """Return the OCI object `linux.seccomp`; None when unconfined. `capabilities`: the granted
-    `CAP_…` names, which permit further calls in the default profile; `default_path`: a file to use
-    instead of that profile. Reads the file of a localhost profile. Raises InvalidArgument."""
+    """Return the OCI object `linux.seccomp` of a profile; None if unconfined.
+
+    `capabilities`: the container's `CAP_…` names, for which the default profile permits further
+    system calls; `default_path`: a file that replaces the default profile, empty for none. Reads
+    the profile's file, if it has one. Raises InvalidArgument.
+    """
     if profile.kind == UNCONFINED:
         return None
     if profile.kind == DEFAULT and default_path:
@@ -125,8 +130,9 @@ def _read_profile(path: str) -> dict[str, Any]:
 
 
 def apparmor_name(profile: ProfileChoice, *, enabled: bool, default: str, loaded: set[str]) -> str:
-    """Return the name of the AppArmor profile to use, empty for none. `default` is the runtime's
-    own, empty where it could not be loaded.
+    """Return the name of the AppArmor profile to apply; empty for none. `default`: the name of the
+    server's default profile, empty if it could not be loaded; `loaded`: the names of the profiles
+    in the kernel.
 
     Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not loaded.
     """

@@ -1,5 +1,5 @@
-"""Converts stop signals between CRI's enum (which has its own numbers), an image's text and the
-kernel's numbers, by name."""
+"""Converts stop signals between CRI's enum (whose numbers differ from the kernel's), an image's
+text, names, and the kernel's numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ALIASES = {"SIGCLD": "SIGCHLD", "SIGIOT": "SIGABRT"}
 
 
 def stop_signal(requested: int, image: str) -> str:
-    """Return the name of the stop signal: the request's, else the image's, else SIGTERM. Raises
-    InvalidArgument."""
+    """Return the name of a container's stop signal: the request's, else the image's, else SIGTERM.
+    Raises InvalidArgument."""
     if requested:
         return from_cri(requested)
     return from_text(image) if image else DEFAULT
 
 
 def from_cri(value: int) -> str:
-    """Convert an enum value: `SIGNAL_SIGRTMINPLUS1` -> `SIGRTMIN+1`. Raises InvalidArgument for a
-    number that the enum does not have."""
+    """Convert a value of CRI's enum to a signal's name: `SIGNAL_SIGRTMINPLUS1` to `SIGRTMIN+1`.
+    Raises InvalidArgument for a number that the enum lacks."""
     try:
         name = api.Signal.Name(value).removeprefix(_PREFIX)  # type: ignore[arg-type]
     except ValueError:
@@ -39,7 +39,7 @@ def to_cri(name: str) -> int:
 
 
 def from_text(text: str) -> str:
-    """Return the full name of the signal that `15`, `TERM`, `SIGTERM` or `SIGRTMIN+3` means. Raises
+    """Return the full name of a signal given as `15`, `TERM`, `SIGTERM` or `SIGRTMIN+3`. Raises
     InvalidArgument."""
     word = text.strip().upper()
     if word.isascii() and word.isdigit():

@@ -1,5 +1,6 @@
-"""Looks up the host paths of mounts and devices. Every function here may hang on a filesystem that
-does not answer: `run_with_deadline` runs it in a thread, which it abandons after the deadline."""
+"""Resolves the host paths of mounts and devices. Every function here may hang on a filesystem that
+does not answer, so `run_with_deadline` runs it in a thread, which it abandons after the
+deadline."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class HostDevice:
-    """A device node of the host and its path in the container. `type` is `c` or `b`; `access`: the
-    letters of `rwm` that its cgroup permits."""
+    """A device node of the host and its path in the container. `type`: `c` or `b`; `access`:
+    letters of `rwm` that the container's cgroup permits."""
 
     path: str
     type: str
@@ -62,9 +63,12 @@ async def run_with_deadline(
     *arguments: Any,
     discard: Callable[[Result], object] | None = None,
 ) -> Result:
-    """Run `function(*arguments)` in a daemon thread and return its result. After `timeout_s` raises
-    DeadlineExceeded naming `what` and abandons the thread, because nothing can interrupt it in the
-    kernel; a result that comes later is passed to `discard`."""
+    """Run `function(*arguments)` in a daemon thread and return its result.
+
+    After `timeout_s` raises DeadlineExceeded, which names `what`, and abandons the thread, because
+    nothing can interrupt a system call on such storage. A result that comes later is passed to
+    `discard`.
+    """
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # a cancelled waiter cannot cancel a running future
 
@@ -92,10 +96,12 @@ async def run_with_deadline(
 
 
 def resolve(requested: list[MountRequest], open_sources: OpenSources) -> None:
-    """Open the source of each bind mount and fill in its real path; a missing one is created as a
-    directory, as in other runtimes.
+    """Open the source of each requested bind mount and set its real path. A missing source is
+    created as a directory, as in other runtimes.
 
-    Raises InvalidArgument for a propagation that the source's mount does not offer, KernelError."""
+    Raises InvalidArgument if the source's mount does not allow the requested propagation,
+    KernelError.
+    """
     table: list[MountPoint] | None = None
     for mount in requested:
         if mount.source:
@@ -107,8 +113,8 @@ def resolve(requested: list[MountRequest], open_sources: OpenSources) -> None:
 
 
 def open_real(path: str, destination: str, open_sources: OpenSources) -> str:
-    """Open a path and add its descriptor to `open_sources`; return the path with all symlinks
-    resolved. Creates missing directories at its end. Raises KernelError."""
+    """Open a host path and add its descriptor to `open_sources`; return the path with all symlinks
+    resolved. Creates missing directories at the end of the path. Raises KernelError."""
     open_sources.begin(path)
     try:
         number, real = open_source(path, destination, links=False), clean(path)
@@ -141,8 +147,8 @@ def real_path(path: str) -> str:
 
 
 def make_folders(resolved: str) -> None:
-    """Make a folder and its missing parents. Each is opened relative to its parent's descriptor, so
-    that a symlink which replaces one of them meanwhile is not followed."""
+    """Make the directory `resolved` and its missing parents. Opens each one relative to its
+    parent's descriptor, so that a symlink which replaces a component meanwhile is not followed."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in resolved.strip("/").split("/"):
@@ -169,7 +175,7 @@ def _check_propagation(mount: MountRequest, table: list[MountPoint]) -> None:
 
 
 def devices(requests: list[api.Device]) -> list[HostDevice]:
-    """Look up the devices of the request. A directory stands for every node beneath it.
+    """Find the requested devices on the host. A directory stands for all device nodes below it.
 
     Raises InvalidArgument for invalid permissions, and for paths that are not devices.
     """
@@ -195,15 +201,15 @@ def devices(requests: list[api.Device]) -> list[HostDevice]:
 
 
 def all_devices() -> list[HostDevice]:
-    """Return all nodes in the host's /dev, except terminals and the nodes that every container
-    has."""
+    """Return all device nodes in the host's /dev, except terminals and the nodes that every
+    container has."""
     own = {"/dev/console", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/lxc"}
     return [node for node in _nodes("/dev", "/dev", own) if not node.path.startswith("/dev/pts/")]
 
 
 def device_facts(path: str) -> HostDevice:
-    """Return the device at a path, symlinks followed. Raises InvalidArgument if the path is not a
-    device."""
+    """Return the host's device at `path`; follows symlinks. Raises InvalidArgument if `path` is not
+    a device."""
     nodes = _nodes(os.path.realpath(path), path)
     if len(nodes) != 1:
         raise InvalidArgument(f"{path!r} is not a device")

@@ -1,12 +1,13 @@
-"""Resolves the user and groups of a container's process in the image's own /etc/passwd and
-/etc/group.
+"""Resolves the user and groups of a container's process in the image's /etc/passwd and /etc/group,
+never in the host's.
 
-Both files are hostile input and are parsed like runc does (moby/sys/user): blanks around a line and
-comments are ignored, a missing gid is 0. Other invalid lines are skipped, where runc reads any
-invalid number as 0, which is root; ids out of range are refused (CVE-2024-40635), and the host's
-name service is never queried. A number is always an id, never a name: an account called `1000` with
-uid 0 would give root to a container that the pod, and kubelet's runAsNonRoot, expect to be an
-ordinary user (CVE-2026-46680).
+Both files are hostile input. They are parsed as in runc (moby/sys/user): blanks around a line and
+comments are ignored, and a missing gid is 0. Other invalid lines are skipped; runc would read an
+invalid number as 0, which is root. Ids out of range are refused (CVE-2024-40635).
+
+A number is always an id, never a name. Otherwise an account called `1000` with uid 0 would give
+root to a container for which the pod and kubelet's runAsNonRoot expect an ordinary user
+(CVE-2026-46680).
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Accounts:
 def resolve(
     context: api.LinuxContainerSecurityContext, image_user: str, accounts: Accounts
 ) -> ResolvedUser:
-    """Return the user and groups of the process: those of the request's user name, else of its
-    number, else of the image's USER, else root.
+    """Return the user and groups of the process. The user is the request's user name, else the
+    request's number, else the image's USER, else root.
 
     Raises InvalidArgument for unknown names, ids out of range, and a group without a user.
     """
@@ -115,9 +116,8 @@ def _primary(
 def _supplemental(
     context: api.LinuxContainerSecurityContext, account: Account, gid: int, accounts: Accounts
 ) -> tuple[int, ...]:
-    """Return the supplementary groups: the primary group, those of the image's /etc/group if the
-    policy is Merge, then the request's. containerd, CRI-O and Kubernetes' tests have this order
-    (test/e2e_node, "SupplementalGroupsPolicy")."""
+    """Return the supplementary groups: the primary group, then the groups of the image's /etc/group
+    if the policy is Merge, then the request's groups. Raises InvalidArgument."""
     requested = [_require_id(g, "supplemental_groups") for g in context.supplemental_groups]
     image_groups = []
     if context.supplemental_groups_policy == api.Merge and account.name:
@@ -126,6 +126,8 @@ def _supplemental(
         raise InvalidArgument(
             f"supplemental_groups_policy: unknown value {context.supplemental_groups_policy}"
         )
+    # containerd, CRI-O and Kubernetes' tests have this order (test/e2e_node,
+    # "SupplementalGroupsPolicy").
     # With the primary group in the list a process cannot leave that group, and so get around a mode
     # that denies the group access (CVE-2022-2995, CVE-2023-25173).
     return tuple(dict.fromkeys([gid, *image_groups, *requested]))
@@ -138,14 +140,15 @@ def _require_id(value: int, what: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """Whether the text consists of digits, however many: an id that is too large is still not a
-    name."""
+    """Whether `text` has only digits, so that it is an id and not a name, even if it is too
+    large."""
     return text.isascii() and text.isdigit()
 
 
 def _number(text: str, what: str) -> int:
-    """Parse an id. A long text is refused before its conversion, which is slow and limited by
-    sys.int_info.default_max_str_digits."""
+    """Parse an id. Raises InvalidArgument for an id out of range, and for a long text without
+    converting it."""
+    # int() of a long text is slow and limited by sys.int_info.default_max_str_digits.
     digits = text.lstrip("0") or "0"
     if len(digits) > len(str(HIGHEST_ID)):
         raise InvalidArgument(f"{what}: {text[:80]} is not in 0..{HIGHEST_ID}")
@@ -157,8 +160,8 @@ def _id(text: str) -> int | None:
 
 
 def _gid(fields: list[str], position: int) -> int | None:
-    """Return the group id in the field at `position`: 0 where the field is empty or missing, None
-    where it is not a valid id."""
+    """Return the group id in `fields[position]`: 0 if the field is empty or missing, None if it is
+    invalid."""
     return _id((fields[position] if len(fields) > position else "") or "0")
 
 

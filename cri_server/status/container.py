@@ -19,7 +19,7 @@ STATUS = tag(api.ContainerStatusResponse, "status")
 
 
 def build_status(container: Container) -> api.ContainerStatus:
-    """Build the status message."""
+    """Build the container's ContainerStatus."""
     config = container.config
     status = api.ContainerStatus(
         id=container.id,
@@ -51,7 +51,8 @@ def build_status(container: Container) -> api.ContainerStatus:
 
 
 def _mount(requested: api.Mount, container: Container) -> api.Mount:
-    """Return the mount as requested; an image volume also names its image."""
+    """Return a copy of a requested mount. For an image volume the copy also has the image's
+    reference."""
     mount = api.Mount()
     mount.CopyFrom(requested)
     image = container.mounted_images.get(requested.container_path)
@@ -61,8 +62,7 @@ def _mount(requested: api.Mount, container: Container) -> api.Mount:
 
 
 def build_item(container: Container) -> api.Container:
-    """Build the container's entry of ListContainers. `image.runtime_handler` is empty, as it is in
-    ListImages."""
+    """Build the container's entry for ListContainers."""
     config = container.config
     result = api.Container(
         id=container.id,
@@ -83,13 +83,13 @@ def build_item(container: Container) -> api.Container:
 
 
 def encode(container: Container) -> bytes:
-    """Return the encoded status message."""
+    """Return the container's encoded ContainerStatus."""
     facts = (container.state, container.started_at_ns, container.exit, container.resources)
     return container.cached_status.get(facts, lambda: build_status(container).SerializeToString())
 
 
 def encode_item(container: Container) -> bytes:
-    """Return the list entry, encoded as a field of the list."""
+    """Return the container's entry, encoded as a field of the reply to ListContainers."""
     facts = (container.state,)
     # A list of 500 takes 4.2 ms to build and encode, 0.03 ms to join from these (measured).
     return container.cached_entry.get(
@@ -98,12 +98,12 @@ def encode_item(container: Container) -> bytes:
 
 
 def encode_response(services: Services, reference: str) -> bytes:
-    """Return the encoded ContainerStatusResponse, not verbose. Raises NotFound."""
+    """Return the encoded reply to ContainerStatus without verbose details. Raises NotFound."""
     return entry(STATUS, encode(services.index.containers.get(reference)))
 
 
 def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
-    """Return the verbose ContainerStatusResponse. Raises NotFound."""
+    """Return the reply to ContainerStatus with verbose details. Raises NotFound."""
     container = services.index.containers.get(reference)
     response = api.ContainerStatusResponse(status=build_status(container))
     response.info["info"] = json.dumps(_info(services, container))
@@ -111,8 +111,8 @@ def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
 
 
 def _info(services: Services, container: Container) -> dict[str, Any]:
-    """Return the verbose details of ContainerStatus as a JSON object: the pid, cgroup, writable
-    layer and OCI spec. Leaves out the environment, because it may contain secrets."""
+    """Return the verbose details of a container as a JSON object: pid, cgroup, writable layer and
+    OCI spec. The spec lacks the environment, because it may contain secrets."""
     try:
         spec = atomic_file.read_json(
             str(services.paths.container_state(container.id) / "config.json")

@@ -1,4 +1,5 @@
-"""Reads from its cgroup's freezer whether a container is paused; CRI has no such state."""
+"""Reads from a container's cgroup whether the container is paused (frozen). CRI has no such
+state."""
 
 from __future__ import annotations
 
@@ -7,5 +8,6 @@ from cri_server.store.model import Container
 
 
 def is_paused(container: Container) -> bool:
-    """Whether the container runs and its cgroup is set to freeze; reads one kernel file."""
+    """Whether the container runs and its cgroup's freezer is set. Reads one file in
+    /sys/fs/cgroup."""
     return container.running and groups.place(container.cgroups_path, container.id).frozen()

@@ -1,6 +1,7 @@
-"""The messages of PodSandboxStatus and ListPodSandbox, built from the index, and container events.
+"""Builds the replies to PodSandboxStatus and ListPodSandbox from the index, and publishes container
+events.
 
-Replies are joined from the cached encodings of sandboxes and containers.
+The replies are joined from cached encodings of sandboxes and containers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TIMESTAMP = tag(api.PodSandboxStatusResponse, "timestamp", VARINT)
 
 
 def build_status(sandbox: Sandbox) -> api.PodSandboxStatus:
-    """Build the status message, with the requested namespace options, which kubelet compares."""
+    """Build the sandbox's PodSandboxStatus. Its namespace options are those of the request, because
+    kubelet compares them."""
     result = _with_common_fields(api.PodSandboxStatus, sandbox)
     result.linux.namespaces.options.CopyFrom(sandbox.options)
     # Present without addresses, too: kubelet logs a status without it (determinePodSandboxIPs).
@@ -37,12 +39,13 @@ def build_status(sandbox: Sandbox) -> api.PodSandboxStatus:
 
 
 def build_item(sandbox: Sandbox) -> api.PodSandbox:
-    """Build the list entry."""
+    """Build the sandbox's entry for ListPodSandbox."""
     return _with_common_fields(api.PodSandbox, sandbox)
 
 
 def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
-    """Build a message with the fields that status and list entry share."""
+    """Build a message with the fields that PodSandboxStatus and the entry of a list have in
+    common."""
     config = sandbox.config
     return kind(
         id=sandbox.id,
@@ -56,13 +59,13 @@ def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
 
 
 def encode(sandbox: Sandbox) -> bytes:
-    """Return the encoded status message."""
+    """Return the sandbox's encoded PodSandboxStatus."""
     facts = (sandbox.state, sandbox.config, tuple(sandbox.ips))
     return sandbox.cached_status.get(facts, lambda: build_status(sandbox).SerializeToString())
 
 
 def encode_item(sandbox: Sandbox) -> bytes:
-    """Return the list entry, encoded as a field of the list."""
+    """Return the sandbox's entry, encoded as a field of the reply to ListPodSandbox."""
     facts = (sandbox.state, sandbox.config)
     return sandbox.cached_entry.get(
         facts, lambda: entry(LISTED, build_item(sandbox).SerializeToString())
@@ -70,8 +73,8 @@ def encode_item(sandbox: Sandbox) -> bytes:
 
 
 def encode_response(services: Services, reference: str) -> bytes:
-    """Return the encoded PodSandboxStatusResponse, not verbose, with the statuses of the
-    containers. Raises NotFound."""
+    """Return the encoded reply to PodSandboxStatus without verbose details. It has the statuses of
+    the sandbox's containers. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     statuses = [
         entry(CONTAINER_STATUS, container_status.encode(c))
@@ -82,7 +85,7 @@ def encode_response(services: Services, reference: str) -> bytes:
 
 
 async def describe(services: Services, reference: str) -> api.PodSandboxStatusResponse:
-    """Return the verbose PodSandboxStatusResponse. Raises NotFound."""
+    """Return the reply to PodSandboxStatus with verbose details. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     response = api.PodSandboxStatusResponse.FromString(encode_response(services, reference))
     response.info["info"] = json.dumps(await _info(services, sandbox))
@@ -105,8 +108,8 @@ async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
 
 
 def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
-    """Return the resources of RunPodSandbox or the last UpdatePodSandboxResources, under
-    containerd's keys, because CRI's status has no fields for them."""
+    """Return the pod's overhead and resources as last requested, under the keys that containerd
+    uses. CRI's status has no fields for them."""
     return {
         name: {"linux": _figures(getattr(linux, name))}
         for name in ("overhead", "resources")
@@ -115,8 +118,8 @@ def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
 
 
 def _figures(resources: api.LinuxContainerResources) -> dict[str, object]:
-    """Convert the resources that are set to a JSON object with numbers. Protobuf's own JSON format
-    writes 64-bit integers as strings."""
+    """Convert the resources that are set to a JSON object with numbers. (Protobuf's own JSON writes
+    64-bit integers as strings.)"""
     figures: dict[str, object] = {
         field.name: value for field, value in resources.ListFields() if not field.is_repeated
     }
@@ -133,8 +136,8 @@ def _figures(resources: api.LinuxContainerResources) -> dict[str, object]:
 def event(
     services: Services, sandbox: Sandbox, about: str, kind: int
 ) -> api.ContainerEventResponse | None:
-    """Build the event `kind` about the container or sandbox with the id `about`; None without
-    subscribers."""
+    """Build a container event. `about`: the id of the container or sandbox; `kind`: the event's
+    type. Return None if there are no subscribers."""
     if not services.events.subscribers:
         return None
     containers = services.index.containers_of(sandbox)
@@ -148,15 +151,16 @@ def event(
 
 
 def publish_stopped(services: Services, sandbox: Sandbox) -> None:
-    """Publish the sandbox's stop, only at the first call: both the exit of the pause process and
-    StopPodSandbox call this."""
+    """Publish that the sandbox has stopped. Only the first call publishes: both the exit of the
+    pause process and StopPodSandbox call this."""
     if not sandbox.stop_published:
         sandbox.stop_published = True
         publish(services, sandbox, sandbox.id, events.STOPPED)
 
 
 def publish(services: Services, sandbox: Sandbox, about: str, kind: int) -> None:
-    """Publish an event. Call it after the new state is visible in the index."""
+    """Publish a container event. `about`: the id of the container or sandbox; `kind`: the event's
+    type. Call it after the index has the new state."""
     message = event(services, sandbox, about, kind)
     if message is not None:
         services.events.publish(message)

@@ -1,2 +1,2 @@
-"""The server's sandboxes and containers: the index in memory, the records on disk, and the claim,
-check and clean-up of the two directories."""
+"""Stores the server's sandboxes and containers: the index in memory and the records on disk. Also
+claims, checks and cleans up the root and state directories."""

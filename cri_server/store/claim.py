@@ -1,8 +1,10 @@
-"""Claims the two directories for one server, and records in each the path of the other.
+"""Claims the root and state directories for one server, and records in each directory the path of
+the other.
 
-Both are locked while a server runs. Pods outlive the server, so for this boot each directory names
-the other. A server that is started with one of them and another second directory would not find the
-pods' other half and would remove the pods as unfinished, so it does not start.
+Both directories are locked while a server runs. Pods outlive the server and have files in both, so
+for this boot each directory names the other. A server that is started with one of them and another
+second directory refuses to start: it would find only half of each pod, and remove the pods as
+unfinished.
 
     <root>/server.json     {state, boot_id}: where this boot's pods have their sockets and facts
     <state>/server.json    {root_folder, boot_id}: where their records and layers are
@@ -10,10 +12,9 @@ pods' other half and would remove the pods as unfinished, so it does not start.
                                                file can lock it
 
 Both records also have the format of the pods (`FORMAT`) and the version of the server that wrote
-the record. A server does not start over pods of a newer format. Earlier versions do not read
-`format`, but do not start over pods either if `root` in the state directory is not their root
-directory. So this version writes no path to `root`, but a text with its format
-(`_REFUSED_BY_EARLIER`), and the path to `root_folder`.
+the record. A server refuses pods of a newer format. Servers of formats 1 and 2 do not read the key
+`format`, but refuse pods if the key `root` in the state directory is not their root directory. So
+this version writes a text there (`_REFUSED_BY_EARLIER`), and the path into the key `root_folder`.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ _REFUSED_BY_EARLIER = f"a later version of pyrunc-cri (pod format {FORMAT})"
 
 
 class ServerFile(RecordFile):
-    """`server.json` in one of the two directories: the path of the other directory for this boot.
-    `format`: the format of the pods; `written_by`: the server's version; `root`: the path that
-    earlier versions wrote in place of `root_folder`."""
+    """`server.json` in the root or state directory. It has the path of the other directory, for the
+    boot `boot_id`: `state` or `root_folder`.
+
+    `root`: the key of earlier versions for `root_folder`; `format`: the format of the pods;
+    `written_by`: the server's version.
+    """
 
     name = "server.json"
     boot_id: str
@@ -64,10 +68,11 @@ class ServerFile(RecordFile):
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
     """Create and lock the two directories for the block; yield their paths. `Paths.state` is the
-    directory that has the pods of this boot, which may differ from `state`.
+    directory with the pods of this boot, which is not `state` if an earlier version used another
+    default.
 
-    Raises WrongState if another server uses one of them, if the pods of this boot in one of them
-    belong to another root or state directory, or if a newer version has written the pods. Raises
+    Raises WrongState if another server uses a directory, if pods of this boot in one directory
+    belong to another second directory, or if a newer version has written the pods. Raises
     KernelError, ResourceExhausted.
     """
     with contextlib.ExitStack() as stack:
@@ -86,8 +91,8 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
 
 
 def _choose_state(root: Path, configured: Path) -> Path:
-    """Return the configured state directory, or that of an earlier version if pods are still there.
-    Raises WrongState for pods in any other directory."""
+    """Return the state directory to use: the configured one, or the default of an earlier version
+    while pods are in it. Raises WrongState if pods of this root are in any other directory."""
     record = _load(root)
     remembered = Path(record.state) if record and record.state else _earlier_state(root)
     if remembered is None or _same(remembered, configured) or not entries(remembered / "sandboxes"):
@@ -107,14 +112,14 @@ def _choose_state(root: Path, configured: Path) -> Path:
 
 
 def _earlier_state(root: Path) -> Path | None:
-    """Return the earlier default state directory if sandboxes of this root are in it, else None.
-    The versions that used it wrote no server.json."""
+    """Return the default state directory of early versions, which wrote no server.json, if
+    sandboxes of this root are in it; else None."""
     sandboxes = set(entries(EARLIER_STATE / "sandboxes"))
     return EARLIER_STATE if sandboxes.intersection(disk.records_in(root / "sandboxes")) else None
 
 
 def _check_owner(paths: Paths) -> None:
-    """Raise WrongState when the pods in the state directory belong to another root."""
+    """Raise WrongState if the pods in the state directory belong to another root directory."""
     record = _load(paths.state)
     owner = record and (record.root_folder or record.root)
     if owner and not _same(Path(owner), paths.root) and entries(paths.sandbox_states):
@@ -140,14 +145,14 @@ def _check_format(paths: Paths) -> None:
 
 
 def _load(folder: Path) -> ServerFile | None:
-    """Read the record in `folder`; None if it is missing or of another boot."""
+    """Read the record in `folder`. Return None if it is missing, unreadable or of another boot."""
     record = _read(folder)
     return record if record is not None and record.boot_id == boot_id() else None
 
 
 def _read(folder: Path) -> ServerFile | None:
-    """Read the record in `folder`; None if it is missing or unreadable. Raises WrongState for a
-    record of a newer version."""
+    """Read the record in `folder`. Return None if it is missing or unreadable. Raises WrongState if
+    a newer version has written it."""
     try:
         return ServerFile.read(folder)
     except NotFound:
@@ -160,8 +165,8 @@ def _read(folder: Path) -> ServerFile | None:
 
 
 def _store(paths: Paths) -> None:
-    """Write both records. A full disk does not prevent the server's start, because kubelet frees
-    the disk through the server."""
+    """Write the records of both directories. A failure is only logged, because on a full disk
+    kubelet needs the server to free space."""
     root, state, boot = os.path.realpath(paths.root), os.path.realpath(paths.state), boot_id()
     written = ServerFile(boot, format=FORMAT, written_by=pyrunc.__version__)
     for folder, record in (
@@ -202,7 +207,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a server uses `folder`, which need not exist. Raises KernelError."""
+    """Whether a server uses `folder`. False also if `folder` does not exist. Raises KernelError."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,9 +1,10 @@
-"""Writes and deletes records and folders, in threads, because a disk may be slow or full.
+"""Writes and deletes the records and folders of pods and containers, in threads, because a disk may
+be slow or full.
 
-A record is durable when the call that created or changed an object is answered (fsync of file and
-folder): after a power cut earlier pods are listed as stopped, with their logs and attempts, and
-their network plugins' resources are released. A removal is not synced: a record that reappears is
-of another boot, so it is listed as stopped and removed again.
+Before a call that creates or changes an object is answered, its record is synced (fsync of file and
+folder). So after a power cut earlier pods are listed as stopped, with their logs and attempts, and
+their network plugins' resources are released. A removal is not synced. If a removed record
+reappears after a power cut, its object is listed as stopped and kubelet removes it again.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ CONTAINER_VERSION = 1
 
 
 async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
-    """Write the sandbox's record. Raises NotFound (removed meanwhile), ResourceExhausted,
-    KernelError.
+    """Write the sandbox's record. Raises NotFound if the sandbox was removed meanwhile,
+    ResourceExhausted, KernelError.
 
-    For a stopped sandbox the folder is not synced: after a power cut all sandboxes are stopped, and
-    either the old or the new record may be read.
+    For a stopped sandbox the folder is not synced: after a power cut all sandboxes are stopped, so
+    the old record is as good as the new one.
     """
     named = sandbox.phase != "stopped"
     await _save(paths.sandbox_record(sandbox.id), sandbox, SANDBOX_VERSION, named=named)
 
 
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
-    """Record that the sandbox was stopped and its network released. Raises NotFound (removed
-    meanwhile), ResourceExhausted, KernelError.
+    """Record that the sandbox was stopped and its network released. Raises NotFound if it was
+    removed meanwhile, ResourceExhausted, KernelError.
 
-    Makes an empty file on the state directory's tmpfs, without waiting for a disk. A power cut,
-    which stops all pods anyway, removes this file. Writes the record if the file cannot be made:
-    the sandbox is of an earlier boot, or the tmpfs is full.
+    Makes an empty file on the state directory's tmpfs, without waiting for a disk. A power cut
+    removes this file, but also stops all pods. Writes the record instead if the file cannot be
+    made, because the sandbox is of an earlier boot or the tmpfs is full.
     """
     try:
         paths.sandbox_stopped(sandbox.id).touch(mode=0o600)
@@ -58,14 +59,14 @@ async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def save_container(paths: Paths, container: Container) -> None:
-    """Write the container's record. Raises NotFound (removed meanwhile), ResourceExhausted,
-    KernelError."""
+    """Write the container's record. Raises NotFound if the container was removed meanwhile,
+    ResourceExhausted, KernelError."""
     await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
 def read_sandbox(path: Path, paths: Paths) -> Sandbox:
-    """Read a sandbox's record. Its phase is `stopped` if `save_stopped` was called after the record
-    was written. Raises NotFound, DamagedRecord, OSError."""
+    """Read a sandbox's record. The phase is `stopped` if `save_stopped` has made its file since.
+    Raises NotFound, DamagedRecord, OSError."""
     sandbox = Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
     if paths.sandbox_stopped(sandbox.id).exists():
         sandbox.phase = "stopped"
@@ -104,16 +105,16 @@ async def _save(
 
 
 async def remove_sandbox(paths: Paths, trash: Trash, sandbox: Sandbox) -> None:
-    """Unlink the record, move the sandbox's folder on the disk to the trash and delete its state
-    folder, in one thread. A concurrent save cannot write the record again. Raises KernelError."""
+    """Unlink the record, move the sandbox's folder on the disk to the trash, and delete its state
+    folder. A save that runs at the same time does not bring the record back. Raises KernelError."""
     record = paths.sandbox_record(sandbox.id)
     await _remove(sandbox, record, lambda: _delete_sandbox(paths, trash, sandbox.id))
     trash.empty_soon()
 
 
 async def remove_container(paths: Paths, trash: Trash, container: Container) -> None:
-    """Unlink the record, move the writable layer to the trash and delete the other folders, in one
-    thread. A concurrent save cannot write the record again. Raises KernelError."""
+    """Unlink the record, move the writable layer to the trash, and delete the state folder. A save
+    that runs at the same time does not bring the record back. Raises KernelError."""
     record = paths.container_record(container.id)
     await _remove(container, record, lambda: _delete_container(paths, trash, container.id))
     trash.empty_soon()
@@ -135,27 +136,27 @@ async def _remove(
 
 
 async def write_in_thread(work: Callable[[], object], path: Path) -> None:
-    """Run `work` in a thread, and wait for it even when cancelled. Converts OSErrors to
-    ResourceExhausted, KernelError."""
+    """Run `work` in a thread, and wait for its end even when cancelled. Converts an OSError to
+    ResourceExhausted or KernelError, with `path` unless the error names a file."""
     with disk_errors("write", str(path)):
         await shield_until_done(asyncio.to_thread(work))
 
 
 async def remove_record(path: Path) -> None:
-    """Unlink a record, if it is there."""
+    """Unlink a record; does nothing if it is missing."""
     await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
 async def delete_sandbox_folders(paths: Paths, trash: Trash, identifier: str) -> None:
-    """Move the sandbox's folder on the disk to the trash, then delete its state folder. The state
-    folder goes last, because by it a restarted server finds an unfinished sandbox. Raises
-    KernelError."""
+    """Move the sandbox's folder on the disk to the trash, then delete its state folder. This order
+    lets a restarted server find an unfinished sandbox by its state folder. Raises KernelError."""
     await asyncio.to_thread(_delete_sandbox, paths, trash, identifier)
     trash.empty_soon()
 
 
 async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) -> None:
-    """Delete the container's folders; the writable layer goes to the trash. Raises KernelError."""
+    """Move the container's writable layer to the trash, then delete its state folder. Raises
+    KernelError."""
     await asyncio.to_thread(_delete_container, paths, trash, identifier)
     trash.empty_soon()
 
@@ -169,8 +170,8 @@ def _delete_container(paths: Paths, trash: Trash, identifier: str) -> None:
 
 
 def _delete(trash: Trash, root: Path, state: Path) -> None:
-    """Move the folder `root` to the trash, then delete the folder `state`. Missing folders are
-    ignored."""
+    """Move the folder `root` to the trash, then delete the folder `state`. A missing folder is no
+    error."""
     with disk_errors("rmdir", str(root)):
         trash.take(root)
     with disk_errors("rmdir", str(state)):
@@ -178,5 +179,5 @@ def _delete(trash: Trash, root: Path, state: Path) -> None:
 
 
 def records_in(folder: Path) -> list[str]:
-    """Return the ids with a record in `folder`."""
+    """Return the ids of the objects that have a record in `folder`."""
     return [name.removesuffix(".json") for name in entries(folder) if name.endswith(".json")]

@@ -1,8 +1,8 @@
-"""Caches of encoded protobuf messages, from which lists and statuses are joined.
+"""Caches encoded protobuf messages, so that lists and statuses are joined from cached bytes.
 
-An encoded message is its fields one after the other, in any order, each with its tag, and nested
-messages with their length (protobuf's encoding guide). So the reply to a list call is the join of
-entries that were encoded when they last changed: kubelet lists every second.
+An encoded message is the sequence of its encoded fields, in any order; a nested message is a field
+with its length (protobuf's encoding guide). So the reply to a list call can be joined from entries
+that were encoded when they last changed. kubelet lists every second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VARINT, LENGTH_DELIMITED = 0, 2
 
 
 class CachedEncoding:
-    """Caches an encoded message, and encodes it again when the values that it depends on have
+    """Caches one encoded message, and encodes it again after the values that it depends on have
     changed."""
 
     __slots__ = ("_facts", "_wire")
@@ -26,9 +26,10 @@ class CachedEncoding:
         self._wire = b""
 
     def get(self, facts: tuple[Any, ...], make: Callable[[], bytes]) -> bytes:
-        """Return the cached bytes, or the result of `make` if `facts` differ from the last call's.
+        """Return the cached bytes; if `facts` differ from those of the last call, cache and return
+        the result of `make`.
 
-        `facts`: all values that the message depends on; objects among them must be immutable.
+        `facts`: all values that the message depends on. Objects among them must be immutable.
         """
         if self._facts != facts:
             self._wire = make()
@@ -37,11 +38,12 @@ class CachedEncoding:
 
 
 def tag(message: type[Any], field: str, kind: int = LENGTH_DELIMITED) -> bytes:
-    """Return the encoded tag of a field of `message`."""
+    """Return the encoded tag of the field `field` of `message`, with the wire type `kind`."""
     # From the descriptor, so that a number follows the .proto file of the API's version.
     return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | kind)
 
 
 def entry(begin: bytes, payload: bytes) -> bytes:
-    """Encode a nested message as the field with the tag `begin`."""
+    """Encode a field that is a nested message. `begin`: the field's encoded tag; `payload`: the
+    encoded message."""
     return begin + varint(len(payload)) + payload

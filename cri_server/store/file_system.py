@@ -1,12 +1,13 @@
-"""Checks at the server's start that the two directories can hold pods: binds a socket and mounts an
-overlay there, as the first pod would.
+"""Checks at the server's start that the root and state directories can hold pods: binds a socket
+and mounts an overlay, as the first pod would.
 
-The root directory must be able to hold an overlay's upper layer, with whiteouts and opaque
-directories; another overlay, or a file system without xattrs, cannot. Without the type of a
-folder's entries (d_type) overlayfs can be mounted, but shows deleted files (overlayfs.rst, "upper
-fs needs to support d_type"). The state directory must hold a socket. nodev, nosuid and noexec do no
-harm: each overlay is a separate mount with its own flags. Only CNI plugins, which other programs
-execute, lie directly in the root directory.
+The state directory must hold a socket. The root directory must hold an overlay's upper layer, with
+whiteouts and opaque directories; another overlay, or a file system without xattrs, cannot. The file
+system must also report the type of directory entries (d_type). Without d_type overlayfs can be
+mounted, but shows deleted files (overlayfs.rst, "upper fs needs to support d_type").
+
+nodev, nosuid and noexec do no harm, because each overlay is a separate mount with its own flags.
+With noexec only the CNI plugins in the root directory cannot be executed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _DIRENT64 = Struct("=QqHB")  # d_ino, d_off, d_reclen, d_type; getdents64(2)
 
 
 def check(paths: Paths) -> None:
-    """Check that the two directories can hold pods. Raises WrongState, Unsupported, KernelError or
-    ResourceExhausted with the folder and the reason.
+    """Check that the root and state directories can hold pods. Raises WrongState, Unsupported,
+    KernelError or ResourceExhausted with the directory and the reason.
 
-    A full root is no error: kubelet frees it through this server.
+    A full root directory is only logged, because kubelet frees space through this server.
     """
     for folder in (paths.root, paths.state):
         _check_owner(folder)
@@ -53,8 +54,8 @@ def check(paths: Paths) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Check that the server's user owns the folder: another owner could replace it, or open it to
-    others."""
+    """Raise WrongState unless the server's user owns the folder. Another owner could replace it, or
+    open it to other users."""
     status = os.stat(folder)
     if status.st_uid != os.geteuid():
         raise WrongState(
@@ -145,7 +146,8 @@ def _check_overlay(root: Path, probe: Path) -> None:
 
 
 def _check_hidden(mount: int) -> None:
-    """Check that whiteouts and an opaque folder hide everything in the layer below."""
+    """Check that a removed and recreated directory in the overlay hides the lower layer's content.
+    Raises OSError."""
     with closing_fd(
         os.open("folder", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
     ) as folder:
@@ -154,7 +156,7 @@ def _check_hidden(mount: int) -> None:
 
 
 def file_system_type(path: Path) -> str:
-    """Return the type of the file system of `path`, as in mountinfo."""
+    """Return the type of the file system that contains `path`, from mountinfo."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:

@@ -1,12 +1,12 @@
-"""Finds files that nothing refers to, reports the reason, and removes them; reports why all other
-files stay.
+"""Removes files, cgroups and mounts that no record refers to, and reports for each object why it
+was removed or kept.
 
-Start and removals clean up after themselves, so garbage results from a full or failing disk, a
+Start and removals clean up after themselves, so garbage comes only from a full or failing disk, a
 power cut or an older version.
 
-The files of a running operation are safe. The names are listed first; then the collector waits for
-a moment without operations, and removes only those of the listed names that no record refers to.
-Later operations use new names.
+The files of a running operation are safe. The collector lists names, waits for a moment without
+operations, and removes only those listed names that still no record refers to. Later operations use
+new names.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class GarbageEntry:
-    """A file, folder or other object on disk, and the action on it.
+    """An object on disk that the collector has examined, and its action.
 
-    `action`: in a dry run `keep`, `remove` or `convert`; else `keep`, `removed`, `converted` or
-    `failed`. `why`: the reason.
+    `action`: `keep`; in a dry run also `remove` or `convert`; otherwise also `removed`, `converted`
+    or `failed`. `why`: the reason.
     """
 
     kind: str
@@ -81,10 +81,11 @@ class GarbageEntry:
 async def collect(
     services: Services, *, dry_run: bool, images: bool, force: bool = False
 ) -> list[GarbageEntry]:
-    """Remove files, cgroups and mounts that no record refers to; return a report of everything.
+    """Remove files, cgroups and mounts that no record refers to; return an entry for each examined
+    object.
 
-    `images`: also images that no container uses. `force`: also the addresses of lost pods whose CNI
-    plugins fail in DEL. `dry_run`: report only.
+    `images`: also remove images that no container uses. `force`: also release the addresses of lost
+    pods whose CNI plugins fail in DEL. `dry_run`: report only.
     """
     collector = _GarbageCollector(services, dry_run)
     await collector.images(images)
@@ -105,8 +106,8 @@ class _GarbageCollector:
     async def _remove(
         self, kind: str, name: str, why: str, size_bytes: int, remove: Callable[[], Any]
     ) -> None:
-        """Report the object and remove it, unless in a dry run. A failure does not stop the
-        others."""
+        """Remove an object with `remove`, and report it. Only reports in a dry run. A failure is
+        reported, too, and not raised."""
         if self._dry_run:
             self.items.append(GarbageEntry(kind, name, "remove", why, size_bytes))
             return
@@ -137,7 +138,7 @@ class _GarbageCollector:
                 )  # fmt: skip
 
     async def _convert(self, image: Image, name: str) -> None:
-        """Convert an image to the configured store, unless a container uses it."""
+        """Convert an image to the configured kind of store, unless a container uses it."""
         images, index = self._services.images, self._services.index
         why = f"[images] store requires it {images.to_convert(image.id)}"
         try:
@@ -166,7 +167,7 @@ class _GarbageCollector:
         return "pinned ([images] pinned)" if image.pinned else ""
 
     async def store(self) -> None:
-        """Remove unused blobs, layers and downloads, except those that a running pull needs."""
+        """Remove blobs, layers and downloads that neither an image nor a running pull uses."""
         for entry in await self._services.images.unused():
             if entry.kind == "unknown":
                 self._unknown(entry)
@@ -254,12 +255,12 @@ class _GarbageCollector:
         still: Callable[[Services], list[str]],
         drop: Callable[[Services, str], Any],
     ) -> None:
-        """Remove the folders of pods or containers that have no record.
+        """Remove the folders of pods or containers without a record.
 
-        `listed`: the ids without a record before the wait for a moment without operations;
-        `still(services)` returns those of now, and only ids in both are removed. `idle`: there was
-        such a moment; otherwise the folders are kept. `drop(services, id)` removes the folders of
-        one id.
+        `kind`: pod or container; `listed`: the ids without a record before the collector waited;
+        `still(services)`: returns the ids without a record now. Removes only ids in both, and only
+        if there was a moment without operations (`idle`). `drop(services, id)` removes the folders
+        of one id.
         """
         unknown = set(still(self._services))
         for identifier in sorted(unknown.intersection(listed)):
@@ -294,8 +295,8 @@ class _GarbageCollector:
             self._unknown(UnusedEntry("unknown", path, size))
 
     async def _run_folder(self, path: Path) -> None:
-        """Report a folder of `pyrunc-cri run`, which is always kept: its pod may be of another
-        server, and the files in it belong to the user."""
+        """Report a folder of `pyrunc-cri run`. It is always kept: its pod may belong to another
+        server, and the files in it are the user's."""
         try:
             owner = (path / RUN_OWNER).read_text()
         except (OSError, UnicodeDecodeError):
@@ -315,8 +316,8 @@ class _GarbageCollector:
         self._keep("pod's files", str(path), why, await asyncio.to_thread(size_of, path))
 
     async def _unknown_file(self, path: Path) -> None:
-        """Report or remove an unknown file of the state and root folders, except configured
-        sockets."""
+        """Report an unknown file in the state or root directory, except configured sockets. Removes
+        it only if a killed `pyrunc-cri doctor` has left it."""
         config = self._services.config
         if path in (config.socket_path, Path(config.metrics.address.removeprefix("unix://"))):
             return
@@ -328,9 +329,9 @@ class _GarbageCollector:
             self._unknown(UnusedEntry("unknown", path, size))
 
     async def network(self, force: bool) -> None:
-        """Detach the networks of pods that are gone, as the reconciliation every ten seconds does.
+        """Detach the networks of pods that are gone. The periodic reconciliation does the same.
 
-        `force`: release an attachment even if its plugins fail; their errors are logged.
+        `force`: release an address even if its CNI plugins fail; their errors are logged.
         """
         services = self._services
         attached = await services.network.attached()

@@ -1,4 +1,4 @@
-"""The objects in memory, by id, unique id prefix, name or filter, without disk access."""
+"""Finds the sandboxes and containers in memory by id, unique id prefix, name or filter."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Object = TypeVar("Object", Sandbox, Container)
 
 
 class ObjectTable(Generic[Object]):
-    """The sandboxes, or the containers, in memory: finds one by its id, a unique prefix of the id,
-    or its name."""
+    """The sandboxes, or the containers, in memory. Finds an object by id, unique prefix of an id,
+    or name."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -40,8 +40,8 @@ class ObjectTable(Generic[Object]):
             del self._by_name[item.name]
 
     def find(self, reference: str) -> Object | None:
-        """Return the object with this id or unique prefix of an id; None if there is none or
-        several, or if the text is empty."""
+        """Return the object whose id is `reference` or begins with it. None if no or several
+        objects match, or if `reference` is empty."""
         exact = self._by_id.get(reference)
         # Ids have 64 characters: a longer text cannot be a prefix, so the search through all is
         # spared.
@@ -51,7 +51,8 @@ class ObjectTable(Generic[Object]):
         return matches[0] if len(matches) == 1 else None
 
     def get(self, reference: str) -> Object:
-        """Return the object with this id or unique prefix of an id. Raises NotFound."""
+        """Return the object whose id is `reference` or the only one that begins with it. Raises
+        NotFound."""
         item = self.find(reference)
         if item is None:
             raise NotFound(f"no such {self._kind}: {reference[:80]!r}")
@@ -64,7 +65,7 @@ class ObjectTable(Generic[Object]):
 
 
 class StoreIndex:
-    """All sandboxes and containers."""
+    """The index of all sandboxes and containers."""
 
     def __init__(self) -> None:
         self.sandboxes: ObjectTable[Sandbox] = ObjectTable("sandbox")
@@ -78,7 +79,7 @@ class StoreIndex:
         )
 
     def users_of(self, image_id: str) -> list[str]:
-        """Return the ids of the containers that were created from the image or mount it."""
+        """Return the ids of the containers that were created from the image, or that mount it."""
         return [
             c.id for c in self.containers if image_id in (c.image_id, *c.mounted_images.values())
         ]
@@ -127,5 +128,5 @@ def _candidates(table: ObjectTable[Object], reference: str) -> Iterable[Object]:
 
 
 def has_labels(labels: Mapping[str, str], required: Mapping[str, str]) -> bool:
-    """Whether every required pair is among the labels."""
+    """Whether `labels` has every key of `required` with the same value."""
     return all(key in labels and labels[key] == value for key, value in required.items())

@@ -1,8 +1,8 @@
-"""Sandboxes and containers in the server: their requests, decisions about them, and facts from
-which states are derived.
+"""Sandboxes and containers as the server stores them: their requests, decisions about them, and the
+facts from which their states are derived.
 
-The record on disk holds the request and the decisions. CRI messages are stored in their wire form:
-fields unknown to this version survive, and decoding takes microseconds.
+The record on disk holds the request and the decisions. CRI messages are stored in protobuf's wire
+form, so fields that this version does not know survive, and decoding takes microseconds.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
 def copy(message: AnyMessage) -> AnyMessage:
-    """Copy a CRI message. Store a copy of a part of a request, not the part itself, which keeps the
-    whole request in memory: 10 KiB instead of 2 for a small container."""
+    """Copy a CRI message. Store a copy of a part of a request, because the part itself would keep
+    the whole request in memory: 10 KiB instead of 2 for a small container."""
     copied = type(message)()
     copied.CopyFrom(message)
     return copied
@@ -57,8 +57,8 @@ def unpack(kind: Any, text: str) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Sandbox:
-    """A pod's sandbox. `phase`: `ready`; `stopping` from the begin of StopPodSandbox, `stopped`
-    after its end."""
+    """A pod's sandbox. `phase`: `ready`; `stopping` while StopPodSandbox runs; `stopped` after
+    StopPodSandbox."""
 
     id: str
     config: api.PodSandboxConfig
@@ -87,7 +87,7 @@ class Sandbox:
 
     @property
     def name(self) -> SandboxName:
-        """Return the unique key: name, namespace, uid and attempt."""
+        """Return the sandbox's unique name: name, namespace, uid and attempt."""
         return sandbox_name(self.config.metadata)
 
     @property
@@ -116,7 +116,7 @@ class Sandbox:
 
     @classmethod
     def from_record(cls, record: SandboxRecord) -> Sandbox:
-        """Convert a record. Raises DamagedRecord."""
+        """Make a sandbox from its record. Raises DamagedRecord."""
         try:
             labels = SelinuxLabels(*record.selinux)
         except TypeError:
@@ -133,7 +133,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedUser:
-    """The container process's user, resolved in its image."""
+    """The user and groups of a container's process, as resolved in its image."""
 
     uid: int
     gid: int
@@ -177,7 +177,7 @@ class Container:
 
     @property
     def name(self) -> ContainerName:
-        """Return the unique key: sandbox, name and attempt."""
+        """Return the container's unique name: sandbox, name and attempt."""
         return (self.sandbox_id, self.config.metadata.name, self.config.metadata.attempt)
 
     @property
@@ -193,7 +193,8 @@ class Container:
         return self.state == api.CONTAINER_RUNNING
 
     def set_exit(self, exit: Exit) -> None:
-        """Set the exit, unless it is set already, and wake all that wait for it."""
+        """Set the exit and wake all tasks that wait for it. Does nothing if the exit is already
+        set."""
         if self.exit is None:
             self.exit = exit
             self.lost = False
@@ -209,7 +210,7 @@ class Container:
 
     @classmethod
     def from_record(cls, record: ContainerRecord) -> Container:
-        """Convert a record. Raises DamagedRecord."""
+        """Make a container from its record. Raises DamagedRecord."""
         try:
             uid, gid, groups, home = record.user
             user = ResolvedUser(uid, gid, tuple(groups), home)
@@ -226,8 +227,8 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `source`, a record of class `kind` or its object, that have the same
-    form in both. `converted`: the record's other fields."""
+    """Return the fields that a record of class `kind` and its object (`source` is either) have in
+    the same form: all but `converted`."""
     return {name: getattr(source, name) for name in kind.__annotations__ if name not in converted}
 
 

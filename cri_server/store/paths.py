@@ -41,18 +41,19 @@ class Paths:
 
     @property
     def shims(self) -> Path:
-        """Contains a folder for each shim, with its socket, record and log."""
+        """Return the folder with a folder for each shim, which has the shim's socket, record and
+        log."""
         return self.state / "shims"
 
     @property
     def earlier_shims(self) -> Path:
-        """Contains a file for each shim of the previous server version that is stopped by SIGSTOP
-        until its last container has ended (`pod.earlier`)."""
+        """Return the folder with a file for each shim of the previous server version that is
+        stopped by SIGSTOP, until its last container has ended (`pod.earlier`)."""
         return self.state / "earlier-shims"
 
     @property
     def trash(self) -> Path:
-        """Contains writable layers of removed containers until they are deleted."""
+        """Return the folder that holds removed writable layers until they are deleted."""
         return self.root / "trash"
 
     @property
@@ -63,18 +64,22 @@ class Paths:
         return self.sandbox_records / f"{sandbox_id}.json"
 
     def sandbox_state(self, sandbox_id: str) -> Path:
-        """Contains shim.sock, pause.json and, for a sandbox that was stopped in this boot,
-        `stopped`."""
+        """Return the sandbox's state folder. It contains shim.sock, pause.json and, if the sandbox
+        was stopped in this boot, `stopped`."""
         return self.sandbox_states / sandbox_id
 
     def sandbox_stopped(self, sandbox_id: str) -> Path:
-        """An empty file, which exists if the sandbox was stopped since its record was written."""
+        """Return the path of an empty file that exists if the sandbox was stopped after its record
+        was written."""
         return self.sandbox_state(sandbox_id) / "stopped"
 
     def sandbox_root(self, sandbox_id: str) -> Path:
-        """Contains the files that containers see (resolv.conf, hostname, hosts), to which
-        containers may write without limit. They are on the disk, whose usage kubelet limits; on the
-        state directory's tmpfs they could fill the host's memory and /run."""
+        """Return the folder with the files that containers see: resolv.conf, hostname, hosts.
+
+        Containers may write to these files without limit. So the folder is on the disk, whose usage
+        kubelet limits. On the state directory's tmpfs the files could fill the host's memory and
+        /run.
+        """
         # Such a file that counted for no limit was CVE-2020-8557 (kubelet's /etc/hosts of a pod).
         return self.sandbox_records / sandbox_id
 
@@ -82,24 +87,25 @@ class Paths:
         return self.container_records / f"{container_id}.json"
 
     def container_state(self, container_id: str) -> Path:
-        """Contains config.json, launch.json, state.json and exit.json."""
+        """Return the container's state folder, with config.json, launch.json, state.json and
+        exit.json."""
         return self.container_states / container_id
 
     def container_root(self, container_id: str) -> Path:
-        """Contains the writable layer: `upper` and `work`."""
+        """Return the folder with the container's writable layer: `upper` and `work`."""
         return self.container_records / container_id
 
     def checkpoint_work(self, container_id: str) -> Path:
-        """Contains the parts of a checkpoint while it is made."""
+        """Return the folder with the files of a checkpoint while the checkpoint is made."""
         return self.container_root(container_id) / "checkpoint"
 
     def restore_folder(self, container_id: str) -> Path:
-        """Contains the checkpoint that the container will be restored from."""
+        """Return the folder with the checkpoint from which the container will be restored."""
         return self.container_root(container_id) / "restore"
 
     def prepare(self) -> None:
-        """Create the directories, accessible to root only, independent of the umask. Raises
-        OSError."""
+        """Create the directories below root and state. Only root can list them, whatever the umask
+        is. Raises OSError."""
         for path in (
             self.root,
             self.state,

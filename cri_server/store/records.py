@@ -1,6 +1,6 @@
-"""The fields of sandboxes' and containers' records on disk, besides their version.
+"""Defines the records of sandboxes and containers on disk. A record also has a version.
 
-CRI messages are texts: base64 of their wire form (`model.pack`).
+CRI messages are stored as text: base64 of their wire form (`model.pack`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class SandboxRecord(Record):
-    """`sandboxes/ID.json`, the fields of `model.Sandbox`. `selinux`: the process's and the mounts'
-    label, which older versions' records lack."""
+    """The record `sandboxes/ID.json`, with fields of `model.Sandbox`. `selinux`: the process's
+    label and the mounts' label; empty in the records of older versions."""
 
     id: str
     config: str
@@ -41,8 +41,8 @@ class SandboxRecord(Record):
 
 
 class ContainerRecord(Record):
-    """`containers/ID.json`, the fields of `model.Container`. `user`: uid, gid, a list of groups,
-    home."""
+    """The record `containers/ID.json`, with fields of `model.Container`. `user`: a list of uid,
+    gid, list of groups, and home."""
 
     id: str
     sandbox_id: str

@@ -1,7 +1,8 @@
-"""The interface between the streaming server and the containers: sessions, and sockets into pods.
+"""Defines the interface between the streaming server and the containers: sessions, and sockets into
+pods.
 
 A session is a running command (exec) or a container's stdio (attach), as file descriptors. The
-session owns the descriptors: the streaming server reads and writes them without blocking, calls
+session owns the descriptors. The streaming server reads and writes them without blocking, calls
 `close_stdin` when the client has ended its input, and calls `close` exactly once.
 """
 
@@ -17,8 +18,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ExecSessionOptions:
-    """A validated `ExecRequest`: at least one stream, no tty with stderr. `changes`: fields that
-    replace those of the container's OCI process."""
+    """A checked `ExecRequest`: it has at least one stream, and no stderr with a tty. `changes`:
+    fields that replace fields of the container's OCI process."""
 
     container_id: str
     command: tuple[str, ...]
@@ -31,7 +32,7 @@ class ExecSessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class AttachOptions:
-    """A validated `AttachRequest`."""
+    """A checked `AttachRequest`."""
 
     container_id: str
     stdin: bool = False
@@ -42,26 +43,27 @@ class AttachOptions:
 
 @dataclass(frozen=True, slots=True)
 class PortForwardOptions:
-    """A validated `PortForwardRequest`. `ports`: for WebSocket clients; SPDY names a port per
-    stream."""
+    """A checked `PortForwardRequest`. `ports`: only WebSocket clients use them; SPDY clients name a
+    port in each stream."""
 
     sandbox_id: str
     ports: tuple[int, ...] = ()
 
 
 class StreamingSession(ABC):
-    """A running exec or attach. It owns up to three descriptors and closes each once.
+    """A running exec or attach. It owns up to three descriptors, and closes each once.
 
-    The descriptors are pipes, sockets or a pty's master; `None` for streams that the client did not
-    request. With a tty `stdout_fd` is the master and `stdin_fd` a duplicate. They stay valid until
-    `close_stdin` and `close`, and the streaming server makes them non-blocking.
+    The descriptors are pipes, sockets or the master of a pty, and `None` for streams that the
+    client did not request. With a tty `stdout_fd` is the master and `stdin_fd` a duplicate of it.
+    They stay open until `close_stdin` and `close`. The streaming server makes them non-blocking.
     """
 
     def __init__(self, stdin: int | None, stdout: int | None, stderr: int | None) -> None:
         self.stdin_fd, self.stdout_fd, self.stderr_fd = stdin, stdout, stderr
 
     def close_stdin(self) -> None:
-        """Close stdin after the client has ended its input, unless it is closed."""
+        """Close the stdin descriptor if it is open. The server calls this when the client has ended
+        its input."""
         # The number is forgotten first: a second close could hit a new file with the same number.
         fd, self.stdin_fd = self.stdin_fd, None
         if fd is not None:
@@ -81,17 +83,18 @@ class StreamingSession(ABC):
 
     @abstractmethod
     async def wait(self) -> int:
-        """Wait for the command (exec) or container (attach); return its exit code, 128 + n for
-        signal n."""
+        """Wait for the end of the command (exec) or container (attach). Return its exit code, which
+        is 128 + n after signal n."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything. A running exec is killed with its descendants; an attached container
-        continues."""
+        """Close all descriptors and end the session. A running exec is killed with its descendants;
+        an attached container continues."""
 
 
 class Backend(Protocol):
-    """Starts sessions. Raises `pyrunc.errors.Error`, whose message is sent to the client."""
+    """Starts sessions. Its methods raise `pyrunc.errors.Error`; the client gets the error's
+    message."""
 
     async def exec(self, options: ExecSessionOptions) -> StreamingSession: ...
     async def attach(self, options: AttachOptions) -> StreamingSession: ...

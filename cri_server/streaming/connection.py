@@ -1,8 +1,8 @@
-"""Serves a connection of the streaming server: reads the request within a deadline, redeems its
-ticket, switches to SPDY or WebSocket and runs the session.
+"""Serves one connection of the streaming server: reads the HTTP request within a deadline, redeems
+its ticket, switches to SPDY or WebSocket, and runs the session.
 
-The session is one task, and a second task reads the connection. When reading ends, because the
-client has disconnected or broken the protocol, the session is cancelled and closed.
+One task runs the session, another reads the connection. When reading ends, because the client has
+disconnected or violated the protocol, the session is cancelled and closed.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ STREAMS_S = 30.0  # the timeout of Kubernetes' streaming library for the creatio
 
 
 class Connections:
-    """Serves the connections of one server.
+    """Serves the connections of one streaming server.
 
-    `sessions` counts open sessions by kind. `on_ticket` is called in a connection's task once its
-    ticket is redeemed.
+    `sessions`: the number of open sessions by kind (exec, attach, port-forward). `on_ticket` is
+    called in the task of a connection after its ticket was redeemed.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Connections:
             transport.abort()
 
     async def _open(self, transport: SocketTransport) -> tuple[UpgradeRequest, object] | None:
-        """Read the request within `REQUEST_S` and redeem its ticket; None after a refusal was
-        sent."""
+        """Read the request within `REQUEST_S` and redeem its ticket. Return the request and the
+        session's options, or None after a refusal was sent to the client."""
         try:
             try:
                 async with asyncio.timeout(REQUEST_S):
@@ -252,10 +252,11 @@ def _resolved(inbound: Inbound) -> asyncio.Future[Inbound]:
 
 
 class _StreamCollector:
-    """Waits for the streams that an exec or attach needs, and resets any other stream.
+    """Waits until a SPDY client has opened the streams of an exec or attach, and resets all other
+    streams.
 
-    It does not wait for `resize`: a client that attaches without knowing of the terminal does not
-    open that stream.
+    It accepts a `resize` stream but does not wait for it: a client that attaches may not know that
+    the container has a terminal.
     """
 
     def __init__(self, roles: Sequence[str], *, resizable: bool) -> None:
@@ -283,7 +284,8 @@ class _StreamCollector:
             self._complete.set()
 
     async def collect(self) -> dict[str, MultiplexedStream] | None:
-        """Wait for all streams and return them by role; return None after `STREAMS_S`."""
+        """Wait until the client has opened all streams; return them by role. Return None if that
+        takes longer than `STREAMS_S`."""
         try:
             async with asyncio.timeout(STREAMS_S):
                 await self._complete.wait()
@@ -315,7 +317,8 @@ def _channel_streams(
 async def _while_connected(
     reading: Coroutine[Any, Any, str], serving: Coroutine[Any, Any, None]
 ) -> None:
-    """Run both coroutines until one ends, then cancel the other. Raises the first error."""
+    """Run both coroutines until one ends, then cancel the other. Raises the first coroutine's
+    error, else the second's."""
     tasks = (asyncio.create_task(reading), asyncio.create_task(serving))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
-"""Reads and writes non-blocking descriptors on the event loop: pipes, sockets, pty masters.
+"""Reads and writes non-blocking descriptors (pipes, sockets, pty masters) on the event loop.
 
-Each function tries the system call first and waits only after EAGAIN; at most one waiter per
-direction and descriptor. A cancelled call leaves no registration behind. Nothing is buffered here.
+Each function tries the system call first, and waits only after EAGAIN. A descriptor may have one
+waiting reader and one waiting writer. A cancelled call leaves nothing registered. Nothing is
+buffered here.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ READ_BYTES = 64 * 1024
 
 
 async def readable(fd: int) -> None:
-    """Wait until a read does not block, also because the stream has ended."""
+    """Wait until a read would not block: there is data, the stream has ended, or the read would
+    fail."""
     loop = asyncio.get_running_loop()
     await _ready(fd, loop.add_reader, loop.remove_reader)
 
 
 async def writable(fd: int) -> None:
-    """Wait until a write does not block, also because it will fail."""
+    """Wait until a write would not block: there is space, or the write would fail."""
     loop = asyncio.get_running_loop()
     await _ready(fd, loop.add_writer, loop.remove_writer)
 
@@ -42,9 +44,9 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
-    """Read between one byte and `limit_bytes`; empty at the end.
+    """Read at least one and at most `limit_bytes` bytes; return none at the end of the stream.
 
-    EIO (of a pty's master after the last slave is closed) and ECONNRESET count as the end.
+    EIO (a pty's master after the last slave is closed) and ECONNRESET count as the end.
     """
     while True:
         try:
@@ -60,8 +62,8 @@ async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
 
 
 async def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`. Raises BrokenPipeError, ConnectionResetError, or EIO on a pty, when the
-    reading end is closed."""
+    """Write all of `data`. If the reading end is closed, raises BrokenPipeError or
+    ConnectionResetError, or OSError with EIO on a pty."""
     view = memoryview(data)
     while view:
         try:

@@ -1,4 +1,4 @@
-"""Logs failed sessions. The client gets the message of every error; the log has warnings only about
+"""Logs failed sessions. The client gets the message of every error. The log has warnings only for
 errors that the client did not cause (`NODE_KINDS`)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NODE_KINDS = {
 
 
 def log_failure(what: str, error: Error) -> None:
-    """Log the failure of the operation `what`: a warning if the error's kind is in `NODE_KINDS`,
+    """Log that the operation `what` failed: as a warning if the error's kind is in `NODE_KINDS`,
     else at debug level."""
     level = logging.WARNING if error.kind in NODE_KINDS else logging.DEBUG
     log.log(level, "%s: %s: %s", what, error.kind, error.message)

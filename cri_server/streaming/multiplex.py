@@ -1,8 +1,9 @@
-"""Streams over one SPDY connection: connects the core in `spdy.connection` with a `Transport`.
+"""Multiplexes streams over one SPDY connection: connects the state machine of `spdy.connection` to
+a `Transport`.
 
-`run` is the only reader. It hands data to the streams and pauses while they hold too much. It posts
-the replies to pings and resets, so that it never waits for the peer to read. The owner of a stream
-writes to it.
+Only `run` reads from the transport. It passes data to the streams, and pauses while they have too
+much unread data. It sends replies to pings, and resets, without waiting for the client to read
+them. Tasks that own a stream write to it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ FRAMES_PER_TURN = 100
 
 
 class MultiplexedStream:
-    """One SPDY stream. Its owner writes to the client through it, as an `Outbound`, and reads the
-    client's data from `inbound`."""
+    """One SPDY stream. The task that owns it writes to the client (it is an `Outbound`), and reads
+    the client's data from `inbound`."""
 
     def __init__(self, multiplexer: Multiplexer, stream_id: int, headers: Headers) -> None:
         self._multiplexer, self.stream_id, self.headers = multiplexer, stream_id, headers
@@ -40,7 +41,7 @@ class MultiplexedStream:
         self.gone = asyncio.Event()
 
     def header(self, name: str) -> str:
-        """Return the first value of a header; empty without the header."""
+        """Return the first value of the stream's header `name`; empty if the header is missing."""
         return self.headers.get(name, [""])[0]
 
     async def write(self, data: bytes) -> None:
@@ -52,7 +53,7 @@ class MultiplexedStream:
         await self._multiplexer.send(self, b"", fin=True)
 
     async def finish(self) -> None:
-        """Half-close the stream and ignore further data of the peer."""
+        """Half-close the stream, and discard what the client still sends."""
         # A Go peer reports a `reset` as an error.
         with contextlib.suppress(StreamGone):
             await self.end()
@@ -64,14 +65,14 @@ class MultiplexedStream:
         self._multiplexer.reset(self, status)
 
     def lose(self) -> None:
-        """Mark the stream as reset by the client, or as lost with its connection."""
+        """Mark the stream as lost, because the client has reset it or has disconnected."""
         self.gone.set()
         self.inbound.lose()
 
 
 class Multiplexer:
-    """All streams of a connection. `on_open` is called with each stream that the client opens,
-    after it was accepted."""
+    """All streams of a SPDY connection. `on_open` is called with each stream that the client has
+    opened, after the stream was accepted."""
 
     def __init__(
         self,
@@ -113,14 +114,14 @@ class Multiplexer:
             self._on_open = MultiplexedStream.lose
 
     async def _end_turn(self) -> None:
-        """Let other tasks run after `FRAMES_PER_TURN` frames."""
+        """Let other tasks run, once for each `FRAMES_PER_TURN` handled frames."""
         if self._core.frames_handled - self._handled_before >= FRAMES_PER_TURN:
             self._handled_before = self._core.frames_handled
             await asyncio.sleep(0)
 
     async def _room(self) -> bool:
-        """Wait until the streams' buffers accept data again; return False if the client disconnects
-        before."""
+        """Wait until the streams have read enough data that more may be buffered. Return False if
+        the client disconnects first."""
         return await room_or_hang_up(self.budget, self._transport, self._probe)
 
     def _probe(self) -> None:
@@ -173,12 +174,14 @@ class Multiplexer:
         self._post_last()
 
     def forget(self, stream: MultiplexedStream) -> None:
-        """Drop a stream and free its slot; further frames on it are ignored."""
+        """Drop a stream and free its slot. Further frames of the client on this stream are
+        ignored."""
         self._core.forget(stream.stream_id)
         self._streams.pop(stream.stream_id, None)
 
     def leave(self) -> None:
-        """Send GOAWAY before closing; further streams of the peer are refused."""
+        """Send GOAWAY before the connection is closed. Streams that the client opens afterwards are
+        refused."""
         self._core.go_away()
         self._post_last()
 

@@ -1,13 +1,15 @@
-"""Port forwarding: connects pairs of a data and an error stream to TCP connections in the pod.
+"""Port forwarding: connects pairs of a data stream and an error stream to TCP connections in the
+pod.
 
-Over SPDY the client opens any number of pairs, distinguished by `requestid`; over WebSocket there
-is one pair per port of the request. Either side may half-close a connection and go on reading, as
-long as the other direction moves bytes: kubectl up to 1.31 closes nothing until the error stream
-ends (`LINGER_S`). A failure is a text on the error stream.
+Over SPDY the client opens any number of pairs, which the header `requestid` distinguishes. Over
+WebSocket there is one pair for each port of the request. Client and pod may half-close a connection
+and go on reading while the other direction moves bytes. When that direction pauses, the server ends
+it (`LINGER_S`), because kubectl up to 1.31 closes nothing until the error stream ends. A failure is
+sent as text on the error stream.
 
-A dial costs a process in the pod's network, a connection a descriptor of this process. Both are
-limited per session and in total, dials also per pod, so that pods which accept no connections do
-not block others (`Dials`).
+A dial costs a process in the pod's network, and a connection costs a descriptor of the server. Both
+are limited per session and in total. Dials are also limited per pod, so that pods which accept no
+connections do not block others (`Dials`).
 """
 
 from __future__ import annotations
@@ -48,15 +50,16 @@ CHANNEL_PORTS_LIMIT = 127
 
 @dataclass(eq=False, slots=True)
 class ForwardedConnection:
-    """One forwarded connection. `half_closed`: one direction has ended, so the other ends soon."""
+    """One forwarded connection. `half_closed`: one direction has ended; the other may last at most
+    `LINGER_LIMIT_S` longer."""
 
     half_closed: bool = False
 
 
 class Dials:
-    """Schedules dials: at most `DIALS_LIMIT` run at once, of them at most `POD_DIALS_LIMIT` into
-    one pod. The next dial goes into the pod with the fewest running dials; among such pods, the
-    dial that has waited longest goes first."""
+    """Schedules dials. At most `DIALS_LIMIT` dials run at once, at most `POD_DIALS_LIMIT` of them
+    into one pod. The next dial goes into the pod with the fewest running dials; among equal pods
+    the dial that has waited longest is next."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()  # by pod
@@ -64,7 +67,7 @@ class Dials:
 
     @contextlib.asynccontextmanager
     async def turn(self, pod: str) -> AsyncIterator[None]:
-        """Wait for a turn to dial into `pod`; the turn lasts for the block."""
+        """Wait until a dial into `pod` may run. The dial counts as running during the block."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = pod
         self._assign()
@@ -89,12 +92,12 @@ class Dials:
 
 
 class ForwardLimits:
-    """Limits connections and dials into pods. The server has one object for all sessions (`whole`
-    is None) and one for each session, whose connections count in both."""
+    """Limits forwarded connections and dials. One object has the limits of the whole server; each
+    session has its own object, whose connections and dials also count for the whole server."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
-        """Make the limits of a session in the pod with the sandbox id `pod`, within the limits
-        `whole`; without arguments those of all sessions."""
+        """`whole`: for a session, the limits of the whole server, else None; `pod`: the session's
+        sandbox id."""
         self._whole, self._pod = whole, pod
         self.limit = LIMIT if whole is None else SESSION_LIMIT
         self._dials: Dials = Dials() if whole is None else whole._dials
@@ -103,13 +106,14 @@ class ForwardLimits:
         self._closed = asyncio.Event()
 
     def of_session(self, pod: str) -> ForwardLimits:
-        """Return the limits of a new session into the sandbox `pod`."""
+        """Return the limits for a new session into the sandbox with the id `pod`."""
         return ForwardLimits(self, pod)
 
     @contextlib.asynccontextmanager
     async def counted(self, connection: ForwardedConnection) -> AsyncIterator[None]:
-        """Count `connection` as open during the block, here and in `whole`. At a limit waits for
-        half-closed connections to end. Raises ResourceExhausted if there are none."""
+        """Count `connection` as open during the block, here and for the whole server. At a limit
+        waits until a half-closed connection ends. Raises ResourceExhausted if no connection is
+        half-closed."""
         await self._wait_below_limit()
         self._open.add(connection)
         try:
@@ -123,8 +127,8 @@ class ForwardLimits:
             self._closed.set()
 
     async def _wait_below_limit(self) -> None:
-        """While the limit is reached, wait for half-closed connections to end. Raises
-        ResourceExhausted if no open connection is half-closed."""
+        """Wait until the number of connections is below the limit, as long as one of them is
+        half-closed, because it ends soon. Raises ResourceExhausted if none is half-closed."""
         while len(self._open) >= self.limit:
             if not any(connection.half_closed for connection in self._open):
                 where = "of this session" if self._whole is not None else "of this node"
@@ -136,7 +140,8 @@ class ForwardLimits:
 
     @contextlib.asynccontextmanager
     async def dialing(self) -> AsyncIterator[None]:
-        """Wait for a turn to dial; the turn lasts for the block."""
+        """Wait until a dial of this session may run. The dial counts as running during the
+        block."""
         async with self._session_dials, self._dials.turn(self._pod):
             yield
 
@@ -151,11 +156,12 @@ async def forward(
     *,
     half_close: bool = True,
 ) -> str:
-    """Connect to the pod and copy until both directions have ended; return an error message, empty
-    on success.
+    """Connect to `port` in the pod, and copy until both directions have ended. Return an error
+    message, empty on success.
 
-    Without `half_close` (WebSocket) the client cannot end its direction alone: when the pod closes,
-    both end.
+    `data`, `inbound`: the two directions of the client's data stream. With `half_close` False
+    (WebSocket) the client cannot end its direction alone, so both directions end when the pod
+    closes the connection.
     """
     try:
         connection = ForwardedConnection()
@@ -173,7 +179,7 @@ async def forward(
 async def _dial(
     backend: Backend, sandbox_id: str, port: int, limits: ForwardLimits
 ) -> socket.socket:
-    """Wait for a turn, then connect. Raises Error, OSError."""
+    """Connect to `port` in the pod as soon as the limits allow a dial. Raises Error, OSError."""
     async with contextlib.AsyncExitStack() as turn:
         try:
             async with asyncio.timeout(DIAL_WAIT_S):
@@ -215,7 +221,8 @@ async def _copy_both(
 
 
 class _Copier:
-    """Copies both directions of a connection, and counts the chunks."""
+    """Copies both directions of a connection, and counts the copied pieces, from which `linger`
+    detects a pause."""
 
     def __init__(self, sock: socket.socket, data: Outbound, inbound: Inbound) -> None:
         self._socket, self._data, self._inbound = sock, data, inbound
@@ -235,15 +242,15 @@ class _Copier:
             self._inbound.discard()
 
     async def to_client(self) -> None:
-        """Copy from pod to client until the pod ends this direction."""
+        """Copy from pod to client until the pod ends its data."""
         while received := await read_some(self._socket.fileno()):
             await self._data.write(received)
             self._chunks += 1
         await self._data.end()
 
     async def linger(self, last: asyncio.Task[None]) -> None:
-        """Wait for the remaining direction: until it ends, pauses for `LINGER_S`, or takes
-        `LINGER_LIMIT_S`."""
+        """Wait for the task of the remaining direction, until it ends, pauses for `LINGER_S`, or
+        has run for `LINGER_LIMIT_S`."""
         end_s = asyncio.get_running_loop().time() + LINGER_LIMIT_S
         chunks = -1
         while (
@@ -255,8 +262,8 @@ class _Copier:
 
 @dataclass(slots=True)
 class _Pair:
-    """The data and error stream of one forwarded connection. Forwarding begins when the client has
-    opened both; a pair that stays incomplete expires."""
+    """The data stream and the error stream of one forwarded connection. Forwarding begins when the
+    client has opened both; an incomplete pair is reset after `PAIRING_S`."""
 
     data: MultiplexedStream | None = None
     error: MultiplexedStream | None = None
@@ -265,7 +272,7 @@ class _Pair:
 
 
 class Forwarder:
-    """Pairs the streams of a SPDY connection, and forwards each pair in a task."""
+    """Pairs the streams of a SPDY connection, and forwards each pair in its own task."""
 
     def __init__(self, backend: Backend, sandbox_id: str, limits: ForwardLimits) -> None:
         self._backend, self._sandbox_id = backend, sandbox_id
@@ -274,7 +281,7 @@ class Forwarder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_open(self, stream: MultiplexedStream) -> None:
-        """Add a stream of the client to its pair; reset an invalid one."""
+        """Add a stream that the client has opened to its pair. Resets an invalid stream."""
         kind, port = stream.header("streamtype"), _port(stream.header("port"))
         if kind not in ("data", "error") or port is None:
             stream.reset(Status.PROTOCOL_ERROR)
@@ -295,9 +302,9 @@ class Forwarder:
 
     @staticmethod
     def _implied_request(kind: str, stream_id: int) -> str:
-        """Return the request id of a stream without the header `requestid`. Such clients open the
-        error stream, then the data stream with the next stream id, so the error stream's id names
-        the pair."""
+        """Return a name for the pair of a stream without the header `requestid`. Such a client
+        opens the error stream first, then the data stream with the next stream id, so the name has
+        the error stream's id."""
         return f"stream {stream_id if kind == 'error' else stream_id - 2}"
 
     def _start_if_complete(self, request: str, pair: _Pair) -> None:
@@ -340,7 +347,7 @@ class Forwarder:
                 stream.reset(Status.CANCEL)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Cancel the forwarding of all pairs and close their connections."""
         for pair in self._pairs.values():
             if pair.expiry is not None:
                 pair.expiry.cancel()
@@ -364,8 +371,8 @@ async def forward_channels(
     ports: tuple[int, ...],
     channels: list[tuple[WebSocketChannel, WebSocketChannel]],
 ) -> None:
-    """Forward ports over WebSocket: a data and an error channel per port, each of which begins with
-    the port (16 bits, little-endian)."""
+    """Forward ports over WebSocket. Each port has a data channel and an error channel; the server
+    first writes the port on both (16 bits, little-endian)."""
     for port, pair in zip(ports, channels, strict=True):
         for channel in pair:
             await channel.write(port.to_bytes(2, "little"))

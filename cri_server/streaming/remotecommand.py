@@ -1,9 +1,9 @@
-"""Exec and attach: copies between a session's descriptors and a client's streams, and reports the
-exit.
+"""Serves exec and attach: copies between a session's descriptors and a client's streams, and
+reports the exit.
 
-A session ends with its process, whether or not the client has ended stdin: the remaining output is
-sent, then the status on the error stream, then the output streams end. A client that disconnects
-ends the session at once.
+A session ends with its process, even if the client has not ended stdin. The server then sends the
+remaining output, the status on the error stream, and the end of the output streams. When the client
+disconnects, the session ends at once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ RESIZE_LIMIT_BYTES = 1024
 
 @dataclass(slots=True)
 class CommandStreams:
-    """The streams of a client; `None` for streams that it did not request.
+    """The streams of an exec or attach client; `None` for streams that it did not request.
 
-    `json_status`: the error stream carries a Status object. `resize`: set when the client opens
-    that stream, if ever.
+    `json_status`: the error stream carries a Status object; `resize`: a future for the stream of
+    terminal sizes, which the client may open later or never.
     """
 
     error: Outbound
@@ -45,8 +45,8 @@ class CommandStreams:
 
 
 async def run(opening: Awaitable[StreamingSession], streams: CommandStreams) -> None:
-    """Open a session, serve it to its end and send its status. Cancelled when the client
-    disconnects."""
+    """Open a session, serve it to its end, and send its status to the client. The caller cancels it
+    when the client disconnects."""
     try:
         exit_code = await _open_and_serve(opening, streams)
     except StreamGone:
@@ -74,7 +74,7 @@ async def _open_and_serve(opening: Awaitable[StreamingSession], streams: Command
 
 async def _open(opening: Awaitable[StreamingSession]) -> StreamingSession:
     """Await the session and return it. If the caller is cancelled meanwhile, the session is closed
-    as soon as it opens."""
+    once it is open."""
     task = asyncio.ensure_future(opening)
     try:
         return await asyncio.shield(task)
@@ -93,7 +93,7 @@ def _close_when_opened(task: asyncio.Future[StreamingSession]) -> None:
 
 
 def _close(session: StreamingSession) -> asyncio.Task[None]:
-    """Close the session in a task, which no cancellation of the caller stops."""
+    """Close the session in a task that continues even if the caller is cancelled."""
     closing = asyncio.ensure_future(session.close())
     _closing.add(closing)
     closing.add_done_callback(_closing.discard)
@@ -101,7 +101,7 @@ def _close(session: StreamingSession) -> asyncio.Task[None]:
 
 
 async def _serve(session: StreamingSession, streams: CommandStreams) -> int:
-    """Copy until the process has ended and its output is sent; return the exit code."""
+    """Copy all streams until the process has ended and its output is sent; return the exit code."""
     for fd in (session.stdin_fd, session.stdout_fd, session.stderr_fd):
         if fd is not None:
             os.set_blocking(fd, False)
@@ -125,7 +125,8 @@ async def _serve(session: StreamingSession, streams: CommandStreams) -> int:
 
 
 async def _copy_in(session: StreamingSession, stdin: Inbound) -> None:
-    """Copy from client to process. Data for a process that has closed stdin is discarded."""
+    """Copy stdin from the client to the process. After the process has closed stdin, discard the
+    data."""
     try:
         while session.stdin_fd is not None and (data := await stdin.read()):
             await write_all(session.stdin_fd, data)
@@ -149,11 +150,10 @@ async def _copy_sizes(session: StreamingSession, opening: asyncio.Future[Inbound
 
 
 class TerminalSizes:
-    """Parses a client's terminal sizes, JSON objects one after another. Of each chunk only the last
-    object is decoded, because it replaces the others.
+    """Parses terminal sizes, which a client sends as a sequence of JSON objects. Of each received
+    piece only the last size is parsed, because it replaces the earlier ones.
 
-    A size contains no objects, so the last pair of braces is the last size. `broken`: too many
-    bytes came without a size.
+    `broken`: too many bytes came without a size, and all further data is ignored.
     """
 
     def __init__(self) -> None:
@@ -161,8 +161,8 @@ class TerminalSizes:
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[int, int] | None:
-        """Return width and height of the last size that `data` completes; None without a valid
-        one."""
+        """Add received data. Return width and height of the last size that is complete now; None if
+        there is no valid one."""
         if self.broken:
             return None
         text = self._rest + data
@@ -202,7 +202,7 @@ async def _resize(session: StreamingSession, width: int, height: int) -> None:
 
 @dataclass(slots=True)
 class OutputCopy:
-    """Copies one descriptor of the process to its stream."""
+    """Copies one output of the process, from its descriptor `fd` to the client."""
 
     fd: int
     out: Outbound
@@ -210,8 +210,8 @@ class OutputCopy:
     sending: bool = False
 
     async def copy(self) -> None:
-        """Copy to the end. If the client resets the stream, the rest is discarded so that the
-        process does not block."""
+        """Copy to the end of the output. If the client resets the stream, discard the rest, so that
+        the process does not block."""
         connected = True
         while data := await read_some(self.fd):
             self.sending = True
@@ -227,8 +227,9 @@ class OutputCopy:
 
 
 async def _drain(tasks: dict[asyncio.Task[None], OutputCopy]) -> None:
-    """Wait, after the process's exit, until each output ends, pauses for `QUIET_S`, or, once
-    `DRAIN_S` have passed, has sent more than `DRAIN_BYTES` since the exit."""
+    """Wait after the process's exit for the rest of each output: until the output ends or pauses
+    for `QUIET_S`. After `DRAIN_S` also stop waiting for an output that has sent more than
+    `DRAIN_BYTES` since the exit."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + DRAIN_S
     at_exit = {task: output.sent_bytes for task, output in tasks.items()}
@@ -255,8 +256,8 @@ async def _end(streams: CommandStreams) -> None:
 
 
 async def send_status(streams: CommandStreams, status: dict[str, object], text: str) -> None:
-    """Write the status to the error stream: a Status object, or for old clients the text of a
-    failure."""
+    """Write the end of a session to the error stream: `status`, a Status object as JSON, or for old
+    clients `text`, which is empty after a success."""
     try:
         if streams.json_status:
             await streams.error.write(json.dumps(status).encode())
@@ -268,7 +269,8 @@ async def send_status(streams: CommandStreams, status: dict[str, object], text: 
 
 
 def exit_status(exit_code: int) -> tuple[dict[str, object], str]:
-    """Return the Status object of an exit code, and the text for old clients."""
+    """Return the Status object for an exit code, and the text for clients that do not know Status
+    objects."""
     if exit_code == 0:
         return {"metadata": {}, "status": "Success"}, ""
     text = f"command terminated with exit code {exit_code}"
@@ -283,7 +285,7 @@ def exit_status(exit_code: int) -> tuple[dict[str, object], str]:
 
 
 def failure(message: str) -> dict[str, object]:
-    """Return the Status object of a session that could not be served."""
+    """Return the Status object for a session that could not be served because of `message`."""
     return {
         "metadata": {},
         "status": "Failure",

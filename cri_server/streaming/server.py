@@ -36,8 +36,8 @@ KINDS = {ExecSessionOptions: "exec", AttachOptions: "attach", PortForwardOptions
 
 
 class StreamingServer:
-    """Serves exec, attach and port-forward sessions of `backend` on `host`:`port` (0: a free
-    port)."""
+    """Serves exec, attach and port-forward sessions of `backend` at `host`:`port`; port 0 chooses a
+    free port."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class StreamingServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the listener."""
+        """Return the listener's host and port."""
         return self._host, self._port
 
     @property
     def handler(self) -> Connections:
-        """The handler of connections, imported at the first use."""
+        """Return the object that serves connections. Imports its module at the first use."""
         if self._handler is None:
             from cri_server.streaming.connection import Connections
 
@@ -103,8 +103,8 @@ class StreamingServer:
     # ---- URLs ----
 
     def url_for(self, options: ExecSessionOptions | AttachOptions | PortForwardOptions) -> str:
-        """Return a URL that opens this session once, within a minute. Raises `ResourceExhausted`
-        when too many URLs are unused."""
+        """Return a URL that opens the session `options` once, within a minute. Raises
+        `ResourceExhausted` when too many URLs are unused."""
         kind = KINDS[type(options)]
         host = f"[{self._host}]" if ":" in self._host else self._host
         scheme = "https" if self._tls else "http"
@@ -136,9 +136,9 @@ class StreamingServer:
             await asyncio.sleep(0)
 
     def _make_room(self) -> bool:
-        """Return whether the server can take another connection. At a limit it closes the oldest
-        connection that has not redeemed a ticket, so that local users, all of whom can connect, do
-        not keep others out."""
+        """Return whether the server can accept another connection. At a limit it first closes the
+        oldest connection without a redeemed ticket, so that local users who connect without a
+        ticket do not keep others out."""
         if len(self._unopened) < UNOPENED_LIMIT and len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._unopened), None)

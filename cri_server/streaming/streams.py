@@ -1,8 +1,8 @@
-"""The two directions of a stream, independent of the protocol.
+"""Defines the two directions of a stream, for SPDY and WebSocket alike.
 
 `Inbound` buffers the data of the client. All streams of a connection share one `Budget`: when it is
-used up the connection stops reading, and TCP slows the client down. SPDY's Go clients and WebSocket
-have no flow control for single streams.
+exhausted, the server stops reading the connection, so that TCP slows the client down. Neither
+SPDY's Go clients nor WebSocket have flow control for single streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StreamGone(Exception):
 
 
 class Budget:
-    """Counts the bytes that are buffered in the streams of one connection."""
+    """Limits how many bytes may be buffered in all streams of one connection."""
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
         self.limit_bytes, self.used_bytes = limit_bytes, 0
@@ -30,14 +30,14 @@ class Budget:
         self._room.set()
 
     def use(self, size: int) -> None:
-        """Count `size` bytes as buffered. Once the limit is exceeded the budget is `exhausted`,
-        until half of it is free."""
+        """Count `size` bytes as buffered. Above the limit the budget is `exhausted`, until half of
+        the limit is free."""
         self.used_bytes += size
         if self.used_bytes > self.limit_bytes:
             self._room.clear()
 
     def give_back(self, size: int) -> None:
-        """Uncount bytes that were read."""
+        """Count `size` bytes as no longer buffered."""
         self.used_bytes -= size
         # Reading goes on at half of the limit: at the limit it would stop again with the next
         # chunk.
@@ -46,7 +46,8 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the connection must stop reading, because its streams hold too many bytes."""
+        """Whether the server must stop reading the connection, because its streams have buffered
+        too much."""
         return not self._room.is_set()
 
     async def room(self) -> None:
@@ -55,8 +56,8 @@ class Budget:
 
 
 class Inbound:
-    """The data that the client sends on one stream: fed by the connection, read by the stream's
-    owner."""
+    """The data that the client sends on one stream. The connection's reader feeds it, and the
+    stream's owner reads it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -65,20 +66,20 @@ class Inbound:
         self._changed = asyncio.Event()
 
     def feed(self, data: bytes) -> None:
-        """Buffer received data."""
+        """Buffer data that the client has sent."""
         if data and not self._discarding and not self._ended:
             self._budget.use(len(data) + CHUNK_OVERHEAD_BYTES)
             self._chunks.append(data)
             self._changed.set()
 
     def end(self) -> None:
-        """Mark the end of the client's data; buffered data can still be read."""
+        """Mark the end of the client's data. Buffered data can still be read."""
         self._ended = True
         self._changed.set()
 
     def lose(self) -> None:
-        """Mark the stream as lost: unless it has ended, buffered data is discarded and readers get
-        `StreamGone`."""
+        """Mark the stream as lost: discard buffered data and raise `StreamGone` for readers. Does
+        nothing if the client has ended its data."""
         if self._ended:
             return
         self._gone = True
@@ -86,7 +87,7 @@ class Inbound:
         self._changed.set()
 
     def discard(self) -> None:
-        """Discard buffered and further data."""
+        """Discard buffered data, and all data that comes later."""
         self._discarding = True
         self._budget.give_back(
             sum(map(len, self._chunks)) + CHUNK_OVERHEAD_BYTES * len(self._chunks)
@@ -108,8 +109,8 @@ class Inbound:
 
 
 class Outbound(Protocol):
-    """One stream's direction to the client. `write` waits until TCP accepts the data; `end`
-    half-closes the stream; both raise `StreamGone`."""
+    """The direction of one stream to the client. `write` waits until TCP accepts the data; `end`
+    half-closes the stream. Both raise `StreamGone`."""
 
     async def write(self, data: bytes) -> None: ...
     async def end(self) -> None: ...

@@ -1,7 +1,7 @@
-"""TLS for the streaming server: decrypts a connection into a socket pair, whose other end is served
-like a plain connection.
+"""Terminates TLS for the streaming server: decrypts a connection into a socket pair, whose other
+end is served like a plain connection.
 
-A certificate is loaded again when its files change, so that a renewal needs no restart.
+The certificate is loaded again when its files change, so that a renewal needs no restart.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ FLUSH_S = 5.0
 
 
 class NoHandshake(Exception):
-    """The TLS handshake failed: no TLS, no valid client certificate, or a timeout."""
+    """The TLS handshake failed: the client spoke no TLS, had no valid certificate, or was too
+    slow."""
 
 
 @dataclass
 class Tls:
-    """PEM files: the server's certificate with its chain, its key, and the CA of client
-    certificates (empty: clients need none)."""
+    """The server's TLS settings, as paths of PEM files: the certificate with its chain, the key,
+    and the CA of client certificates (empty: clients need no certificate)."""
 
     certificate: str
     key: str
@@ -39,8 +40,9 @@ class Tls:
     _read_at: tuple[int, ...] = field(default=(), init=False)
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for the next connection. Raises OSError (also ssl.SSLError) or
-        ValueError if the first load fails; a later failure is logged."""
+        """Return the TLS context for a new connection. Raises OSError (also ssl.SSLError) or
+        ValueError if the files cannot be loaded at first. If they cannot be loaded again later,
+        logs that and returns the previous context."""
         try:
             times = tuple(
                 os.stat(path).st_mtime_ns
@@ -76,8 +78,8 @@ def _no_password() -> str:
 async def terminated(
     sock: socket.socket, tls: Tls, handshake_s: float
 ) -> AsyncIterator[socket.socket]:
-    """Decrypt the TLS connection over `sock` for a block: yields a socket with the plain bytes.
-    Both sockets are closed at the end.
+    """Decrypt the TLS connection over `sock`; yield a socket that carries the plain bytes. Closes
+    both sockets after the block. `handshake_s`: the time for the handshake.
 
     Raises NoHandshake.
     """
@@ -114,8 +116,9 @@ async def terminated(
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket
 ) -> None:
-    """Copy between the TLS connection and `inner` until the server has closed its end of `inner`
-    and everything is sent, or the client disconnects."""
+    """Copy in both directions between the TLS connection (`reader`, `writer`) and the socket
+    `inner`. Ends when the other end of `inner` is closed and everything is sent, or when the client
+    disconnects."""
     loop = asyncio.get_running_loop()
 
     async def inwards() -> None:

@@ -1,8 +1,9 @@
-"""Tickets of streaming URLs: 256 random bits that open one prepared session, once, within a minute.
+"""Issues tickets for streaming URLs. A ticket is 256 random bits that open one prepared session,
+once, within a minute.
 
-Only a digest of kind and token is stored, so that the time of a lookup reveals nothing about
-tokens, and a ticket of one kind of session cannot open another. Unknown, used and expired tickets
-get the same response.
+Only a digest of the session's kind and the ticket is stored. So the time of a lookup reveals
+nothing about tickets, and a ticket of one kind of session does not open another kind. Unknown, used
+and expired tickets get the same response.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TOKEN_BYTES = 32
 
 
 class Tickets:
-    """The outstanding tickets, oldest first."""
+    """The unused tickets, oldest first."""
 
     def __init__(
         self,
@@ -33,7 +34,8 @@ class Tickets:
         self._tickets: dict[bytes, tuple[float, object]] = {}
 
     def issue(self, kind: str, request: object) -> str:
-        """Return a URL-safe token for `request`. Raises `ResourceExhausted` at the limit."""
+        """Return a URL-safe ticket for `request`, the options of a session of this kind. Raises
+        `ResourceExhausted` at the limit of unused tickets."""
         self._drop_expired()
         if len(self._tickets) >= self._limit:
             raise ResourceExhausted(f"{self._limit} streaming URLs were requested and not yet used")
@@ -42,7 +44,8 @@ class Tickets:
         return token
 
     def take(self, kind: str, token: str) -> object | None:
-        """Redeem a token: return its request, or `None` if it is unknown, used or expired."""
+        """Redeem the ticket `token`: return the request that it was issued for, or `None` if the
+        ticket is unknown, used or expired."""
         expires_at, request = self._tickets.pop(_digest(kind, token), (0.0, None))
         return request if self._clock() < expires_at else None
 

@@ -1,8 +1,8 @@
-"""Transports of bytes with back-pressure in both directions.
+"""Transports of bytes, with back-pressure in both directions.
 
-`send` is for data and waits until the kernel accepts it. `post` is for small replies of the reading
-side (to pings, resets), which must not wait. Posted bytes precede the next data, in order, and are
-bounded: a peer that does not read the replies loses the connection.
+`send` is for data, and waits until the kernel has accepted all of it. `post` is for the reading
+task's small replies (to pings, and resets), which must not wait. Posted bytes are sent in order and
+before the next data. Their number is limited: a peer that does not read them loses the connection.
 """
 
 from __future__ import annotations
@@ -26,31 +26,35 @@ PROBE_S = 1.0
 
 
 class ConnectionLost(Exception):
-    """The peer has disconnected, is idle for too long, or does not read replies."""
+    """The connection has ended: the peer has disconnected, was idle for too long, or does not read
+    replies."""
 
 
 class Transport(Protocol):
     """A stream of bytes to and from one peer."""
 
     async def receive(self) -> bytes | memoryview:
-        """Return the next bytes, empty at the end; a view is valid until the next call."""
+        """Return the next received bytes; empty at the end. A memoryview is valid until the next
+        call."""
         ...
 
     async def send(self, *parts: bytes) -> None:
-        """Send the parts without interruption, after posted bytes. Raises `ConnectionLost`."""
+        """Send the parts one after the other, with nothing between them, after posted bytes. Raises
+        `ConnectionLost`."""
 
     def post(self, data: bytes) -> None:
-        """Send without waiting. Raises `ConnectionLost` when too much is queued."""
+        """Queue a small reply and return at once. Raises `ConnectionLost` when too many bytes are
+        queued."""
 
     async def hung_up(self) -> None:
-        """Wait until the peer has closed its side, also while no task receives."""
+        """Wait until the peer has closed its side, even while no task receives."""
 
 
 async def room_or_hang_up(budget: Budget, transport: Transport, probe: Callable[[], None]) -> bool:
-    """Wait, without reading, until the streams of a connection accept data again (`budget`); return
-    False if the client disconnects before.
+    """Wait, without reading, until `budget` is no longer exhausted. Return False if the client
+    disconnects first.
 
-    `probe` sends an empty message that needs no reply.
+    `probe` is called repeatedly; it must send an empty message that needs no reply.
     """
     room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(transport.hung_up())
     try:
@@ -71,7 +75,7 @@ async def room_or_hang_up(budget: Budget, transport: Transport, probe: Callable[
 
 
 class SocketTransport:
-    """A `Transport` over a connected stream socket, which it owns until `close`.
+    """A `Transport` over a connected stream socket, which it owns and closes.
 
     The connection is lost after `idle_s` without traffic.
     """
@@ -106,7 +110,7 @@ class SocketTransport:
                 return memoryview(self._buffer)[:size]
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back, which `receive` then returns first."""
+        """Put bytes back. The next `receive` returns them."""
         self._ahead = data + self._ahead
 
     async def _readable(self) -> None:
@@ -167,7 +171,8 @@ class SocketTransport:
             raise
 
     def _flush(self) -> None:
-        """Send posted bytes, and the rest once the socket is writable."""
+        """Send the posted bytes that the kernel accepts now, and the rest once the socket is
+        writable."""
         sendable = self._posted and not self._lost
         try:
             sent = self._socket.send(self._posted) if sendable else len(self._posted)
@@ -206,7 +211,8 @@ class SocketTransport:
     # ---- closing ----
 
     async def close(self, linger_s: float = LINGER_S) -> None:
-        """Send posted bytes, half-close, wait up to `linger_s` for the peer's end, and close."""
+        """Send posted bytes, half-close, wait up to `linger_s` until the peer closes its side, then
+        close."""
         try:
             async with asyncio.timeout(linger_s):
                 await self.send()
@@ -221,7 +227,7 @@ class SocketTransport:
             self.abort()
 
     def abort(self) -> None:
-        """Close without waiting."""
+        """Close the socket at once."""
         self._lost = True
         if self._socket.fileno() >= 0:
             self._stop_flushing()
@@ -229,7 +235,7 @@ class SocketTransport:
 
 
 def _rest(views: list[memoryview], sent: int) -> list[memoryview]:
-    """Return the views without the first `sent` bytes."""
+    """Return what is left of `views` after `sent` bytes were sent."""
     for index, view in enumerate(views):
         if sent < len(view):
             return [view[sent:], *views[index + 1 :]]

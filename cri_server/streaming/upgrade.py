@@ -1,10 +1,12 @@
-"""The HTTP/1.1 request that opens a session, and its response, without I/O; `h11` parses.
+"""Parses the HTTP/1.1 request that opens a session, with `h11`, and makes the response. No I/O.
 
-Each connection has one request. Its response is 101, followed by SPDY or WebSocket, or an error and
-the end of the connection. A request is trusted for a valid ticket alone. Origin is not compared
-with Host: the API server forwards its client's Origin, kubelet sends its own Host. A foreign
-web page that reaches this server (DNS rebinding, cross-site WebSockets) lacks the ticket, which is
-in the path and in no cookie.
+Each connection has one request. Its response is 101, after which the connection carries SPDY or
+WebSocket, or an error that ends the connection.
+
+Only a valid ticket in the path authorizes a request. Origin is not compared with Host, because the
+API server forwards its client's Origin while kubelet sends its own Host. A foreign web page that
+reaches this server (DNS rebinding, cross-site WebSockets) does not know the ticket, because no
+cookie has it.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ Fields = Sequence[tuple[str, str]]
 
 
 class Refused(Exception):
-    """The request is refused with an HTTP status, and the connection closed."""
+    """The server refuses the request with an HTTP status, and closes the connection."""
 
     def __init__(self, status: int, message: str, fields: Fields = ()) -> None:
         super().__init__(message)
         self.status, self.message, self.fields = status, message, fields
 
     def response(self) -> bytes:
-        """Return the HTTP response with the status, which closes the connection."""
+        """Return the HTTP response for the client, with `Connection: close`."""
         body = (self.message + "\n").encode()
         fields = [
             ("Content-Type", "text/plain; charset=utf-8"),
@@ -47,8 +49,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRequest:
-    """A complete request without a body. Header names are in lower case; `ahead`: bytes received
-    after it."""
+    """A complete HTTP request without a body. Header names are in lower case. `ahead`: the bytes
+    that were received after the request."""
 
     method: str
     path: str
@@ -56,28 +58,29 @@ class UpgradeRequest:
     ahead: bytes
 
     def values(self, name: str) -> list[str]:
-        """Return all values of a header; comma-separated lists are split."""
+        """Return all values of the header `name`. Comma-separated lists are split."""
         lists = (value for key, value in self.headers if key == name)
         return [part.strip() for value in lists for part in value.split(",") if part.strip()]
 
     @property
     def upgrade(self) -> str:
-        """The protocol of the Upgrade header, in lower case; empty if this is not an upgrade."""
+        """Return the protocol in the Upgrade header, in lower case; empty if the request is not an
+        upgrade."""
         connection = {value.lower() for value in self.values("connection")}
         protocols = self.values("upgrade")
         return protocols[0].lower() if "upgrade" in connection and protocols else ""
 
 
 class RequestReader:
-    """Parses a request with `h11`."""
+    """Parses one HTTP request with `h11`."""
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
         self._request: h11.Request | None = None
 
     def receive(self, data: bytes) -> UpgradeRequest | None:
-        """Add received bytes (empty: the client's end); return the request once complete. Raises
-        `Refused`."""
+        """Add received bytes; empty bytes mean that the client has closed its side. Return the
+        request when it is complete, else None. Raises `Refused`."""
         try:
             self._http.receive_data(data)
             if self._request is None:
@@ -96,7 +99,7 @@ class RequestReader:
 
 
 def _check_framing(event: h11.Request) -> None:
-    """Refuse a body: the session's bytes must follow the headers."""
+    """Raise `Refused` unless the request is HTTP/1.1 and has no body."""
     if event.http_version != b"1.1":
         raise Refused(400, "the request must be HTTP/1.1")
     for name, value in event.headers:
@@ -121,20 +124,22 @@ def _checked(event: h11.Request, ahead: bytes) -> UpgradeRequest:
 
 
 def _check_host(request: UpgradeRequest) -> None:
-    """Require one Host, with any name: kubelet forwards the Host of its client."""
+    """Raise `Refused` unless the request has exactly one Host. Its name is not checked, because
+    kubelet forwards its client's Host."""
     hosts = [value for name, value in request.headers if name == "host"]
     if len(hosts) != 1 or not hosts[0] or any(mark in hosts[0] for mark in "/@?# "):
         raise Refused(400, "the request must have exactly one Host")
 
 
 def switch(fields: Fields) -> bytes:
-    """Return the response `101 Switching Protocols` with the header `Connection: Upgrade` and
+    """Return the response `101 Switching Protocols` with the headers `Connection: Upgrade` and
     `fields`."""
     return _head(101, [("Connection", "Upgrade"), *fields])
 
 
 def choose_stream_protocol(request: UpgradeRequest, supported: Sequence[str]) -> str:
-    """Return the first SPDY stream protocol of the client that is supported. Raises `Refused`."""
+    """Return the first stream protocol offered by a SPDY client that is in `supported`. Raises
+    `Refused` if there is none."""
     offered = request.values(PROTOCOL_HEADER.lower())
     if not offered:
         raise Refused(400, f"{PROTOCOL_HEADER} is missing")
@@ -154,13 +159,14 @@ def _first_supported(
 
 
 def switch_to_spdy(protocol: str) -> bytes:
-    """Return the response that switches the connection to SPDY/3.1 with a stream protocol."""
+    """Return the response that switches the connection to SPDY/3.1 with the stream protocol
+    `protocol`."""
     return switch([("Upgrade", "SPDY/3.1"), (PROTOCOL_HEADER, protocol)])
 
 
 def choose_subprotocol(request: UpgradeRequest, supported: Sequence[str]) -> str:
-    """Return the first WebSocket subprotocol of the client that is supported; empty if it offers
-    none. Raises `Refused`."""
+    """Return the first subprotocol offered by a WebSocket client that is in `supported`; empty if
+    the client offers none. Raises `Refused` if it offers only others."""
     offered = request.values("sec-websocket-protocol")
     return _first_supported(offered, supported) if offered else ""
 

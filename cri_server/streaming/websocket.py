@@ -1,9 +1,9 @@
-"""WebSocket sessions: messages, and channels in messages. `Messages` is also the transport of a
-tunnelled SPDY connection.
+"""WebSocket sessions: whole messages (`Messages`), and channels whose data comes in messages
+(`Channels`). `Messages` also carries a SPDY connection that is tunnelled through WebSocket.
 
-A message of the channel protocols is a channel's number and data: an octet and bytes, or an ASCII
-digit and base64 text. A channel can be half-closed in v5 only, by the message `[255, channel]`. The
-`websockets` package does framing, masking, ping and close; this module moves its bytes.
+A message has a channel's number and data for this channel: an octet and bytes, or an ASCII digit
+and base64 text. Only in v5 can a client half-close a channel, by the message `[255, channel]`. The
+`websockets` package implements framing, masking, ping and close, without I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _QUIET.setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The features of a subprotocol: base64 or binary, half-closing of channels, Status objects."""
+    """What a subprotocol can do. `base64`: data is base64 text, otherwise binary; `closes`: the
+    client can half-close a channel; `json_status`: the error channel carries a Status object."""
 
     base64: bool
     closes: bool
@@ -54,8 +55,8 @@ TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
 
 class Messages:
-    """Messages over a `Transport`, themselves a `Transport`. One task receives; any task may
-    send."""
+    """Sends and receives WebSocket messages over a `Transport`, and is a `Transport` itself. Only
+    one task may receive; any task may send."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -67,7 +68,7 @@ class Messages:
         self._handled = 0  # frames in this turn
 
     async def receive(self) -> bytes:
-        """Return the next message that is not empty; empty at the end. Raises `ConnectionLost`."""
+        """Return the next non-empty message; empty bytes at the end. Raises `ConnectionLost`."""
         while not self._ready:
             if self._core.state is not State.OPEN:
                 return b""
@@ -87,7 +88,7 @@ class Messages:
         return self._ready.popleft()
 
     async def _end_turn(self, frames: int) -> None:
-        """Let other tasks run after `FRAMES_PER_TURN` frames."""
+        """Let other tasks run, once for each `FRAMES_PER_TURN` handled frames."""
         self._handled += frames
         if self._handled >= FRAMES_PER_TURN:
             self._handled = 0
@@ -113,7 +114,7 @@ class Messages:
         await self._transport.send(self._encoded(b"".join(parts), text))
 
     def post(self, data: bytes) -> None:
-        """Send one message without waiting. Raises `ConnectionLost`."""
+        """Queue one message and return at once. Raises `ConnectionLost`."""
         self._transport.post(self._encoded(data, text=False))
 
     def _encoded(self, data: bytes, text: bool) -> bytes:
@@ -124,7 +125,7 @@ class Messages:
         return self._out()
 
     def fail(self, reason: str) -> None:
-        """Close after a protocol error of the peer."""
+        """Close the WebSocket after a protocol error of the client."""
         self._leave(CloseCode.PROTOCOL_ERROR, reason)
 
     def leave(self) -> None:
@@ -141,7 +142,7 @@ class Messages:
             pass
 
     async def hung_up(self) -> None:
-        """Wait until the peer has closed its side, also while no task receives."""
+        """Wait until the client has closed its side, even while no task receives."""
         await self._transport.hung_up()
 
     def probe(self) -> None:
@@ -157,8 +158,8 @@ class Messages:
 
 
 class WebSocketChannel:
-    """One channel. Its owner writes to the client through it, as an `Outbound`, and reads the
-    client's data from `inbound`."""
+    """One channel of a WebSocket session. The task that owns it writes to the client (it is an
+    `Outbound`), and reads the client's data from `inbound`."""
 
     def __init__(self, channels: Channels, number: int) -> None:
         self._channels, self.number = channels, number
@@ -169,12 +170,13 @@ class WebSocketChannel:
         await self._channels.send(self.number, data)
 
     async def end(self) -> None:
-        """Half-close the channel, if the subprotocol can. Raises `StreamGone`."""
+        """Mark the end of the server's data. Has no effect on the client (`Channels.end`)."""
         await self._channels.end(self.number)
 
 
 class Channels:
-    """All channels of a connection. `run` is the only reader; data of other channels is ignored."""
+    """All channels of a WebSocket connection. Only `run` reads from the connection. Data for
+    channels that were never requested by `channel` is ignored."""
 
     def __init__(self, messages: Messages, dialect: Dialect) -> None:
         self.budget = Budget()
@@ -183,8 +185,8 @@ class Channels:
         self._over = False
 
     def channel(self, number: int) -> WebSocketChannel:
-        """Return the channel `number`, which is created if needed. After the end of `run` the
-        channel is lost: its reader gets `StreamGone`, unless the client had ended its data."""
+        """Return the channel `number`; create it at the first call. After the end of `run` the
+        channel is lost: its readers get `StreamGone`, unless the client had ended its data."""
         channel = self._channels.get(number) or WebSocketChannel(self, number)
         if self._over:
             channel.inbound.lose()
@@ -240,5 +242,5 @@ class Channels:
             raise StreamGone from None
 
     async def end(self, number: int) -> None:
-        """Do nothing: in v5 both sides may close a channel, but its Go client does not understand
-        the message."""
+        """Do nothing. In v5 the server may half-close a channel, too, but the Go client does not
+        understand that message."""

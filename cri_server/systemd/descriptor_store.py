@@ -1,7 +1,8 @@
-"""Empties systemd's descriptor store (sd_notify(3) FDSTORE=1; FileDescriptorStoreMax= of the unit),
-in which builds before the keeper stored the mounts of images.
+"""Empties systemd's descriptor store (sd_notify(3) FDSTORE=1; FileDescriptorStoreMax= of the unit).
+Early builds, which had no keeper, stored the mounts of images there.
 
-This file, its uses and its tests can be deleted once no node upgrades from such a build.
+This file, its uses and its tests can be deleted when no node is upgraded from such a build any
+more.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ FIRST_FD = 3  # SD_LISTEN_FDS_START
 
 
 def remove(name: str) -> None:
-    """Have the manager close its descriptors of this name."""
+    """Have systemd close the stored descriptors with the name `name`."""
     send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
 
 def receive(environment: MutableMapping[str, str]) -> dict[str, int]:
-    """Return the descriptors that the manager has passed, by name; of equal names the first.
+    """Return the descriptors that systemd has passed to this process, by name; of several with one
+    name only the first.
 
     Removes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES from `environment`, and makes the descriptors
     close-on-exec. Call it before any file is opened.

@@ -1,7 +1,7 @@
-"""Notifies the service manager of readiness, stop, and a running event loop (sd_notify(3),
-sd_watchdog_enabled(3)).
+"""Notifies the service manager that the server is ready, is stopping, and that its event loop runs
+(sd_notify(3), sd_watchdog_enabled(3)).
 
-A hanging loop sends no WATCHDOG=1; systemd then restarts the server, which recovers all pods.
+A hanging event loop sends no WATCHDOG=1. systemd then restarts the server, which recovers all pods.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[None]:
-    """Send READY=1 on entry, WATCHDOG=1 twice per watchdog period while inside, STOPPING=1 on
-    exit."""
+    """Send READY=1 on entry to the block, WATCHDOG=1 twice per watchdog timeout during the block,
+    and STOPPING=1 at its end."""
     send("READY=1")
     interval_s = watchdog_interval_s(os.environ)
     try:
@@ -35,8 +35,8 @@ async def supervised() -> AsyncIterator[None]:
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
-    """Return the interval of WATCHDOG=1 in seconds: half of the manager's timeout; 0 without a
-    watchdog of this process."""
+    """Return the interval of WATCHDOG=1 in seconds, which is half of the service manager's timeout;
+    0 if there is no watchdog for this process."""
     try:
         allowed_us = int(environment.get("WATCHDOG_USEC", ""))
         watched = int(environment.get("WATCHDOG_PID", os.getpid()))
@@ -53,7 +53,7 @@ async def _send_alive(interval_s: float) -> None:
 
 
 def send(message: str) -> None:
-    """Send a message to the manager, if there is one."""
+    """Send a message to the service manager; does nothing without one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

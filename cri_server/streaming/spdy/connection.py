@@ -1,11 +1,12 @@
-"""The server's side of a SPDY/3.1 connection as a state machine without I/O and clock: bytes in,
+"""The server's side of a SPDY/3.1 connection, as a state machine without I/O and clock: bytes in,
 events and bytes out. The server opens no streams and sends no pings.
 
-`receive` does not raise for any input of a peer. A wrong frame on a stream resets that stream. An
-error of framing, compression or stream ids, after which both sides disagree on the state, is
-reported as `ConnectionFailed` with a GOAWAY to send, and all later input is ignored. Memory is
-bounded: a control frame of at most `CONTROL_LIMIT_BYTES` is buffered whole, data is passed on as
-received, and a stream is dropped once both directions have ended.
+`receive` raises for no input. An invalid frame on a stream resets that stream. After an error of
+framing, compression or stream ids the two sides disagree on the state: the caller gets
+`ConnectionFailed` and a GOAWAY frame to send, and all later input is ignored.
+
+Memory is limited: a control frame of at most `CONTROL_LIMIT_BYTES` is buffered whole, data is
+passed on as it comes, and a stream is dropped when both directions have ended.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ STREAMS_LIMIT = 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """The client has opened a stream; answer with `SpdyConnection.reply` or `reset`. `fin`: the
-    client sends no data on it."""
+    """Event: the client has opened a stream. The caller answers with `SpdyConnection.reply` or
+    `reset`. `fin`: the client will send no data on the stream."""
 
     stream_id: int
     headers: Headers
@@ -41,7 +42,8 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class StreamData:
-    """Data of a stream: a frame or a part of one. `fin`: the last data, which may be empty."""
+    """Event: data of a stream, which is a whole data frame or a part of one. `fin`: this is the
+    stream's last data, which may be empty."""
 
     stream_id: int
     data: bytes
@@ -50,7 +52,8 @@ class StreamData:
 
 @dataclass(frozen=True, slots=True)
 class StreamReset:
-    """The stream was reset; `status`: a `frames.Status`, or any number of the peer."""
+    """Event: a stream was reset. `status`: a `frames.Status`, or an unknown number that the client
+    has sent."""
 
     stream_id: int
     status: int
@@ -58,7 +61,7 @@ class StreamReset:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailed:
-    """A connection error. The GOAWAY frame is ready to be sent."""
+    """Event: the connection has failed. `data_to_send` returns the GOAWAY frame."""
 
     reason: str
 
@@ -67,11 +70,11 @@ Event = StreamOpened | StreamData | StreamReset | ConnectionFailed
 
 
 class StreamClosed(Exception):
-    """This side has closed the stream, so no frame can be sent on it."""
+    """The caller wants to send on a stream that this side has closed, or that was reset."""
 
 
 class _Broken(Exception):
-    """A connection error, with its reason."""
+    """A connection error in received bytes, with its reason."""
 
 
 @dataclass(slots=True)
@@ -82,8 +85,8 @@ class _Stream:
 
 @dataclass(slots=True)
 class SpdyConnection:
-    """The state of a connection. `data_to_send` returns frames to send, except the bodies of data
-    frames, which the caller sends."""
+    """The state of one SPDY connection. `data_to_send` returns frames to send, but not the bodies
+    of data frames, which the caller has."""
 
     streams_limit: int = STREAMS_LIMIT
     failed: bool = False
@@ -102,13 +105,14 @@ class SpdyConnection:
     # ---- receiving ----
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """Process received bytes, cut anywhere; return their events in order."""
+        """Process received bytes; return their events in order. Frames may be split between calls
+        anywhere."""
         return self.receive_some(memoryview(data), len(data))[0]
 
     def receive_some(self, view: memoryview, frames_limit: int) -> tuple[list[Event], memoryview]:
-        """Process received bytes until `frames_limit` frames are handled; return their events and
-        the bytes that are left. The limit lets other tasks run: a frame of eight bytes costs as
-        much work as a long one."""
+        """Process at most `frames_limit` frames of received bytes; return their events and the
+        remaining bytes. The limit lets other tasks run, because even a frame of eight bytes costs
+        work."""
         events: list[Event] = []
         limit = self.frames_handled + frames_limit
         try:
@@ -123,7 +127,7 @@ class SpdyConnection:
         return events, view
 
     def _body(self, view: memoryview, events: list[Event]) -> memoryview:
-        """Process a part of a data frame's body; return the rest."""
+        """Process bytes of a data frame's body; return the bytes after the body."""
         size = min(len(view), self._data_left)
         self._data_left -= size
         fin = self._data_fin and not self._data_left
@@ -135,8 +139,8 @@ class SpdyConnection:
         return view[size:]
 
     def _frame(self, view: memoryview, events: list[Event]) -> memoryview:
-        """Process the header of a frame, and the body of a control frame; return the bytes behind
-        it. An incomplete header or control frame is buffered for the next call."""
+        """Process a frame's header, and for a control frame also the body; return the bytes behind
+        them. An incomplete header or control frame is buffered until the next call."""
         self.frames_handled += 1
         view = self._collect(view, HEAD_BYTES)
         if len(self._partial) < HEAD_BYTES:
@@ -249,22 +253,22 @@ class SpdyConnection:
     # ---- sending ----
 
     def data_to_send(self) -> bytes:
-        """Return the frames made since the last call. Send them in order, before any later data."""
+        """Return the frames that were made since the last call. Send them in order and before any
+        later data."""
         out = b"".join(self._out)
         self._out.clear()
         return out
 
     def reply(self, stream_id: int) -> None:
-        """Accept a stream of the client."""
+        """Accept a stream that the client has opened."""
         if stream_id in self._streams:
             self._out.append(frames.syn_reply(stream_id, self._packer.pack({})))
 
     def data_head(self, stream_id: int, length: int, *, fin: bool = False) -> bytes:
-        """Return the header of a data frame. The caller sends `data_to_send()`, then this header,
-        then `length` bytes of data.
+        """Return the header of a data frame with a body of `length` bytes. The caller sends
+        `data_to_send()`, this header and the body, in this order.
 
-        Raises `StreamClosed` if the stream was reset, by either side, or this side has already
-        ended it.
+        Raises `StreamClosed` if either side has reset the stream, or this side has ended it.
         """
         stream = self._streams.get(stream_id)
         if stream is None or not stream.sending:
@@ -280,30 +284,32 @@ class SpdyConnection:
         return stream_id in self._streams
 
     def reset(self, stream_id: int, status: Status) -> None:
-        """Reset a stream; no effect if it has ended."""
+        """Reset a stream; does nothing if the stream has ended."""
         if self._streams.pop(stream_id, None) is not None:
             self._out.append(frames.rst_stream(stream_id, status))
 
     def forget(self, stream_id: int) -> None:
-        """Drop a stream that this side has closed; further frames of the peer on it are ignored."""
+        """Drop a stream that this side has closed. Further frames of the client on this stream are
+        ignored."""
         self._streams.pop(stream_id, None)
 
     def probe(self) -> None:
-        """Send an empty data frame on an open stream, which has no effect and needs no reply."""
+        """Make an empty data frame for an open stream. It has no effect on the client and needs no
+        reply."""
         for stream_id, stream in self._streams.items():
             if stream.sending:
                 self._out.append(frames.data_head(stream_id, 0, False))
                 return
 
     def go_away(self, status: Parting = Parting.OK) -> None:
-        """Send GOAWAY: further streams are refused, open ones continue."""
+        """Make a GOAWAY frame. Further streams of the client are refused, open streams continue."""
         if not self._leaving:
             self._leaving = True
             self._out.append(frames.goaway(self._last_received, status))
 
 
 def _is_clients(number: int) -> bool:
-    """Whether the id of a stream or ping is a client's; a server's are even."""
+    """Whether the id of a stream or ping is odd, so that it is one of the client's."""
     return number % 2 == 1
 
 

@@ -1,9 +1,9 @@
-"""The layout and encoding of SPDY/3.1 frames: a header of eight bytes, then a body of at most 2^24
-- 1 bytes.
+"""Encodes SPDY/3.1 frames. A frame has a header of eight bytes and a body of at most 2^24 - 1
+bytes.
 
-The header of a control frame begins with version and type (16 bits each, top bit set), of a data
-frame with the stream id; eight bits of flags and 24 bits of length follow. `connection` decodes
-frames, because that needs the connection's state.
+The header of a control frame begins with version and type (16 bits each, top bit set), that of a
+data frame with the stream id (32 bits). Eight bits of flags and 24 bits of length follow.
+`connection` decodes frames, because that needs the connection's state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _CONTROL_HEAD = struct.Struct(">HHI")
 
 
 class Type(IntEnum):
-    """Types of control frames; 5 (NOOP) and 10 (CREDENTIAL) are of other versions."""
+    """Types of control frames. 5 (NOOP) and 10 (CREDENTIAL) are missing: SPDY/3.1 does not have
+    them."""
 
     SYN_STREAM = 1
     SYN_REPLY = 2
@@ -68,7 +69,8 @@ def control(kind: Type, flags: int, body: bytes) -> bytes:
 
 
 def data_head(stream_id: int, length: int, fin: bool) -> bytes:
-    """Encode the header of a data frame, whose body of `length` bytes the caller sends."""
+    """Encode the header of a data frame. The caller sends the body of `length` bytes after it.
+    `fin`: the frame is the last one of this side on the stream."""
     return HEAD.pack(stream_id, (FIN if fin else 0) << 24 | length)
 
 
@@ -83,10 +85,10 @@ def rst_stream(stream_id: int, status: int) -> bytes:
 
 
 def ping(ping_id: int) -> bytes:
-    """Encode a PING, or the reply to one, which is the same frame."""
+    """Encode a PING. The reply to a PING is the same frame."""
     return control(Type.PING, 0, WORD.pack(ping_id))
 
 
 def goaway(last_stream_id: int, status: int) -> bytes:
-    """Encode a GOAWAY: streams after `last_stream_id` are ignored."""
+    """Encode a GOAWAY: the server ignores streams with ids above `last_stream_id`."""
     return control(Type.GOAWAY, 0, TWO_WORDS.pack(last_stream_id, status))

@@ -1,8 +1,10 @@
-"""Header blocks: name-value pairs, compressed with one zlib stream per direction of a connection.
+"""Encodes and decodes SPDY header blocks: name-value pairs, compressed with one zlib stream per
+direction of a connection.
 
-Both streams start from the dictionary of SPDY/3 (its Adler-32 is e3c6a7c2) and are flushed, not
-ended, after each block. Since all blocks share this state, a block that cannot be decompressed is a
-connection error. The decompressed size is limited, so that a small frame cannot fill the memory.
+Both zlib streams start from the dictionary of SPDY/3 (its Adler-32 is e3c6a7c2), and are flushed
+after each block, but not ended. All blocks share this state, so a block that cannot be decompressed
+is a connection error. The decompressed size is limited, so that a small frame cannot fill the
+memory.
 """
 
 from __future__ import annotations
@@ -55,18 +57,19 @@ DICTIONARY = _dictionary()
 
 
 class MalformedHeaders(ValueError):
-    """A block that cannot be decompressed, is too large, or has invalid names or values."""
+    """A header block that cannot be decompressed, is too large, or has invalid names or values."""
 
 
 class Packer:
-    """Compresses the header blocks of one direction, in the order of their frames."""
+    """Compresses the header blocks that the server sends. Call it in the order in which the frames
+    are sent."""
 
     def __init__(self) -> None:
         self._stream = zlib.compressobj(zdict=DICTIONARY)
 
     def pack(self, headers: Headers) -> bytes:
-        """Compress a block. Names are sent in lower case; the values of a name are joined by
-        NUL."""
+        """Compress a header block. Names become lower case, and several values of a name are joined
+        by NUL."""
         parts = [WORD.pack(len(headers))]
         for name, values in headers.items():
             for text in (name.lower().encode("latin-1"), "\0".join(values).encode("utf-8")):
@@ -75,13 +78,15 @@ class Packer:
 
 
 class Unpacker:
-    """Decompresses the header blocks of one direction, in the order of their frames."""
+    """Decompresses the header blocks that the client sends. Call it in the order of their
+    frames."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(zdict=DICTIONARY)
 
     def unpack(self, block: bytes) -> Headers:
-        """Decompress a block. Raises MalformedHeaders, a connection error."""
+        """Decompress a header block. Raises MalformedHeaders; the connection must then be
+        closed."""
         try:
             # The output is limited while it is made: a frame of 64 KiB could expand to 64 MiB.
             plain = self._stream.decompress(block, BLOCK_LIMIT_BYTES)
