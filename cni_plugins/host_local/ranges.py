@@ -1,7 +1,7 @@
 """Address ranges and sets of ranges, as written in `ipam.ranges`. Does no I/O.
 
-A range is a subnet with a first, a last and a gateway address. A set is a list of ranges of one
-family. A pod gets one address of each set.
+A range is a subnet with a first, a last and a gateway address. A set is a list of ranges of one IP
+version. A pod gets one address of each set.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RangeSet:
-    """Ranges of one family that do not overlap. A pod gets one address from the set."""
+    """Ranges of one IP version that do not overlap. A pod gets one address from the set."""
 
     ranges: tuple[Range, ...]
 

@@ -31,13 +31,14 @@ class TakeDump(Record):
 
 
 class Pack(Record):
-    """The arguments of `pack`. `work`: the folder to pack; `target`: the archive, a new file."""
+    """The arguments of `pack`. `work`: the folder to pack; `target`: the path of the new
+    archive."""
 
     work: AbsolutePath
     target: AbsolutePath
 
 
 class WriteTree(Record):
-    """The arguments of `write_tree`. `target`: the tar, a new file."""
+    """The arguments of `write_tree`. `target`: the path of the new tar file."""
 
     target: AbsolutePath

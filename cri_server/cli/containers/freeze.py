@@ -18,7 +18,7 @@ from pyrunc.errors import WrongState
 @click.pass_obj
 def pause(address: str, names: tuple[str, ...], force: bool) -> None:
     """Freeze containers, or all containers of pods. Their processes keep their memory but do not
-    run; stop ends them."""
+    run. The verb stop ends them."""
     with Client(address) as client:
         for_each(names, lambda name: _call(client, name, private.PauseContainer, force))
 
@@ -27,7 +27,7 @@ def pause(address: str, names: tuple[str, ...], force: bool) -> None:
 @options.names("CONTAINER|POD...", completion.both)
 @click.pass_obj
 def unpause(address: str, names: tuple[str, ...]) -> None:
-    """Thaw paused containers, or those of pods."""
+    """Thaw paused containers, or all paused containers of pods."""
     with Client(address) as client:
         for_each(names, lambda name: _call(client, name, private.UnpauseContainer, True))
 

@@ -79,7 +79,7 @@ def update(
     shares: int,
     **fields: Any,
 ) -> None:
-    """Change the limits of containers. Limits that are not named stay."""
+    """Change the limits of containers. A limit without an option stays as it is."""
     if cpus is not None:
         if fields["cpu_quota"]:
             raise click.UsageError("--cpus and --cpu-quota exclude each other")

@@ -21,7 +21,7 @@ DANGLING = (("dangling", "true"), ("dangling", "false"))
 
 @click.group()
 def image() -> None:
-    """Images of the node."""
+    """Manage the images of the node."""
 
 
 @click.command()

@@ -1,8 +1,8 @@
 """`pyrunc-cri image mount` and `umount`: make an image's files readable at a folder, without a
 container.
 
-The command makes the mount in its own mount namespace, because the server makes no mounts on the
-host. Needs root, and a server on this machine.
+The command itself makes the mount, in the mount namespace in which the user runs it; the server
+makes no mounts on the host. Needs root, and a server on this machine.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ folder_argument = click.argument("folder", metavar="FOLDER", type=click.Path(pat
 def mount(address: str, image: str, folder: Path) -> None:
     """Mount the files of IMAGE at FOLDER, read-only, until `image umount FOLDER`.
 
-    If the image is removed or converted meanwhile, the files remain where images are mounted
-    (`[images] store`) and disappear where they are unpacked.
-    """
+    If the image is removed or converted meanwhile, the files stay readable if the server mounts
+    images, and disappear if it unpacks them (`[images] store`)."""
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is no directory")
     with Client(address) as client:

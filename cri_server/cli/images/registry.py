@@ -20,7 +20,7 @@ PULL_SECRET = Auth(username="user")  # names no host, as the pull secrets that k
 
 @click.group()
 def registry() -> None:
-    """Registries and mirrors, as configured on this machine."""
+    """Show the registries and mirrors that are configured on this machine."""
 
 
 @registry.command()
