@@ -129,7 +129,8 @@ def _requested_address(value: object, where: str) -> Address:
 
 
 def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) -> None:
-    """Check that each requested address is in a set of its own. Raises CniError INVALID_CONFIG."""
+    """Check that every requested address is in a range set, and no two are in the same set. Raises
+    CniError INVALID_CONFIG."""
     used: set[int] = set()
     for address in requested:
         index = next((i for i, s in enumerate(sets) if address in s), None)

@@ -149,8 +149,8 @@ def tag_of(call: CniCall, config: PluginConfig) -> str:
 
 
 def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
-    """Return GC's test for owner tags. It is true for a tag of an attachment to this network, with
-    the scope in `config`, that the runtime no longer lists as valid. Raises CniError."""
+    """Return GC's test for owner tags. It is true for a tag of this network and scope whose
+    attachment the runtime no longer lists as valid. Raises CniError."""
     scope = config.scope()
     valid = {owner_tag(config.name, *pair, scope) for pair in config.valid_attachments()}
     return lambda tag: belongs_to(tag, config.name, scope) and tag not in valid

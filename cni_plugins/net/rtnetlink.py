@@ -215,7 +215,7 @@ def new_route(
     numbers: Iterable[tuple[str, int]] = (),
 ) -> NetlinkRequest:
     """Build the request that adds a unicast route out of the link with index `oif`. `numbers`:
-    CNI's mtu, advmss, priority, table and scope as (name, value)."""
+    (name, value) for each of CNI's mtu, advmss, priority, table and scope that is set."""
     options = dict(numbers)
     family = _FAMILIES[destination.version]
     table = options.get("table", _TABLE_MAIN)

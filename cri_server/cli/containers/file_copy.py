@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 
 class _Level(NamedTuple):
     """A folder that is being copied. `source` and `target`: descriptors of the folder and its copy;
-    `names`: what is not copied yet; `status`: owner, mode and times for the copy, None to leave
+    `names`: the names not copied yet; `status`: owner, mode and times for the copy, None to leave
     them unchanged."""
 
     status: os.stat_result | None

@@ -1,7 +1,7 @@
 """`pyrunc-cri pull`, `push`, `load`, `save`, `tag`, `login` and `logout`.
 
-`pull` works with any CRI server; on a terminal it makes a private call to show progress. The other
-verbs need a server of pyrunc-cri.
+`pull` works with any CRI server; on a terminal it uses a private call of pyrunc-cri, which reports
+progress. The other verbs need a server of pyrunc-cri.
 """
 
 from __future__ import annotations

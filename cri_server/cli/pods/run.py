@@ -46,7 +46,7 @@ class Running:
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Run the block, and add `step` with the block's duration in milliseconds to `times`."""
+        """Run the block, and add its duration in milliseconds to `times` under the name `step`."""
         began = time.perf_counter()
         yield
         self.times.append((step, (time.perf_counter() - began) * 1e3))
