@@ -228,8 +228,9 @@ def _object_of(read: Read, expected: str) -> Read:
 
 
 def _read_item(read: Read, expected: str, place: str, item: Any) -> None:
-    """Read one item of a list or object again, to find the one that failed. Raises _WrongField with
-    `place` (`[index]` or `[key]`) if it is this one."""
+    """Read `item` of a list or object. If it cannot be read, raise _WrongField with `place`
+    (`[index]` or `[key]`). Called for one item after the other when a list or object could not be
+    read."""
     try:
         read(item)
     except _WrongField as inner:

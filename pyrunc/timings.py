@@ -1,5 +1,5 @@
-"""Timings of a piece of work: parts that follow each other, for the server's timeline. A part
-costs one read of the clock, so they are always recorded."""
+"""Records the parts of a piece of work and their times, for the server's timeline. Recording a part
+reads the clock once, so it is always done."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def of_launch(
 ) -> list[Part]:
     """Return the parts of a launch: its stages, and within a stage each timed line of the plan.
 
-    `started_ns`: when the launch began; `times`: (stage or number of the line, nanoseconds) of
-    `launch.run.launch_steps`; both of CLOCK_MONOTONIC_RAW. `texts`: number -> text of the plan's
-    lines.
+    `started_ns`: when the launch began, in ns of CLOCK_MONOTONIC_RAW. `times`: what
+    `launch.run.launch_steps` has put into its argument `times`. `texts`: number of a line -> its
+    text.
     """
     # Not a constant of the boot: NTP slews CLOCK_MONOTONIC, but not CLOCK_MONOTONIC_RAW
     # (clock_getres(2)).

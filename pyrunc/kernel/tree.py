@@ -1,10 +1,10 @@
-"""Walks and removes trees that untrusted processes have written: without recursion, with two
-descriptors however deep the folders are.
+"""Walks and removes trees that untrusted processes have written. The walk needs no recursion, and
+two descriptors however deep the tree is.
 
-Names are used one at a time, beneath the folder they were read from, so no symbolic link is
-followed and no path is too long; a folder is entered by openat2(2) with RESOLVE_NO_XDEV, so nothing
-behind a mount is touched. The way up is `..`, which must lead to the folder that it was entered
-from.
+Each name is opened relative to the folder that it was read from, so the walk follows no symbolic
+link, and no path is too long. openat2(2) with RESOLVE_NO_XDEV refuses mount points, so nothing
+behind a mount is touched. To go up, the walk opens `..` and compares device and inode with those of
+the folder that it came from: a folder that was moved meanwhile ends the walk with ESTALE.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ class _Folder:
 def walk(
     top: int, visit: Visit, is_skipped: Callable[[OSError], bool]
 ) -> Iterator[tuple[int, str]]:
-    """Walk the folder `top`, whose descriptor the walk closes, and all below it.
+    """Walk the folder `top` and everything below it, depth first. Closes the descriptor `top`.
 
-    `visit(folder, names)` gets a descriptor of each folder and the names on the way to it, and
-    returns those of the subfolders to visit next. After all below a subfolder was visited, yields
-    the descriptor of its parent and its name. A subfolder that cannot be opened is left out if
-    `is_skipped` says so of the error. Raises OSError; ESTALE when a folder was moved meanwhile.
+    Calls `visit(folder, names)` for each folder, with its descriptor and the names on the path from
+    `top` to it; `visit` returns the names of the subfolders to enter. After a subfolder and all
+    below it were visited, yields the descriptor of its parent and the subfolder's name. A subfolder
+    that cannot be opened is skipped if `is_skipped(error)` is true. Raises OSError; ESTALE when a
+    folder was moved meanwhile.
     """
     current = top
     names: list[str] = []
@@ -81,8 +82,8 @@ def walk(
 
 
 def remove_tree(parent_fd: int, name: bytes | str) -> None:
-    """Remove `name` in the directory and all beneath it. What is missing or is removed meanwhile is
-    no error.
+    """Remove `name` in the folder `parent_fd`, with everything below it. Files that are missing, or
+    vanish meanwhile, are no error.
 
     Raises OSError; EXDEV when something is mounted inside, ESTALE when folders are moved meanwhile.
     """
@@ -116,7 +117,7 @@ def _is_gone(error: OSError) -> bool:
 
 
 def _remove_files(folder: int, names: Sequence[str]) -> list[str]:
-    """Unlink all entries that are no folder; returns the names of the folders."""
+    """Unlink all entries of `folder` but its subfolders; return the subfolders' names."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -135,7 +136,7 @@ def _unless_gone(remove: Callable[..., None], name: str, folder: int) -> None:
 
 
 def open_folder(parent_fd: int, name: str) -> int:
-    """Open a subfolder, which must be no link and no mount point. Raises OSError."""
+    """Open a subfolder. Raises OSError, also for a symbolic link and for a mount point."""
     try:
         return openat2(parent_fd, name, FOLDER, resolve=RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS)
     except KernelError as error:

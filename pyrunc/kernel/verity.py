@@ -1,9 +1,9 @@
 """fs-verity (fs-verity.rst, linux/fsverity.h): seals a file for good; the kernel then checks each
 block when it is read.
 
-A sealed file cannot be written any more, only removed; reading a block that differs from what was
-sealed fails with EIO. Its digest stands for the whole content. ext4, f2fs and btrfs have it, where
-the kernel (CONFIG_FS_VERITY) and the file system (ext4: the feature `verity`) do.
+A sealed file can be removed, but never written. Reading a block that differs from the sealed
+content fails with EIO. The digest stands for the file's whole content. ext4 (with its feature
+`verity`), f2fs and btrfs support fs-verity if the kernel has CONFIG_FS_VERITY.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ _NONE_HERE = (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENODATA)
 
 
 def enable(fd: int) -> bool:
-    """Seal a file with SHA-256 (FS_IOC_ENABLE_VERITY), which must be open for reading and nowhere
-    for writing; reads the whole file. False without fs-verity, or not for this file system's block
-    size. True when it is sealed already. Raises KernelError."""
+    """Seal a file with SHA-256 (FS_IOC_ENABLE_VERITY); the kernel reads the whole file. `fd` must
+    be open for reading, and no descriptor of the file for writing.
+
+    Returns True when the file is sealed, also if it was sealed before; False if the file system has
+    no fs-verity or not for its block size. Raises KernelError.
+    """
     try:
         fcntl.ioctl(fd, FS_IOC_ENABLE_VERITY, _ENABLE.pack(1, SHA256, BLOCK_BYTES, 0, 0, 0, 0, 0))
     except OSError as error:
@@ -40,8 +43,8 @@ def enable(fd: int) -> bool:
 
 
 def measure(fd: int) -> str:
-    """Return `sha256:HEX` of a sealed file (FS_IOC_MEASURE_VERITY), for which the kernel reads
-    nothing; empty for an unsealed one. Raises KernelError."""
+    """Return the digest of a sealed file as `sha256:HEX`, without reading the file
+    (FS_IOC_MEASURE_VERITY); empty if the file is not sealed. Raises KernelError."""
     try:
         answer = fcntl.ioctl(
             fd,

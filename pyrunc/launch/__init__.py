@@ -1,2 +1,2 @@
-"""Starts one process of a container: the process runs the plan's program, its parent carries out
-the parent's steps."""
+"""Starts one process of a container. The new process runs the plan's program of system calls; its
+parent carries out the plan's parent steps, such as id maps and hooks."""

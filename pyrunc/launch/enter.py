@@ -1,5 +1,5 @@
-"""Launches a process into a running container, whose first process may end meanwhile, or may have
-moved to another group."""
+"""Launches a process into a running container. The container's first process may end meanwhile, or
+may have moved to another cgroup."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 def enter_steps(
     launch: Launch, undo: Undo, times: Times | None = None
 ) -> Generator[int, None, tuple[ChildProcess, bool]]:
-    """Start a process in a running container. A generator: each yielded descriptor must be readable
-    before the next step. Returns the process, and True if it was put into the present cgroup of the
-    container's first process, because that has left `launch.cgroup`.
+    """Start a process in a running container. A generator: resume it when the yielded descriptor is
+    readable.
 
-    `launch.descriptors["container"]` is the pidfd of the container's first process. Raises
-    WrongState when that process has ended, and the errors of `launch_steps`.
+    Returns the process, and whether it is in another cgroup than `launch.cgroup`: in the present
+    one of the container's first process, if that process has moved.
+    `launch.descriptors["container"]` is the pidfd of the first process. Raises WrongState when the
+    first process has ended, and the errors of `launch_steps`.
     """
     try:
         try:
@@ -61,7 +62,8 @@ def _alive(pidfd: int) -> bool:
 
 
 def _current_group(pid: int) -> str:
-    """Return the directory of the v2 group that the process is in now. Raises WrongState."""
+    """Return the directory of the process's present v2 cgroup. Raises WrongState when the process
+    has ended."""
     from pyrunc.kernel import cgroup
 
     path = cgroup.own_path(pid)

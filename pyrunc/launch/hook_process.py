@@ -1,8 +1,9 @@
-"""Starts createContainer hooks, which run in the namespaces of a container before it has pivoted.
+"""Starts createContainer hooks, which run in the namespaces of a container before its
+pivot_root(2).
 
-Such a hook sees the runtime's files (its program is looked up there) and the container's mounts: it
-is started as a small program, which joins the namespaces of the waiting process and executes the
-hook.
+At that point `/` is still the runtime's root, so the hook's path is looked up there; the hook sees
+the container's mounts as well. For each hook a small program is launched, which joins the
+namespaces of the waiting container process and executes the hook.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 def spawner(
     process: ChildProcess, namespaces: Sequence[str], folder: str
 ) -> Callable[[Hook, list[int]], int]:
-    """Return a function that starts hooks, as our children, in `folder` and in the namespaces of
-    the process that is being created."""
+    """Return a function that starts a hook in these `namespaces` of `process`, the container
+    process that is being created. The function takes the hook and its three stdio descriptors, and
+    returns the hook's pid. The hook is our child; `folder` is its working directory."""
     flags = sum(NAMESPACES[kind] for kind in namespaces)
 
     def spawn(hook: Hook, files: list[int]) -> int:

@@ -37,7 +37,7 @@ def run(
     """Run all hooks of one kind in order. `state` is the OCI state object. Raises PeerError at the
     first failure.
 
-    `spawn(hook, stdio)` starts a hook in other namespaces; without it hooks run in ours.
+    `spawn(hook, stdio)` starts a hook in other namespaces; by default hooks run in the runtime's.
     """
     for failure in _failures(hooks, kind, state, spawn):
         raise PeerError(failure)

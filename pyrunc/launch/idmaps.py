@@ -1,5 +1,5 @@
-"""Writes the id maps of a new user namespace, which only a process with rights over the ids outside
-may do: the parent."""
+"""Writes the id maps of a new user namespace. The parent writes them, because the kernel requires
+rights over the ids outside, which the new process does not have."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sends the seccomp listener of a process to the agent that serves `listenerPath`: one message, the
-container process state.
+"""Sends the seccomp listener of a process to the agent's socket, `listenerPath`, in one message:
+the container process state.
 
-Source: runtime-spec config-linux.md, "The Container Process State". A failing connect is an error,
-because the process would hang in its first filtered call.
+When the agent cannot be reached the launch fails, because the process would hang in its first
+filtered call. Source: runtime-spec config-linux.md, "The Container Process State".
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A launch: all that one new process needs, as data. Its compiler and its starter share this record
-and nothing else."""
+"""Describes a launch: all data that one new process needs to start. `Launch` is all that the code
+which compiles a launch and the code which starts the process share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 class Launch(Value):
     """One process, ready to be started.
 
-    `lowered`: the plan's program. `descriptors`: by their names in the plan; the caller closes them
-    afterwards, and `stdio` and `preserve_fds`, which become 3, 4, … `pinned`: name in the plan ->
-    name of the mount or namespace that the launching process pins; it adds a clone of the mount, or
-    the namespace, to `descriptors`. `stdio_owner`: the uid on the host that becomes the owner of
-    stdio. `own_nulls`: replace null devices among stdio by a private one.
+    `lowered`: the plan's program. `descriptors`: name in the plan -> descriptor. `preserve_fds`:
+    descriptors that become 3, 4, … in the process. The caller closes all descriptors after the
+    launch, also those of `stdio`. `pinned`: name in the plan -> name of a mount or namespace that
+    the launching process has pinned. The launching process adds a clone of the mount, or the
+    namespace, to `descriptors`. `stdio_owner`: uid on the host that becomes the owner of stdio's
+    files. `own_nulls`: replace null devices among stdio by a private one.
 
     `args`: the command line, for errors of execve. `id`, `bundle` (absolute), `oci_version`,
-    `annotations` and `status` are the container's, for the state that hooks and agents read.
-    `container_pid`: the container's first process, if the new process is another one. `cgroup`: the
-    process's group; None = ours.
+    `annotations` and `status` are the container's, for the OCI state that hooks and seccomp agents
+    read. `container_pid`: the container's first process, for an exec. `cgroup`: the new process's
+    cgroup; None = the runtime's.
     """
 
     lowered: LoweredProgram

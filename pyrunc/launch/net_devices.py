@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def move(devices: Mapping[str, str], pid: int) -> None:
-    """Move each link (name here -> name there) into the network namespace of `pid`, and set it up.
+    """Move each network interface in `devices` (name on the host -> name in the container) into the
+    network namespace of the process `pid`, and bring it up.
 
     Raises KernelError.
     """
@@ -62,8 +63,8 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
 
 
 def _open_routing_in(namespace: int) -> Routing:
-    """Open a netlink socket of another network namespace. A socket stays in the namespace in
-    which it was made, so this thread enters that one for a moment."""
+    """Open a netlink socket in another network namespace. A socket belongs to the namespace in
+    which it was made, so the calling thread enters `namespace` (a descriptor) for that moment."""
     with closing_fd(open_own("net")) as own:
         setns(namespace, NAMESPACES["net"])
         try:

@@ -4,9 +4,9 @@ The host's /dev/null as stdin is an inode of the host inside the container: the 
 could change its mode and owner for the whole machine through the descriptor (fchmod(2), fchown(2)
 ask for CAP_FOWNER and CAP_CHOWN, which containers have).
 
-With SELinux a private null device has the label of the host's: with a label of our files the kernel
-would refuse it to the container, log that, and replace it by its own null device, at each
-execve(2).
+With SELinux a private null device gets the label of the host's /dev/null. If it had the label of
+the runtime's files, the kernel would deny access at each execve(2), log the denial, and replace the
+descriptor by its own null device.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def is_null(number: int) -> bool:
 
 
 def open_null() -> int:
-    """Open a null device that has no name: 15 us where `prepare` was called, 140 elsewhere.
+    """Open a nameless null device. Takes 15 µs after `prepare`, 140 µs without.
 
-    Where devices cannot be made (in a user namespace, without CAP_MKNOD) it is the host's
+    Where devices cannot be made (in a user namespace, without CAP_MKNOD), opens the host's
     /dev/null, which the container cannot change there either. Raises KernelError.
     """
     # A pipe whose other end is closed would be cheaper, but a program that opens /dev/stdin would
@@ -89,8 +89,8 @@ def _host_label() -> bytes:
 
 
 def prepare() -> None:
-    """Open the tmpfs of null devices in advance, for a process that makes many, and for its
-    forks. Does nothing where devices cannot be made."""
+    """Open the tmpfs of null devices in advance, so that `open_null` is faster in this process and
+    in its forks. Does nothing where devices cannot be made."""
     global _folder
     _host_label()
     try:
@@ -103,8 +103,8 @@ def prepare() -> None:
 
 
 def _prepared() -> int | None:
-    """Return the tmpfs that `prepare` has opened; None if this fork has closed it with all
-    descriptors that it did not know."""
+    """Return the tmpfs's descriptor that `prepare` has opened. None without `prepare`, and in a
+    fork that has closed the descriptor."""
     if _folder is None:
         return None
     number, device = _folder

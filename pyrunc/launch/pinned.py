@@ -11,9 +11,9 @@ from pyrunc.kernel import mount as kernel_mount
 
 
 def clone(mount: int, namespace: str = "") -> int:
-    """Clone a mount detached. `namespace`: path of the mount namespace in which it is attached, for
-    kernels before 6.15, which clone only attached mounts. Raises KernelError, Unsupported without
-    `namespace` on such a kernel."""
+    """Return a detached clone of `mount`, a descriptor of a pinned mount. `namespace`: path of the
+    mount namespace in which `mount` is attached; kernels before 6.15 need it, because they clone
+    only attached mounts. Raises KernelError; Unsupported when such a kernel gets no `namespace`."""
     try:
         return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
     except KernelError as error:

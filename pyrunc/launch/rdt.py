@@ -1,10 +1,11 @@
 """`linux.intelRdt`: a container's share of caches and memory bandwidth, by the resctrl filesystem.
 
 A group (class of service) is a folder with `schemata` and `tasks`. A group that the configuration
-names by closID belongs to the node's owner: it is used, made when it is missing and the
-configuration has schemata, and never removed. Without a closID the group is the container's, has
-its id as name, and is removed with it, as its monitoring group is. Source: runtime-spec
-config-linux.md, "IntelRdt", and the kernel's Documentation/filesystems/resctrl.rst.
+names by closID belongs to the node's administrator: a start uses it, makes it if it is missing and
+the configuration has schemata, and nothing here removes it. Without a closID the container gets its
+own group, named by its id. This group and the container's monitoring group are removed with the
+container. Source: runtime-spec config-linux.md, "IntelRdt", and the kernel's
+Documentation/filesystems/resctrl.rst.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def mounted() -> str:
 
 
 def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
-    """Put the container's first process into its group, which is made when it is missing. Groups
-    that are made are pushed on `undo`.
+    """Put the container's first process `pid` into its resctrl group, which is made when it is
+    missing. Pushes the removal of each new group on `undo`. `root`: the mount point of resctrl.
 
-    Raises InvalidSpec when an existing group differs from the configuration, KernelError.
+    Raises InvalidSpec when an existing group differs from the configuration, or when the group is
+    missing and the configuration has no schemata for it; KernelError.
     """
     group = group_of(rdt, container_id, root)
     schemata = schemata_of(rdt)
@@ -179,8 +181,8 @@ def _write(group: str, name: str, text: str) -> None:
 
 
 def _last_status(group: str) -> str:
-    """Return the kernel's explanation of its last refusal, from a file at the root of the tree;
-    empty without one."""
+    """Return the kernel's reason for refusing the last write (`info/last_cmd_status`); empty if
+    there is none."""
     while group not in ("/", ""):
         try:
             with open(f"{group}/info/last_cmd_status", encoding="ascii") as file:

@@ -1,9 +1,10 @@
-"""Carries out a launch: the process runs its program and its parent runs the plan's steps, until
-the user's program is executed or the launch has failed and is undone.
+"""Carries out a launch: the new process runs its program and its parent runs the plan's parent
+steps, until the user's program is executed or the launch has failed and is undone.
 
-A container, an exec and a pod's pause process are launched in the same way: the launcher is
-spawned; the process reports its pid, waits at the lines where its parent has steps, and closes its
-side of the socket by execve.
+A container, an exec and a pod's pause process are launched in the same way. The parent spawns the
+launcher. The new process reports its pid, and waits at each line of the plan for which its parent
+has steps. Its end of the socket closes when it executes the user's program or waits for `start`,
+which ends the launch.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class EndedEarly(Error):
 
 
 class ChildProcess:
-    """A process of ours, from the moment it exists. Its owner closes the descriptors."""
+    """A process that a launch has cloned, with its pidfd and the descriptors of its terminal's
+    master and seccomp listener, None until it has sent them. The object's owner closes the
+    descriptors."""
 
     __slots__ = ("console_fd", "listener_fd", "pid", "pidfd", "start_time")
 
@@ -110,15 +113,18 @@ def drive(steps: Generator[int, None, Result]) -> Result:
 def launch_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """Start the process in steps. A generator: once a yielded descriptor is readable, the next step
-    does not block. Returns the process, which has executed its program or waits for `start`.
+    """Start the process in steps. A generator: resume it when the yielded descriptor is readable;
+    it then does not block. Returns the process, which has executed its program or waits for
+    `start`.
 
-    `record(process)` puts the process into the state on disk, when the plan has that step. `times`
-    gets (label, time in ns of CLOCK_MONOTONIC_RAW): a stage of `pyrunc.timings`, a step of the
-    parent (`LINE.STEP`) and, if the program is timed, each line of the plan. All that is made is
-    pushed on `undo`, the process first. Raises KernelError with the plan's line, NotFound and
-    InvalidArgument with the texts of Go's LookPath when there is no such program, EndedEarly, and
-    what a step of the parent raises.
+    `record(process)` writes the process to the container's state on disk, if the plan has that
+    step. `times` receives (label, nanoseconds of CLOCK_MONOTONIC_RAW) for each stage of
+    `pyrunc.timings`, each parent step (`LINE.STEP`) and, in a timed program, each line of the plan.
+    Pushes what it makes on `undo`, the process first.
+
+    Raises KernelError with the plan's line; NotFound or InvalidArgument, with the texts of Go's
+    LookPath, when the program is missing or cannot be executed; EndedEarly; and the errors of the
+    parent's steps.
     """
     running = _spawn(request)
     parent = ParentSide(request, running, undo, record, times)
@@ -155,9 +161,9 @@ def launch_steps(
 def first_process_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """Run `launch_steps` for the first process of a cgroup. Raises ResourceExhausted when the OOM
-    killer has ended the process early. On success, the placeholder of a systemd scope is ended,
-    because the scope now has the process."""
+    """Run `launch_steps` for the first process of a cgroup, with the same result. On success, ends
+    the placeholder process of a systemd scope. Raises ResourceExhausted when the OOM killer has
+    ended the process early."""
     cgroup = request.cgroup
     try:
         process = yield from launch_steps(request, undo, record=record, times=times)
@@ -172,7 +178,7 @@ def first_process_steps(
 
 
 def _spawn(request: Launch) -> RunningProgram:
-    """Spawn the launcher with the program; it has copies of all descriptors."""
+    """Spawn the launcher with the program and with copies of all descriptors."""
     fds = {number: request.descriptors[name] for name, number in request.lowered.numbers.items()}
     # sd_listen_fds(3) and podman's --preserve-fds count from 3.
     fds |= {3 + i: number for i, number in enumerate(request.preserve_fds)}

@@ -27,8 +27,8 @@ def own_nulls(stdio: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def give_to(owner: int, stdio: Sequence[int]) -> None:
-    """Make `owner`, an id of the host, the owner of the files, so that the process can open
-    /dev/stdout again; null devices are left out. Raises KernelError."""
+    """Make `owner`, a uid on the host, the owner of the files in `stdio`, so that the process can
+    open /dev/stdout again. Skips null devices. Raises KernelError."""
     for number in stdio:
         status = os.fstat(number)
         if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == DEVICE):

@@ -17,9 +17,9 @@ class BindSource(Record):
     def is_in_every_namespace(self) -> bool:
         """Tell whether a process in a copy of our mount namespace can open the source by its path.
 
-        A pipe has no path, and below /proc that process has other files. Our own root directory
-        does not qualify: that process has mounted the container's root there, and a clone would
-        include it.
+        False for a pipe, which has no path; for paths below /proc, where the other process sees
+        other files; and for our own root directory, because the clone would include the container's
+        root, which is mounted there.
         """
         return (
             self.path.startswith("/")

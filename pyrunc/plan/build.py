@@ -46,10 +46,10 @@ OOM_SCORE_ADJ_MIN = -1000
 class StartPlanOptions(Value):
     """Options of a container's start beyond its configuration.
 
-    `parent`: the steps of the runtime's side; `await_start` waits for `start` before execve;
-    `keyring` names a new session keyring; `preserve`: this many of the caller's descriptors stay
-    open, from 3 on; without `pivot` the root is mounted over ours; `keep_groups` keeps the caller's
-    groups.
+    `parent`: options of the parent's steps. `await_start`: wait for `start` before execve.
+    `keyring`: name of a new session keyring. `preserve`: how many of the caller's descriptors stay
+    open, from 3 on. `pivot`: use pivot_root(2); without it the root is mounted over ours.
+    `keep_groups`: keep the caller's supplementary groups.
     """
 
     load_filter: LoadFilter | None = None
@@ -64,10 +64,13 @@ class StartPlanOptions(Value):
 
 
 class ExecPlanOptions(Value):
-    """Options of a process in a running container, beyond its configuration. `home`: its user's
-    home, for an environment without HOME. `attached`: the runtime copies the process's terminal to
-    its own. `keyring`: name of the session keyring to join. `preserve`: this many of the caller's
-    descriptors stay open, from 3 on. `keep_groups`: keep the caller's groups."""
+    """Options of a process in a running container, beyond its configuration.
+
+    `home`: home directory of the process's user, for an environment without HOME. `attached`: the
+    runtime copies the process's terminal to its own. `keyring`: name of the session keyring to
+    join. `preserve`: how many of the caller's descriptors stay open, from 3 on. `keep_groups`: keep
+    the caller's supplementary groups.
+    """
 
     load_filter: LoadFilter | None = None
     cgroup: bool = True
@@ -128,8 +131,9 @@ def build(
 def build_exec(
     linux: Linux, process: Process, host: HostFacts, options: ExecPlanOptions = ExecPlanOptions()
 ) -> Plan:
-    """Plan an exec: a process that joins the namespaces of a running container, and the steps of
-    its parent. `linux` is of the container's configuration."""
+    """Plan an exec: the operations of a process that joins the namespaces of a running container,
+    and the steps of its parent. `linux` is that of the container's configuration. Raises
+    InvalidSpec."""
     steps = steps_of_exec(linux, process, options.attached)
     load_filter = with_listener(options.load_filter, steps)
     warnings: list[str] = []
@@ -180,7 +184,8 @@ def build_exec(
 def build_pause(
     linux: Linux, host: HostFacts, options: PausePlanOptions = PausePlanOptions()
 ) -> Plan:
-    """Plan a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
+    """Plan a pod's pause process: the pod's namespaces, an empty read-only root, no
+    capabilities."""
     steps = steps_of_pause(linux)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
     if options.oom_score_adj is not None:
@@ -234,8 +239,8 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
 
 def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
     """Plan the namespaces: join the existing ones, clone the process into the new ones (and with
-    `cgroup` into its cgroup), set the new ones up. `pinned`: this process may not run on all CPUs,
-    and the new one is allowed all."""
+    `cgroup` into its cgroup), set the new ones up. `pinned`: the runtime may not run on all CPUs,
+    so the new process's affinity is widened to all."""
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
     time = linux.namespace("time")

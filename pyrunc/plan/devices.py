@@ -79,8 +79,9 @@ def may_make(host: HostFacts) -> bool:
 
 
 def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
-    """Return the device nodes that are made outside and attached in a container with a user
-    namespace, which may not make them. FIFOs are not among them."""
+    """Return the device nodes that the compiler makes on the host for a container with a user
+    namespace, because mknod(2) is not permitted inside. FIFOs are left out; the container can make
+    them. Empty for other containers."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
     if _has_own_dev({normal(mount.destination): mount for mount in spec.mounts}):

@@ -1,10 +1,11 @@
-"""A process's identity: limits, capabilities, groups, ids, working directory, filter; the same
-for a container and an exec.
+"""Plans a process's identity (limits, capabilities, groups, ids, working directory, filter), for a
+container's start and for an exec.
 
-Order: the bounding set while SETPCAP is held, groups and gid before uid, capset after the change of
-uid, ambient last (capabilities(7)). Without no_new_privs a filter needs CAP_SYS_ADMIN and so comes
-before the change; with it, it is the last operation before execve. Capabilities that the runtime
-does not hold are left out with a warning (runtime-spec 1.1).
+Order: the bounding set is dropped while SETPCAP is held; groups and gid are set before the uid;
+capset follows the change of uid; ambient capabilities come last (capabilities(7)). Loading a filter
+needs CAP_SYS_ADMIN or no_new_privs. So it is loaded before the ids change; with no_new_privs,
+instead, right before execve. Capabilities that the runtime does not hold are left out with a
+warning (runtime-spec 1.1).
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def change(
 
 
 def environment(process: Process, home: str) -> tuple[str, ...]:
-    """Return `env` with each name once, at the place of its last value; HOME is added at the end
-    when it is missing or empty."""
+    """Return `env` with each name once: the last value wins, at its position. HOME is appended when
+    it is missing or empty, with the value `home`, or `/` if `home` is empty."""
     # glibc's getenv(3) returns the first of two values, bash keeps the last: all programs agree
     # only if there is one. The last wins, as in runc.
     by_name: dict[str, str] = {}

@@ -2,9 +2,11 @@
 data and error rules.
 
 The program numbers the plan's named descriptors upwards from the first number that the process does
-not inherit, the same in every run, so a program can be stored. The kernel never follows a path
-below the container's root freely: the program resolves each path beneath the root's descriptor,
-creates it one component at a time, and mounts from descriptor to descriptor (runc's CVE-2021-30465,
+not inherit. The numbers are the same in every run, so a program can be stored.
+
+Paths below the container's root are resolved beneath the root's descriptor, missing folders are
+created one component at a time, and mounts go from descriptor to descriptor. So a symbolic link in
+an image, or one that is swapped in meanwhile, cannot lead outside (runc's CVE-2021-30465,
 CVE-2024-45310, CVE-2025-31133, CVE-2025-52565).
 """
 
@@ -67,7 +69,7 @@ LAST_TIMED = (LoadFilter, Ready)
 
 def _send_time(low: Lowering) -> None:
     """Append the calls that send the parent a TIME message: the seconds and nanoseconds of
-    CLOCK_MONOTONIC_RAW. In a time namespace its `monotonic` offset is in this time
+    CLOCK_MONOTONIC_RAW. In a time namespace, this clock includes the namespace's `monotonic` offset
     (time_namespaces(7))."""
     now = low.a.data(16)
     low.a.sys("clock_gettime", CLOCK_MONOTONIC_RAW, now)

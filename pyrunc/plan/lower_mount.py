@@ -152,8 +152,8 @@ def _open_source(low: Lowering, op: m.MountTree) -> Slot:
 
 
 def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
-    """Open a mount's destination; fail if it is inside procfs. The configuration's text was checked
-    before, but a link in the image may lead into procfs, whose files programs trust
+    """Open a mount's destination; fail if it is inside procfs, whose files programs trust. The
+    check of the configuration cannot see this when a link in the image leads into procfs
     (CVE-2019-16884)."""
     place = low.place(path, directory)
     low.a.sys("fstatfs", place, low.scratch)

@@ -56,8 +56,8 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
     """Write `content` to the first existing file of `paths` below /proc. Fail unless /proc is a
     procfs and nothing is mounted over the file.
 
-    Another file there would take the label and leave the process without one (CVE-2019-16884,
-    CVE-2025-52881).
+    If another file could take the kernel's place, it would swallow a label, and the process would
+    run without one (CVE-2019-16884, CVE-2025-52881).
     """
     a = low.a
     proc = low.a.slot(4)
@@ -262,8 +262,8 @@ def try_folder(low: Lowering, op: m.TryFolder) -> None:
 
 
 def _check_folder(low: Lowering) -> None:
-    """Fail unless the working directory is below the root: then getcwd returns a path that begins
-    with `/`."""
+    """Fail unless the working directory is below the process's root, by the path that getcwd(2)
+    returns."""
     a = low.a
     # getcwd(2) returns "(unreachable)/…" for a folder outside of the root: a descriptor of the host
     # that leaked into the path (CVE-2024-21626).
@@ -355,11 +355,11 @@ def check_program(low: Lowering, op: m.CheckProgram) -> None:
 
 
 def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
-    """Describe the sizes of arguments and environment for a failure with E2BIG; empty when they
-    cannot be too long.
+    """Return a text for E2BIG: which argument or variable is too long, or how long all are
+    together. Empty when they cannot exceed a limit.
 
-    execve(2): one string may have MAX_ARG_STRLEN bytes; all together, with a pointer for each, a
-    quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
+    Limits of execve(2): MAX_ARG_STRLEN bytes in one string. For all strings, plus a pointer for
+    each: a quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
     """
     # A bound for UTF-8, which takes a microsecond and suffices for most calls.
     if 4 * (sum(map(len, args)) + sum(map(len, env))) <= MAX_ARG_STRLEN:
@@ -386,9 +386,12 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """Execute the program. All descriptors are closed first but stdio, the next `op.preserve` ones,
-    and the socket on which a failure of execve is reported: the connection of `start`, or without
-    one the synchronisation socket. execve closes that socket."""
+    """Execute the program, after closing all descriptors but stdio, the next `op.preserve` ones and
+    the socket for errors, which execve closes.
+
+    A failure of execve is sent to `start` on its connection or, in a plan without `start`, to the
+    parent on the synchronisation socket.
+    """
     a, result, first = low.a, low.a.slot(4), 3 + op.preserve
     keep = [low.sync_number] if low.start is None else [low.start_number]
     macros.close_all_from(a, first, keep, may_fail=low.filtered)
@@ -432,10 +435,10 @@ def end_by_signals(low: Lowering, op: m.EndBySignals) -> None:
 
 
 def await_start(low: Lowering, op: m.AwaitStart) -> None:
-    """Accept one connection of `start` and wait for its byte. `start` then reads end of file when
-    execve has succeeded, because the connection is close-on-exec, or a negative errno (i32).
+    """Accept one connection of `start` and wait for its byte. `start` then reads the result from
+    the connection: a negative errno (i32) if execve has failed, end of file if it has succeeded.
 
-    The process that created the container has ended by then, so the socket to it is closed here.
+    Closes the synchronisation socket, because the process that created the container has ended.
     """
     a, listening = low.a, low.numbers[op.descriptor]
     if not low.filtered:
@@ -501,8 +504,9 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
 
 
 def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
-    """Send STATUS (the hook's index and wait status, -1 after its timeout) and end the process.
-    `start` is sent the hook's output as well; a parent reads the output from the file itself."""
+    """Send STATUS (the hook's index and wait status, -1 after its timeout) and end the process. If
+    `start` waits, it gets STATUS and the hook's output; otherwise the parent gets STATUS, and reads
+    the output from its file."""
     a = low.a
     a.send(STATUS, op.index, status)
     if low.start is not None:

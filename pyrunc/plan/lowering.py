@@ -1,8 +1,9 @@
-"""Holds the state while one plan is lowered: the assembler, the descriptors' numbers, shared data.
+"""Lowers one plan's operations: `Lowering` has the assembler, the descriptors' numbers and the data
+that operations share.
 
-All files below the container's root are reached by its methods: `beneath` opens an existing file,
-`place` opens or creates a mount's destination, `attach` attaches a mount there. Sequences of calls
-that do not depend on the plan are in `program.macros`.
+Operations reach all files below the container's root by its methods: `beneath` opens an existing
+file, `place` opens or creates a mount's destination, `attach` attaches a mount there. Sequences of
+calls that do not depend on the plan are in `program.macros`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class Lowering:
         self._folders.clear()
 
     def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
-        """Call `lower(self, *arguments)`, or append the operations that it appended for an earlier
-        plan. These may depend only on the arguments and on the number of the root's descriptor."""
+        """Append the operations of `lower(self, *arguments)`, from the cache if an earlier plan has
+        made the same call. `lower` may depend only on its arguments and on the number of the root's
+        descriptor."""
         cache = self._cache if self.root == ROOT_NUMBER else None
         if cache is None or not cache.append(self.a, lower, arguments):
             lower(self, *arguments)
@@ -78,8 +80,8 @@ class Lowering:
         self._folders.clear()
 
     def container_root(self) -> Operand:
-        """Return the descriptor of the container's root. An exec has none in its plan; its process
-        is inside the container already, so the program opens `/`."""
+        """Return the descriptor of the container's root. For an exec, whose plan has no such
+        descriptor, append the call that opens `/`: its process is inside the container already."""
         if isinstance(self.root, int) and self.root < 0:
             self.root = slot = self.a.slot(4)
             self.a.sys(
@@ -101,7 +103,8 @@ class Lowering:
         missing: Label | None = None,
     ) -> Slot:
         """Open a path inside the container's root; returns the slot of its descriptor. `missing`:
-        the label to go to when the path does not exist; without it, that is a failure."""
+        the label to go to when the path does not exist; without a label, a missing path ends the
+        program with an error."""
         skip = {} if missing is None else {ENOENT: missing, ENOTDIR: missing}
         root = self.container_root()
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
@@ -118,7 +121,8 @@ class Lowering:
         return slot
 
     def parent(self, path: str) -> tuple[Slot, str]:
-        """Open the directory of a path like `folder`; returns it with the path's last name."""
+        """Open the directory that contains `path`, made when it is missing. Returns its slot, which
+        the caller does not close, and the last name of `path`."""
         above, _, name = path.rpartition("/")
         return self.folder(above or "/"), name
 

@@ -1,10 +1,11 @@
-"""A cache of lowered operations that come again in every plan of a machine: default mounts,
-devices, masks, capabilities.
+"""Caches lowered operations that are the same in most plans of a machine: default mounts, devices,
+masks, capabilities.
 
-Lowering is half of the time that a start spends in Python. A program's code can be moved, because
-skips are relative, but not its data, to which calls point by offset. So all cached fragments share
-one block of data, of which every program has a copy at its beginning, and the code of the fragments
-that it uses. A process that starts containers fills the cache once, and its forks inherit it.
+Lowering is half of the time that a start spends in Python. The code of a fragment can be moved,
+because its jumps are relative. Its data cannot, because calls point to data by offset. So all
+fragments share one block of data. Each program begins its data with a copy of this block, and
+contains the code of the fragments that it uses. A process that starts containers fills the cache
+once, and its forks inherit it.
 """
 
 from __future__ import annotations
@@ -62,10 +63,13 @@ class PlanLine(Line):
 
 
 class Fragment(Value):
-    """The code of consecutive operations of a plan. `packed` and `calls`: the bytes and the system
-    call's name of each operation of the program; `places`: for each of these, the index in the
-    fragment of the plan's operation; `data_bytes`: the size of the shared data block when the
-    fragment was made."""
+    """The code of consecutive operations of a plan.
+
+    `packed`, `calls` and `places` have one item for each operation of the program: its bytes, the
+    name of its system call, and the index of its operation of the plan within the fragment.
+    `notes`: index -> text and mark of a failure. `data_bytes`: size of the shared data block when
+    the fragment was made.
+    """
 
     packed: list[bytes]
     calls: list[str]
@@ -75,8 +79,8 @@ class Fragment(Value):
 
 
 class PlanAssembler(Assembler):
-    """An assembler for the cache: `extract` makes a fragment of its operations, which
-    `append_fragment` appends to a `copy` of it."""
+    """An assembler whose operations can be cached: `extract` makes a fragment of them, and
+    `append_fragment` appends a fragment to a `copy` of the assembler."""
 
     copied_bytes = 0
     """The size of the data that was copied."""
@@ -97,8 +101,9 @@ class PlanAssembler(Assembler):
         return fragment
 
     def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
-        """Append a fragment whose data this copy contains. `lines`: the plan's line of each of the
-        fragment's operations; without them all belong to the line that was set by `at`."""
+        """Append a fragment, whose data this assembler must have. `lines`: the plan's line of each
+        of the plan's operations in the fragment; if empty, all belong to the line that `at` has
+        set."""
         start = len(self._packed)
         self._packed += fragment.packed
         self._calls += fragment.calls
@@ -147,15 +152,17 @@ class LoweringCache:
         return self._low.tree
 
     def start(self, numbers: dict[str, int]) -> Lowering:
-        """Return a lowering that begins with a copy of the block."""
+        """Return a lowering whose data begins with a copy of the shared block. `numbers`: the
+        descriptor number of each name in the plan."""
         return Lowering(self._low.a.copy(), numbers, self)
 
     def append(
         self, a: PlanAssembler, lower: Callable[..., None], arguments: tuple[Hashable, ...]
     ) -> bool:
-        """Append the operations of `lower(lowering, *arguments)` to `a`, a copy of the block, if
-        they are cached; return whether they were. The second call with the same arguments caches
-        them for later copies, unless the cache is full."""
+        """Append the cached operations of `lower(lowering, *arguments)` to `a`, whose data begins
+        with a copy of the block. Returns False, and appends nothing, if they are not cached. The
+        second call with the same arguments caches them for later copies, unless the cache is
+        full."""
         key = lower, arguments
         fragment = self._fragments.get(key)
         # A fragment that is younger than the copy has data that the copy lacks.
@@ -176,9 +183,9 @@ class LoweringCache:
     def fragments(
         self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
     ) -> dict[int, tuple[int, Fragment]]:
-        """Return the plan's fragments: index in `ops` of a fragment's first operation -> number of
-        its operations, and the fragment. Missing ones are made and cached until the cache is
-        full."""
+        """Return the fragments of a plan: index in `ops` of the first operation -> (number of
+        operations, fragment). Makes and caches missing fragments until the cache is full. `calls`:
+        class of an operation -> function that lowers it."""
         by_start = {}
         for start, end in _spans(ops):
             key = ops[start:end]

@@ -1,12 +1,12 @@
-"""The operations of a new process and the steps of its parent: two closed sets. A plan's order
-is the order of events on both sides.
+"""Defines the operations of a new process (`Op`) and the steps of its parent (`ParentStep`). A plan
+has both in the order of events.
 
-A plan is a tuple of operations. The steps belong to the operation at which the process waits for
-its parent (`Sync`, and a `LoadFilter` with a listener) and are carried out in order before the
-process goes on. Each class has one meaning; `show` has its line, `lower` an operation's system
-calls, `launch.steps` a step's work, and a test compares these lists. Descriptors appear by name
-(`root`, `cgroup`, `tree:3`, `namespace:network`): the launching process opens them. Paths of the
-container are absolute and are resolved beneath its root when the operation runs.
+A plan is a tuple of operations. The parent's steps belong to the operation at which the process
+waits for its parent (`Sync`, and a `LoadFilter` with a listener); they are carried out in order
+before the process goes on. `show` has a text for each class, `lower` the system calls of each
+operation, and `launch.steps` the code of each step; a test checks that none is missing. Descriptors
+appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`); the launching process opens them.
+Paths of the container are absolute and are resolved beneath its root when the operation runs.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class SetAffinity(Op):
 
 
 class Clone(Op):
-    """Clone the container's process as a child of our caller, in new namespaces `kinds`, in the
-    cgroup if there is one."""
+    """Clone the container's process as a child of the runtime, in new namespaces `kinds` and, with
+    `cgroup`, in its cgroup."""
 
     kinds: tuple[str, ...]
     cgroup: bool
@@ -229,8 +229,9 @@ class MountFs(Op):
     the value None for a flag; `attributes` are MOUNT_ATTR_*.
 
     `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
-    `fallback`: the host's path to bind, as a slave, where the kernel does not permit a new
-    instance, as in a user namespace that does not own the network or cgroups.
+    `fallback`: path of the host's mount that is bound instead, as a slave, where the kernel refuses
+    a new instance. It does so in a user namespace that does not own the network or cgroup
+    namespace.
     """
 
     destination: str
@@ -252,9 +253,10 @@ class MountTree(Op):
     """Attach a detached clone of a host mount (a bind) at `destination`. `set` and `clear`, also
     the recursive ones, are MOUNT_ATTR_*; `propagation` are MS_* flags.
 
-    The runtime makes the clone and passes it as `descriptor`. Without one the container's process
-    clones `source` in its copy of the runtime's mounts, with the mounts below if it is `recursive`;
-    it follows no symbolic link, because the path had none when it was resolved.
+    The runtime makes the clone and passes it as `descriptor`. If `descriptor` is empty, the
+    container's process clones `source` in its copy of the runtime's mounts, with the mounts below
+    it if `recursive`. A symbolic link in `source` is then an error, because the path is already
+    resolved.
     """
 
     destination: str
@@ -331,8 +333,8 @@ class ChangeRoot(Op):
 
 
 class LabelMount(Op):
-    """Set the SELinux label of the filesystem mounted at `path`, by its root directory, because it
-    takes no label as a mount option."""
+    """Set the SELinux label of the root directory of the filesystem mounted at `path`, for a
+    filesystem that takes no label as a mount option."""
 
     path: str
     label: str
@@ -575,12 +577,12 @@ def steps_of(op: Op) -> tuple[ParentStep, ...]:
 class HostFacts(Value):
     """Facts about the machine and the runtime's own process on which a plan depends.
 
-    `capabilities`: bit mask of those that we can pass on; `clones_detached`: open_tree(2) can clone
-    a detached mount; `pinned`: our CPU affinity excludes some CPUs; `in_user_namespace`: our user
-    namespace is not the initial one; `setgroups`: our user namespace permits setgroups(2);
-    `oom_score_adj`: our own, below which we may not go unless `lowers_oom_score`; `cgroup_root`:
-    the mount point of the v2 tree; `cgroup_options`: the mount options of its superblock, such as
-    `nsdelegate`.
+    `capabilities`: bit mask of those that the runtime can pass on to a process. `oom_score_adj`:
+    the runtime's own, which is the minimum for its children unless `lowers_oom_score`.
+    `clones_detached`: open_tree(2) can clone a detached mount. `pinned`: the runtime's CPU affinity
+    excludes some CPUs. `in_user_namespace`: its user namespace is not the initial one. `setgroups`:
+    that namespace permits setgroups(2). `cgroup_root`: the mount point of the v2 tree.
+    `cgroup_options`: the mount options of its superblock, such as `nsdelegate`.
     """
 
     capabilities: int
@@ -606,16 +608,18 @@ class HostFacts(Value):
 
 
 class RootfsFacts(Value):
-    """Facts about the files of one container. The keys of the first four are indices of
-    `spec.mounts`.
+    """Facts about the files of one container on which its plan depends.
 
+    The keys of `directories`, `sources`, `destinations` and `modes` are indices of `spec.mounts`.
     `directories`: whether a mount's source is a directory. `sources`: absolute paths of the binds
     that the container's process clones itself; the other binds come as descriptors. `destinations`:
-    real paths of destinations that are links to missing files. `modes`: of the directories that a
-    tmpfs covers. `null_stdio`: which of 0, 1, 2 are reopened as the container's /dev/null.
-    `devices`: path -> name of the descriptor of a device file that was made outside. `instances`:
-    mount points of whole procfs and sysfs in our namespace, looked up only when the root is mounted
-    over `/` (CoverRoot).
+    real paths of destinations that are links to missing files. `modes`: the modes of directories
+    that a tmpfs covers.
+
+    `home`: home directory of the process's user, for an environment without HOME. `null_stdio`:
+    which of 0, 1, 2 `ReopenNull` replaces by the container's /dev/null. `devices`: path -> name of
+    the descriptor of a device file that was made outside. `instances`: mount points of whole procfs
+    and sysfs in our namespace, empty unless the root is mounted over `/` (CoverRoot).
     """
 
     directories: Mapping[int, bool] = {}

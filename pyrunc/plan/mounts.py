@@ -140,8 +140,8 @@ _sorted_options: dict[tuple[str, ...], MountOptions] = {}
 
 
 def _options(mount: Mount) -> MountOptions:
-    """Return the mount's options, sorted. They are cached, because each mount is looked at three
-    times and most containers have the same ones; the caller must not change them."""
+    """Return the mount's options, sorted into a `MountOptions`. The result is cached and shared, so
+    the caller must not change it."""
     options = _sorted_options.get(mount.options)
     if options is None:
         if len(_sorted_options) >= OPTIONS_AT_MOST:
@@ -272,26 +272,27 @@ def _plan_remount(options: MountOptions, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
-    """Tell whether mounts propagate both ways between host and container: when both this mount
-    and the root are shared.
+    """Tell whether this mount propagates both ways between host and container, for which this mount
+    and the root must be shared.
 
-    Otherwise a shared mount is shared within the container only and a slave of the host's mount,
-    as under runc.
+    Without that, a mount with the option `shared` is a slave of the host's mount and shared within
+    the container only, as under runc.
     """
     shared = any(flags & abi.MS_SHARED for flags in options.propagation)
     return shared and linux.rootfs_propagation in ("shared", "rshared")
 
 
 def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
-    """Tell whether the container's process can clone the source itself, in its copy of the
-    runtime's mounts.
+    """Tell whether the container's process can clone the source of a bind itself, in its copy of
+    the runtime's mounts.
 
     False in these cases:
     - the mount is not a plain bind of a path: a remount, id-mapped, or with `tmpcopyup`;
-    - the container has a user namespace: the path may be out of reach, and the copy is locked;
-    - the mount must be a peer of the host's mount, but in the copy it is a slave;
-    - the mount must be a slave, but the copy is private;
-    - the source is in /proc, where `self` would be another process.
+    - the container has a user namespace, in which the path may be out of reach and the kernel locks
+      the copied mounts;
+    - the mount must be a peer of the host's mount, but mounts of the copy are slaves;
+    - the mount must be a slave of the host's mount, but the mounts of the copy are private;
+    - the source is in /proc, where `self` would be the container's process.
     """
     options, source = _options(mount), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
@@ -346,9 +347,9 @@ def _plan_filesystem(
 def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
     """Return a cgroup2 mount's options; without a new cgroup namespace, add the host's to them.
 
-    Such a container mounts the host's superblock, and its options replace the host's (Linux,
-    cgroup_get_tree, apply_cgroup_root_flags): the host would lose `nsdelegate` and
-    `memory_recursiveprot`.
+    Without that namespace the container mounts the host's superblock, and the options of its mount
+    replace those of the host's mount (Linux, cgroup_get_tree, apply_cgroup_root_flags). If the
+    host's were not added, the host would lose `nsdelegate` and `memory_recursiveprot`.
     """
     namespace = linux.namespace("cgroup")
     if namespace is not None and not namespace.path:

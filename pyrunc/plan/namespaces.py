@@ -1,8 +1,8 @@
 """Plans namespaces: which are joined, in which order, and which are new.
 
 The user namespace is joined last, so that the process joins all others with the runtime's rights. A
-rootless runtime could join namespaces that belong to the container's user namespace only after that
-one; no such round is planned, because a rootful runtime needs none.
+rootless runtime could join namespaces that belong to the container's user namespace only after the
+user namespace. That order is not planned, because a rootful runtime does not need it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
-    """Plan one operation for each namespace with a path, the user namespace last; returns those
-    before the clone and those after it.
+    """Plan a `Join` for each namespace with a path. Returns the joins before the clone, the user
+    namespace last, and those after the clone.
 
-    The cgroup namespace is joined after the clone: with nsdelegate, as systemd mounts the tree, no
-    process may be moved across it from inside (cgroup-v2.rst, "Delegation"). In a new user
-    namespace it is joined before, because its root may not join it.
+    The cgroup namespace is joined after the clone: from inside it, the process could not be cloned
+    into a cgroup outside of it, if the tree is mounted with nsdelegate, as by systemd
+    (cgroup-v2.rst, "Delegation"). With a new user namespace the cgroup namespace is joined before
+    the clone, because root of the new user namespace may not join it.
     """
     user = linux.namespace("user")
     late = "" if user is not None and not user.path else "cgroup"

@@ -11,8 +11,9 @@
 |  |  | raise itself, ONLCR |
 | listener | has loaded its filter | sends the filter's listener away |
 
-The order of `cloned`: no process can act in a user namespace without maps; then the record, so that
-`delete` finds what a killed create leaves; then the steps that can fail.
+The order of the steps at `cloned`: the id maps come first, because no process can act in a user
+namespace without them. The record comes next, so that `delete` finds the process of a create that
+was killed. The steps that can fail come last.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class ParentOptions(Value):
 
 
 def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
-    """Return the steps of a container's start by sync point, without points that have none."""
+    """Return the parent's steps of a container's start: sync point -> steps, without points that
+    have no steps."""
     linux, hooks = spec.linux, spec.hooks
     cloned: list[ParentStep] = [*_id_maps(linux)]
     # As early as possible: from its clone on, a kill of the runtime leaves a process that only this
@@ -95,15 +97,15 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
 
 
 def steps_of_exec(linux: Linux, process: Process, attached: bool = False) -> Steps:
-    """Return the steps of a process that enters a container by sync point; `attached` as in
-    `ParentOptions`."""
+    """Return the parent's steps of an exec: sync point -> steps. `attached`: the runtime stays and
+    copies the process's terminal to its own."""
     cloned: list[ParentStep] = [model.JoinRdt(linux.intel_rdt)] if linux.intel_rdt else []
     late = [*_limits(linux, process), *_terminal(process, attached)]
     return _non_empty({"cloned": cloned, "before-identity": late, "listener": _listener(linux)})
 
 
 def steps_of_pause(linux: Linux) -> Steps:
-    """Return the steps of a pod's pause process by sync point."""
+    """Return the parent's steps of a pause process: sync point -> steps."""
     return _non_empty({"cloned": _id_maps(linux)})
 
 
@@ -114,8 +116,8 @@ def sync(point: str, steps: Steps) -> list[Op]:
 
 
 def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | None:
-    """Return `load_filter`; if it has a listener, with the parent's steps of the point
-    `listener`."""
+    """Return the filter with the parent's steps for the sync point `listener`, if the filter has a
+    listener; otherwise return it unchanged."""
     if load_filter is None or not load_filter.listener:
         return load_filter
     return load_filter.replace(steps=steps.get("listener", ()))

@@ -57,7 +57,7 @@ def numbered(plan: Plan) -> list[tuple[str, str]]:
 
 
 def step_label(number: int, index: int) -> str:
-    """Return the number of the `index`-th step (from 0) of a line."""
+    """Return the label of a parent's step, such as `12.1` for line 12 and index 0."""
     return f"{number}.{index + 1}"
 
 
@@ -91,12 +91,12 @@ def line(op: Op) -> str:
 
 
 def attributes(bits: int) -> str:
-    """Return MOUNT_ATTR_* as mount options, `ro,nosuid`."""
+    """Return MOUNT_ATTR_* bits as mount options, such as `ro,nosuid`."""
     return ",".join(word for bit, word in _ATTRIBUTES if bits & bit)
 
 
 def propagation(flags: int) -> str:
-    """Return MS_* of a propagation as its mount option, `rslave`."""
+    """Return the MS_* flags of a propagation as a mount option, such as `rslave`."""
     word = next((word for bit, word in _PROPAGATION if flags & bit), "unchanged")
     return "r" + word if flags & abi.MS_REC else word
 

@@ -8,10 +8,10 @@ cannot go wrong by itself.
     a.sys("mkdirat", root, "sub", 0o755, skip={EEXIST: NEXT})
     program = a.program()
 
-The proof: every jump goes forward and lands inside, and no slot is loaded on a path on which
-nothing was stored in it. As all jumps go forward, one walk suffices, and it is done while the
-operations are appended: the call that appends a wrong one is refused. A call whose error has no
-rule ends the program with a failure that names the operation and the errno.
+The proof: every jump goes forward and lands inside the program, and a slot is loaded only where all
+paths have stored into it. Because all jumps go forward, this is checked while operations are
+appended: appending a wrong one raises InvalidArgument. At run time, a system call whose error has
+no rule ends the program with a failure that names the operation and the errno.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Assembler:
     # ---- data
 
     def data(self, content: bytes | int, align: int = 8) -> Address:
-        """Append a block to the data and return its address: `content`, or that many zero bytes.
-        The program may write into it."""
+        """Append a block to the data and return its address. `content`: the block's bytes, or how
+        many zero bytes it has. The program may write into it."""
         data = self._data
         if pad := -len(data) % align:
             data += bytes(pad)
@@ -212,10 +212,11 @@ class Assembler:
         """Append a system call by its kernel name, such as `openat2`. str and bytes arguments
         become strings in the data.
 
-        `store` takes the result, on failure the negative errno. `ok` is the label for success.
-        `skip` maps errnos to labels, `skip_any` is the label for all others; at most three such
-        rules together. `retry=(errno, times)` repeats the call. An error without a rule ends the
-        program: Failure with this operation's index.
+        `store`: the slot for the result, on failure the negative errno. `ok`: the label to go to
+        after success. `skip`: errno -> label to go to. `skip_any`: the label for all other errnos.
+        `skip` and `skip_any` may have three rules together. `retry=(errno, times)`: repeat the call
+        at this errno, at most so many times. A failed call without a rule ends the program, with a
+        Failure that has the index of this operation.
         """
         number = self._syscalls.get(name)
         if number is None:

@@ -3,14 +3,13 @@
     running = launch(program, stdio=(0, 1, 2), fds={5: root_mount})
     while message := running.receive():      # raises OperationFailed, with the plan's line
         if message.tag == PID: ...; running.release()
-    running.close()                          # None: the socket is closed, at last by execve
+    running.close()          # `receive` returned None: execve or exit has closed the socket
 
-The launcher gets the descriptors as `stdio` 0, 1, 2 and `fds` {number there: number here}, the
-synchronisation socket on the first number above all of these and the program on the next. Signals:
-nothing blocked, nothing ignored but 32 and 33, which glibc's posix_spawn always ignores
-(`macros.prologue` resets them). The launcher is non-dumpable once the program says so, and its
-executable is a memfd under seals (CVE-2019-5736): no write through /proc/PID/exe ever reaches a
-file.
+In the launcher, `stdio` are the descriptors 0, 1, 2, and the keys of `fds` are the numbers of the
+others. The synchronisation socket has the first number above all of these, the program the next.
+The launcher starts with no signal blocked, and ignores only 32 and 33, which glibc's posix_spawn
+always ignores (`macros.prologue` resets them). The program makes it non-dumpable. Its executable is
+a sealed memfd, so no write through /proc/PID/exe reaches a file (CVE-2019-5736).
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class LauncherMessage(Value):
 
 
 class RunningProgram:
-    """A launched program. Its owner reaps the launcher (`close` does) and the processes that it
-    cloned."""
+    """A launched program. Its owner must reap the launcher, by `close`, and the processes that the
+    program has cloned."""
 
     def __init__(self, program: Program, launcher_pid: int, socket: _Socket) -> None:
         self.program, self.launcher_pid = program, launcher_pid
@@ -86,10 +85,10 @@ class RunningProgram:
         """Return the next message; None when no process has the program's socket open any more,
         after its exit or execve.
 
-        The cloned process may be faster than the launcher, which reports its pid; here PID always
-        comes first, so a caller that sees a failure of that process knows which pid to reap. Raises
-        OperationFailed for a failure, Error when the launcher refused the program or died,
-        DeadlineExceeded.
+        The launcher's message PID comes before all messages of the cloned process, even if it was
+        sent later. So the caller knows which pid to reap when the cloned process fails. Raises
+        OperationFailed for a failed operation, Error when the launcher refused the program or died,
+        DeadlineExceeded after `timeout_s`.
         """
         while self._socket is not None:
             early = self._early.pop(0) if self._early and self._pid_seen else None
@@ -152,8 +151,9 @@ class RunningProgram:
         return self.launcher_status
 
     def close(self) -> None:
-        """Close our end, which ends a program that waits, and reap the launcher. Not for a program
-        whose launcher itself executes the payload."""
+        """Close our end of the socket, which ends a program that waits, and reap the launcher. Do
+        not call it for a program whose launcher itself executes the payload: it would wait for the
+        payload's end."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -290,11 +290,11 @@ def launch(
 
 
 def executable(lowest: int = 0) -> int:
-    """Return a read-only descriptor of the sealed launcher, made once per process and kept open;
-    the caller does not close it. A new one gets a number from `lowest` up.
+    """Return a read-only descriptor of the sealed launcher. It is made once per process and kept
+    open; the caller does not close it. A new descriptor has a number from `lowest` up.
 
-    A forked process may have closed the inherited descriptor and have another file at its number;
-    device and inode show that, and then a new copy is made.
+    A fork that has closed the inherited descriptor gets a new one, even if another file has the
+    number by now.
     """
     global _executable
     if _executable is not None:

@@ -69,8 +69,8 @@ BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
 
 
 def prologue(a: Assembler, name: str = "pyrunc:init") -> None:
-    """Append the first operations of every program: close-on-exec for the socket, a name,
-    default for signals 32 and 33, not dumpable."""
+    """Append the first operations of every program: make the socket close-on-exec, name the
+    process, reset signals 32 and 33 to their defaults, become non-dumpable."""
     # dup2(2) of posix_spawn has cleared it. With the socket in the payload, the parent would never
     # see its end.
     a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
@@ -84,9 +84,9 @@ def prologue(a: Assembler, name: str = "pyrunc:init") -> None:
 
 
 def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
-    """Let these signals end the process from here on, until execve resets them.
+    """Let these signals end the process from here on, until execve resets their handlers.
 
-    By default the kernel drops them when the process is the first of a pid namespace
+    Without a handler, the kernel drops them for the first process of a pid namespace
     (pid_namespaces(7)).
     """
     action = a.data(pack("<4Q", 0, SA_RESTORER, 0, 0))
@@ -116,11 +116,10 @@ def clone_sibling(a: Assembler, flags: int, pid: Slot, cgroup: int | None = None
 
 
 def fork_parent(a: Assembler, flags: int, cgroup: int | None = None) -> None:
-    """Clone a sibling of the launcher; the launcher sends PID (the child's, as the launcher sees
-    it) and exits.
+    """Clone a sibling of the launcher, which runs the operations that are appended afterwards. The
+    launcher sends PID, with the new process's pid in the launcher's pid namespace, and exits.
 
-    The operations that are appended afterwards run in the new process, which is a child of the
-    process that called `launch`.
+    The new process is a child of the process that called `launch`.
     """
     # No PR_SET_PDEATHSIG: it comes when the thread ends that made the child, not the process
     # (prctl(2)). The child notices a dead parent as end of file at its next wait.
@@ -140,8 +139,9 @@ def close_all_from(
     cloexec: bool = False,
     may_fail: bool = False,
 ) -> None:
-    """Close every descriptor from `first` on except `keep`; `cloexec` only marks them.
-    `may_fail`: a filter may not know close_range(2)."""
+    """Close every descriptor from `first` on except `keep`; with `cloexec` mark them close-on-exec
+    instead. `may_fail`: go on with the descriptors open if close_range(2) fails, because a seccomp
+    filter may forbid it."""
     ends = sorted(number for number in set(keep) if number >= first)
     for end in (*ends, 1 << 32):
         if end > first:
@@ -327,12 +327,13 @@ def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str)
 def check_program(
     a: Assembler, candidates: Sequence[str], name: str = "", *, mark: str = "program"
 ) -> None:
-    """Fail like execvp would if none of the paths can be executed now with these credentials.
+    """Append a check that one of the paths can be executed with the present credentials. If none
+    can, the program fails with the errno that execvp would report.
 
-    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path. EACCES wins
-    over ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK), and under a filter
-    that forbids execveat(2), access(2) has to suffice. Where a filter forbids that too, nothing is
-    checked.
+    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path. EACCES, or
+    EISDIR for a directory, is reported rather than ENOENT. The check uses execveat(2) with
+    AT_EXECVE_CHECK (Linux 6.14). On older kernels, and where a filter forbids execveat(2), it uses
+    access(2). Where a filter forbids access(2) as well, the program goes on without a check.
     """
     argv, env = a.pointers([name or "check"]), a.pointers([])
     denied, program_ok = a.slot(4, 0), a.label("program found")

@@ -2,8 +2,8 @@
 
 A program is a list of operations and one block of data. Nothing in it is a string to be parsed: an
 argument is a number, an address in the data, or the content of a slot. The launcher
-(`pause/launcher.c`) maps the encoded program privately, so results are stored into the data, also
-in the middle of a structure that a later call reads.
+(`pause/launcher.c`) maps the encoded program privately and stores results into the data. A result
+may be stored in the middle of a structure that a later call reads.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class Program(Value):
     """A proved program, which can be run any number of times, because nothing in it depends on
     descriptors or processes.
 
-    `encoded`: the bytes that the launcher maps (`program.encode`). For each operation `calls` has
-    the system call's name, `lines` its line of the plan; `notes`: index -> text and mark of a
-    failure. `pid_op`: the operation that sends PID, if one does: the cloned process runs the
-    operations after it.
+    `encoded`: the bytes that the launcher maps (`program.encode`). `calls` and `lines` have one
+    item for each operation: the system call's name, and the line of the plan. `notes`: index of an
+    operation -> text and mark of its failure. `pid_op`: index of the operation that sends PID,
+    after which the cloned process runs; None if no operation does.
     """
 
     encoded: bytes

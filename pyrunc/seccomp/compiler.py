@@ -96,9 +96,12 @@ def _load_or_build(
 
 
 def build(profile: SeccompProfile, machine: str) -> bytes:
-    """Compile the BPF program: first the rules for i386's socketcall(2), then the stub that answers
-    ENOSYS to newer calls and libseccomp's program for the other rules, these two flattened if that
-    is shorter."""
+    """Compile the BPF program of a profile for `machine` (uname -m). Raises Unsupported.
+
+    The program has the rules for i386's socketcall(2), then the stub that answers ENOSYS to newer
+    calls, then libseccomp's program for all other rules. The last two are flattened if that makes
+    them shorter.
+    """
     from pyrunc.seccomp import stub
     from pyrunc.seccomp.flatten import flatten
 

@@ -1,18 +1,19 @@
-"""The profile of RuntimeDefault as data: the calls of every container, by subject, and those
-that each capability adds.
+"""The profile of RuntimeDefault as data: the calls of every container, by subject, and those that
+each capability adds.
 
 It allows the same calls as containerd's and Docker's default profiles of 2026 (the names are facts;
-the order here is by subject). Everything else answers EPERM, calls newer than the list ENOSYS
-(`stub`). Left out on purpose: io_uring, keyrings, userfaultfd, kexec, and new namespaces without
-CAP_SYS_ADMIN. socket(2) has one rule per family, because its argument is an int: "greater than
-AF_VSOCK" would also be true for AF_VSOCK with garbage in the upper half of the register.
+the order here is by subject). All other calls fail with EPERM, or with ENOSYS if they are newer
+than the list (`stub`). Left out on purpose: io_uring, keyrings, userfaultfd, kexec, and new
+namespaces without CAP_SYS_ADMIN. socket(2) has one rule per family, because its argument is an int:
+"greater than AF_VSOCK" would also be true for AF_VSOCK with garbage in the upper half of the
+register.
 
-i386's socketcall(2) has the family behind a pointer, where no filter sees it (CVE-2026-31431:
-AF_ALG opened in this way), so it may not make sockets; it answers ENOSYS, after which musl, and
-glibc built for Linux 4.3, use socket(2). glibc of Debian, Ubuntu and Fedora for i386 is built for
-older kernels and has no other way (seen in Debian 12's 2.36): 32-bit programs linked to it have no
-network under RuntimeDefault, and need their own profile (Localhost) or none. The multiplexer
-works on existing sockets, and for pairs (which neither AF_ALG nor AF_VSOCK makes).
+i386's socketcall(2) passes the family behind a pointer, where no filter sees it (CVE-2026-31431
+opened AF_ALG in this way). So making a socket by socketcall(2) fails with ENOSYS. musl, and glibc
+built for Linux 4.3, then use socket(2). glibc of Debian, Ubuntu and Fedora for i386 is built for
+older kernels and has no other way (seen in Debian 12's 2.36), so 32-bit programs linked to it have
+no network under RuntimeDefault. They need their own profile (Localhost) or none. socketcall(2) is
+allowed for existing sockets, and for socketpair(2), which makes neither AF_ALG nor AF_VSOCK.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ def _notifies(seccomp: Mapping[str, Any], rules: list[SeccompRule]) -> bool:
 
 
 def _all_rules(items: list[Mapping[str, Any]]) -> list[SeccompRule]:
-    """Return all rules. Their number is limited, because names times conditions can be many more
-    than the object's text is long."""
+    """Return all rules. Raises InvalidSpec for more than RULES_LIMIT, because a short object can
+    make many rules: one for each of its names and conditions."""
     rules: list[SeccompRule] = []
     for index, item in enumerate(items):
         for rule in _rules(item, index):

@@ -66,11 +66,11 @@ def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosy
 
 
 def multiplexed(verdicts: Mapping[int, int]) -> bytes:
-    """Build a program in front of the filter that decides about i386's socketcall(2) by its
-    first argument, the number of the call behind it.
+    """Build the beginning of a filter, which decides about i386's socketcall(2) by its first
+    argument: the number of the socket call that it stands for. `verdicts`: this number -> action.
 
-    libseccomp lets a multiplexed call pass as soon as any rule allows that call, whatever the rule
-    says of arguments, and lets no rule for socketcall override that.
+    libseccomp cannot do this. It allows a socket call as soon as any rule allows it, whatever the
+    rule says of arguments, and no rule for socketcall(2) can override that.
     """
     if not verdicts:
         return b""
@@ -93,8 +93,9 @@ def _split_off_x32(
     verdicts: Mapping[int, int],
     with_enosys: bool,
 ) -> list[Instruction]:
-    """Separate x32 calls, which have x86_64's architecture and a bit in the number. Unless the
-    profile lists x32, the program decides about them."""
+    """Put the rules for x32 calls before `block`, which x32 calls skip. An x32 call has the
+    architecture x86_64 and X32_BIT in its number. If the profile does not list x32 there are no
+    such rules, and the filter after the prologue decides about these calls."""
     x32 = _number_rules(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
     if not block and not x32:
         return []

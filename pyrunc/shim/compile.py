@@ -74,9 +74,9 @@ class CompiledContainer(CompiledProcess):
     `group`: its cgroup; `poststart`: its hooks of that kind; `poststop`: whether it has hooks or
     resctrl groups for `Starter.after_stop`.
 
-    A container of another OCI runtime, or of a checkpoint, has no launch, but mounts for the shim
-    to attach: `attached` has the mount points of `fds` in the same order, `pinned` those of the
-    pod's pinned mounts -> their names.
+    A container that another OCI runtime starts or CRIU restores has no launch. Instead, the shim
+    attaches its mounts. `attached`: the mount points for `fds`, in the same order. `pinned`: mount
+    point -> name of one of the pod's pinned mounts.
     """
 
     state: State
@@ -108,7 +108,8 @@ class ContainerCompiler:
     def __init__(
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int], oom_score: int
     ) -> None:
-        """`oom_score`: for a process whose configuration has none. Raises Error, OSError."""
+        """Read config.json and launch.json. `oom_score`: oom_score_adj of a process whose
+        configuration sets none. Raises Error, OSError."""
         self._id, self._directory, self._oom_score = request.container, directory, oom_score
         self._request, self._fds = request, fds
         self._parts = Timings()
@@ -117,9 +118,9 @@ class ContainerCompiler:
         self._parts.end("read and parse")
 
     def fork_first(self) -> Callable[[], Prepared] | None:
-        """Return a function that a fork of the shim runs before `compile`, because it waits for
-        others: it has systemd make the cgroup, or opens the mounts of another runtime's container
-        or of a checkpoint. None when there is nothing to do."""
+        """Return a function that a fork of the shim must run before `compile`, because the function
+        waits for other processes: it has systemd make the cgroup, or opens the mounts of a
+        container that another runtime starts or CRIU restores. None when there is nothing to do."""
         if self._file.runtime or self._file.restore:
             return self._open_places
         if self._file.cgroup.driver == "systemd":
@@ -270,10 +271,11 @@ class PauseCompiler:
 def _make_scope(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Prepared:
-    """Have systemd make the cgroup of the pod or container. A new scope needs a process in it.
+    """Have systemd make the cgroup of the pod or container. Returns the cgroup's record and, if
+    there is one, the descriptor that keeps the scope's placeholder process alive.
 
-    A placeholder process is in the cgroup until the container's first process is; it becomes a
-    child of the shim.
+    A new scope needs a process: the placeholder, a child of the shim, stays until the container's
+    first process is in the cgroup.
     """
     group.create(resources, annotations)
     placeholder = group.release_placeholder()
@@ -339,10 +341,10 @@ def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
 
 
 def _forget_earlier_mount(work: str) -> None:
-    """Remove the mark that a mount of the volatile overlay has left in its folder `work`, for a
-    launch that was never carried out. The kernel would refuse the second mount, because writes of
-    the first may be incomplete (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount");
-    here there were none."""
+    """Remove the mark that an earlier mount of the volatile overlay has left in its folder `work`.
+    The kernel refuses a second mount while the mark exists, because writes of the first may be
+    incomplete (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount"). Here the first
+    mount had no writes, because its launch was never carried out."""
     mark = f"{work}/work/incompat/volatile"
     for path in (f"{mark}/dirty", mark):
         try:

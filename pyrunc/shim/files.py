@@ -39,8 +39,8 @@ class PreparedMount(Record):
 
 
 class RestoreFolders(Record):
-    """A container that CRIU brings back: `images` and `work` are folders, `options` those of
-    `checkpoint.CriuOptions`."""
+    """The folders from which CRIU restores a container: `images`, and CRIU's working folder `work`.
+    `options`: the fields of `checkpoint.CriuOptions`."""
 
     images: str
     work: str

@@ -56,9 +56,9 @@ class KeeperLink:
         """Store a record and descriptors under `name`, in this keeper and every later one, until
         `drop`.
 
-        `source` makes the record and the descriptors, which are closed here. It raises WrongState
-        when the process has ended, and nothing is stored. A keeper that does not answer gets them
-        later.
+        `source()` returns the record and the descriptors, which are closed here. If it raises
+        WrongState, because the process has ended, nothing is stored. If the keeper does not answer,
+        the entry is sent later.
         """
         self._sources[name] = source
         self._unsent.add(name)

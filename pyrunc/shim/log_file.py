@@ -32,8 +32,9 @@ class LogFile:
     def __init__(
         self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
     ) -> None:
-        """Open or create `path` for appending, its folders too; from `directory` on no link is
-        followed. Raises KernelError.
+        """Open `path` for appending; a missing file and its missing folders are made. Symbolic
+        links are refused in place of the file and, below the log `directory`, of folders. Raises
+        KernelError.
 
         `on_waiting()` is called when records could not be written; the caller then calls `retry`
         from time to time.

@@ -64,6 +64,6 @@ def time_stamp() -> bytes:
 
 
 def _whole_lines(prefix: bytes, lines: bytes) -> list[bytes]:
-    """Return the log record of whole lines, each with the prefix. `lines` ends with a newline or is
-    empty."""
+    """Return the log records of `lines`, which ends with a newline or is empty: each line with
+    `prefix`, joined to one item. An empty list if there are none."""
     return [prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"] if lines else []

@@ -59,8 +59,8 @@ def _log_to(path: str) -> None:
 
 
 def _reset_inherited_state() -> None:
-    """Reset what pods would inherit of the server's environment, and ignore signals to its whole
-    session or group.
+    """Reset the process state that pods would inherit from the server. Ignore SIGHUP and SIGINT,
+    which a terminal sends to the server's whole session or process group.
 
     Each launch sets limits, CPUs, signals, capabilities and oom_score_adj itself. What the kernel
     does not reset (no_new_privs, a seccomp filter, locked secure bits) stays.

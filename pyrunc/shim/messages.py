@@ -6,15 +6,15 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or
 shim may be older or newer than its client: unknown fields are ignored, an unknown call is
 `unsupported`, and `state` has the shim's protocol version.
 
-A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts` in
-an answer: what the call spent its time on (`Timings.noted`); with `timed` in the request, also each
+`cri_server.pod.client` sends the requests, and `pyrunc.shim.serve` reads them. `parts` in an
+answer: what the call spent its time on (`Timings.noted`); with `timed` in the request, also each
 operation of a launch.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and
 `shim`), and in the folder of each sandbox that it serves (all other calls). In a container's folder
-`state.json` is written when it runs (`container.state`, with started_at_ns), `exit.json`
-{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client is notified;
-`config.json` is read for poststop hooks.
+the shim writes `state.json` when the container runs (`container.state`, with started_at_ns), and
+`exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client is
+notified. It reads `config.json` there for poststop hooks.
 """
 
 from __future__ import annotations
@@ -254,7 +254,8 @@ class DropContainer(Request):
 
 
 class StartContainer(Request):
-    """Start a container that was created. Raises NotFound when it was not, or has been started."""
+    """Start a container that was created. Raises NotFound if it was not created, or was started
+    already."""
 
     call = "start_container"
     container: Id

@@ -36,8 +36,8 @@ def open_network() -> int:
 
 
 def _set_lo_up() -> None:
-    """Set `lo` up in the caller's network namespace. Any socket does for this ioctl (net/socket.c,
-    sock_do_ioctl)."""
+    """Bring `lo` up in the caller's network namespace. Raises KernelError."""
+    # Any socket does for this ioctl (net/socket.c, sock_do_ioctl).
     sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
     try:
         ioctl(sock.fileno(), SIOCSIFFLAGS, _LO_UP)

@@ -2,14 +2,14 @@
 cgroup is already gone.
 
 systemd removes a scope as soon as its last process has ended, often before the shim reaps the
-process, and the scope's count of kills is lost. The parent's count stays, because the kernel adds
-every kill to all groups above. The parent's count minus the counts of the groups that still exist
-is therefore the number of kills in removed groups. Kills from before, and those that were counted
-for other containers, are subtracted; the rest belongs to this one.
+process, and the scope's count of kills is lost. But the kernel also adds every kill to the counts
+of all ancestor cgroups, which stay. So the kills in removed cgroups are the parent's count minus
+the counts of its cgroups that still exist. Of these, kills from before the container's start, and
+kills that were counted for other containers, are subtracted. The rest belongs to this container.
 
 Any kill counts, also of a child whose container then ended with 0, as in containerd (TaskOOM) and
 CRI-O (OOMKilled takes precedence over the exit code). The exit code decides only when several
-removed groups may have had the kill.
+removed cgroups may have had the kill.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ KILLED_CODE = 137
 
 
 class KillCounts:
-    """Counts the OOM killer's kills for all containers of a pod, because their groups often have
-    the same parent."""
+    """Counts the OOM killer's kills for all containers of a pod together, because their cgroups
+    often have the same parent."""
 
     def __init__(self) -> None:
         # parent -> kills in removed groups that are attributed already
@@ -66,8 +66,8 @@ class KillCounts:
         return True
 
     def _may_be_of_another(self, parent: str) -> bool:
-        """Tell whether the kill may belong to another group below `parent`: a removed one of this
-        pod, or one of another pod, if pods share the parent."""
+        """Tell whether a kill below `parent` may belong to another container's cgroup: a removed
+        one of this pod, or one of another pod, if pods share the parent."""
         if any(_is_removed(group, parent) for group in self._open):
             return True
         return not set(cgroup.children(parent)) <= self._open
@@ -78,7 +78,7 @@ class KillCounts:
 
 
 def _is_removed(group: str, parent: str) -> bool:
-    """Tell whether the directory `group` was below `parent` and is removed."""
+    """Tell whether the cgroup directory `group` is removed, and its parent was `parent`."""
     return os.path.dirname(group) == parent and not os.path.isdir(group)
 
 

@@ -7,9 +7,9 @@ forks of the shim.
 
 When the runtime and the fork have ended, the container's process becomes the child of the shim,
 which is a subreaper, and is supervised like any other. Only signals go through the runtime, which
-may run the process in a virtual machine. The root and the other mounts are attached in a mount
-namespace of the fork, of which the runtime makes the container's, so the host sees none of them.
-The runtime keeps its state in the container's folder.
+may run the process in a virtual machine. The fork attaches the root and the other mounts in its own
+mount namespace, which the runtime inherits, so the host sees none of them. The runtime keeps its
+state in the container's folder.
 """
 
 from __future__ import annotations

@@ -691,7 +691,8 @@ def _process(message: Message, fds: list[int]) -> StartedProcess:
 
 
 def _record(container: SupervisedContainer, state: State) -> None:
-    """Write state.json, for a restarted server without this shim, and for `pyrunc`."""
+    """Write the container's state.json, for `pyrunc`, and for a restarted server that finds no
+    shim."""
     try:
         state.save(
             pid=container.pid,

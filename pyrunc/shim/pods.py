@@ -138,8 +138,8 @@ def _own_record() -> messages.ShimRecord:
 
 
 def _open_lock(sandbox_dir: str) -> int:
-    """Open and share the pod's lock, which this shim and its forks hold. A process that gets the
-    lock exclusively knows that all of them have ended."""
+    """Open the pod's lock file and take a shared flock(2), which this shim and its forks hold. A
+    process that gets an exclusive lock knows that all of them have ended."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     lock = os.open(f"{sandbox_dir}/{messages.LOCK}", flags, 0o600)
     try:

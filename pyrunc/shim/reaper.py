@@ -43,10 +43,11 @@ class ProcessEnd:
 
 
 class Reaper:
-    """Waits for all children.
+    """Reaps the shim's children and reports their ends.
 
-    While a process is being started (`hold`), waits for expected ones only: the starting code waits
-    for its own helpers, and a process stays a zombie until its pid is expected.
+    Between `hold` and `let_go`, while a process is being started, reaps only pids that were given
+    to `expect`. The starting code waits for its own helpers, and a new process stays a zombie until
+    its pid is expected.
     """
 
     def __init__(self, loop: EventLoop, keeper: KeeperLink | None = None) -> None:

@@ -51,7 +51,7 @@ class ShimCall:
         return fds
 
     def close_fds(self) -> None:
-        """Close the descriptors that were not taken."""
+        """Close the request's descriptors, unless `take_fds` has returned them."""
         ipc.close_all(self.take_fds())
 
     def answer(self, answer: Record | None = None, fds: Sequence[int] = ()) -> None:

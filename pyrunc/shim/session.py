@@ -122,10 +122,11 @@ class SupervisedContainer:
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
-        """Kill the exec sessions of a lost shim: those of `leaders` (pid and start time of their
-        first processes), and those that the container's process tree shows.
+        """Kill the exec sessions of a lost shim. `leaders`: pid and start time of the first process
+        of each session that the server knows.
 
-        The second kind is needed when the server was killed as well and has no list.
+        Also kills sessions that the container's process tree shows, because a server that was
+        killed as well knows none.
         """
         for pid, start_time in leaders:
             leader = tree.stat(pid)
@@ -269,8 +270,8 @@ class SupervisedContainer:
         return self._process is not None and self._process.of_other_runtime
 
     def open_pidfd(self) -> int:
-        """Open a pidfd of the first process. Raises WrongState when that has ended, even if its
-        output is not logged yet."""
+        """Open a pidfd of the first process. Raises WrongState when the process has ended, even if
+        its output is not logged yet."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
         return self._process.open_pidfd()
@@ -280,7 +281,7 @@ class SupervisedContainer:
         return self.group.processes() if self._process else []
 
     def exited(self) -> Exit:
-        """Return the exit. Raises WrongState before it."""
+        """Return the container's exit. Raises WrongState while none is recorded."""
         if self.exit is None:
             raise WrongState(f"container {self.id} is still running")
         return self.exit

@@ -45,8 +45,8 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 
 
 class SupervisedProcess:
-    """A process that the shim waits for: its child, whose pid is not reused before it is reaped;
-    or, with a `pidfd`, a process whose shim was lost."""
+    """A process whose end the shim awaits: its own child, or a process of a lost shim. Only the
+    latter has a `pidfd`; the pid of a child is not reused before the shim reaps it."""
 
     __slots__ = ("pid", "pidfd", "start_time")
 
@@ -122,8 +122,8 @@ class StartedProcess(SupervisedProcess):
 
     @classmethod
     def from_stored(cls, record: messages.StoredContainer, fds: Sequence[int]) -> StartedProcess:
-        """Return the first process of a container that the keeper has. The descriptors stay the
-        caller's until this has returned. Raises InvalidArgument."""
+        """Return the first process of a container from the keeper's record; it owns the
+        descriptors. Raises InvalidArgument, after which the caller still owns them."""
         if len(fds) != 1 + len(record.outputs):
             raise InvalidArgument(
                 f"the keeper's entry of a container has {len(fds)} descriptors, not"
@@ -338,9 +338,9 @@ class Starter:
         )
 
     def after_stop(self, container_id: str, directory: str) -> None:
-        """Remove the resctrl groups of a container that has exited and run its poststop hooks;
-        failures are reported on stderr (runtime-spec). Another runtime deletes its own
-        container."""
+        """Clean up after a container's exit: remove its resctrl groups and run its poststop hooks,
+        whose failures are reported on stderr (runtime-spec). For a container of another OCI
+        runtime, run that runtime's `delete` instead."""
         if (runtime := LaunchFile.read(directory).other_runtime) is not None:
             from pyrunc.shim.other_runtime import RuntimeCommand
 

@@ -49,8 +49,8 @@ class OutputStream:
         return self.fd < 0
 
     def read(self) -> int:
-        """Read one portion. Returns DATA; NOTHING when there is none now; or END, after which a
-        terminal may be opened again."""
+        """Read one portion of output. Returns DATA; NOTHING when there is no output now; END when
+        no process has the stream open for writing. A terminal may be opened again after END."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:

@@ -36,8 +36,9 @@ class ContainerStop:
         self._killed_at: float | None = None
 
     def request(self, call: ShimCall, number: int, timeout_s: float) -> None:
-        """Send signal `number` at the first request, and SIGKILL after `timeout_s` or at an earlier
-        request's deadline if that comes sooner; answer `call` when the container has exited.
+        """Stop the container, and answer `call` when it has exited. The first request sends signal
+        `number`. SIGKILL follows at the earliest deadline of all requests, each `timeout_s` after
+        its arrival.
 
         A timeout of 0 means SIGKILL at once, without the signal.
         """

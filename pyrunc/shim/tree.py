@@ -1,9 +1,9 @@
 """Finds and kills the processes of an exec session.
 
-Members are recognised by their session id and by parent links, among the processes of the
-container's cgroup only. A pid is used through a pidfd that was opened before its membership was
-checked, so that a number that was given to another process in between is never signalled. The walk
-is repeated until it finds nothing new, for a killed process may have forked before.
+A process of the container's cgroup is a member if it has the session's id, or a member is its
+parent. Each is killed through a pidfd that was opened before its membership was checked, so a
+process that has got the pid of a member is never signalled. The walk is repeated until it finds no
+new member, because a killed process may have forked before.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
     """Kill the session of `leader` and all descendants of its members; return how many processes
     got the signal.
 
-    `reaped`: the leader was reaped. If another process has its pid by now, no member is alive,
-    because the kernel reuses no pid that is still a session's id. The leader is killed first, so
-    that it does not see its children die. `processes()` lists the container's processes anew.
-    Raises Error if new ones appear faster than they can be killed.
+    `reaped`: the leader was reaped already. If a process has the leader's pid all the same, nothing
+    is killed: the kernel reuses the pid only after the session's last member has ended.
+    `processes()` lists the container's processes anew. The leader is killed first, so that it does
+    not see its children die. Raises Error if new processes appear faster than they can be killed.
     """
     # pid -> start time: a process that was killed is still listed for a moment
     done: dict[int, int] = {}

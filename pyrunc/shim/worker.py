@@ -1,5 +1,5 @@
-"""Runs work that waits for other processes (hooks, a seccomp agent, systemd) in a fork of the shim,
-which ends with it.
+"""Runs work that waits for other processes (hooks, a seccomp agent, systemd) in a fork of the shim.
+The fork is killed when the shim ends.
 
 The shim serves its other containers meanwhile. A container that the fork starts is first the fork's
 child. When the fork ends, it becomes the child of the shim, which is a subreaper.
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class WorkerLost(Unavailable):
-    """A worker ended without an answer; parts of its work may be left."""
+    """A worker ended without an answer; its work may be half done."""
 
 
 class Worker:
-    """A fork of the shim that runs `work()`. `on_done` gets its result, which is fields and
-    descriptors; `on_failed` gets its error."""
+    """A fork of the shim that runs `work()`. `on_done(fields, descriptors)` gets the result,
+    `on_failed(error)` the error."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ def _work(
     answer: socket,
     not_inherited: Sequence[int],
 ) -> NoReturn:
-    """Run the work in the fork, which is killed when the shim ends."""
+    """Run the work in the fork, send its result and exit. The kernel kills the fork when the shim
+    ends."""
     try:
         set_parent_death_signal(signal.SIGKILL, shim)
         # A copy in the fork would keep a client's connection open after the shim has closed it.

@@ -88,7 +88,8 @@ def parse_process(o: Object, path: str = "process") -> Process:
 
 
 def _version(document: Object) -> str:
-    """Return `ociVersion`: any 1.x, since minor versions only add (runtime-spec, versioning)."""
+    """Return `ociVersion`. Accepts any 1.x, because minor versions only add (runtime-spec,
+    versioning)."""
     version = _text(document, "ociVersion", "", required=True)
     # Development versions of the specification are "1.3.0-dev" or "1.2.0+dev".
     core = version.split("-", 1)[0].split("+", 1)[0]

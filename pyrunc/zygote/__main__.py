@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _give_up(number: int, frame: object) -> None:
-    """Raise SystemExit on SIGTERM during the imports, so that a rehearsal removes its files."""
+    """Raise SystemExit on SIGTERM during the imports, so that their `finally` blocks run."""
     sys.exit(128 + number)
 
 
