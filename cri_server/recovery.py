@@ -1,9 +1,9 @@
 """Recovery at the server's start: reads the records, queries the shims, and completes or drops
 unfinished operations.
 
-States are derived from records and processes: a container that exited while no server ran has its
-exit record, a container whose shim is gone is ended, and after a reboot all have ended. A damaged
-record is renamed and does not prevent the start.
+States are derived from records and processes. A container that exited while no server ran has an
+exit record. A container without a shim is ended, and after a reboot all containers have ended. A
+damaged record is renamed and does not prevent the start.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ OnMoved = Callable[[Sandbox], Awaitable[None]]
 class Shims:
     """The connections of all pods to their shims. `on_exit(sandbox, container)` is called after an
     exit was entered into the index; `container` is None for the pause process. `on_moved(sandbox)`
-    is called after another shim has taken over."""
+    is called after another shim has taken over the pod."""
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: StoreIndex) -> None:
         self.processes, self._paths, self._index = processes, paths, index
@@ -130,7 +130,7 @@ class Shims:
         )
 
     def _use(self, sandbox: Sandbox, client: ShimClient) -> None:
-        """Use `client` as the connection of the sandbox."""
+        """Register `client` as the sandbox's connection, and learn of its end."""
         client.on_close = lambda: self._closed(sandbox, client)
         client.timed = self._timed
         self._clients[sandbox.id], self._pods[sandbox.id] = client, sandbox
@@ -140,8 +140,9 @@ class Shims:
         """Connect to the sandbox's shim, if it still runs, and read its state. Return whether a
         shim has answered in time.
 
-        If the shim is dead, another one takes over, or the pod's processes are ended. If it is
-        silent (`is_silent`), the server continues to wait for it in the background.
+        If the shim is dead, another shim takes over the pod, or else the server ends the pod's
+        processes. If the shim lives but does not answer (`is_silent`), the server continues to wait
+        for it in the background.
         """
         if self.find(sandbox) is not None:
             return True

@@ -39,8 +39,8 @@ class StdinPipes:
         return [] if pipe is None else [pipe]
 
     def close(self, *container_ids: str) -> None:
-        """Close the writing ends of these containers' stdin, or of all containers without
-        arguments."""
+        """Close the writing ends of the stdin of these containers. Without arguments close those of
+        all containers."""
         for identifier in container_ids or list(self._pipes):
             pipe = self._pipes.pop(identifier, None)
             if pipe is not None:

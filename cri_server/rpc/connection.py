@@ -59,7 +59,8 @@ class Call:
 
 class GrpcConnection(asyncio.BufferedProtocol):
     """The asyncio protocol of one gRPC connection. `shared`: the methods, limits and counters of
-    the server; `on_open` and `on_close` are called once each."""
+    the server; `on_open`, `on_close`: called with this object when the connection begins and
+    ends."""
 
     def __init__(
         self,
@@ -140,7 +141,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        """Write pending frames, then dispatch waiting calls as long as there is room."""
+        """Write pending frames, then dispatch waiting calls until too many reply bytes are
+        unsent."""
         self._write()
         while self._waiting and not self._is_backlogged():
             call, payload = self._waiting.popleft()

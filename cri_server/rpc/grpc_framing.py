@@ -29,7 +29,7 @@ OK_BLOCK = hpack.literal(b"grpc-status", b"0")
 
 
 class NotGrpc(Exception):
-    """A request that is not gRPC, with the HTTP status to answer."""
+    """A request is not gRPC. `http_status`: the HTTP status to answer."""
 
     def __init__(self, http_status: int) -> None:
         super().__init__(http_status)
@@ -38,7 +38,8 @@ class NotGrpc(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """The headers of a request. `timeout_s`: None without a deadline; `origin`: W3C traceparent."""
+    """The headers of a gRPC request. `timeout_s`: None if the call has no deadline; `origin`: the
+    W3C traceparent, empty if there is none."""
 
     path: bytes
     timeout_s: float | None
@@ -101,7 +102,8 @@ def status_block(code: Code, message: str) -> bytes:
 
 
 def escape(message: str) -> bytes:
-    """Percent-encode all but printable ASCII, truncated to `STATUS_MESSAGE_LIMIT_BYTES`."""
+    """Percent-encode all characters but printable ASCII; truncate the result to
+    `STATUS_MESSAGE_LIMIT_BYTES`."""
     raw = message.encode("utf-8", "replace")
     whole = _ESCAPED.sub(lambda match: b"%%%02X" % match[0][0], raw)
     if len(whole) <= STATUS_MESSAGE_LIMIT_BYTES:

@@ -113,7 +113,8 @@ def _text(value: str, key: str) -> str:
 
 
 def _auth(fields: Message | None) -> Auth | None:
-    """Check and convert the fields of AuthConfig."""
+    """Convert an object with AuthConfig's fields; return None if all fields are empty or missing.
+    Raises InvalidArgument for a field that is not a string."""
     # Not a record: errors of records quote the value, which is secret.
     values = fields or {}
     if not all(isinstance(values.get(f, ""), str) for f in AUTH_FIELDS):

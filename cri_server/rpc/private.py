@@ -32,7 +32,7 @@ def encode(message: Record | dict[str, Any] | None) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Decode a message. Raises ValueError."""
+    """Decode a message to a JSON object. Raises ValueError."""
     value = json.loads(data)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -40,7 +40,8 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def decoder(kind: type[RecordType]) -> Callable[[bytes], RecordType]:
-    """Return a decoder of messages to `kind`, which raises ValueError, InvalidArgument."""
+    """Return a function that decodes a message to an object of class `kind`. The function raises
+    ValueError or InvalidArgument."""
     return lambda data: kind.of(decode(data))
 
 

@@ -1,8 +1,8 @@
-"""The gRPC server on a unix socket: accepts connections, limits their total memory and tasks, and
-stops in order.
+"""The gRPC server on a unix socket: accepts connections, and limits the memory and tasks of all
+connections together.
 
-At the limit of connections the longest idle one is closed, so that a flood of silent connections
-does not lock kubelet out; a gRPC client reconnects when it needs to.
+At the limit of connections it closes the longest idle one, so that a flood of silent connections
+does not lock kubelet out. A gRPC client reconnects when it needs to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Binds the server's unix sockets: with their mode from the start, never over a running server."""
+"""Binds the server's unix sockets. A socket has its final mode from the start, and never replaces
+the socket of a running server."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from pyrunc.errors import WrongState
 
 
 def bind(path: Path, mode: int, owner: tuple[int, int] | None = None) -> socket.socket:
-    """Return a stream socket bound to `path` with the permission bits `mode`; it does not listen
-    yet. `owner`: the file's uid and gid, None: this process's. Raises WrongState, OSError."""
+    """Return a stream socket bound to `path` with the permission bits `mode`; the caller makes it
+    listen. `owner`: the file's uid and gid, None for this process's. Raises WrongState, OSError."""
     unlink_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

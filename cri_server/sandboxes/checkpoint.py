@@ -63,8 +63,8 @@ class PodCheckpointContext:
 
 
 async def checkpoint(services: Services, request: api.CheckpointPodRequest) -> None:
-    """Write a checkpoint into the caller's empty folder; on failure the folder is empty again. The
-    containers run when this returns.
+    """Write a checkpoint into the caller's empty folder. After a failure the folder is empty again.
+    The containers run again when this returns.
 
     Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
     Unsupported, PeerError with CRIU's log, ResourceExhausted, KernelError.

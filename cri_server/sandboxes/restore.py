@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 async def restore(services: Services, request: api.RestorePodRequest) -> api.RestorePodResponse:
-    """Restore a pod and return the ids of its sandbox and containers. After a failure none of them
-    exist.
+    """Restore a pod and return the ids of its sandbox and containers. After a failure they are
+    removed.
 
     Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and the errors of
     RunPodSandbox and CreateContainer.

@@ -51,11 +51,11 @@ class RunContext:
 
 
 async def run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
-    """Run a sandbox and return its id when it is READY. A repeated request waits for the first one,
-    or returns its sandbox.
+    """Run a sandbox and return its id when it is READY. A repeated call waits for the first call,
+    or returns the id of the READY sandbox with the same configuration.
 
-    Raises InvalidArgument, AlreadyExists (another configuration has the name), and the errors of
-    its steps.
+    Raises InvalidArgument, AlreadyExists (a sandbox of this name has another configuration or is
+    not READY), and the errors of its steps.
     """
     check(config)
     check_hostname(config, services.node.hostname)
@@ -94,7 +94,8 @@ def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
 
 
 def check_handler(services: Services, config: api.PodSandboxConfig, handler: str) -> None:
-    """Raise InvalidArgument for an unknown handler, Unsupported for one that cannot run the pod."""
+    """Raise InvalidArgument for an unknown runtime handler, Unsupported for a handler that cannot
+    run the pod."""
     runtime = handlers.require(services.config, handler)
     if runtime.binary and namespaces.has_user_namespace(
         config.linux.security_context.namespace_options
@@ -247,9 +248,11 @@ def pause_request(context: RunContext) -> PauseRequest:
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
-    """Whether the shim makes the pod's network namespace, before the pause process starts. In a pod
-    with a user namespace the clone(2) of the pause process makes both, so that the pod's root owns
-    the network namespace. False also for host networking."""
+    """Whether the shim makes the pod's network namespace before the pause process starts.
+
+    False for a pod with a user namespace: there the clone(2) of the pause process makes the network
+    namespace, so that the pod's root owns it. False also for host networking.
+    """
     return options.network != api.NODE and not namespaces.id_maps(options)
 
 
@@ -305,8 +308,8 @@ async def attach_network(context: RunContext) -> None:
 
 
 def add_pod_names(services: Services, error: Error) -> None:
-    """Add pod names to a network error for the sandbox ids in its message, for example that of the
-    pod which owns a host port."""
+    """Add to a network error the names of the pods whose ids are in its message, for example of the
+    pod that owns a host port."""
     ids = dict.fromkeys(SANDBOX_ID.findall(error.message))
     pods = [
         pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None

@@ -23,8 +23,12 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Prepare a bundle in `folder` for an external runtime: like `with_paths`, and with an
-    `ociVersion` that all runtimes accept. Raises OSError."""
+    """Create mount points in `folder` for an external runtime. Return the spec with these mount
+    points as mount sources and an `ociVersion` that all runtimes accept, and the mounts that the
+    shim must attach to the mount points.
+
+    `requested`: the mounts of the CRI request. Raises OSError.
+    """
     changed, places = with_paths(spec, requested, folder)
     return {**changed, "ociVersion": OCI_VERSION}, places
 

@@ -74,8 +74,8 @@ def _destination(spec: dict[str, Any], place: PreparedMount) -> str:
 
 
 def _binds_only(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> Spec:
-    """Parse a spec with `mounts` only, and without the fields that do not decide which process
-    makes a mount. Parsing the whole spec takes ten times as long."""
+    """Parse `mounts`, and those parts of the spec that decide which process makes them. Parsing the
+    whole spec takes ten times as long."""
     linux = {
         key: spec["linux"][key]
         for key in ("namespaces", "rootfsPropagation")

@@ -167,8 +167,8 @@ def merge(default: Sequence[Mount], requested: Sequence[MountRequest]) -> list[M
     """Combine default and requested mounts; return them ordered by the depth of their destination.
 
     A requested mount replaces the default mount at its destination, and removes the default mounts
-    below: a container with the host's /sys sees the host's cgroups, as under containerd. Only the
-    pod's files (hosts, hostname, resolv.conf) are mounted even over the host's /etc.
+    below: a container with the host's /sys sees the host's cgroups, as under containerd. The pod's
+    files (hosts, hostname, resolv.conf) stay mounted even over the host's /etc.
     """
     occupied = {a.destination for a in requested}
     covered = tuple(

@@ -36,7 +36,7 @@ def entries(
 
 
 def check_sandbox(options: api.NamespaceOption) -> None:
-    """Check a sandbox's modes. Raises InvalidArgument."""
+    """Check a sandbox's namespace modes. Raises InvalidArgument."""
     _check_modes(options)
     if options.pid == api.TARGET:
         raise InvalidArgument("namespace_options.pid must be POD, CONTAINER or NODE")
@@ -56,7 +56,7 @@ def _check_modes(options: api.NamespaceOption) -> None:
 
 
 def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> None:
-    """Check a container's modes, and that its user namespace is the sandbox's. Raises
+    """Check a container's namespace modes, and that its user namespace is the sandbox's. Raises
     InvalidArgument."""
     _check_modes(options)
     if options.pid == api.TARGET and not options.target_id:
@@ -66,9 +66,9 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
 
 
 def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api.NamespaceOption:
-    """Return a container's effective modes. The network mode is the sandbox's. A pid or IPC mode of
-    POD becomes NODE if the sandbox has NODE: POD is protobuf's default, so it does not contradict
-    the sandbox."""
+    """Return a container's effective namespace modes. The network mode is the sandbox's. A pid or
+    IPC mode of POD becomes NODE if the sandbox has NODE: POD is protobuf's default, so it does not
+    contradict the sandbox."""
     result = api.NamespaceOption()
     result.CopyFrom(options)
     result.network = sandbox.network

@@ -1,5 +1,5 @@
-"""OpenSources: opens each host path that is a source of a container's mounts once, as an O_PATH
-descriptor.
+"""Opens the host paths that are sources of a container's mounts. Each path is opened once, as an
+O_PATH descriptor.
 
 A path may lie on storage that never answers, so a thread with a deadline opens it
 (`spec.sources.run_with_deadline`). A path may also change after a check, so the compiler of the
@@ -58,8 +58,9 @@ class OpenSources:
         self.current = path
 
     def open(self, source: str, destination: str, *, links: bool) -> None:
-        """Open the source of one bind mount and add its descriptor. Follows symlinks if `links`,
-        else raises KernelError for a symlink. Raises KernelError, WrongState."""
+        """Open the source of one bind mount and add its descriptor. Follows symlinks only with
+        `links`. Raises KernelError, without `links` also for a symlink; WrongState after
+        `close`."""
         self.begin(source)
         number = open_source(source, destination, links=links)
         self.add(source, destination, number, "" if links else source)

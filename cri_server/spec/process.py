@@ -109,8 +109,9 @@ def with_arguments(
 
 
 def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the OCI process with the `user` and `cwd` of `changes`, and with the
-    variables of its `env` added. Raises InvalidArgument."""
+    """Return a copy of the OCI process with the `user` and `cwd` of `changes`. The variables of its
+    `env` are added, or replace variables of the process. With another `user` HOME is removed.
+    Raises InvalidArgument."""
     env = list(changes.get("env", ()))
     for entry in env:
         if not entry.partition("=")[0] or "=" not in entry:

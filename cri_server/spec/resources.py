@@ -19,8 +19,8 @@ def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
     """Convert CRI resources to the OCI object `linux.resources`, without devices. Raises
     InvalidArgument for values that no kernel accepts.
 
-    A memory limit without a swap limit also limits memory and swap together to the same value, so
-    the container gets no swap.
+    A memory limit without a swap limit becomes the limit of memory and swap together, too, so the
+    container gets no swap.
     """
     check(request)
     cpu = {

@@ -66,8 +66,8 @@ async def run_with_deadline(
     """Run `function(*arguments)` in a daemon thread and return its result.
 
     After `timeout_s` raises DeadlineExceeded, which names `what`, and abandons the thread, because
-    nothing can interrupt a system call on such storage. A result that comes later is passed to
-    `discard`.
+    nothing can interrupt a system call that waits for storage. A result that comes later is passed
+    to `discard`.
     """
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # a cancelled waiter cannot cancel a running future

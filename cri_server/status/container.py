@@ -1,4 +1,5 @@
-"""The messages of ContainerStatus and ListContainers, built from the index and cached encoded."""
+"""Builds the replies to ContainerStatus and ListContainers from the index, and caches them
+encoded."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ _REFUSED_BY_EARLIER = f"a later version of pyrunc-cri (pod format {FORMAT})"
 
 
 class ServerFile(RecordFile):
-    """`server.json` in the root or state directory. It has the path of the other directory, for the
-    boot `boot_id`: `state` or `root_folder`.
+    """The file `server.json`. In the root directory it has the path of the state directory
+    (`state`), in the state directory the path of the root directory (`root_folder`). Both are valid
+    for the boot `boot_id` only.
 
     `root`: the key of earlier versions for `root_folder`; `format`: the format of the pods;
     `written_by`: the server's version.
@@ -71,8 +72,8 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
     directory with the pods of this boot, which is not `state` if an earlier version used another
     default.
 
-    Raises WrongState if another server uses a directory, if pods of this boot in one directory
-    belong to another second directory, or if a newer version has written the pods. Raises
+    Raises WrongState if another server uses a directory, if a directory has pods of this boot whose
+    other files are not in the other directory, or if a newer version has written the pods. Raises
     KernelError, ResourceExhausted.
     """
     with contextlib.ExitStack() as stack:

@@ -91,7 +91,8 @@ class StoreIndex:
         state: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> list[Sandbox]:
-        """Return the sandboxes that match all filters."""
+        """Return the sandboxes that match all given filters. `reference`: an id or unique prefix of
+        an id."""
         return [
             s
             for s in _candidates(self.sandboxes, reference)
@@ -107,7 +108,8 @@ class StoreIndex:
         sandbox: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> list[Container]:
-        """Return the containers that match all filters."""
+        """Return the containers that match all given filters. `reference`, `sandbox`: an id, or
+        unique prefix of an id, of the container and of its sandbox."""
         owner = self.sandboxes.find(sandbox) if sandbox else None
         if sandbox and owner is None:
             return []

@@ -227,8 +227,8 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that a record of class `kind` and its object (`source` is either) have in
-    the same form: all but `converted`."""
+    """Return the fields that have the same form in a record of class `kind` and in the record's
+    object. `source`: the record or the object; `converted`: the names of all other fields."""
     return {name: getattr(source, name) for name in kind.__annotations__ if name not in converted}
 
 

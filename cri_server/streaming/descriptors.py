@@ -44,9 +44,10 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
-    """Read at least one and at most `limit_bytes` bytes; return none at the end of the stream.
+    """Read at least one and at most `limit_bytes` bytes; return empty bytes at the end of the
+    stream.
 
-    EIO (a pty's master after the last slave is closed) and ECONNRESET count as the end.
+    EIO (of a pty's master after the last slave is closed) and ECONNRESET count as the end.
     """
     while True:
         try:

@@ -127,8 +127,8 @@ class ForwardLimits:
             self._closed.set()
 
     async def _wait_below_limit(self) -> None:
-        """Wait until the number of connections is below the limit, as long as one of them is
-        half-closed, because it ends soon. Raises ResourceExhausted if none is half-closed."""
+        """While the limit is reached, wait until a half-closed connection ends. Raises
+        ResourceExhausted if no connection is half-closed."""
         while len(self._open) >= self.limit:
             if not any(connection.half_closed for connection in self._open):
                 where = "of this session" if self._whole is not None else "of this node"

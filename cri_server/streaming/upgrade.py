@@ -5,8 +5,8 @@ WebSocket, or an error that ends the connection.
 
 Only a valid ticket in the path authorizes a request. Origin is not compared with Host, because the
 API server forwards its client's Origin while kubelet sends its own Host. A foreign web page that
-reaches this server (DNS rebinding, cross-site WebSockets) does not know the ticket, because no
-cookie has it.
+reaches this server (DNS rebinding, cross-site WebSockets) cannot know the ticket, because the
+ticket is in no cookie.
 """
 
 from __future__ import annotations

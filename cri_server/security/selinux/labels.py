@@ -1,5 +1,5 @@
-"""Chooses the SELinux labels of a pod and its containers. A label has the fields that the request
-sets, and the other fields of the policy's label for containers.
+"""Chooses the SELinux labels of a pod and its containers. The request sets fields of a label; the
+policy's label for containers supplies the other fields.
 
 All containers of a pod have the same level, so they share files and the objects in the pod's
 namespaces. Different pods have different levels. A pod with host namespaces is confined like any

@@ -21,9 +21,9 @@ PRIVILEGED = "spc_t"
 
 @dataclass(frozen=True, slots=True)
 class SelinuxPolicy:
-    """The node's SELinux contexts for containers, without categories. `process`: of a container's
-    process; `file`: of its files; `privileged`: of a privileged container's process, None if the
-    policy does not have the type spc_t."""
+    """The node's SELinux contexts for containers, without categories. `process`: the context of a
+    container's process; `file`: of its files; `privileged`: of a privileged container's process,
+    None if the policy does not have the type spc_t."""
 
     process: SelinuxContext
     file: SelinuxContext

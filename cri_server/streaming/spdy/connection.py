@@ -70,7 +70,7 @@ Event = StreamOpened | StreamData | StreamReset | ConnectionFailed
 
 
 class StreamClosed(Exception):
-    """The caller wants to send on a stream that this side has closed, or that was reset."""
+    """The caller cannot send on a stream that this side has closed, or that was reset."""
 
 
 class _Broken(Exception):
