@@ -457,8 +457,8 @@ class Shims:
 
     async def replace_outdated(self) -> None:
         """End the shims of other versions, one at a time, and have shims of this version take over
-        their pods. A shim with a running process that the keeper cannot hand over continues until
-        its pods end."""
+        their pods. A shim continues until its pods end if the keeper does not store the descriptors
+        of all its running processes."""
         current = self.processes.of_this_version()
         pods: dict[ProcessIdentity, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:

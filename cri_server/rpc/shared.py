@@ -1,5 +1,5 @@
-"""Shared: what all connections of a gRPC server use in common. It has the methods and limits, the
-read buffer, and the counts of tasks and of bytes in large requests."""
+"""Keeps what all connections of a gRPC server share: the methods and limits, the read buffer, and
+the counts of tasks and of bytes in large requests."""
 
 from __future__ import annotations
 
