@@ -1,7 +1,6 @@
-"""Debug messages of the runtime (`--debug`). Without a listener a call costs next to nothing.
-
-Not the standard library's logging, whose import alone takes longer than a whole command.
-"""
+"""Passes debug messages of the runtime to a listener (`--debug`). Without a listener a call costs
+next to nothing. The standard library's logging is not used, because its import alone takes longer
+than a whole command."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def listen(listener: Callable[[str], object] | None) -> None:
 
 
 def on() -> bool:
-    """Tell whether there is a listener, for messages that are expensive to make."""
+    """Tell whether there is a listener; callers ask before they build an expensive message."""
     return _listener is not None
 
 

@@ -1,11 +1,11 @@
 """All errors of the project, sorted by who must act.
 
-The caller acts on a bad request (`InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`,
-`WrongState`), the node's owner on `KernelError` and `ResourceExhausted`, a peer's owner on
-`PeerError` (its subclass `Unavailable` is about our own processes); `Unsupported` means that this
-build or this kernel cannot do it, `DeadlineExceeded` that the time was up. Every error has a
-`kind`, which travels between our processes and becomes an exit code or a gRPC code in one table at
-the edge.
+The caller acts on a bad request: `InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`,
+`WrongState`. The node's owner acts on `KernelError` and `ResourceExhausted`, and a peer's owner on
+`PeerError`, whose subclass `Unavailable` is about processes of pyrunc. `Unsupported` means that
+this build or this kernel cannot do it, `DeadlineExceeded` that the time was up. Every error has a
+`kind`, which is sent between processes of pyrunc; one table converts it to an exit code or a gRPC
+code.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class WrongState(Error):
 class KernelError(Error):
     """A system call failed: `mount 'proc' on '/proc': EPERM`.
 
-    `call` is the manual page's name, `subject` the call's object, `errno` the number; `note` an
-    optional explanation.
+    `call`: the call's name in its manual page; `subject`: the object of the call; `errno`: the
+    error's number; `note`: an explanation, or empty.
     """
 
     kind = "kernel"
@@ -130,7 +130,8 @@ class KernelError(Error):
 
 
 class kernel_errors:
-    """A block whose OSError is raised as a KernelError of `call` on `subject`."""
+    """A context manager that raises an OSError of its block as a KernelError of `call` on
+    `subject`."""
 
     __slots__ = ("_call", "_subject")
 
@@ -146,7 +147,7 @@ class kernel_errors:
 
 
 class ResourceExhausted(Error):
-    """Out of disk, addresses, tokens or another bounded resource; `message` names it."""
+    """The disk, a range of addresses or another bounded resource is used up; `message` names it."""
 
     kind = "resource_exhausted"
 
@@ -177,8 +178,9 @@ class DeadlineExceeded(Error):
 
 
 def to_error(error: Exception, call: str) -> Error:
-    """Return the Error for a caller: `error` itself, a KernelError of `call` for an OSError, else
-    an internal error, whose traceback is written to stderr."""
+    """Convert an exception to an Error for the caller. An Error is returned unchanged. An OSError
+    becomes a KernelError of `call`. Any other exception becomes an internal Error, and its
+    traceback is written to stderr."""
     if isinstance(error, Error):
         return error
     if isinstance(error, OSError):

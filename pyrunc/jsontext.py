@@ -1,9 +1,9 @@
-"""JSON without importing `json`, which imports `re` and `enum`: 8 ms, more than a whole `pyrunc
-state` takes.
+"""Reads and writes JSON without importing `json`, which imports `re` and `enum` and takes 8 ms,
+more than a whole `pyrunc state`.
 
-The scanner and the encoder are the C halves of the standard library's module; what they cannot do
-(a broken text, a float that is not finite) is passed to `json`, which raises the error. Texts are
-compact and ASCII; surrogate escapes survive.
+The scanner and the encoder are the C functions of the standard library. Values that they do not
+take (a broken text, a float that is not finite) are passed to `json`, which raises the error. Texts
+are compact and ASCII; surrogate escapes survive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _halves: tuple[Scan, Encode] | None = None
 
 
 def load() -> ModuleType:
-    """Import the C module; the snapshot replaces this by a faster function
+    """Import and return the C module `_json`. In the snapshot a faster function replaces this one
     (accelerate/snapshot.py)."""
     import _json
 
@@ -45,8 +45,8 @@ def load() -> ModuleType:
 
 
 def _load() -> tuple[Scan, Encode]:
-    """Make scanner and encoder at first use, because a shared object cannot be in the snapshot
-    from which `pyrunc` starts (cli/front.c)."""
+    """Make the scanner and the encoder, and store them for later calls. Not done at import, because
+    a shared object cannot be in the snapshot from which `pyrunc` starts (cli/front.c)."""
     global _halves
     _json = load()
     _halves = (

@@ -1,8 +1,6 @@
-"""`tmpcopyup`: makes a tmpfs with a copy of the folder that it covers.
-
-Source and copy are walked by descriptors, and no link is followed, because the source belongs to an
-image.
-"""
+"""Implements the mount option `tmpcopyup`: makes a tmpfs with a copy of the image's files at its
+mount point. The copy is made by descriptors and follows no symbolic link, because an image is
+hostile."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ _CHUNK_BYTES = 1 << 30
 
 
 def open_copy(mount: Mount, root: int) -> int:
-    """Mount the tmpfs of `mount` detached, with the files at its destination beneath `root`.
-    Raises KernelError, also when it is too small."""
+    """Make the tmpfs of `mount` as a detached mount, with a copy of the files that the root has at
+    the mount point. `root`: the root's descriptor. Raises KernelError, for example when the tmpfs
+    is too small."""
     options = list(MountOptions(mount.options).data)
     try:
         # A link at the destination is followed inside the root, as the mount itself will be.

@@ -1,8 +1,8 @@
-"""Makes a container of a bundle, for `create`, `run` and `restore`: its state on disk, then its
+"""Makes a container from a bundle, for `create`, `run` and `restore`: its state on disk, then its
 process.
 
-The state is on disk before anything else is made, and again as soon as there is a process: whenever
-a create is killed, `delete` finds what it left. A create that fails undoes all that it did.
+The state is written before anything else is made, and again when the process exists, so that
+`delete` finds all that a killed create has left. A create that fails undoes all that it did.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Bundle(Value):
-    """A configuration, read and checked. `folder` is absolute."""
+    """A bundle's configuration, read and checked. `folder` is the bundle's absolute path."""
 
     folder: str
     document: dict[str, Any]
@@ -61,9 +61,10 @@ def load(folder: str, config: str = "") -> Bundle:
 
 
 class CreateOptions(Value):
-    """Options of `create` beyond the bundle: those of the command line, and `notify`, the socket of
-    a service manager that waits for the container to be ready. `attached`: we copy the program's
-    terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets."""
+    """Options of `create` besides the bundle, most of them from the command line. `notify`: the
+    socket of a service manager that waits for the container to be ready. `attached`: the runtime
+    stays and copies the program's terminal to its own. `activated`: how many of `preserve_fds` are
+    sockets for systemd's socket activation."""
 
     driver: str = "cgroupfs"
     with_cgroup: bool = True
@@ -86,12 +87,11 @@ def make(
     after: Callable[[State, ContainerProcess], None],
     create_process: Callable[[State, Bundle, CreateOptions], ContainerProcess] | None = None,
 ) -> tuple[State, ContainerProcess]:
-    """Claim the id, create the process and record it, then call `after`. A failure, also of
-    `after`, undoes everything.
+    """Claim the id, create the process, save it in the state, then call `after`. If any of this
+    fails, everything is undone, and the poststop hooks run if the id was claimed.
 
-    `create_process` makes the process; the default is `create`. Raises AlreadyExists, the errors
-    of `create_process`, and PeerError for a failed hook. A failure after the id was claimed runs
-    the poststop hooks.
+    `create_process` makes the process; the default is `create`. Raises AlreadyExists, the errors of
+    `create_process` and `after`, and PeerError for a failed hook.
     """
     # Read now: after `enter` we are root of another namespace.
     owner_uid = outer_uid()
@@ -145,9 +145,9 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Cont
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
-    """Tell whether the container gets its own cgroup: False if we may not make one, which is usual
-    for root of a user namespace. Raises InvalidSpec if we may not, but the specification has a
-    cgroup path or limits."""
+    """Tell whether the container gets its own cgroup. False if the runtime may not make cgroups, as
+    is usual for root of a user namespace. Raises InvalidSpec if the specification then has a cgroup
+    path or limits."""
     from pyrunc.cgroups.naming import place
 
     group = place(spec.linux.cgroups_path, container_id, driver)
@@ -223,8 +223,8 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
 
 
 def _with_sockets(spec: Spec, count: int) -> Spec:
-    """Return the specification with the environment of systemd's socket activation for `count`
-    descriptors, which the program gets as pid 1 (sd_listen_fds(3))."""
+    """Return the specification with LISTEN_FDS for `count` descriptors of systemd's socket
+    activation (sd_listen_fds(3)) and LISTEN_PID=1, the program's pid in its container."""
     if not count or spec.process is None:
         return spec
     # sd_listen_fds(3) ignores the descriptors unless LISTEN_PID is the reader's own pid.

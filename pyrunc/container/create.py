@@ -1,8 +1,8 @@
-"""`create`: makes a container. Afterwards its process waits for `start`, or has executed its
-program if there is no start socket.
+"""`create`: makes a container. Its process then waits for `start`. Without a start socket, it has
+executed its program instead.
 
-The caller is the process's parent (the launcher clones with CLONE_PARENT), and reaps it like any
-child. On failure nothing is left.
+The process is a child of the caller, which reaps it: the launcher clones it with CLONE_PARENT. If
+`create` fails, nothing of the container is left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`delete`: kills a container's processes, removes its cgroup, resctrl groups and files, and runs
-the poststop hooks.
+the poststop hooks. Only what `create` made is removed.
 
 The files are removed last, so that a killed `delete` can be repeated. A container whose create was
-killed is deleted in the same way, as far as the create got. Only what create made is removed.
+killed is deleted in the same way.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ KILL_TIMEOUT_S = 10.0
 
 
 def delete(root: str, container_id: str, force: bool = False) -> list[str]:
-    """Delete a stopped or created container; with `force` also a running one, and a missing one is
-    no error. Returns warnings.
+    """Delete a stopped or created container; with `force` also a running or paused one. Returns
+    warnings.
 
-    Raises NotFound, WrongState (it runs), DeadlineExceeded (it cannot be killed), KernelError.
+    Raises NotFound (unless `force`), WrongState (the container runs), DeadlineExceeded (a process
+    cannot be killed), KernelError.
     """
     try:
         state = states.find(root, container_id)
@@ -51,8 +52,8 @@ def _refuse_if_alive(state: State, force: bool) -> None:
 
 
 def destroy(state: State) -> list[str]:
-    """Kill the processes, remove cgroup and files, run the poststop hooks; returns their failures
-    as warnings."""
+    """Kill the container's processes, remove its cgroup and files, and run the poststop hooks.
+    Returns a warning for each hook that fails."""
     config = _config(state)
     hooks = _poststop_hooks(config)
     # Before its group, and waited for: the group's directory cannot be removed while a process is
@@ -90,8 +91,8 @@ def _leave_rdt(container_id: str, config: dict[str, Any]) -> None:
 
 
 def _config(state: State) -> dict[str, Any]:
-    """Return the configuration at create; empty when the create did not come that far, or it cannot
-    be read."""
+    """Return the configuration from `create`; empty when a killed create has not written it, or
+    when it cannot be read."""
     try:
         # A delete must not depend on it: it has to remove what a killed create or a full disk has
         # left.

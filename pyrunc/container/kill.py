@@ -1,7 +1,7 @@
-"""`kill`: sends a signal to a container's init, or to everything in its cgroup.
+"""`kill`: sends a signal to a container's init, or to all processes in its cgroup.
 
-Without its own pid namespace, the end of init leaves the other processes running; SIGKILL then
-goes to all of them.
+In a container without its own pid namespace, the other processes would survive the end of init, so
+SIGKILL goes to all of them.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ BARRIER_TIMEOUT_S = 30
 
 
 def with_socket(spec: Spec, state_dir: str) -> Spec:
-    """Return the specification with the notify folder bound into it; makes the folder in the
-    container's state."""
+    """Return the specification with a read-only bind mount of the notify folder, and NOTIFY_SOCKET
+    in the program's environment. Makes the folder in `state_dir`. Raises KernelError."""
     assert spec.process is not None
     source = f"{state_dir}/{FOLDER}"
     with kernel_errors("mkdir", f"'{source}'"):
@@ -47,8 +47,8 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
 
 
 class NotifyProxy:
-    """The notify socket of one container. It is opened before the program runs; `wait` is called
-    afterwards."""
+    """The socket in a container to which the container sends READY. Open it before the program
+    runs, then call `wait`."""
 
     def __init__(self, state_dir: str, host: str) -> None:
         """Open the socket. `host` is the manager's address: a path, or an abstract name that begins
@@ -89,8 +89,8 @@ class NotifyProxy:
 
 
 def _ready_line(message: bytes) -> bytes:
-    """Return the READY line of a container's message. Nothing else is passed on, because it would
-    speak for the runtime."""
+    """Return the READY line of a container's message, empty without one. Other lines are not passed
+    on, because the service manager would take them for the runtime's."""
     return next((line for line in message.split(b"\n") if line.startswith(b"READY=")), b"")
 
 

@@ -28,5 +28,5 @@ class ContainerProcess(Value):
     def of(
         cls, child: ChildProcess, warnings: tuple[str, ...], cgroup: Cgroup | None = None
     ) -> ContainerProcess:
-        """Return the record of a child; `warnings` are those of its compilation."""
+        """Make a ContainerProcess of a launched child; `warnings`: those of the child's plan."""
         return cls(child.pid, child.pidfd, child.start_time, child.console_fd, warnings, cgroup)

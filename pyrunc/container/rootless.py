@@ -1,10 +1,10 @@
-"""Rootless containers: an ordinary user's runtime becomes root of the container's user namespace
-first, and then does what root does.
+"""Rootless containers: an ordinary user's runtime becomes root of the container's user namespace,
+and then does what it does as root.
 
-For create the namespace is made here, for exec it is the container's. Seen from inside, the
-container has no separate user namespace: it is in its runtime's. Ids that are not the
-user's own are mapped by newuidmap(1) and newgidmap(1), which check /etc/subuid and /etc/subgid;
-they run in a child that stays outside.
+`create` makes the user namespace, `exec` joins the container's. From then on the runtime is in this
+namespace, so the specification is used without it. newuidmap(1) and newgidmap(1) map ids that are
+not the user's own, if /etc/subuid and /etc/subgid allow it. A child that stays outside of the
+namespace runs them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def join(pid: int, spec: Spec) -> Spec:
 
 
 def from_inside(spec: Spec) -> Spec:
-    """Return `spec` without the user namespace, in which the runtime already is, and without its
-    maps."""
+    """Return `spec` without its user namespace and id maps, because the runtime is in that
+    namespace already."""
     # Left in, the plan would make a second user namespace inside ours, in which the outer ids of
     # its map do not exist.
     rest = tuple(entry for entry in spec.linux.namespaces if entry.type != "user")
@@ -97,7 +97,7 @@ def _refuse(spec: Spec) -> None:
 
 def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
     """Raise InvalidSpec for a map without the two ids that the runtime needs: 0 and the user's own.
-    The rest is checked by newuidmap."""
+    newuidmap checks the other ids."""
     if not any(entry.container_id == 0 and entry.size for entry in entries):
         raise InvalidSpec(
             f"linux.{name}", "rootless container's id 0 must be mapped: it starts as root"
@@ -109,9 +109,9 @@ def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
 
 
 def _keep_files(uid: int, gid: int) -> None:
-    """Open and create files with the user's own ids (setfsuid(2), setfsgid(2)) if the maps make
-    another host id the namespace's root: otherwise the user's next command could not read the
-    state. An executed program has the ids of the namespace's root."""
+    """Set the ids for file access (setfsuid(2), setfsgid(2)) to the user's own ids, if the maps
+    make another host id root of the namespace. Otherwise the user's next command could not read the
+    state. An executed program does not inherit these ids."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),
@@ -129,8 +129,8 @@ def _inner_id(own: int, file: str) -> int | None:
 
 
 def _is_own(entries: Sequence[IdMap], own: int) -> bool:
-    """Tell whether the entries are the only map that a user may write without newuidmap: the user's
-    own id alone (user_namespaces(7))."""
+    """Tell whether the map has only the user's own id: the only map that a user may write without
+    newuidmap (user_namespaces(7))."""
     return [(entry.host_id, entry.size) for entry in entries] == [(own, 1)]
 
 
@@ -140,7 +140,8 @@ def _join(path: str) -> None:
 
 
 def _make_with_own_ids(linux: Linux) -> None:
-    """Make the namespace and write its maps. Raises KernelError."""
+    """Move this process to a new user namespace and write the maps of the user's own ids. Raises
+    KernelError."""
     unshare(CLONE_NEWUSER)
     # Without CAP_SETGID outside, the kernel takes a gid_map only after this: a group may exist to
     # keep the user out of files, and setgroups(2) would drop it (CVE-2014-8989).

@@ -1,8 +1,5 @@
-"""Attends a process until it ends, for `run` and `exec` without --detach.
-
-Signals that reach us are passed on to the process, its terminal is copied to ours, and its exit
-status becomes ours.
-"""
+"""Attends a process until it ends, for `run` and `exec` without --detach: passes our signals on to
+the process, copies its terminal to ours, and returns its exit status."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ CHUNK_BYTES = 65536
 
 
 def attend(pidfd: int, console_fd: int | None) -> int:
-    """Wait for our child's end; returns its exit code, or 128 + the signal that ended it. Takes
-    over `console_fd`."""
+    """Wait for the end of a child; returns its exit code, or 128 + the signal that ended it.
+    `console_fd`: the master of the child's terminal, which is closed."""
     _forward_signals(pidfd)
     if console_fd is None:
         _wait(pidfd)
@@ -42,8 +39,8 @@ def attend(pidfd: int, console_fd: int | None) -> int:
 
 
 def _open_own_terminal() -> int | None:
-    """Open the user's terminal: stderr, stdout or stdin, of which some may be redirected, else the
-    controlling one."""
+    """Open the user's terminal: the first of stderr, stdout and stdin that is a terminal, else the
+    controlling terminal. None if there is none."""
     for number in (2, 1, 0):
         if os.isatty(number):
             return os.dup(number)
@@ -68,8 +65,8 @@ def _reap(pidfd: int) -> int:
 
 
 def _forward_signals(pidfd: int) -> None:
-    """Pass signals on until we end. A signal that comes after the process's end is dropped, so that
-    it cannot interrupt the removal of the container."""
+    """Pass our signals on to the process. Signals after its end are ignored, so that they cannot
+    interrupt the removal of the container."""
 
     def forward(number: int, _: object) -> None:
         debug.say("forwarding signal %d", number)
@@ -83,8 +80,8 @@ def _forward_signals(pidfd: int) -> None:
 
 
 class _Terminal:
-    """Copies between our terminal (or pipes) and the process's terminal. Meanwhile our terminal is
-    in raw mode, and its size is passed on."""
+    """Copies data between the user's terminal (or stdin and stdout) and the process's terminal.
+    Meanwhile the user's terminal is in raw mode, and the process's terminal follows its size."""
 
     def __init__(self, master: int, pidfd: int) -> None:
         self._master, self._pidfd = master, pidfd
@@ -102,8 +99,8 @@ class _Terminal:
             self._restore(before)
 
     def _make_raw(self) -> list[Any] | None:
-        """Set our terminal raw, so that keys reach the process unchanged; return its settings from
-        before. None without a terminal."""
+        """Set the user's terminal to raw mode, so that keys reach the process unchanged. Return the
+        earlier settings; None without a terminal."""
         if self._own is None:
             return None
         import termios

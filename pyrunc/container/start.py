@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 
 def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()) -> None:
-    """Let the container's waiting process execute its program; return when the program runs and the
-    socket is removed. `args`, `env`: the program's, for the messages of errors.
+    """Let the container's waiting process execute its program, and remove the start socket. Returns
+    when the program runs. `args`, `env`: the program's, for the messages of errors.
 
-    Raises WrongState when no process waits (the container was started before, or is dead),
-    HookFailed, KernelError, and the errors of `create` for a program that cannot be executed.
+    Raises WrongState when no process waits (the container was started before, or is dead), Error
+    when the process ends before it could be started, HookFailed, KernelError, and the errors of
+    `create` for a program that cannot be executed.
     """
     path = f"{state_dir}/{START_SOCKET}"
     connection = _connect(state_dir, path)
@@ -86,7 +87,8 @@ def _connect(state_dir: str, path: str) -> _Socket:
 
 
 def _answer(connection: _Socket) -> tuple[bytes, bytes]:
-    """Return the message, which is empty on success, and the output of a failed hook."""
+    """Return the process's message, empty on success, and the output of a failed hook. Raises Error
+    when the process has ended without an answer."""
     try:
         answer = connection.recv(MESSAGE_BYTES)
         output = b""

@@ -90,10 +90,11 @@ def check_id(container_id: str) -> str:
 class State(RecordFile):
     """The state of one container: the fields of `state.json`, which is in `folder`.
 
-    `pid` is 0 until create has cloned init, and stays 0 if create was killed before. `start_time`:
-    of init, in clock ticks since boot. `complete`: create has succeeded. `created`: RFC 3339, UTC.
-    `keyring`: name of the session keyring that an exec joins, empty for none. `started_at_ns`:
-    wall-clock time of the start, only in a pod's container, whose shim writes the record.
+    `pid`: that of init; 0 if create was killed before it cloned init. `start_time`: when init
+    started, in clock ticks since boot. `complete`: create has succeeded. `created`: a time in RFC
+    3339, UTC. `keyring`: name of the session keyring that an exec joins, empty for none.
+    `started_at_ns`: wall-clock time of the start, only in a pod's container, whose shim writes the
+    state.
     """
 
     name = STATE
@@ -115,7 +116,7 @@ class State(RecordFile):
 
     @classmethod
     def of_spec(cls, container_id: str, folder: str, bundle: str, spec: Spec) -> State:
-        """Return the state of a container of this specification, without a process."""
+        """Return a new state, without a process, for a container with this specification."""
         pids = spec.linux.namespace("pid")
         return cls(
             container_id,
@@ -138,13 +139,13 @@ class State(RecordFile):
         return fields
 
     def save(self, **changes: Any) -> None:
-        """Set fields and write state.json whole."""
+        """Set the fields `changes` and write state.json anew."""
         for name, value in changes.items():
             setattr(self, name, value)
         self.write(self.folder)
 
     def group(self) -> Cgroup | None:
-        """Return the container's cgroup; None when the create did not come that far."""
+        """Return the container's cgroup; None when `create` has made none."""
         if self.cgroup is None:
             return None
         from pyrunc.cgroups.group import Cgroup
@@ -152,8 +153,8 @@ class State(RecordFile):
         return Cgroup.from_record(self.cgroup)
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration at create, decoded. Raises NotFound when the create did not come
-        that far."""
+        """Return the configuration from `create`. Raises NotFound when a killed create has not
+        written it."""
         try:
             with open(f"{self.folder}/{CONFIG}", "rb", buffering=0) as file:
                 document = jsontext.loads(file.readall() or b"")
@@ -216,8 +217,8 @@ def _is_claimed(folder: str) -> bool:
 
 
 def _is_container(folder: str, container_id: str) -> bool:
-    """Tell whether `find` would see a container; a folder with a damaged record counts, so that it
-    is reported."""
+    """Tell whether the folder is a container's. A folder with a damaged state.json counts as well,
+    so that it is reported."""
     try:
         _read(folder, container_id)
     except NotFound:
@@ -238,7 +239,7 @@ def _read(folder: str, container_id: str) -> State:
 
 
 def ids(root: str) -> list[str]:
-    """Return the ids of the containers under a root, sorted. Raises FileNotFoundError."""
+    """Return the ids of all containers below `root`, sorted. Raises FileNotFoundError."""
     return sorted(
         entry.name
         for entry in os.scandir(root)
@@ -250,8 +251,8 @@ def ids(root: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a container's folder, which another process may be removing or filling, too: a second
-    delete, an exec that stores its program. Does nothing when it is gone."""
+    """Remove a container's folder. Other processes may meanwhile remove it as well (a second
+    delete) or add files (an exec that stores its program). Does nothing when the folder is gone."""
     try:
         # In any order: a killed delete leaves a folder that is still claimed (its sticky bit), so
         # it can be repeated.

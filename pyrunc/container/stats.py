@@ -1,7 +1,7 @@
-"""A container's usage in the form of `runc events`: one JSON object per reading, and one per OOM
-kill.
+"""Builds the JSON objects of `runc events`: one with a container's usage for each reading, and one
+for each OOM kill.
 
-Limits of `max` are 2^64-1, as Go programs expect them; times are nanoseconds.
+A limit of `max` is reported as 2^64-1, as Go programs expect it; times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _reading(state: State, group: Cgroup) -> dict[str, Any]:
 
 
 def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
-    """Yield a reading every interval and an event per OOM kill, until the container's cgroup is
-    gone or empty."""
+    """Yield an object with the container's usage every `interval_s` seconds, and an object for each
+    OOM kill. Ends when the container's cgroup is gone or empty. Raises WrongState."""
     group = group_of(state)
     kills = group.oom_kills() or 0
     watch = _open_watch(group)
@@ -79,8 +79,8 @@ def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
 
 
 def _open_watch(group: Cgroup) -> list[int]:
-    """Open the files that the kernel signals by POLLPRI when processes end or the OOM killer has
-    killed."""
+    """Open the group's event files. The kernel signals POLLPRI on these when the group becomes
+    empty or the OOM killer has killed a process."""
     descriptors = []
     for name in ("cgroup.events", "memory.events"):
         try:
@@ -102,7 +102,7 @@ def _wait(watch: list[int], timeout_s: float) -> None:
 
 
 def data(stats: Stats) -> dict[str, Any]:
-    """Build the `data` of an event, with runc's keys."""
+    """Convert a group's statistics to the `data` of a stats event, with runc's keys."""
     usage: dict[str, Any] = {"cpu": _cpu(stats), "memory": _memory(stats), "pids": _pids(stats)}
     usage["cpuset"] = {name: numbers(text) for name, text in stats.cpuset.items()}
     usage["blkio"] = {

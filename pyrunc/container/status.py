@@ -1,7 +1,7 @@
-"""A container's status, derived each time from its process, its freezer and its start socket.
+"""Derives a container's status from its process, its freezer and its start socket.
 
-A pid alone proves nothing, because the kernel reuses numbers: the start time (field 22 of
-/proc/PID/stat) tells processes apart. A zombie counts as stopped: it only waits for its parent.
+The process is identified by its pid and its start time (field 22 of /proc/PID/stat), because the
+kernel reuses pids. A zombie counts as stopped.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
 
 
 def oci_state(state: State, status: str, pid: int | None = None) -> dict[str, Any]:
-    """Build the state object of runtime-spec runtime.md, which hooks read on stdin. `pid`: the
-    init's pid as the hook sees it, by default `state.pid`; left out when stopped or 0."""
+    """Build the state object of runtime-spec runtime.md, which hooks read on stdin. `pid`: init's
+    pid as the hook sees it, by default `state.pid`. The object has no pid when `status` is stopped
+    or the pid is 0."""
     document: dict[str, Any] = {"ociVersion": state.oci_version, "id": state.id, "status": status}
     number = state.pid if pid is None else pid
     if number and status != STOPPED:

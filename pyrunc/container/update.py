@@ -25,9 +25,11 @@ UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 def update(
     state: State, resources: dict[str, Any], missing_controllers: str = "error"
 ) -> list[str]:
-    """Write OCI `linux.resources`; device rules are not touched. Returns warnings.
+    """Write OCI `linux.resources` (all but `devices`) to the container's cgroup and to the stored
+    configuration. Returns warnings.
 
-    Raises WrongState (not running), InvalidSpec, Unsupported, KernelError.
+    Raises WrongState (the container is not running, or has no cgroup), InvalidSpec, InvalidArgument
+    for a value that the kernel refuses, Unsupported, KernelError.
     """
     status.require(state, (status.CREATED, status.RUNNING, status.PAUSED), "container not running")
     group = state.group()
@@ -52,7 +54,8 @@ def _store(state: State, resources: dict[str, Any]) -> None:
 
 
 def from_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the resources that the flags of `update` name. Raises InvalidArgument, Unsupported."""
+    """Return OCI `linux.resources` with the limits that the flags of `update` set. Raises
+    InvalidArgument, Unsupported."""
     for option in ("l3_cache_schema", "mem_bw_schema"):
         if options[option]:
             raise Unsupported(f"{_flag(option)}: Intel RDT is not supported")

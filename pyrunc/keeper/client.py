@@ -1,8 +1,8 @@
-"""The client of `pyrunc-keeper` (pause/keeper.c, which documents the messages), and its start. No
-asyncio: a call takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
+"""The client of `pyrunc-keeper`, and its start. pause/keeper.c documents the messages. Calls block,
+without asyncio: one takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
 
-A client connects when it is first used, and again when the keeper was replaced: what an earlier one
-has stored is gone then.
+A client connects at its first call, and again when a new keeper has replaced the old one. The new
+keeper does not have what the old one stored.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)
 
 
 class StoredEntry(Value):
-    """The data that the keeper has stored under one name, and copies of the descriptors that belong
-    to it, which the caller closes."""
+    """An entry of the keeper: data that was stored under a name, and copies of the descriptors that
+    were stored with it, which the caller closes."""
 
     data: bytes
     fds: list[int]
 
     def read(self, kind: type[Stored]) -> tuple[Stored, list[int]]:
-        """Parse the data as a record of class `kind`; returns the record and the descriptors.
-        Raises PeerError if the data is no such record, after it has closed the descriptors."""
+        """Parse the data as a record of class `kind`; return the record and the descriptors. If the
+        data is not such a record, close the descriptors and raise PeerError."""
         try:
             return kind.of(jsontext.loads(self.data), PeerError), self.fds
         except BaseException as error:
@@ -107,7 +107,8 @@ class _Answer:
 
 
 class _Request:
-    """A request: its packet and descriptors. Raises KernelError (EMSGSIZE) when it is too long."""
+    """A request to the keeper: a packet and its descriptors. Raises KernelError (EMSGSIZE) when the
+    packet is too long."""
 
     __slots__ = ("fds", "name", "packet")
 
@@ -122,7 +123,8 @@ class _Request:
         process: tuple[int, int] = (0, 0),
         status: int = 0,
     ) -> None:
-        """`process`: pid and start time of the process that the call is about."""
+        """Build the packet of a call. `process`: pid and start time of the process that the call is
+        about."""
         pid, start_time = process
         encoded = name.encode()
         head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
@@ -133,10 +135,11 @@ class _Request:
 
 
 class Keeper:
-    """A client of the keeper of a folder. Use from one thread.
+    """A client of the keeper in a folder. Use from one thread.
 
-    Every method raises Unavailable when no keeper answers, Unsupported for one of another version,
-    KernelError for what it refuses (a store that is full).
+    Every method raises Unavailable when no keeper answers, Unsupported for a keeper of another
+    version, and KernelError for a request that the keeper refuses, for example because its store is
+    full.
     """
 
     def __init__(
@@ -145,10 +148,11 @@ class Keeper:
         timeout_s: float = TIMEOUT_S,
         on_close: Callable[[int], object] | None = None,
     ) -> None:
-        """`on_close` is called with the socket's number before the socket is closed.
+        """Prepare a client, which connects at its first call. `on_close` is called with the
+        socket's number before the socket is closed.
 
-        With `on_close` the caller connects again itself: a call on a broken connection raises
-        Unavailable. Without it, the call is repeated on a new connection.
+        A caller with `on_close` connects again itself: a call on a broken connection raises
+        Unavailable. Without `on_close`, the call is repeated on a new connection.
         """
         self.folder = os.fspath(folder)
         self._timeout_s, self._on_close = timeout_s, on_close
@@ -174,16 +178,16 @@ class Keeper:
         return self._ask(_Request(HELLO)).pid
 
     def put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Store the data and copies of the descriptors under the name, replacing an entry of that
-        name. The caller's descriptors stay open."""
+        """Store the data and copies of the descriptors under `name`, in place of an earlier entry
+        with this name. The caller's descriptors stay open."""
         self._ask(_Request(PUT, name, data, fds))
 
     def post_put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send a `put` without waiting for the answer; the keeper carries it out even if this
         process is killed now.
 
-        If the keeper refuses it, the errno is in `refused` after the next call or `collect`. Raises
-        Unavailable also when the socket is full, like `post_drop` and `post_note`.
+        If the keeper refuses it, the next `collect` returns the errno. `post_put`, `post_drop` and
+        `post_note` raise Unavailable also when the socket is full.
         """
         self._post(_Request(PUT, name, data, fds, count=_QUIET))
 
@@ -234,11 +238,10 @@ class Keeper:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int]
     ) -> tuple[int, int]:
-        """Start a program as a child of the keeper, in its own session. `fds` maps descriptor
-        numbers of the program to ours.
+        """Start a program as a child of the keeper, in its own session. Return its pid and a pidfd,
+        which the caller closes. `fds`: descriptor number in the program -> our number.
 
-        Returns its pid and a pidfd, which the caller closes. A program that cannot be executed
-        exits with code 127.
+        A program that cannot be executed exits with code 127.
         """
         words = [*arguments, *(f"{name}={value}" for name, value in environment.items())]
         strings = b"".join(os.fsencode(word) + b"\0" for word in words)
@@ -248,14 +251,14 @@ class Keeper:
         return answer.pid, answer.fds[0]
 
     def exit_of(self, pid: int, start_time: int) -> OrphanExit | None:
-        """Return how an orphan ended that the keeper has reaped, or a process that `note` reported.
-        None: the keeper has not reaped it, or has dropped the entry since."""
+        """Return how a process ended: an orphan that the keeper has reaped, or a process that
+        `note` reported. None if the keeper has no record of the exit, or no longer has it."""
         answer = self._ask_for_entry(_Request(EXIT, process=(pid, start_time)))
         return None if answer is None else OrphanExit(answer.status, answer.time_ns)
 
     def note(self, pid: int, start_time: int, status: int) -> None:
-        """Store how a child of ours ended (a wait status, wait(2)) before it is reaped, so that a
-        shim that takes over after our death learns it by `exit_of`."""
+        """Store how a child of ours ended, before it is reaped: `status` is a wait status
+        (wait(2)). If this process dies, the shim that takes over reads it by `exit_of`."""
         self._ask(_Request(NOTE, process=(pid, start_time), status=status))
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:
@@ -387,7 +390,8 @@ def ensure(folder: str | os.PathLike[str]) -> Keeper:
 
 
 def end(folder: str | os.PathLike[str]) -> None:
-    """End the folder's keeper, if one answers, and wait for it. What it stores is closed."""
+    """End the folder's keeper, if one answers, and wait at most `TIMEOUT_S` for its end. The
+    descriptors in its store are closed."""
     keeper = Keeper(folder)
     try:
         pidfd = os.pidfd_open(keeper.hello())

@@ -1,8 +1,8 @@
-"""The calls of bpf(2) that a container needs: loads a device program and attaches it to a cgroup.
+"""Loads device programs and attaches them to cgroups, by bpf(2).
 
 Source: bpf(2), include/uapi/linux/bpf.h. A program lives as long as it is attached, so its
-descriptor is closed here at once. All programs of a group must allow an access, so an earlier
-program has to be replaced, not joined.
+descriptor is closed here at once. An access must be allowed by all programs of a group, so new
+rules replace the earlier program.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CACHED_AT_MOST = 16
 
 
 def cache_programs() -> None:
-    """Make this process keep loaded device programs open, so that a later group with the same rules
-    needs no load and no verification. For a process that makes many groups."""
+    """Make this process keep loaded device programs open, so that it need not load and verify the
+    same rules again for another group. For a process that makes many groups."""
     global _cached
     _cached = {}
 
@@ -105,9 +105,9 @@ def _attached(group_fd: int) -> list[int]:
 
 
 def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
-    """Replace the attached program with id `old_id` by the program `new` in one step
-    (BPF_F_REPLACE). False when the kernel refuses, for example because the old one was attached
-    with other flags."""
+    """Replace the attached program with id `old_id` by the program `new` atomically
+    (BPF_F_REPLACE). False when the kernel refuses, for example because the old program has other
+    flags."""
     try:
         old = _open_by_id(old_id)
     except KernelError:

@@ -31,13 +31,13 @@ _NUMBERS = arch().syscalls
 
 
 def raw(name: str, *args: Argument) -> int:
-    """Make the system call; returns the negative errno on failure. EINTR is returned like any
-    other."""
+    """Make the system call `name`; returns its result, or the negative errno, EINTR included."""
     return call(_NUMBERS[name], *args)
 
 
 def syscall(name: str, subject: str, *args: Argument) -> int:
-    """Make the system call, repeated on EINTR; `KernelError(name, subject, errno)` on failure."""
+    """Make the system call `name`, again after EINTR, and return its result. On failure raises
+    KernelError(name, subject, errno)."""
     while True:
         result = raw(name, *args)
         if result >= 0:
@@ -48,8 +48,8 @@ def syscall(name: str, subject: str, *args: Argument) -> int:
 
 
 def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
-    """Return a path as bytes for the kernel. KernelError EINVAL for a NUL inside, which would
-    silently shorten the path."""
+    """Return a path as bytes for the kernel. Raises KernelError (EINVAL) for a path with a NUL, at
+    which the kernel would cut it."""
     raw_path = os.fsencode(path)
     if b"\0" in raw_path:
         raise KernelError("path", repr(path), errno.EINVAL, "NUL character")

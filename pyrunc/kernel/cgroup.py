@@ -79,11 +79,8 @@ def own_path(pid: int | str = "self") -> str | None:
 
 
 def read(directory: str | int, file: str) -> str | None:
-    """Return the content of the group's file; None when there is no such file or group. The group
-    is a path or a descriptor.
-
-    Raises KernelError.
-    """
+    """Return the content of a file of a group; None when there is no such file or group.
+    `directory`: the group's path or descriptor. Raises KernelError."""
     opened = directory if isinstance(directory, int) else None
     path = file if isinstance(directory, int) else _file(directory, file)
     try:
@@ -101,11 +98,11 @@ def read(directory: str | int, file: str) -> str | None:
 
 
 def write(directory: str, file: str, content: str) -> None:
-    """Write `content` to the group's file with one write(2). Raises KernelError; ENOENT when there
-    is no such file.
+    """Write `content` to a file of the group with one write(2). Raises KernelError, with ENOENT
+    when there is no such file or the group is gone.
 
-    The kernel answers ENODEV when the group is removed between open and write, and when a
-    controller's file names a device that does not exist. The former becomes ENOENT; a removed
+    The kernel's answer ENODEV has two causes: the group was removed between open and write, or a
+    controller's file names a device that does not exist. The first becomes ENOENT. A removed
     group's folder may be visible a moment longer than its files work.
     """
     path = _file(directory, file)
@@ -124,8 +121,8 @@ def write(directory: str, file: str, content: str) -> None:
 
 
 def is_leaf(directory: str) -> bool:
-    """Tell whether there are no groups below the group, by its directory's link count: two, and one
-    more for each subdirectory. True when the group is gone."""
+    """Tell whether the group has no groups below; True when it is gone. By the link count of its
+    directory, which is two and one more for each subdirectory."""
     try:
         return os.stat(directory).st_nlink <= 2
     except FileNotFoundError:
@@ -133,8 +130,9 @@ def is_leaf(directory: str) -> bool:
 
 
 def keyed(content: str | None) -> dict[str, int]:
-    """Parse the content of a flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) into
-    key -> number. Other values are left out; empty for None."""
+    """Parse the content of a flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) to key
+    -> number. Values that are not numbers are left out. For a missing file (None) the result is
+    empty."""
     numbers = {}
     for line in (content or "").splitlines():
         key, _, value = line.partition(" ")
@@ -151,8 +149,8 @@ def may_move(source: str, target: str) -> bool:
 
 
 def delegated_files() -> list[str]:
-    """Return the files whose owner changes when a group is delegated; the kernel lists them since
-    4.15."""
+    """Return the names of the files that the kernel hands over when a group is delegated: since
+    Linux 4.15 its own list, before that runtime-spec's."""
     try:
         with open(DELEGATED, "rb", buffering=0) as file:
             return os.fsdecode(file.readall() or b"").split()
@@ -168,9 +166,8 @@ def open_group(directory: str) -> int:
 
 
 def make(directory: str) -> bool:
-    """Create the group (mkdir). True if this call has created it; an extended attribute then marks
-    it as ours (`is_ours`). False if it exists. Raises KernelError, ENOENT when its parent is
-    missing."""
+    """Create the group (mkdir) and mark it by an extended attribute, which `is_ours` reads. False
+    if the group exists already. Raises KernelError, with ENOENT when the parent is missing."""
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
@@ -187,8 +184,8 @@ def make(directory: str) -> bool:
 
 
 def is_ours(directory: str) -> bool:
-    """Tell whether `make` made the group: only such parents may be removed with their last
-    child."""
+    """Tell whether `make` created the group. An empty parent group may be removed only if this is
+    so."""
     try:
         return os.getxattr(directory, MARK) == b"1"
     except OSError:
@@ -222,12 +219,12 @@ def children(directory: str) -> list[str]:
 
 
 def walk(directory: str) -> Iterator[tuple[int, str]]:
-    """Walk the group and all below it: yields (its descriptor, "") when it is entered, and (its
-    parent's descriptor, its name) when all below it has been walked. A descriptor is valid until
-    the next step; nothing is yielded when the group is gone. Raises KernelError.
+    """Walk a group and all groups below it, without paths or recursion, because a container with a
+    delegated tree can nest groups deeper than both allow.
 
-    A container with a delegated tree can nest groups deeper than PATH_MAX and deeper than Python's
-    calls may nest, so neither paths nor recursion are used.
+    Yields (the group's descriptor, "") before the groups below a group, and (its parent's
+    descriptor, its name) after them. A descriptor is valid until the next item. Yields nothing when
+    `directory` is gone. Raises KernelError.
     """
     try:
         current = os.open(directory, _FOLDER)
@@ -272,7 +269,7 @@ def _names(group: int) -> list[str]:
 
 
 def remove_below(directory: str) -> bool:
-    """Remove all groups below the group, from the leaves up; False while one is in use. Raises
+    """Remove all groups below the group, deepest first; False while one of them is in use. Raises
     KernelError."""
     all_gone = True
     for parent, name in walk(directory):

@@ -1,8 +1,8 @@
-"""Copies a folder with all below it: owners, modes, times, hard links, attributes, holes, devices
-and pipes.
+"""Copies a folder with all below it: owners, modes, times, hard links, extended attributes, holes,
+devices and pipes.
 
-Both sides are walked by descriptors and no link is followed. The source may hold anything, but must
-not change meanwhile, and no other user may have access to the target.
+Both sides are walked by descriptors, and no symbolic link is followed. The source may hold
+anything, but must not change meanwhile, and no other user may have access to the target.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ATTRIBUTES = ("security.capability", "system.posix_acl_access", "system.posix_a
 
 
 class _FolderCopy:
-    """A folder that is being copied: its descriptor, its copy's, its path beneath the target, and
-    the names that are still to be copied."""
+    """A folder that is being copied. `source`, `copy`: descriptors of the folder and of its copy;
+    `path`: its path beneath the target; `names`: what is still to be copied."""
 
     __slots__ = ("copy", "names", "path", "source")
 
@@ -87,7 +87,8 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
 def _copy(
     folder: _FolderCopy, name: str, target: int, copied: Copied, tick: Callable[[int], None]
 ) -> None:
-    """Copy an entry that is no folder."""
+    """Copy a file, symbolic link, device or pipe. A hard link to a file that was copied before
+    becomes a hard link of the copy."""
     status = os.lstat(name, dir_fd=folder.source)
     identity = (status.st_dev, status.st_ino)
     if identity in copied:
@@ -130,10 +131,13 @@ def _copy_file(
 
 
 def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None] = _ignore) -> None:
-    """Copy `size` bytes of the file `reading` into the empty file `writing`. Holes stay holes, and
-    long runs of zeros become holes: a sparse file of many gigabytes may occupy no blocks, and not
-    every file system reports its holes. `tick` is called before each piece with the bytes that the
-    disk will need, 0 for zeros; it may raise. Raises OSError."""
+    """Copy `size` bytes of the file `reading` to the empty file `writing`. Holes and long runs of
+    zeros become holes, because a sparse file may be large, and not every file system reports its
+    holes. Raises OSError.
+
+    `tick` is called before each piece with the number of bytes that the disk will need, 0 for
+    zeros. It may raise, which ends the copy.
+    """
     at = 0
     while at < size:
         try:
@@ -155,8 +159,8 @@ def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None]
 def _copy_part(
     reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]
 ) -> int:
-    """Copy at most `length` bytes to the writer's position `at`; returns how many, 0 at the end of
-    the file."""
+    """Copy at most `length` bytes from offset `at` to the same offset, at which `writing` is
+    positioned. Returns how many were copied, 0 at the end of the file."""
     if not any(os.pread(reading, _PROBE_BYTES, at)):
         content = os.pread(reading, length, at)
         if content == _ZEROS[: len(content)]:
@@ -168,8 +172,8 @@ def _copy_part(
 
 
 def _copy_attributes_by_fd(status: os.stat_result, source: int, copy: int) -> None:
-    """Copy owner, mode, attributes and times. Attributes that the copy's file system does not have
-    are left out, and those that belong to the host (trusted.*, labels)."""
+    """Copy owner, mode, extended attributes and times. Attributes of the host (trusted.*, SELinux
+    labels) are left out, and attributes that the copy's file system does not support."""
     # The owner first: chown(2) clears set-user-ID bits and file capabilities.
     os.fchown(copy, status.st_uid, status.st_gid)
     os.fchmod(copy, status.st_mode & 0o7777)

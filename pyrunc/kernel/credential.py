@@ -1,8 +1,8 @@
-"""The process's identity on the machine: its root, root of a user namespace only, or an ordinary
-user.
+"""Tells as which user this process runs: the machine's root, root of a user namespace only, or an
+ordinary user.
 
-Source: user_namespaces(7). The initial user namespace is recognised by its inode number: an id map
-is no proof, because a nested namespace may map everything to itself.
+Source: user_namespaces(7). The initial user namespace is recognised by its inode number. Its id map
+would prove nothing, because a nested namespace may map each id to itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def outer_uid() -> int:
 
 
 def id_map(path: str) -> list[list[int]]:
-    """Read a map of a user namespace, `/proc/PID/uid_map` or `gid_map`: the first id inside, the
-    first outside, and their number, for each line. Raises OSError."""
+    """Read a map of a user namespace (`/proc/PID/uid_map` or `gid_map`). Each row is the first id
+    inside, the first id outside, and how many ids follow one another. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
         lines = (file.readall() or b"").splitlines()
     return [[int(word) for word in line.split()] for line in lines]

@@ -1,12 +1,14 @@
 """Makes detached mounts that the kernel does not make directly, by entering a mount namespace for a
 moment.
 
-Linux 6.15 clones mounts that are attached nowhere and takes them as an overlay's layers; 6.7 takes
-layers one by one. Older kernels want a mount to be attached in the caller's mount namespace before
-it is cloned or becomes a layer. So the namespace that has the mount is entered, or a private one
-made, and left again. Only a single-threaded process can enter another one (setns(2)), as the
-runtime's are; any thread can make a private one, and has its own root and working directory from
-then on (unshare(2)).
+Linux 6.15 clones detached mounts and takes them as an overlay's layers. Older kernels need a mount
+to be attached in the caller's mount namespace for that. Before Linux 6.7, overlayfs takes its
+layers only together. So the functions here enter the namespace in which the mount is attached, or
+make a private one, and then return.
+
+Only a single-threaded process can enter another mount namespace (setns(2)), as the runtime's
+processes are. Any thread can make a private one, but from then on has its own root and working
+directory (unshare(2)).
 """
 
 from __future__ import annotations
@@ -53,18 +55,16 @@ def _in_mount_namespace(path: str = "") -> Iterator[None]:
 
 
 def open_clone_of(mount_fd: int, namespace: str) -> int:
-    """Clone a mount that is attached in the mount namespace at `namespace`; returns the detached
-    clone. Raises KernelError."""
+    """Return a detached clone of a mount that is attached in the mount namespace at `namespace`.
+    Raises KernelError."""
     with _in_mount_namespace(namespace):
         return kernel_mount.open_tree(mount_fd, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
 
 
 def open_folder(mount_fd: int, place: str, path: str) -> int:
-    """Clone the directory `path` of a detached mount and return the detached clone. The mount is
-    attached to the directory `place` for the time of the call, in a private mount namespace.
-
-    `path` must contain no symbolic link. Raises KernelError.
-    """
+    """Return a detached clone of one directory of a detached mount. `path`: the directory in the
+    mount, without symbolic links. `place`: a directory to which the mount is attached meanwhile, in
+    a private mount namespace. Raises KernelError."""
     with _in_mount_namespace():
         kernel_mount.move_mount(mount_fd, place)
         return kernel_mount.open_tree(AT_FDCWD, os.path.join(place, path), OPEN_TREE_CLONE)
@@ -77,12 +77,12 @@ def open_overlay(
     flags: kernel_mount.Options = (),
     mapped: Sequence[int] = (),
 ) -> int:
-    """Mount an overlay by mount(2) and return it detached. The options of mount(2) must fit a page,
-    so layers are named relative to their common folder.
+    """Mount an overlay by mount(2) and return it detached. Layers are named relative to their
+    common folder, because the options of mount(2) must fit a page. Raises KernelError.
 
-    `mapped` has a detached, idmapped mount for each lower layer. It is attached over the layer's
-    path while the overlay is made, in a private mount namespace, so that the overlay has the layer
-    with its id map. `flags`: options without a value, and SELinux's `context`. Raises KernelError.
+    `lower`: the layers' paths, top first. `mapped`: for each layer a detached, idmapped mount,
+    which is attached over the layer's path in a private mount namespace, so that the overlay has
+    the layer with its id map. `flags`: options without a value, and SELinux's `context`.
     """
     folder = os.path.commonpath([os.path.dirname(path) for path in lower])
     names = [_escaped(os.path.relpath(path, folder)) for path in lower]

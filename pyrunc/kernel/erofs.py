@@ -1,5 +1,5 @@
-"""EROFS mounts of files (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE), detached and without a loop
-device."""
+"""Mounts EROFS images from files, detached and without a loop device (Linux 6.12,
+CONFIG_EROFS_FS_BACKED_BY_FILE)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 
 def open_erofs(source: int, devices: Sequence[int]) -> int:
-    """Mount the image in the file behind `source` read-only, with the data of its device table in
-    `devices`; returns the detached mount.
+    """Mount the EROFS image in the file `source` read-only, with the data of its device table in
+    the files `devices`. Returns the detached mount. The caller may then close its descriptors.
 
-    EROFS wants `read_folio` of the file with its superblock (erofs_fc_get_tree), though not of its
-    devices. A tmpfs has none, so an image from there is first copied to a ramfs, which has one. The
-    caller may then close its descriptors. Raises KernelError: ENODEV without EROFS, ENOTBLK where
-    it wants block devices.
+    EROFS needs a file system with `read_folio` for `source` (erofs_fc_get_tree), which tmpfs lacks.
+    So an image on a tmpfs is first copied to a ramfs. Raises KernelError: ENODEV without EROFS,
+    ENOTBLK from kernels that mount only block devices.
     """
     try:
         return _open_erofs(source, devices)
@@ -46,8 +45,8 @@ def _open_erofs(source: int, devices: Sequence[int]) -> int:
 
 
 def _open_copy(source: int) -> int:
-    """Copy the file's content, with its holes, to a file on a ramfs that ends with the last
-    descriptor."""
+    """Copy the file's content, with its holes, to a ramfs. Returns a descriptor of the copy; the
+    ramfs ends with its last descriptor."""
     # Detached, so the copy ends with the mount of the image, which holds the file open.
     with closing_fd(kernel_mount.open_mount("ramfs")) as memory:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
@@ -65,16 +64,18 @@ def _open_copy(source: int) -> int:
 
 
 def _name(fd: int) -> str:
-    """Return /proc/self/fd/N as the descriptor's path for fsconfig(2), whose strings have at most
-    255 bytes. The file's own path may be longer, or may by now lead to another file."""
+    """Return the descriptor's path in /proc/self/fd for fsconfig(2), whose strings have at most 255
+    bytes. The file's own path may be longer, or may by now lead to another file."""
     return f"/proc/self/fd/{fd}"
 
 
 def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ()) -> int:
-    """Open the image's file and its devices by path and mount them by `open_erofs`. A path that is
-    a symbolic link is an error. `digests`: the expected fs-verity digests of source and devices, in
-    this order; none, or an empty one, checks nothing. Raises KernelError, OSError,
-    DamagedRecord."""
+    """Open the image's file and its devices by path, and mount them by `open_erofs`. Raises
+    KernelError, OSError (also for a symbolic link), DamagedRecord.
+
+    `digests`: the expected fs-verity digests of `source` and of each device. Without digests, or
+    for an empty digest, nothing is checked.
+    """
     fds: list[int] = []
     try:
         for path in (source, *devices):
@@ -87,9 +88,9 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
 
 
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
-    """Check that files are sealed with these fs-verity digests, in their order; without digests, or
-    for an empty one, nothing is checked. The kernel itself fails reads of blocks that differ from
-    what was sealed. Raises DamagedRecord, KernelError."""
+    """Check that the files are sealed by fs-verity with these digests, in the same order. Without
+    digests, or for an empty digest, nothing is checked. From then on the kernel fails reads of
+    changed blocks. Raises DamagedRecord, KernelError."""
     for fd, digest in zip(fds, digests, strict=bool(digests)):
         if digest and (measured := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))

@@ -1,5 +1,5 @@
-"""File descriptors: memfds and their seals, high copies, closing many. Everything is
-close-on-exec."""
+"""Makes, seals, copies and closes descriptors, all of them close-on-exec; reads and writes whole
+files."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def write_once(path: str, content: bytes) -> None:
 
 def start_writeback(number: int, offset: int, length: int) -> None:
     """Have the kernel begin to write a part of a file to its disk, without waiting
-    (sync_file_range(2)). It promises nothing and reports no error; fsync(2) writes the rest and
-    reports."""
+    (sync_file_range(2)). Errors are not reported, and the part need not be on disk afterwards:
+    fsync(2) does both."""
     # Pulls of one layer of 150 MB onto ext4: the quickest of 18 took 691 ms with this, 808 when the
     # fsync at the end had all of it to write.
     raw("sync_file_range", number, offset, length, SYNC_FILE_RANGE_WRITE)
 
 
 class closing_fd:
-    """A block that uses a descriptor, which is closed at its end:
-    `with closing_fd(os.open(path, flags)) as number:`."""
+    """A context manager that closes a descriptor at the end of its block: `with
+    closing_fd(os.open(path, flags)) as number:`."""
 
     __slots__ = ("_number",)
 
@@ -80,9 +80,9 @@ def pwrite_all(number: int, content: bytes | bytearray | memoryview, offset: int
 
 
 class short_path:
-    """A block in which a folder has a short path, because the address of a unix socket has at most
-    107 bytes (unix(7)): `with short_path(folder) as path: listener.bind(f"{path}/{name}")`. Raises
-    OSError."""
+    """A context manager that gives a folder a short path during its block, because the address of a
+    unix socket has at most 107 bytes (unix(7)): `with short_path(folder) as path:
+    listener.bind(f"{path}/{name}")`. Raises OSError."""
 
     __slots__ = ("_folder", "_number")
 
@@ -117,10 +117,11 @@ def received(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
 
 
 def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> int:
-    """Create a memfd with this content, position 0, unsealed but sealable.
+    """Create a memfd with this content, at position 0. It has no seals, but seals can be added.
+    Raises KernelError, with EACCES when vm.memfd_noexec=2 refuses an executable memfd.
 
-    MFD_EXEC and MFD_NOEXEC_SEAL came with Linux 6.3; older kernels answer EINVAL, and all their
-    memfds can be executed. KernelError EACCES when vm.memfd_noexec=2 refuses an executable one.
+    Without `executable` the memfd cannot be executed (MFD_NOEXEC_SEAL). Before Linux 6.3, which has
+    no such flag, each memfd can be executed.
     """
     flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
     # One of the two is always passed: without, vm.memfd_noexec decides, and Linux 6.3 logs a
@@ -147,12 +148,12 @@ def add_seals(number: int, seals: int) -> None:
 
 
 def open_sealed_executable(name: str, content: bytes) -> int:
-    """Create a memfd that can be executed and never be changed again; returns a read-only
-    descriptor.
+    """Create a memfd that can be executed, but never be changed again; returns a read-only
+    descriptor. So a container cannot overwrite the runtime through /proc/self/exe (CVE-2019-5736).
 
-    Sealed against write, grow, shrink and further seals, and against changes of its x bits where
-    the kernel can (6.3). So a container cannot overwrite the runtime through /proc/self/exe
-    (CVE-2019-5736). KernelError EACCES as in `open_memfd`.
+    It is sealed against write, grow, shrink and further seals, and from Linux 6.3 on against
+    changes of its x bits. Raises KernelError, with EACCES when vm.memfd_noexec=2 refuses an
+    executable memfd.
     """
     number = open_memfd(name, content, executable=True)
     try:

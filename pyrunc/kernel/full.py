@@ -1,5 +1,5 @@
-"""Errors of files on a disk, in words for the node's owner: names the exhausted resource (bytes,
-inodes or a quota) and the file system."""
+"""Converts errors of files on a disk to messages for the node's owner, which name the file system
+and the exhausted resource: space, inodes or a quota."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FULL = (ENOSPC, EDQUOT)
 
 
 class disk_errors(kernel_errors):
-    """A context manager for work on one of our files, `disk_errors(call, path)`: raises an OSError
-    of its block as ResourceExhausted or KernelError, by `disk_error`."""
+    """A context manager for work on a file, `disk_errors(call, path)`. An OSError of its block is
+    raised as ResourceExhausted (ENOSPC, EDQUOT) or KernelError."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class disk_errors(kernel_errors):
 
 
 def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | KernelError:
-    """Return a ResourceExhausted for ENOSPC and EDQUOT, else a KernelError of `call`. Its text
+    """Return a ResourceExhausted for ENOSPC and EDQUOT, else a KernelError of `call`. The message
     names the file of `error` if that is an absolute path, else `path`."""
     named = error.filename
     place = named if isinstance(named, str) and os.path.isabs(named) else path
@@ -33,8 +33,9 @@ def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | Kern
 
 
 def reason(number: int, path: str) -> str:
-    """Return which resource is exhausted at `path`, which need not exist: `number` is ENOSPC or
-    EDQUOT. ENOSPC stands for exhausted space and exhausted inodes, so statfs(2) tells which."""
+    """Return a text that says which resource is exhausted at `path`, which need not exist.
+    `number`: ENOSPC or EDQUOT. For ENOSPC, statfs(2) tells whether space or inodes are
+    exhausted."""
     if number == EDQUOT:
         return f"the disk quota on the file system of {path} is used up"
     return f"no {_what(path)} left on the file system of {path}"

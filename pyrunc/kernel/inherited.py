@@ -77,8 +77,8 @@ def _reset_scheduling() -> None:
 
 
 def _reset_core_dumps() -> None:
-    """Set the contents of core dumps (/proc/PID/coredump_filter, core(5)) as the machine's first
-    process has them."""
+    """Copy the filter of core dumps from the machine's first process (/proc/PID/coredump_filter,
+    core(5))."""
     try:
         machines = read_file(COREDUMP_FILTER.format(1))
         # The file is read as hexadecimal digits without a prefix, and written in C's notation,

@@ -1,5 +1,5 @@
-"""syscall(2) of the C library by ctypes, with the interface of `_pyrunc` (cli/front.c): for
-interpreters other than the program `pyrunc`."""
+"""Calls syscall(2) of the C library by ctypes, for interpreters other than the program `pyrunc`,
+whose module `_pyrunc` has the same functions (cli/front.c)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _long, _pointer = ctypes.c_long, ctypes.c_void_p
 
 
 def call(number: int, *args: int | bytes | bytearray | None) -> int:
-    """Make the call; returns its result, or the negative errno. None is a null pointer; of bytes
-    and bytearrays the address is passed."""
+    """Make a system call; returns its result, or the negative errno. None is passed as a null
+    pointer, bytes and bytearrays by their address."""
     # ctypes passes a plain int to a variadic function as a C int, which has 32 bits.
     values: list[object] = [_long(number)]
     for arg in args:
@@ -34,8 +34,8 @@ def call(number: int, *args: int | bytes | bytearray | None) -> int:
 
 
 def address(buffer: bytearray) -> int:
-    """Return the address of the first byte; the caller keeps the buffer alive and does not resize
-    it."""
+    """Return the address of the buffer's first byte. The caller keeps the buffer alive and does not
+    resize it as long as the address is used."""
     return ctypes.addressof(_in_place(buffer))
 
 

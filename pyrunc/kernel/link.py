@@ -1,8 +1,8 @@
-"""Network links by rtnetlink: find one, move it into another network namespace, give it addresses,
-set it up.
+"""Finds network links, moves them to another network namespace, gives them addresses and sets them
+up, by rtnetlink.
 
-Four messages that a runtime needs, built by hand: a library for all of rtnetlink costs more to
-import than a start takes. Source: rtnetlink(7), include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
+The four messages that a runtime needs are built here, because importing an rtnetlink library takes
+longer than a start. Source: rtnetlink(7), include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Attributes = list[tuple[int, bytes]]
 
 
 class RawLinkAddress:
-    """One address of a link, in the form in which the kernel reports and accepts it."""
+    """An IP address of a link, parsed from the kernel's netlink message `message`."""
 
     __slots__ = ("attributes", "family", "flags", "link", "prefix_bits", "scope")
 
@@ -53,7 +53,8 @@ class RawLinkAddress:
 
 
 class Routing:
-    """A NETLINK_ROUTE socket in the network namespace in which it is opened."""
+    """A context manager with a NETLINK_ROUTE socket, which acts in the network namespace in which
+    it was opened."""
 
     def __init__(self) -> None:
         self._socket = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, 0)
@@ -99,9 +100,10 @@ class Routing:
         namespace_fd: int = -1,
         what: str = "",
     ) -> None:
-        """Change a link by one RTM_NEWLINK: set its `flags` (IFF_…) within `mask`, rename it to
-        `name` (`%d`: the first free number), move it to the network namespace `namespace_fd`.
-        `what` names the change in an error's text. Raises KernelError."""
+        """Change a link by one RTM_NEWLINK. `flags` (IFF_…) are set as far as they are in `mask`.
+        `name`: the link's new name, in which `%d` becomes the first free number. `namespace_fd`:
+        the network namespace to which the link moves. `what` names the change in an error's text.
+        Raises KernelError."""
         attributes: Attributes = []
         if namespace_fd >= 0:
             attributes.append((IFLA_NET_NS_FD, namespace_fd.to_bytes(4, "little")))
@@ -117,8 +119,9 @@ class Routing:
         return [a for a in map(RawLinkAddress, answers) if a.link == index]
 
     def add_address(self, index: int, address: RawLinkAddress, what: str) -> None:
-        """Add `address` to the link with number `index`; it may have been read from another link,
-        also in another namespace. `what` names it in an error's text. Raises KernelError."""
+        """Add an address to the link with number `index`. `address` may be that of another link,
+        also in another namespace. `what` names the address in an error's text. Raises
+        KernelError."""
         header = _ADDRESS.pack(
             address.family, address.prefix_bits, address.flags & 0xFF, address.scope, index
         )

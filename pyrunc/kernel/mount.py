@@ -68,27 +68,27 @@ def open_fs(fstype: str) -> int:
 
 
 def fsconfig_flag(fs_fd: int, key: str) -> None:
-    """Set a flag: fsconfig(FSCONFIG_SET_FLAG)."""
+    """Set an option without a value: fsconfig(FSCONFIG_SET_FLAG)."""
     syscall("fsconfig", f"'{key}'", fs_fd, FSCONFIG_SET_FLAG, key.encode(), None, 0)
 
 
 def fsconfig_string(fs_fd: int, key: str, value: Path) -> None:
-    """Set a string of at most STRING_LIMIT_BYTES: fsconfig(FSCONFIG_SET_STRING)."""
+    """Set an option to a string of at most STRING_LIMIT_BYTES: fsconfig(FSCONFIG_SET_STRING)."""
     subject = f"'{key}={os.fsdecode(value)}'"
     syscall("fsconfig", subject, fs_fd, FSCONFIG_SET_STRING, key.encode(), path_bytes(value), 0)
 
 
 def fsconfig_fd(fs_fd: int, key: str, value_fd: int) -> None:
-    """Set a layer of overlayfs as a descriptor: fsconfig(FSCONFIG_SET_FD); EINVAL before Linux
-    6.13."""
+    """Set a layer of overlayfs by its descriptor: fsconfig(FSCONFIG_SET_FD). Before Linux 6.13 the
+    kernel answers EBADF for an O_PATH descriptor."""
     syscall(
         "fsconfig", f"'{key}' = fd {value_fd}", fs_fd, FSCONFIG_SET_FD, key.encode(), None, value_fd
     )
 
 
 def fsconfig_create(fs_fd: int) -> None:
-    """Create the file system: fsconfig(FSCONFIG_CMD_CREATE). An error's note is the file system's
-    own log."""
+    """Create the file system: fsconfig(FSCONFIG_CMD_CREATE). Raises KernelError with the file
+    system's own log as its note."""
     try:
         syscall("fsconfig", "CMD_CREATE", fs_fd, FSCONFIG_CMD_CREATE, None, None, 0)
     except KernelError as error:
@@ -115,14 +115,13 @@ def open_fsmount(fs_fd: int, attributes: int = 0) -> int:
 
 
 def open_tree(dir_fd: int, path: Path, flags: int = OPEN_TREE_CLONE) -> int:
-    """Call open_tree(2), close-on-exec: with OPEN_TREE_CLONE it copies a mount detached, with
-    AT_RECURSIVE also those below it."""
+    """Call open_tree(2), close-on-exec, and return the descriptor. With OPEN_TREE_CLONE it is a
+    detached clone of the mount, with AT_RECURSIVE also of the mounts below."""
     return syscall("open_tree", quoted(path), dir_fd, path_bytes(path), flags | OPEN_TREE_CLOEXEC)
 
 
 def move_mount(mount_fd: int, path: Path) -> None:
-    """Attach the mount behind a descriptor at `path` (move_mount(2)); the descriptor stays
-    valid."""
+    """Attach the mount of a descriptor at `path` (move_mount(2)). The descriptor stays valid."""
     subject = f"fd {mount_fd} on {quoted(path)}"
     syscall(
         "move_mount", subject, mount_fd, b"", AT_FDCWD, path_bytes(path), MOVE_MOUNT_F_EMPTY_PATH
@@ -139,7 +138,7 @@ def mount_setattr(
     userns_fd: int = 0,
     recursive: bool = False,
 ) -> None:
-    """Call mount_setattr(2); an empty path stands for the descriptor itself."""
+    """Call mount_setattr(2). An empty `path` stands for the mount of `dir_fd` itself."""
     # Never over a link: what is changed would be another mount than the one that was named.
     flags = (
         (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH) | AT_SYMLINK_NOFOLLOW
@@ -161,8 +160,8 @@ def open_mount(
     attributes: int = 0,
     source: str = "",
 ) -> int:
-    """Mount a new file system detached: `open_mount("tmpfs", [("mode", "755"), ("size",
-    "64k")])`."""
+    """Mount a new file system and return the detached mount: `open_mount("tmpfs", [("mode", "755"),
+    ("size", "64k")])`. An option with the value None is a flag."""
     with closing_fd(open_fs(fstype)) as fs_fd:
         if source:
             fsconfig_string(fs_fd, "source", source)
@@ -180,8 +179,8 @@ def _open_with(fs_fd: int, options: Iterable[tuple[str, str | None]], attributes
 
 
 def open_proc() -> int:
-    """Mount a new procfs detached: without the mounts that lie below our /proc. Where that is
-    refused (EPERM, for root of a user namespace), return a recursive clone of /proc, which has
+    """Return a detached mount of a new procfs, without the mounts below our /proc. If the kernel
+    refuses that to root of a user namespace (EPERM), return a recursive clone of /proc, which has
     those mounts."""
     try:
         return open_mount("proc")
@@ -201,13 +200,13 @@ def open_overlay(
     attributes: int = 0,
     source: str = "overlay",
 ) -> int:
-    """Mount an overlay detached; layers top first, each a path or a descriptor. Without `upper` it
-    is read-only.
+    """Mount an overlay and return it detached. `lower`: layers, top first, each a path or a
+    descriptor. Without `upper` the overlay is read-only.
 
-    `lowerdir+` (Linux 6.7) takes one layer at a time, without a limit on the whole; where it is
-    missing, one `lowerdir` string joins the paths. A layer's descriptor needs Linux 6.13, that of a
-    detached mount 6.15; a path of more than 255 bytes is passed as a descriptor, or by its name in
-    procfs.
+    From Linux 6.7 on, each layer is a separate option (`lowerdir+`). Before that, one `lowerdir`
+    string joins the paths, and its length is limited. A layer's descriptor needs Linux 6.13, or
+    6.15 if it is a detached mount. A path of more than 255 bytes is passed as a descriptor, or by
+    its name in procfs.
     """
     with closing_fd(open_fs("overlay")) as fs_fd:
         fsconfig_string(fs_fd, "source", source)
@@ -238,9 +237,9 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
 
 
 def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
-    """Set a folder of overlayfs, by its path or a descriptor: `key` is `lowerdir+`, `upperdir` or
-    `workdir`. The kernel takes a backslash in `upperdir` and `workdir` as an escape
-    (ovl_mount_dir), in `lowerdir+` literally."""
+    """Set the option `key` of overlayfs (`lowerdir+`, `upperdir` or `workdir`) to a folder, by its
+    path or a descriptor. A backslash is an escape in `upperdir` and `workdir` (ovl_mount_dir), but
+    not in `lowerdir+`."""
     if isinstance(place, int):
         fsconfig_fd(fs_fd, key, place)
         return
@@ -263,8 +262,9 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
 
 
 def open_read_only_clone(path: Path, dir_fd: int = AT_FDCWD, *, propagation: int = 0) -> int:
-    """Clone one file or directory as a detached read-only mount; returns an O_PATH descriptor. An
-    empty path stands for the descriptor `dir_fd`. `propagation`: MS_PRIVATE, or 0 to leave it."""
+    """Return a detached, read-only bind mount of a file or directory, as an O_PATH descriptor. An
+    empty `path` stands for the descriptor `dir_fd`. `propagation`: MS_PRIVATE, or 0 to leave the
+    mount propagation unchanged."""
     flags = OPEN_TREE_CLONE | (0 if dir_fd == AT_FDCWD else AT_EMPTY_PATH)
     tree = open_tree(dir_fd, path, flags)
     try:

@@ -1,9 +1,5 @@
-"""The mounts of this process's mount namespace, read from /proc/self/mountinfo
-(proc_pid_mountinfo(5)).
-
-A line is split at line feeds and blanks only, because a mount point may hold any other byte: a
-carriage return, which `splitlines` would take for the end of a line, and bytes that are no UTF-8.
-"""
+"""Reads the mounts of this process's mount namespace from /proc/self/mountinfo
+(proc_pid_mountinfo(5))."""
 
 from __future__ import annotations
 
@@ -35,16 +31,16 @@ class MountPoint:
 
 
 def mount_points() -> Iterator[MountPoint]:
-    """Yield every mount, the last mounted last."""
+    """Yield every mount in the order of /proc/self/mountinfo, the last mounted last."""
     for line in read_file("/proc/self/mountinfo").split(b"\n"):
         if line:
             yield MountPoint(line)
 
 
 def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
-    """Return the mount of `table` with the longest mount point that contains `path`, an absolute
-    path without symbolic links; of mounts at one mount point, the one mounted last. Only texts are
-    compared."""
+    """Return the mount in `table` that contains `path`, an absolute path without symbolic links:
+    the mount with the longest mount point, and of several at one mount point the last in the table.
+    Only texts are compared."""
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")
@@ -55,7 +51,7 @@ def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
 
 
 def _unescaped(place: bytes) -> str:
-    """Decode octal escapes: the kernel writes blanks and backslashes as a backslash and three
-    digits."""
+    """Decode the octal escapes of a mount point: the kernel writes a blank or a backslash as a
+    backslash and three octal digits."""
     first, *others = place.split(b"\\")
     return os.fsdecode(first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in others))

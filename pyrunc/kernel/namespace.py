@@ -1,4 +1,4 @@
-"""Namespaces: unshare, setns, and descriptors whose kind is checked."""
+"""Enters, makes and opens namespaces; checks the kind of an opened namespace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = {flag: kind for kind, flag in NAMESPACES.items()}
 
 
 def unshare(flags: int) -> None:
-    """Call unshare(2) with CLONE_NEW… flags; affects the calling thread."""
+    """Move the calling thread to new namespaces: unshare(2) with CLONE_NEW… flags."""
     syscall("unshare", f"{flags:#x}", flags)
 
 

@@ -1,9 +1,9 @@
-"""Paths beneath a root descriptor: resolved by the kernel (openat2), never joined as strings, used
-through descriptors.
+"""Opens paths beneath a root directory's descriptor. The kernel resolves them (openat2(2)); paths
+are never joined as strings.
 
-The content of the root is hostile and may change meanwhile. `open_in_root` treats the root as `/`
-of a chroot: symbolic links, also absolute ones and `..`, stay inside. `open_beneath` refuses paths
-that lead out. Both refuse magic links, such as those of /proc/self/exe (CVE-2019-5736).
+The content of the root is hostile and may change meanwhile. `open_in_root` treats the root as a
+chroot does: absolute symbolic links and `..` stay inside. `open_beneath` refuses paths that lead
+out. Both refuse magic links, such as /proc/self/exe (CVE-2019-5736).
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0
 
 
 def open_in_root(root_fd: int, path: Path, flags: int = O_PATH) -> int:
-    """Open `path` as a process chrooted to `root_fd` would."""
+    """Open `path` with `root_fd` as its root, as a process in that chroot would. Magic links are
+    refused. Raises KernelError."""
     return openat2(root_fd, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
 def open_beneath(
     root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *, links: bool = False
 ) -> int:
-    """Open `path`, which must not lead out of `root_fd` (EXDEV) nor, unless `links`, over a
-    symbolic link (ELOOP)."""
+    """Open `path` beneath `root_fd`. Raises KernelError: EXDEV if the path leads out, ELOOP for a
+    symbolic link in it unless `links`."""
     resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | (0 if links else RESOLVE_NO_SYMLINKS)
     return openat2(root_fd, path, flags, mode, resolve)
 
@@ -103,10 +104,10 @@ def components(path: str) -> list[str]:
 
 
 def resolve(root_fd: int, path: str) -> str:
-    """Resolve every symbolic link of a path inside the root; its end need not exist.
+    """Resolve all symbolic links of `path` inside the root; the path need not exist. Returns an
+    absolute path without links. Raises KernelError, with ELOOP after 40 links.
 
-    Returns an absolute path without links; ELOOP after 40 links. Links may change meanwhile, so a
-    later open of the path must resolve beneath the root again.
+    Links may change meanwhile, so a later open of the path must resolve it beneath the root again.
     """
     pending = path.split("/")[::-1]
     done: list[str] = []
@@ -133,7 +134,7 @@ def resolve(root_fd: int, path: str) -> str:
 
 
 def _link_target(root_fd: int, path: str) -> str | None:
-    """Return the target of the symbolic link; None for anything else, present or not."""
+    """Return the target of the symbolic link at `path`; None if there is no symbolic link."""
     try:
         number = open_in_root(root_fd, path, O_PATH | os.O_NOFOLLOW)
     except KernelError as error:
@@ -146,11 +147,11 @@ def _link_target(root_fd: int, path: str) -> str | None:
 
 
 def open_regular_in_root(root_fd: int, path: str) -> int:
-    """Open a regular file inside the root for reading; EINVAL for anything else, which is never
-    opened.
+    """Open a regular file inside the root for reading. Raises KernelError, with EINVAL if it is not
+    a regular file.
 
-    The kind is checked on an O_PATH descriptor, because opening has effects: a device in an image
-    may be the machine's watchdog, a pipe may block.
+    The kind is checked on an O_PATH descriptor first, because opening has effects: a device in an
+    image may be the machine's watchdog, a pipe may block.
     """
     place = open_in_root(root_fd, path)
     try:
@@ -165,8 +166,9 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
 
 
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
-    """Open the regular file `name` of a folder that others may change. Raises OSError: ESTALE for a
-    symbolic link, a device or anything else, which is not opened because that may have effects."""
+    """Open the regular file `name` in a folder that others may change. Raises OSError, with ESTALE
+    if `name` is not a regular file. Links and devices are not opened, because that may have
+    effects."""
     with closing_fd(os.open(name, O_PATH | os.O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)) as place:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise OSError(errno.ESTALE, "not a regular file any more", name)
@@ -174,8 +176,8 @@ def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> in
 
 
 def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
-    """Return the content of a regular file inside the root; EFBIG beyond the limit, EINVAL when it
-    is not a regular file."""
+    """Return the content of a regular file inside the root. Raises KernelError: EFBIG for more than
+    `limit_bytes`, EINVAL when it is not a regular file."""
     with open(open_regular_in_root(root_fd, path), "rb", buffering=0) as file:
         content = b""
         # Not by the size of fstat(2): the file may be on a volume, and grow while it is read.
@@ -187,6 +189,7 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
 
 
 def readlinkat(dir_fd: int, name: Path) -> str:
-    """Call readlinkat(2); an empty name reads the link behind the O_PATH descriptor itself."""
+    """Return the target of a symbolic link: readlinkat(2). With an empty `name`, `dir_fd` is an
+    O_PATH descriptor of the link itself."""
     with kernel_errors("readlinkat", quoted(name)):
         return os.fsdecode(os.readlink(path_bytes(name), dir_fd=dir_fd))

@@ -1,8 +1,7 @@
-"""Processes: the facts of /proc/PID/stat, signals and exits by pidfd, descriptors of another
-process.
+"""Reads /proc/PID/stat; sends signals and waits by pidfd; copies descriptors of other processes.
 
-Importing this loads no module that a bare interpreter lacks, because the fast verbs and the shim's
-forks only read facts.
+The module imports only modules that each interpreter has loaded at its start, because the fast
+verbs and the shim's forks need nothing else.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
 
 
 class Stat:
-    """The fields of /proc/PID/stat (proc_pid_stat(5)). `start_time`: clock ticks since boot; memory
-    is in pages. `wait_status`: of a zombie, in the form of waitpid(2); 0 if the caller may not
-    ptrace it."""
+    """Fields of /proc/PID/stat (proc_pid_stat(5)). `start_time` is in clock ticks since boot,
+    `resident` in pages. `wait_status` is that of a zombie, in the form of waitpid(2); 0 if the
+    caller may not ptrace the process."""
 
     __slots__ = (
         "major_faults",
@@ -59,16 +58,16 @@ def stat(pid: int) -> Stat | None:
 
 
 def alive_since(pid: int) -> int | None:
-    """Return the start time of a living process, which together with the pid identifies it for
-    ever; None for a zombie, and when no process has the pid."""
+    """Return the start time of a living process in clock ticks since boot; None for a zombie, and
+    when no process has the pid. The pid and the start time together identify a process for ever."""
     process = stat(pid)
     return process.start_time if process is not None and process.alive else None
 
 
 def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
-    """Return the wait status (waitpid(2)) of a process that is no child of ours: from /proc while
-    it is a zombie, from its pidfd once its parent has reaped it (PIDFD_INFO_EXIT, Linux 6.15).
-    None: it runs, or it was reaped and the kernel does not tell."""
+    """Return the wait status (waitpid(2)) of a process that is not our child. It is read from /proc
+    while the process is a zombie, and from its pidfd once its parent has reaped it
+    (PIDFD_INFO_EXIT, Linux 6.15). None if the process runs, or if the kernel does not tell."""
     process = stat(pid)
     if process is not None and process.start_time == start_time:
         return None if process.alive else process.wait_status
@@ -84,8 +83,8 @@ def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
 
 
 def open_pidfd(pid: int, start_time: int) -> int | None:
-    """Open a pidfd of the process with that start time, which the caller closes; None when the
-    process is dead. Raises KernelError."""
+    """Open a pidfd of the process `pid`, which the caller closes. None when no living process has
+    this pid and start time. Raises KernelError."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -112,8 +111,8 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def kill_and_reap(pidfd: int) -> None:
-    """Kill a child of ours and wait at most `KILLED_S` seconds for its end. Does nothing when it
-    has ended or was reaped."""
+    """Send SIGKILL to a child of ours, wait at most `KILLED_S` seconds for its end, and reap it.
+    Does nothing when the child was reaped already."""
     from select import POLLIN, poll
 
     send_signal(pidfd, SIGKILL)
@@ -130,8 +129,8 @@ def kill_and_reap(pidfd: int) -> None:
 
 
 def open_from_process(pidfd: int, number: int) -> int:
-    """Copy another process's descriptor (pidfd_getfd(2)), which needs the right to ptrace it.
-    Raises KernelError."""
+    """Return a copy of the descriptor `number` of another process (pidfd_getfd(2)). Needs the right
+    to ptrace that process. Raises KernelError."""
     from pyrunc.kernel.call import syscall
 
     return syscall("pidfd_getfd", f"fd {number}", pidfd, number, 0)

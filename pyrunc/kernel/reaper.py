@@ -19,10 +19,10 @@ def set_child_subreaper(on: bool = True) -> None:
 
 def set_parent_death_signal(signal: int, parent: int) -> None:
     """Have the kernel send `signal` to the caller when the *thread* that forked it ends
-    (PR_SET_PDEATHSIG): only for single-threaded parents.
+    (PR_SET_PDEATHSIG). Only for children of single-threaded processes.
 
-    `parent` is the pid that forked it. If that has ended already, the signal is sent now, because
-    the kernel would wait for the end of the caller's new parent.
+    `parent`: the pid of the process that forked the caller. If that process has ended already, the
+    caller gets the signal now, because the kernel would wait for the end of its new parent.
     """
     syscall("prctl", "PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal, 0, 0, 0)
     if os.getppid() != parent:
@@ -30,8 +30,8 @@ def set_parent_death_signal(signal: int, parent: int) -> None:
 
 
 def open_child_notice() -> int:
-    """Return the reading end of a pipe that becomes readable when a child of the caller ends, by
-    SIGCHLD and the wakeup descriptor. The pipe must be emptied before the next wait."""
+    """Return the read end of a pipe that becomes readable when a child of the caller ends
+    (SIGCHLD). Empty the pipe by `empty_notice` before each wait."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # A handler must exist for the wakeup descriptor to be written.
     _signal.signal(_signal.SIGCHLD, lambda number, frame: None)

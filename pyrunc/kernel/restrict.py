@@ -1,10 +1,9 @@
-"""Restrictions that a process puts on itself for good: capabilities, file system (landlock), system
-calls (a seccomp filter).
+"""Restricts the calling thread for good: its capabilities, its access to files (landlock), and its
+system calls (a seccomp filter).
 
-For our own helpers that read hostile bytes. A container's filter is compiled from its profile; the
-filters here are lists of calls that are refused with EPERM, or of the only calls that are allowed.
-Sources: capset(2), landlock(7), seccomp(2). For single-threaded processes: each call affects the
-caller's thread only.
+For pyrunc's own single-threaded helpers that read hostile bytes. A container's filter is compiled
+from its profile instead; the filters here are lists of calls that are refused with EPERM, or of the
+only calls that are allowed. Sources: capset(2), landlock(7), seccomp(2).
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def no_new_privileges() -> None:
 
 
 def keep_capabilities(names: Iterable[str]) -> None:
-    """Reduce permitted and effective capabilities to those of `names` that we have, and clear the
-    inheritable ones (capset(2))."""
+    """Drop all permitted and effective capabilities but `names`, and clear the inheritable ones
+    (capset(2)). A name whose capability the process does not have is ignored."""
     header = pack("=Ii", LINUX_CAPABILITY_VERSION_3, 0)
     now = buffer(24)
     syscall("capget", "our capabilities", header, now)
@@ -67,11 +66,12 @@ def keep_capabilities(names: Iterable[str]) -> None:
 
 
 def only_beneath(folder_fds: Iterable[int]) -> bool:
-    """Restrict the process by landlock(7): it can open, make and remove files beneath these
-    directories only, it cannot bind or connect TCP, and its signals and abstract sockets reach its
-    descendants only, as far as the kernel supports these.
+    """Restrict the process by landlock(7), as far as the kernel supports it; False if the kernel
+    has no landlock.
 
-    Descriptors that are open already keep working. False if the kernel has no landlock.
+    The process can then open, make and remove files only beneath these directories. It cannot bind
+    or connect TCP sockets. Its signals and abstract sockets reach only its descendants. Open
+    descriptors keep working.
     """
     version = raw("landlock_create_ruleset", None, 0, _VERSION_QUERY)
     if version < 0:
@@ -95,10 +95,11 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 
 
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
-    """Build a filter for `set_filter` that answers EPERM to the system calls `names`, to x32 calls,
-    and to a call in `commands` if its second argument is one of the numbers there. A call of
-    another architecture kills the process. Names in `names` that this architecture lacks are
-    ignored."""
+    """Build a filter for `set_filter` that refuses some system calls with EPERM: those in `names`,
+    all x32 calls, and a call in `commands` if its second argument is one of its numbers there.
+
+    A call of another architecture kills the process. Unknown names in `names` are ignored.
+    """
     lines = [
         # An x32 call has the same architecture in seccomp_data as x86-64's and another number, so a
         # list of refused numbers would let it pass (seccomp(2), "Filters").
@@ -134,8 +135,8 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> bytes:
-    """Return a BPF program that checks the number of a call by the instructions `lines`. It answers
-    `end` when one of them jumps to _TO_END, else `other`."""
+    """Return a BPF program with the instructions `lines`, which test the number of a system call.
+    The program returns `end` if an instruction jumps to _TO_END, else `other`."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUALS, 1, 0, arch().audit),

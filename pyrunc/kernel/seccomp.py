@@ -1,9 +1,9 @@
-"""libseccomp by ctypes: turns names of system calls into numbers and rules into a BPF program, and
-asks the kernel which flags of seccomp(2) it has.
+"""Compiles seccomp filters by libseccomp through ctypes, and asks the kernel which flags of
+seccomp(2) it has.
 
-The library is loaded on first use, in the process that builds programs, never in a container. It
-only compiles: the launcher loads the bytes with seccomp(2). Sources: seccomp(2), the manual pages
-of libseccomp 2.5.
+libseccomp turns names of system calls into numbers, and rules into a BPF program, which the
+launcher loads with seccomp(2). The library is loaded on first use, in the process that builds
+programs, never in a container. Sources: seccomp(2), the manual pages of libseccomp 2.5.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _library: ctypes.CDLL | None = None
 
 
 class Condition(ctypes.Structure):
-    """struct scmp_arg_cmp: argument number, comparison, and its one or two values."""
+    """A condition of a rule (struct scmp_arg_cmp): the argument's number, the comparison, and one
+    or two values."""
 
     _fields_ = (
         ("arg", ctypes.c_uint),
@@ -70,7 +71,8 @@ def _lib() -> ctypes.CDLL:
 
 
 class Compiler:
-    """Builds one program; a context manager. Architectures are added first, then rules in order."""
+    """A context manager that builds one BPF program. Add the architectures first, then the rules in
+    order."""
 
     def __init__(self, default_action: int) -> None:
         self._lib = _lib()
@@ -91,8 +93,8 @@ class Compiler:
         self._lib.seccomp_release(self._context)
 
     def add_architecture(self, audit: int) -> None:
-        """Let the program judge calls of this architecture, too (AUDIT_ARCH_*, or libseccomp's own
-        number for x32)."""
+        """Add an architecture whose calls the program filters: AUDIT_ARCH_*, or libseccomp's own
+        number for x32."""
         # EEXIST: the native architecture is in every new filter.
         self._call("seccomp_arch_add", f"{audit:#x}", audit, ignored=errno.EEXIST)
 
@@ -103,8 +105,9 @@ class Compiler:
     def add_rule(
         self, action: int, number: int, conditions: Sequence[tuple[int, int, int, int]], name: str
     ) -> None:
-        """Add a rule whose `conditions` (argument, comparison, a, b) must all hold. An existing
-        rule may be added again."""
+        """Add a rule: `action` for the system call `number` if all `conditions` hold, each
+        (argument, comparison, value, second value). `name` names the call in an error. A rule that
+        exists already is ignored."""
         array = (Condition * len(conditions))(*(Condition(*condition) for condition in conditions))
         arguments = (action, number, len(conditions), array)
         self._call("seccomp_rule_add_array", name, *arguments, ignored=errno.EEXIST)
@@ -117,7 +120,7 @@ class Compiler:
             return os.pread(file, os.fstat(file).st_size, 0)
 
     def _call(self, function: str, subject: str, *arguments: Any, ignored: int = 0) -> None:
-        """Call a function of the library on the filter. Raises KernelError, but not for the errno
+        """Call a function of libseccomp on the filter. Raises KernelError, except for the errno
         `ignored`."""
         code = getattr(self._lib, function)(self._context, *arguments)
         if code < 0 and code != -ignored:
@@ -125,14 +128,15 @@ class Compiler:
 
 
 def number(name: str) -> int:
-    """Return the native number (or libseccomp's pseudo number) of a system call; UNKNOWN_SYSCALL
-    when the library has no such name."""
+    """Return a system call's number on this architecture, or libseccomp's negative pseudo number
+    for a call that only other architectures have; UNKNOWN_SYSCALL when libseccomp does not know the
+    name."""
     return int(_lib().seccomp_syscall_resolve_name(os.fsencode(name)))
 
 
 def number_on(audit: int, name: str) -> int:
-    """Return a system call's number on an architecture; negative when that does not have the
-    call."""
+    """Return a system call's number on the architecture `audit` (AUDIT_ARCH_*); negative when that
+    architecture does not have the call."""
     return int(_lib().seccomp_syscall_resolve_name_arch(audit, os.fsencode(name)))
 
 
@@ -152,8 +156,8 @@ _supported_flags: dict[int, bool] = {}
 
 
 def knows_flag(flag: int) -> bool:
-    """Tell whether this kernel's seccomp(2) takes the flag: with it and no program the call fails
-    with EFAULT, else with EINVAL."""
+    """Tell whether this kernel's seccomp(2) supports the flag. Without a program, a call with a
+    supported flag fails with EFAULT, with any other flag with EINVAL."""
     if flag not in _supported_flags:
         # That flag alone is EINVAL on every kernel (seccomp_set_mode_filter, kernel/seccomp.c).
         flags = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)

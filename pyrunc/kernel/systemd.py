@@ -1,8 +1,8 @@
-"""The calls of systemd over D-Bus that a container's cgroup needs: transient units and their
-properties.
+"""Makes, changes and stops transient units of systemd over D-Bus, for containers' cgroups.
 
 Each use opens a blocking connection: the calls are rare (an exec makes none), and a shim is a fork
-that could not inherit one. Source: org.freedesktop.systemd1(5). jeepney is imported here only.
+that could not inherit a connection. Source: org.freedesktop.systemd1(5). jeepney is imported here
+only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALL_TIMEOUT_S, JOB_TIMEOUT_S = 25.0, 30.0
 
 
 class SystemdRefused(PeerError):
-    """systemd answered a call with an error; `name` is its D-Bus name."""
+    """systemd answered a call with an error. `name`: the error's D-Bus name."""
 
     def __init__(self, call: str, name: str, text: str) -> None:
         super().__init__(f"systemd refused {call}: {text or name}")
@@ -37,8 +37,8 @@ class SystemdRefused(PeerError):
 
 
 class Systemd:
-    """A connection to the system's manager, or for users other than root to their own manager. A
-    context manager."""
+    """A connection to systemd: the system's manager for root, the user's own manager for other
+    users. A context manager."""
 
     def __init__(self) -> None:
         from jeepney import DBusAddress
@@ -58,8 +58,8 @@ class Systemd:
         self._connection.close()
 
     def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
-        """Make and start a unit; returns when its job is done. A failed unit of that name is reset
-        first."""
+        """Make and start a transient unit; returns when systemd has started it. A failed unit with
+        this name is reset first. Raises PeerError, DeadlineExceeded."""
         body: tuple[Any, ...] = (unit, REPLACE, list(properties), [])
         try:
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
@@ -72,7 +72,8 @@ class Systemd:
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
 
     def stop(self, unit: str) -> None:
-        """Stop a unit; returns when its job is done. Does nothing when there is no such unit."""
+        """Stop a unit; returns when systemd has stopped it. Does nothing when there is no such
+        unit. Raises PeerError, DeadlineExceeded."""
         try:
             self._job("StopUnit", "ss", (unit, REPLACE), unit)
         except SystemdRefused as error:
@@ -80,7 +81,8 @@ class Systemd:
                 raise
 
     def reset_failed(self, unit: str) -> None:
-        """Reset a failed unit, so that its name is free; does nothing when there is none."""
+        """Reset a failed unit, so that its name is free. Does nothing when there is no such
+        unit."""
         try:
             self._call("ResetFailedUnit", "s", (unit,))
         except SystemdRefused as error:
@@ -88,7 +90,7 @@ class Systemd:
                 raise
 
     def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
-        """Change properties of a running unit, until it ends."""
+        """Change properties of a running unit. The changes are lost when the unit ends."""
         self._call("SetUnitProperties", "sba(sv)", (unit, True, list(properties)))
 
     def control_group(self, unit: str) -> str:
@@ -103,8 +105,8 @@ class Systemd:
         return str(reply[0][1])
 
     def _job(self, method: str, signature: str, body: tuple[Any, ...], unit: str) -> None:
-        """Call a method that queues a job, and wait for the job's end. The match rule is in force
-        before the call, so the end cannot be missed."""
+        """Call a method that queues a systemd job, and wait for the job's end. Raises PeerError,
+        DeadlineExceeded."""
         from jeepney import MatchRule, message_bus
 
         rule = MatchRule(type="signal", interface=MANAGER, member="JobRemoved", path=MANAGER_PATH)
@@ -157,11 +159,9 @@ class Systemd:
 
 
 def _open_bus(bus: str) -> Any:
-    """Connect to the bus with the user id that the bus sees for our socket. Root of a user
-    namespace has another id there.
-
-    The handshake is that of the D-Bus specification, "Authentication protocol", with EXTERNAL.
-    """
+    """Connect to the D-Bus `bus` (`SYSTEM`, or an address) and return the connection. Authenticates
+    with the user id that the bus sees for our socket, which differs from ours in a user namespace
+    (D-Bus specification, "Authentication protocol", EXTERNAL). Raises OSError, RuntimeError."""
     import socket
 
     from jeepney.bus import get_bus

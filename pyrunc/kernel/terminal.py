@@ -20,7 +20,7 @@ def set_size(fd: int, width: int, height: int) -> None:
 
 def clear_onlcr(fd: int) -> None:
     """Stop the terminal from turning a newline into CR LF (termios(3), ONLCR), because the client's
-    own terminal does so once more."""
+    own terminal does that, too."""
     try:
         attributes = termios.tcgetattr(fd)
         attributes[1] &= ~termios.ONLCR
