@@ -22,7 +22,8 @@ VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 class Error(Exception):
-    """The base of all errors for people. `message` is one line without a full stop."""
+    """The base class of all errors that are shown to a person. `message` is one line without a full
+    stop."""
 
     kind = "internal"
     own_fields: tuple[str, ...] = ()
@@ -117,12 +118,13 @@ class KernelError(Error):
 
     @property
     def symbol(self) -> str:
-        """The errno's name, such as `EPERM`, or its number where it has none."""
+        """Return the errno's name, such as `EPERM`, or its number if it has no name."""
         return _errno.errorcode.get(self.errno, str(self.errno))
 
     @property
     def text(self) -> str:
-        """The message with strerror's text in lower case, which callers of a runtime look for."""
+        """Return the message with strerror's text in lower case, for which callers of a runtime
+        search."""
         where = f"{self.call} {self.subject}" if self.subject else self.call
         return f"{where}: {os.strerror(self.errno).lower()}" + (
             f" ({self.note})" if self.note else ""

@@ -1,9 +1,8 @@
 """The client of a zygote: spawns it, asks it for children, and replaces it when it has died. For
 asyncio, without threads.
 
-The server is never forked: the zygote is spawned (posix_spawn, which does not copy the server's
-memory), and everything else is forked from the zygote, which has imported only the modules that its
-children need.
+The server is never forked: posix_spawn starts the zygote without a copy of the server's memory.
+Other children are forked from the zygote, which has imported only the modules that they need.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class Zygote:
         return zygote
 
     def begin(self) -> None:
-        """Spawn the zygote now, instead of at the first call; calls wait until it is ready. To be
-        called once."""
+        """Spawn the zygote now, instead of at the first call. Calls wait until it is ready. Call
+        this at most once."""
         self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
@@ -119,7 +118,7 @@ class Zygote:
 
     @property
     def lost(self) -> bool:
-        """Whether the zygote has died and was not replaced yet."""
+        """Tell whether the zygote has died and was not replaced yet."""
         return self.pid is None and self._first is not None and self._first.done()
 
     async def fork(
@@ -191,7 +190,7 @@ class Zygote:
             job.close()
 
     async def close(self) -> None:
-        """End the zygote: running jobs are killed, detached children stay."""
+        """End the zygote and kill its running jobs; detached children stay."""
         self._closed = True
         if self._first:
             self._first.cancel()
@@ -306,7 +305,7 @@ class _ZygoteProcess:
 
     async def close(self, *, kill: bool = False) -> None:
         """Close the connection and wait until the process is reaped. `kill`: send SIGTERM as well,
-        for a zygote that still imports and notices the close only afterwards."""
+        because a zygote notices the close only after its imports."""
         self.peer.close("the zygote was closed")
         if kill:
             self._spawned.send_signal(signal.SIGTERM)
@@ -463,7 +462,8 @@ def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
 
 
 def _command(preload: Sequence[str]) -> list[str]:
-    """Return the command of an interpreter without site packages but with our own search path."""
+    """Return the command that starts a zygote: an interpreter without site-packages, with the
+    server's search path."""
     path = ":".join([_OUR_PARENT, *(os.path.abspath(p) for p in sys.path if p)])
     # -I: neither PYTHONPATH nor the working directory can put a module before ours. -S: no .pth
     # file of site-packages is executed.

@@ -50,7 +50,7 @@ class Peer:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits for its answer."""
+        """Tell whether a request waits for its answer."""
         return bool(self._waiting)
 
     def ask(

@@ -29,7 +29,7 @@ KILL_WAIT_S = 2.0  # a killed process that waits for a disk may not end
 
 
 class Workers:
-    """The workers of one kind. Use from one event loop."""
+    """The worker processes that run one function. Use from one event loop."""
 
     def __init__(self, zygote: Zygote, function: str, name: str, at_work: int, idle: int) -> None:
         """Prepare workers, which are started on demand. `function(arguments, [socket])` answers
@@ -194,7 +194,7 @@ def _ignore_error(task: asyncio.Task[JobResult]) -> None:
 
 
 async def _run(zygote: Zygote, function: str, theirs: socket.socket) -> JobResult:
-    """Run the worker's job until it ends. Then closes the server's copy of the worker's socket, so
-    that the connection reads the end of file."""
+    """Run the worker's job until it ends, then close the server's copy of the worker's socket, so
+    that the connection reads end of file."""
     with theirs:
         return await zygote.run(function, None, (theirs.fileno(),))

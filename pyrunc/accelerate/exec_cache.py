@@ -1,15 +1,16 @@
-"""A cache of the programs of execs: a stored program needs no parsing, planning or lowering.
+"""Stores the programs of execs, so that a repeated exec needs no parsing, planning or lowering.
 
 Probes run the same command every few seconds. A program has no pids and no descriptors, so it can
-be run again as long as everything that it was made from is the same. Its `key` consists of that:
-the container's configuration, the request, our own rights, the file in which the user's home is
-looked up, our version. Programs are stored in the container's folder and removed with it. Only
-plain requests are cached: without a terminal, console socket, extra descriptors or `--cgroup`, and
-by the machine's root, because the parent of another user's exec must enter the user namespace
-first.
+be run again as long as its inputs are the same. The cache `key` has these inputs: the container's
+configuration, the request, the runtime's own rights, the file in which the user's home is looked
+up, and the runtime's version. Programs are stored in the container's folder and removed with it.
 
-A failure here is not reported: nothing of the command has run then, and the caller compiles the
-exec, which reports the cause.
+Only plain requests are cached: without a terminal, console socket, extra descriptors or `--cgroup`.
+They must also come from the machine's root, because the parent of another user's exec must enter
+the user namespace first.
+
+If a stored program fails before its execve, no error is raised: the caller then compiles the exec,
+which reports the cause.
 """
 
 from __future__ import annotations

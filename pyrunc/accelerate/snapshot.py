@@ -89,12 +89,9 @@ def _load_without_search(name: str) -> Callable[[], ModuleType]:
 
 
 def _fill_pools() -> None:
-    """Fill the free places in the pools of small objects, so that a command's objects lie side
-    by side in fewer pages.
-
-    An object at the start of one of pymalloc's pools (Objects/obmalloc.c) shows that all other
-    pools of its size are full.
-    """
+    """Fill the partly used pools of pymalloc (Objects/obmalloc.c), so that a command's objects lie
+    side by side in fewer pages. An object at the start of a pool shows that all other pools of its
+    size are full."""
     for size in range(SMALLEST, LARGEST + 1, GRAIN):
         objects = [bytes(size - EMPTY)]
         while id(objects[-1]) % POOL != POOL_HEADER and len(objects) < MOST_FREE:

@@ -190,8 +190,8 @@ class Cgroup:
         cgroup.write(self.directory, "cgroup.procs", str(pid))
 
     def occupied(self) -> None:
-        """End the placeholder of a systemd scope, because the container's first process is in
-        the group. Does nothing for cgroupfs."""
+        """End the placeholder process of a systemd scope. Call it once the container's first
+        process is in the group. Does nothing for cgroupfs."""
         if self._placeholder is not None:
             self._placeholder.end()
             self._placeholder = None
@@ -362,9 +362,8 @@ class Cgroup:
             time.sleep(0.001)
 
     def send_signal(self, pid: int, number: int) -> bool:
-        """Send a signal to one of `processes`. Its pidfd is opened before its membership is
-        checked again, because the kernel may have given the number to another process since it
-        was listed. False when it is no longer in the group or below. Raises KernelError."""
+        """Send a signal to a process of the group, or of a group below; False when `pid` is none of
+        these any more. Raises KernelError."""
         try:
             process = os.pidfd_open(pid)
         except OSError as error:

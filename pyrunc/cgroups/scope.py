@@ -130,7 +130,7 @@ def _unit_properties(group: Cgroup, placeholder: Placeholder | None) -> list[Pro
 
 
 def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
-    """Send new limits to systemd, so that it does not write the old ones again. Raises
+    """Send new limits to systemd, which would otherwise write the old limits again. Raises
     PeerError, DeadlineExceeded."""
     from pyrunc.kernel.systemd import Systemd
 

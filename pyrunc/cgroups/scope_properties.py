@@ -1,8 +1,8 @@
-"""Converts OCI resources to properties of a systemd unit: pure.
+"""Converts OCI resources to properties of a systemd unit, without I/O.
 
-systemd writes the files again when it reloads its units, and would undo limits that only the files
-have, so both get them. Source: systemd.resource-control(5), org.freedesktop.systemd1(5). Values are
-(D-Bus signature, value).
+systemd writes the cgroup files again when it reloads its units, and would undo limits that it does
+not know. So limits are written to the files and sent to systemd. A property's value is (D-Bus
+signature, value). Source: systemd.resource-control(5), org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations

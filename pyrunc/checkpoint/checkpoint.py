@@ -173,8 +173,8 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
 
 
 def open_folder(path: str, *, make: bool = True) -> int:
-    """Open the folder of images or CRIU's work folder, made when it is missing and `make` is set.
-    Raises NotFound."""
+    """Open the folder of images or CRIU's work folder; `make`: create it when it is missing. Raises
+    NotFound."""
     if make:
         # Images hold the memory of the processes, with all their secrets.
         os.makedirs(path, 0o700, exist_ok=True)

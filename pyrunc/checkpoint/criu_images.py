@@ -30,8 +30,8 @@ _KINDS = {
 
 
 def check(folder: int, name: str) -> None:
-    """Check that each file in the folder and its parents can be an image. `name` is for the
-    message. Raises InvalidArgument."""
+    """Check that each file in the folder, and in the folders of its earlier pre-dumps, can be an
+    image. `name`: the folder's name in errors. Raises InvalidArgument."""
     current, names = os.dup(folder), [name]
     try:
         while _has_parent(current, "/".join(names)):
@@ -68,8 +68,8 @@ def require_dump(folder: int, name: str) -> None:
 
 
 def streams(folder: int, name: str) -> list[str]:
-    """Return the recorded names of descriptors 0 to 2 (`standard_streams`). Raises
-    InvalidArgument, OSError."""
+    """Return the names of descriptors 0 to 2 that `checkpoint` has recorded in the folder. `name`:
+    the folder's name in errors. Raises InvalidArgument, OSError."""
     number = os.open(
         DESCRIPTORS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
     )

@@ -68,11 +68,11 @@ def restore(
     labels: Labels,
     stdio: tuple[int, int, int] = (0, 1, 2),
 ) -> ContainerProcess:
-    """Restore the processes. The state's folder exists, and the caller holds its lock. A failure
-    leaves no processes behind.
+    """Restore a container's processes from CRIU's images. The caller has made the state's folder
+    and holds its lock. A failure leaves no processes behind.
 
-    Raises Unsupported (rootless), NotFound (no criu, no images), InvalidSpec, KernelError,
-    PeerError with the errors in CRIU's log.
+    Raises Unsupported (rootless), NotFound (no criu, no images), InvalidArgument (malformed
+    images), InvalidSpec, KernelError, PeerError with the errors in CRIU's log.
     """
     if not is_machine_root():
         raise Unsupported("restore needs root in the initial user namespace")

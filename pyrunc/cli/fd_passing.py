@@ -1,5 +1,5 @@
-"""Passes descriptors and pids between this process and its caller: descriptors that the container
-gets, and the terminal, pidfd and pid of the container."""
+"""Passes descriptors between this process and its caller: in, those that the container gets; out,
+the container's terminal and pidfd, and its pid."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def preserved(count: int) -> tuple[int, ...]:
 
 
 def activated() -> int:
-    """Return the number of descriptors, from 3 up, that a service manager passed to this process
-    (sd_listen_fds(3)). LISTEN_FDS for another pid was inherited and does not count."""
+    """Return how many descriptors, from 3 up, a service manager has passed to this process
+    (sd_listen_fds(3)); 0 if LISTEN_PID names another process."""
     count = os.environ.get("LISTEN_FDS", "")
     # LISTEN_PID is the process to which the descriptors were passed.
     ours = os.environ.get("LISTEN_PID", "") == str(os.getpid())
@@ -57,8 +57,8 @@ def pass_descriptors(
 
 
 def check_terminal(process: Process | None, console_socket: str | None, detached: bool) -> None:
-    """Raise InvalidArgument when a detached process with a terminal has no --console-socket, or
-    when any other process has one."""
+    """Raise InvalidArgument if a detached process with a terminal has no --console-socket, or if
+    one is given for any other process."""
     has_terminal = process is not None and process.terminal
     if has_terminal and detached and not console_socket:
         raise InvalidArgument(

@@ -71,7 +71,7 @@ class CommandLog:
 
     @property
     def debugs(self) -> bool:
-        """Whether debug messages are written."""
+        """Tell whether debug messages are written."""
         return self.level <= LEVELS["debug"]
 
     @classmethod

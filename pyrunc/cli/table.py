@@ -24,26 +24,27 @@ class Option(Value):
 
     @property
     def names(self) -> list[str]:
-        """The long name, then the short one."""
+        """Return the long name, then the short one."""
         return self.spelling.split()
 
     @property
     def key(self) -> str:
-        """The key of the parsed value: `pid_file` for `--pid-file`."""
+        """Return the key of the option's parsed value: `pid_file` for `--pid-file`."""
         return self.names[0].replace("-", "_")
 
     @property
     def absent(self) -> object:
-        """The value without the option."""
+        """Return the option's value for a command line without it."""
         return {FLAG: False, LIST: ()}.get(self.kind, self.default)
 
 
 class Verb(Value):
-    """One verb. `work` is `module:function`; `arguments` are names, the last with `...` for any
-    number; `required`: how many of them a command line must have, None for all.
+    """One verb. `work`: the function that runs it, as `module:function`. `arguments`: their names,
+    the last with `...` for any number. `required`: how many arguments a command line must have,
+    None for all.
 
-    `leading`: options end at the first argument, because what follows is another program's command
-    line. `fast`: it runs without click.
+    `leading`: options end at the first argument, because another program's command line begins
+    there. `fast`: the verb runs without click.
     """
 
     name: str
@@ -57,12 +58,12 @@ class Verb(Value):
 
     @property
     def least(self) -> int:
-        """The smallest number of arguments."""
+        """Return the smallest number of arguments."""
         return len(self.arguments) if self.required is None else self.required
 
     @property
     def most(self) -> int | None:
-        """The largest number of arguments; None for any number."""
+        """Return the largest number of arguments; None for any number."""
         endless = self.arguments and self.arguments[-1].endswith("...")
         return None if endless else len(self.arguments)
 

@@ -103,8 +103,8 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Return the lines of the plan that disappear when the part at `path` is removed or, if none
-    does, when its value is changed. None when no changed value is possible or valid."""
+    """Remove the part at `path`, and return the lines of the plan that disappear. If none does,
+    change the part's value instead. None when no valid value is left to try."""
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
 

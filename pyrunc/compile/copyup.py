@@ -49,7 +49,7 @@ def open_copy(mount: Mount, root: int) -> int:
 
 
 def _copy(source: int, target: int) -> None:
-    """Copy everything in one folder into another."""
+    """Copy all that is in the folder `source` to the folder `target`."""
     for name in os.listdir(source):
         status = os.stat(name, dir_fd=source, follow_symlinks=False)
         if S_ISLNK(status.st_mode):

@@ -60,15 +60,15 @@ class ExecPrograms:
 
 
 class ExecRequest(Value):
-    """The request for a process in a running container: the container's first process (`pid`,
-    `pidfd`) and configuration (`spec`), and the process to run, for example from `merged`.
+    """The request for a process in a running container. `pid`, `pidfd`: the container's first
+    process; `spec`: its configuration; `process`: the process to run, for example from `merged`.
 
     `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
-    the caller's cgroup. The caller closes `stdio`; a process with a terminal gets that in place of
-    `stdio`. `id` and `bundle` are sent to a seccomp agent; `id` also names the container's resctrl
-    group. `attached`: the runtime stays and copies the process's terminal to its own. `timed`: the
-    program reports when each operation is done. `programs`: the cache of plans and programs for
-    this configuration.
+    the caller's cgroup. The caller closes `stdio`, in place of which a process with a terminal gets
+    the terminal. `id` and `bundle` are sent to a seccomp agent; `id` also names the container's
+    resctrl group. `attached`: the runtime stays and copies the process's terminal to its own.
+    `timed`: the launch reports when each operation is done. `programs`: the cache of plans and
+    programs for this configuration.
     """
 
     pid: int
@@ -90,11 +90,9 @@ class ExecRequest(Value):
 
 
 def merged(spec: Spec, document: dict[str, Any]) -> Process:
-    """Parse an OCI process object; fields that it lacks are the container's. Raises InvalidSpec.
-
-    The terminal is never the container's. The umask is the container's unless the object's user has
-    one.
-    """
+    """Parse an OCI process object, and take fields that it lacks from the container's process.
+    Raises InvalidSpec. The field `terminal` is not taken. The container's umask is taken unless the
+    object's user has one."""
     process, base = parse_process(document), spec.process
     if base is None:
         return process

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 class CgroupChoice(Record):
-    """How the cgroup is made. `driver`: `cgroupfs` or `systemd`; `missing_controllers`: `error` or
-    `warn` when a limit needs a controller that the cgroup does not have."""
+    """How the runtime makes a cgroup. `driver`: `cgroupfs` or `systemd`. `missing_controllers`:
+    whether a limit is an `error` or only a reason to `warn` when its controller is not on the v2
+    tree."""
 
     driver: str = "cgroupfs"
     missing_controllers: str = "error"
@@ -35,16 +36,16 @@ class Overlay(Record):
 class PauseRequest(RecordFile):
     """The request for a pod's pause process, as the server writes it to the sandbox's folder.
 
-    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`; an absolute path to join;
-    `pinned` for a namespace that the launching process adds (`Launch.pinned`); `host` or `none` to
-    stay in the caller's. A pause process always gets a new mount namespace. A new user namespace
-    needs `uid_mappings` and `gid_mappings`, OCI's `{containerID, hostID, size}` objects, and owns
-    the other new namespaces.
+    `namespaces` maps a type (`network`, `ipc`, `uts`, `pid`, `user`) to one of these: `new`; an
+    absolute path to join; `pinned` for a namespace that the launching process adds
+    (`Launch.pinned`); `host` or `none` to stay in the caller's. A pause process always gets a new
+    mount namespace. A new user namespace owns the other new namespaces, and needs `uid_mappings`
+    and `gid_mappings`: OCI's `{containerID, hostID, size}` objects.
 
     `shm_size_bytes`, `shm_owner` (uid, gid) and `mount_label` (SELinux) are for the /dev/shm of a
-    new ipc namespace. `selinux_label`: label of the process. `program_label`: label for the memfd
-    of the pause program; from a memfd's default label the policy may not let a process enter its
-    domain.
+    new ipc namespace. `selinux_label`: the SELinux label of the process. `program_label`: the label
+    of the memfd with the pause program. It is needed because a policy may forbid that a memfd with
+    the default label starts the process's domain.
     """
 
     name, earlier_name = "pause.json", "holder.json"  # the second is that of version 0.1.0's builds

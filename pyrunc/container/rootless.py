@@ -1,10 +1,10 @@
 """Rootless containers: an ordinary user's runtime becomes root of the container's user namespace,
 and then does what it does as root.
 
-`create` makes the user namespace, `exec` joins the container's. From then on the runtime is in this
-namespace, so the specification is used without it. newuidmap(1) and newgidmap(1) map ids that are
-not the user's own, if /etc/subuid and /etc/subgid allow it. A child that stays outside of the
-namespace runs them.
+`create` makes the user namespace or joins the one that the specification names; `exec` joins the
+container's. From then on the runtime is in this namespace, so the specification is used without it.
+newuidmap(1) and newgidmap(1) map ids that are not the user's own, if /etc/subuid and /etc/subgid
+allow it. A child that stays outside of the namespace runs them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OUTPUT_LIMIT_BYTES = 4096
 
 
 def enter(spec: Spec) -> Spec:
-    """Become root of the user namespace that `spec` requests, in a new mount namespace; return
-    `spec` as seen from inside.
+    """Move this process to the user namespace that `spec` requests, as its root, and to a new mount
+    namespace. Return `spec` as it is to be used there.
 
     Raises InvalidSpec for settings that need root of the host, KernelError, and NotFound or
     PeerError when newuidmap is missing or fails.
@@ -53,8 +53,8 @@ def enter(spec: Spec) -> Spec:
 
 
 def join(pid: int, spec: Spec) -> Spec:
-    """Become root of the user namespace of a container's process; returns `spec` as seen from
-    there. Raises KernelError."""
+    """Move this process to the user namespace of the container's process `pid`, as its root. Return
+    `spec` as it is to be used there. Does nothing without a user namespace. Raises KernelError."""
     if spec.linux.namespace("user") is None:
         return spec
     own = os.geteuid(), os.getegid()
@@ -189,8 +189,8 @@ def _command(program: str, entries: Sequence[IdMap]) -> list[str]:
 
 
 def _map_after_unshare(read_end: int, output: int, commands: Sequence[list[str]]) -> None:
-    """Run the helper: waits until its parent is in the new namespace, runs the commands, exits with
-    the first failure."""
+    """Wait until the parent is in its new namespace, run the commands that write its maps, and
+    exit. The exit code is 0 or that of the first command that fails."""
     code = 1
     try:
         # Nothing to read: the parent died or could not make the namespace.
