@@ -121,7 +121,7 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
     except KernelError as error:
         # The load needs CAP_SYS_ADMIN, or CAP_BPF and CAP_NET_ADMIN, of the machine's user
         # namespace. Without these no device can be made either.
-        if error.errno != EPERM or not host.host().in_user_namespace:
+        if error.errno != EPERM or not host.constant_facts().in_user_namespace:
             raise
 
 

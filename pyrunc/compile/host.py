@@ -22,8 +22,17 @@ _host: HostFacts | None = None
 
 
 def host() -> HostFacts:
-    """Return the facts about this process and machine. They are read by the first call only, except
-    oom_score_adj: each call reads it again if this process may not lower it."""
+    """Return the facts about this process and machine, with the current oom_score_adj if we may not
+    lower it."""
+    facts = constant_facts()
+    if facts.lowers_oom_score:
+        return facts  # its own score does not matter then
+    return facts.replace(oom_score_adj=int(_read("/proc/self/oom_score_adj")))
+
+
+def constant_facts() -> HostFacts:
+    """Return the facts that do not change in the life of this process: all but oom_score_adj, which
+    is 0. Only the first call reads them."""
     global _host
     if _host is None:
         capabilities = _held_capabilities()
@@ -41,9 +50,7 @@ def host() -> HostFacts:
             _cgroup_root(),
             _cgroup_options(),
         )
-    if _host.lowers_oom_score:
-        return _host  # its own score does not matter then
-    return _host.replace(oom_score_adj=int(_read("/proc/self/oom_score_adj")))
+    return _host
 
 
 def _held_capabilities() -> int:

@@ -14,6 +14,7 @@ from pyrunc.compile import host
 from pyrunc.errors import KernelError
 from pyrunc.kernel import erofs
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.path import open_beneath
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -43,7 +44,7 @@ def open_image(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
     images that the caller has mounted, by the path of the image's EROFS index. Raises KernelError,
     OSError."""
     mount = shared_mounts.get(image.index)
-    if mount is not None and host.host().clones_detached:
+    if mount is not None and host.constant_facts().clones_detached:
         return kernel_mount.open_read_only_clone(image.folder, mount, propagation=MS_PRIVATE)
     # Each mount of a file has its own superblock and page cache: two containers
     # read the same blocks twice.
@@ -60,6 +61,18 @@ def open_image(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
         close(own_mount)
 
 
+def open_layer(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
+    """Return a descriptor of the image's tree, for use as the lowest layer of one overlay, whose
+    mount overlayfs clones, privately and read-only. Arguments and errors are those of
+    `open_image`."""
+    mount = shared_mounts.get(image.index)
+    if mount is None or not host.constant_facts().clones_detached:
+        return open_image(image, shared_mounts)
+    # No clone of ours, whose close would wait for an RCU grace period: 40 µs, much longer on a busy
+    # machine.
+    return open_beneath(mount, image.folder or ".")
+
+
 def open_overlay_of(
     mounts: Sequence[int],
     places: Sequence[str],
@@ -70,7 +83,7 @@ def open_overlay_of(
     """Mount an overlay detached, with the detached mounts `mounts` as its lower layers, top first.
     `places`: a directory for each layer, to which kernels before 6.15 need it attached; this
     happens in a private mount namespace. Raises KernelError."""
-    if host.host().clones_detached:
+    if host.constant_facts().clones_detached:
         return kernel_mount.open_overlay(mounts, upper or None, work or None, options=options)
     from pyrunc.kernel import detached
 
@@ -86,7 +99,10 @@ def open_layers(
         return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
     except KernelError as error:
         # Older kernels answer these for long or many layers, which mount(2) takes.
-        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or host.host().clones_detached:
+        if (
+            error.errno not in (EINVAL, E2BIG, ENAMETOOLONG)
+            or host.constant_facts().clones_detached
+        ):
             raise
     from pyrunc.kernel import detached  # brings contextlib, 3 ms
 

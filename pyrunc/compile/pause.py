@@ -76,7 +76,7 @@ def compile_pause(
     descriptors.take("pause", _open_pause(request.program_label))
     # Before Linux 6.15 a mount can be cloned only where it is attached, so the pause process's
     # mount namespace holds it.
-    places = () if host.host().clones_detached else tuple(mounts)
+    places = () if host.constant_facts().clones_detached else tuple(mounts)
     for place in places:
         descriptors.take(f"mount:{place}", os.dup(mounts[place]))
     timings.end("check, namespaces, filter")

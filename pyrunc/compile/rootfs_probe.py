@@ -5,12 +5,13 @@ and the user's home. Also determines the owners of the container's stdio and cgr
 from __future__ import annotations
 
 import os
+from errno import ENOENT
 from stat import S_ISDIR
 
 from pyrunc.compile.bind_source import bind_failed, describe_source, open_source
 from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.path import open_in_root, read_in_root, resolve
+from pyrunc.kernel.path import open_beneath, open_in_root, read_in_root, resolve
 from pyrunc.plan.model import RootfsFacts
 from pyrunc.plan.mounts import may_be_opened_inside, normal
 
@@ -101,14 +102,10 @@ def probe(
         # of these mounts.
         if destination in _PLAIN:
             continue
-        mode = _mode_of(root, destination)
-        # ENOENT: perhaps a link whose target does not exist. A program of straight calls cannot
-        # follow it, so its path is resolved here.
-        if mode is None:
-            real = resolve(root, destination)
-            if real != destination:
-                destinations[i] = real
-        elif mount.type == "tmpfs" and S_ISDIR(mode):
+        mode, real = _mode_and_path(root, destination)
+        if real != destination:
+            destinations[i] = real
+        elif mode is not None and mount.type == "tmpfs" and S_ISDIR(mode):
             modes[i] = mode & 0o7777
     process = spec.process
     return RootfsFacts(
@@ -221,11 +218,27 @@ def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
     return container_id
 
 
-def _mode_of(root: int, path: str) -> int | None:
-    """Return st_mode of the file at the path beneath the root, None when there is none."""
+def _mode_and_path(root: int, path: str) -> tuple[int | None, str]:
+    """Return st_mode of the file at `path`, which is normal and beneath the root, and `path`. For a
+    missing file return None and `path` without symbolic links. Raises KernelError."""
+    try:
+        number = open_beneath(root, path.lstrip("/") or ".")
+    except KernelError as error:
+        # ELOOP for a symbolic link, so no link precedes the missing name.
+        if error.errno == ENOENT:
+            return None, path
+        return _mode_through_links(root, path)
+    with closing_fd(number):
+        return os.fstat(number).st_mode, path
+
+
+def _mode_through_links(root: int, path: str) -> tuple[int | None, str]:
+    """Return the result of `_mode_and_path` for a path with symbolic links."""
     try:
         number = open_in_root(root, path)
     except KernelError:
-        return None
+        # Perhaps a link whose target does not exist. A program of straight calls cannot follow it,
+        # so its path is resolved here.
+        return None, resolve(root, path)
     with closing_fd(number):
-        return os.fstat(number).st_mode
+        return os.fstat(number).st_mode, path

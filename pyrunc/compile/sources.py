@@ -21,7 +21,13 @@ from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.bind_source import bind_failed, open_source
 from pyrunc.compile.copyup import open_copy
 from pyrunc.compile.idmaps import open_user_namespace
-from pyrunc.compile.image_mount import MountedImage, open_image, open_layers, open_overlay_of
+from pyrunc.compile.image_mount import (
+    MountedImage,
+    open_image,
+    open_layer,
+    open_layers,
+    open_overlay_of,
+)
 from pyrunc.compile.requests import Overlay
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
@@ -96,7 +102,7 @@ def _overlay_options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
         # `volatile` leaves out the sync of the upper layer at unmount, which takes up to 312 ms
         # when it is dirty. After a crash of the machine no process is left that needs the layer.
         options.append(("volatile", None))
-    if linux.mount_label and host.host().selinux:
+    if linux.mount_label and host.constant_facts().selinux:
         options.append(("context", linux.mount_label))
     return tuple(options)
 
@@ -107,8 +113,9 @@ def _open_overlay_of_image(
     """Mount an overlay detached, with the mount of an image as its lower layer. With a user
     namespace the image is idmapped."""
     linux = request.spec.linux
-    with closing_fd(open_image(image, request.images)) as lower:
-        if linux.namespace("user") is not None:
+    mapped = linux.namespace("user") is not None
+    with closing_fd((open_image if mapped else open_layer)(image, request.images)) as lower:
+        if mapped:
             owner = _user_namespace(linux, descriptors)
             _idmap(lower, owner, image.index, recursive=False)
             _give_to_root(rootfs, linux)
@@ -128,12 +135,14 @@ def open_image_volume(
     container without its own user namespace gets an overlay, which has a separate superblock. One
     with its own user namespace cannot remount, and gets an idmapped mount.
     """
-    with closing_fd(open_image(image, images)) as tree:
-        if linux.namespace("user") is not None:
+    mapped = linux.namespace("user") is not None
+    # Without clones of detached mounts no mount of an image is shared.
+    shared = not mapped and host.constant_facts().clones_detached
+    with closing_fd((open_layer if shared else open_image)(image, images)) as tree:
+        if mapped:
             owner = _user_namespace(linux, descriptors)
             _idmap(tree, owner, image.index, recursive=False)
-            return os.dup(tree)
-        if not host.host().clones_detached:  # no mount of an image is shared then
+        if not shared:
             return os.dup(tree)
         options = _overlay_options(Overlay(), linux)
         return kernel_mount.open_overlay([tree, image.place], options=options)
@@ -288,7 +297,7 @@ def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
     Does nothing before Linux 6.15, where detached mounts cannot be cloned, or if we may not make
     devices; the container then binds the host's devices.
     """
-    nodes, machine = devices.nodes_from_outside(spec), host.host()
+    nodes, machine = devices.nodes_from_outside(spec), host.constant_facts()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
         return
     linux = spec.linux

@@ -56,7 +56,7 @@ def sharing_obstacle() -> str:
     """Return why containers of a mounted image do not share its page cache; "" if they do. Without
     sharing, each container has its own copy in memory of the data that it reads, unlike containers
     of an unpacked image."""
-    if host.host().clones_detached:
+    if host.constant_facts().clones_detached:
         return ""
     return (
         "each container would have its own mount and page cache"
@@ -77,7 +77,7 @@ def _probe(place: Path) -> str:
         with closing_fd(overlay):
             if Path(f"/proc/self/fd/{overlay}/file").read_bytes() != _CONTENT:
                 return "a file has the wrong content when read through EROFS"
-            if host.host().clones_detached:
+            if host.constant_facts().clones_detached:
                 second = (str(place / "second-upper"), str(place / "second-work"))
                 os.close(open_overlay([overlay], *second))
     except (KernelError, OSError) as error:
