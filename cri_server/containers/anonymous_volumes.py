@@ -67,12 +67,11 @@ def declared(
 def fill(
     volumes: Sequence[MountRequest], layers: Sequence[Path], is_abandoned: Callable[[], bool]
 ) -> None:
-    """Make the volumes' folders and copy the image's content into them. Blocks; raises Abandoned
-    once `is_abandoned` returns true.
+    """Make the volumes' folders and copy the image's content into them, without the holes of sparse
+    files. Blocks; raises Abandoned once `is_abandoned` returns true.
 
-    Holes of sparse files are skipped, and the node's reserve of disk space stays free, because the
-    image's author determines the amount of data. Raises InvalidArgument for a volume that is not a
-    folder in the image, ResourceExhausted, OSError, KernelError.
+    Raises ResourceExhausted before the copy uses the node's reserve of disk space, InvalidArgument
+    for a volume that is not a folder in the image, OSError, KernelError.
     """
     if not volumes:
         return

@@ -32,12 +32,13 @@ class StartContext:
 
 
 async def start(services: Services, reference: str) -> None:
-    """Start a container, which is then RUNNING. If the launch fails, the container is EXITED with
-    code 128 and reason StartError. An earlier failure, such as of the log folder or by an NRI
-    plugin, leaves it CREATED. The error is raised in both cases.
+    """Start a container, which is then RUNNING. Raises NotFound, WrongState, and the error of a
+    step that failed.
 
-    A call after a successful one fails, even if only the answer of the first call was lost; kubelet
-    then creates a new container. Raises NotFound, WrongState.
+    If the launch failed, the container is EXITED with code 128 and reason StartError. If an earlier
+    step failed, such as making the log folder or asking an NRI plugin, the container stays CREATED.
+    A second call after a successful start raises WrongState, even if the first reply was lost;
+    kubelet then creates a new container.
     """
     container = services.index.containers.get(reference)
     await services.running.join(("start", container.id), lambda: _start(services, container))

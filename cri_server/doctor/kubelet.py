@@ -142,7 +142,8 @@ def _assignments(text: str) -> dict[str, str]:
 
 
 def _flags(arguments: list[str]) -> dict[str, str]:
-    """Parse `--flag=value` and `--flag value`. The last one counts, as in kubelet."""
+    """Parse `--flag=value` and `--flag value` into {flag: value}. For a repeated flag the last
+    value counts, as in kubelet."""
     flags = {}
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument.startswith("-"):
@@ -152,8 +153,9 @@ def _flags(arguments: list[str]) -> dict[str, str]:
 
 
 def _settings(host: Machine, path: str) -> tuple[dict[str, Any], str]:
-    """Read kubelet's configuration file. Return its settings and "", or {} and a text that says why
-    the file is unusable; {} and "" if `path` is empty."""
+    """Return the settings in kubelet's configuration file, and the reason why the file is unusable.
+    The reason is "" if there is none; the settings are {} if there is a reason or `path` is
+    empty."""
     if not path:
         return {}, ""
     import yaml  # imported only where there is a kubelet

@@ -258,7 +258,7 @@ class Http2Connection:
         self._events.append(Opened(stream_id, fields, ended))
 
     def _trailers(self, stream_id: int, ended: bool) -> None:
-        """Process trailers, of which only the end of the body matters."""
+        """Process trailers: they end the request's body, and their fields are ignored."""
         stream = self._streams.get(stream_id)
         if stream is None:
             if stream_id not in self._reset:
@@ -444,7 +444,7 @@ class Http2Connection:
 
     def send_headers(self, stream_id: int, block: bytes, *, end: bool = False) -> None:
         """Send a header block of literals, which must fit into one frame; `end` closes the stream.
-        Only while `is_open`."""
+        Call it only while `is_open`."""
         stream = self._streams[stream_id]
         if self._prefix:
             block, self._prefix = self._prefix + block, b""
@@ -455,8 +455,8 @@ class Http2Connection:
                 self._sent_all(stream_id, stream)
 
     def send_data(self, stream_id: int, payload: bytes) -> bool:
-        """Send a part of the body. Returns whether the peer's windows allowed it; if not, `Drained`
-        follows when they do. Only while `is_open`."""
+        """Send a part of the body. Return False if the peer's windows made this side queue data;
+        `Drained` follows when all of it has been sent. Call it only while `is_open`."""
         out = self._streams[stream_id].out
         self._controls.refund(REFUND_SENT)
         self._sender.data(out, payload)

@@ -34,8 +34,8 @@ class BadHuffman(Exception):
 
 
 class _CodeTree:
-    """The code as a binary tree. A node is a number, 0 the root. `children[node]` has, for the bits
-    0 and 1, a node or the complement of a symbol."""
+    """The code as a binary tree. A node is a number, 0 the root. `children[node]`: for the bits 0
+    and 1, the next node or, at the end of a code, the complement (~) of the symbol."""
 
     def __init__(self) -> None:
         self.children: list[list[int]] = [[0, 0]]

@@ -127,8 +127,8 @@ class Pull:
         return manifest.config.digest
 
     async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
-        """Return the descriptor that the reference means at the registry now, and the document's
-        content, which is downloaded only if it is not stored."""
+        """Ask the registry for the descriptor of the reference; return it with the content of its
+        document. The content is downloaded only if it is not stored."""
         name = self._store.catalog.name(str(self._reference))
         stored = {name.target.digest: name.target} if name else {}
         target, data = await self._thread(lambda: registry.resolve(stored))
@@ -187,9 +187,9 @@ class Pull:
         return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> SignaturePolicy | None:
-        """Read and return the signature policy, None if none is configured. Runs before any
-        request, and refuses an image if the policy rejects all images of its scope. Raises
-        SignatureValidationFailed, WrongState."""
+        """Return the signature policy; None if none is configured. Raises SignatureValidationFailed
+        if the policy rejects all images of the reference's scope, so that such a pull sends no
+        request; WrongState."""
         if not self._policy:
             return None
         from cri_server.images.signatures import cosign as signatures

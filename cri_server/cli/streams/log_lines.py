@@ -65,8 +65,7 @@ class Log:
         _close(self._files)
 
     def seek_last(self, count: int) -> None:
-        """Move to the last `count` records of all files. Has to be called before the first
-        `new`."""
+        """Skip all but the last `count` records of all files. Call it before the first `new`."""
         for number, file in reversed(list(enumerate(self._files))):
             position, records = last(file, count)
             file.seek(position)
@@ -122,8 +121,8 @@ def _close(files: Iterable[BinaryIO]) -> None:
 
 
 def last(file: BinaryIO, count: int) -> tuple[int, int]:
-    """Return the position of the last `count` complete records, and their number. Reads the file
-    block by block from its end."""
+    """Return the position of the last `count` complete records of the file, and their number, which
+    is lower if the file has fewer records."""
     end = file.seek(0, os.SEEK_END)
     at = end
     missing = count + 1
@@ -163,8 +162,8 @@ def moment(text: str, now: datetime.datetime) -> datetime.datetime:
 
 @dataclass(slots=True)
 class Filter:
-    """Selects log entries by time and stream. `limit_bytes`: how much content may still be printed;
-    `cut` decreases it."""
+    """Selects log entries by time and stream. `limit_bytes`: the number of bytes that may still be
+    printed, None for no limit; `cut` decreases it."""
 
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None

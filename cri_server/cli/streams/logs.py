@@ -31,7 +31,8 @@ container_option = click.option(
 
 @dataclass(slots=True)
 class Writer:
-    """Writes entries to stdout and stderr, on request with time and container name."""
+    """Writes log entries to stdout and stderr. Each line can begin with the container's name, and
+    with the time (`timestamps`)."""
 
     timestamps: bool = False
     filter: Filter = field(default_factory=Filter)
@@ -158,8 +159,9 @@ def show(
     following: bool = False,
     sidecars: Collection[str] = (),
 ) -> None:
-    """Print the logs of containers (id -> prefix of their lines). With `following`, continue until
-    all except `sidecars` have exited. Raises NotFound, OSError."""
+    """Print the logs of containers. `names`: for each container id, the prefix of its lines. With
+    `following`, continue until all containers except `sidecars` have exited. Raises NotFound,
+    OSError."""
     with contextlib.ExitStack() as stack:
         pending: dict[str, Log] = {}
         for identifier in names:

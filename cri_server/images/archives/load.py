@@ -111,8 +111,8 @@ class _Archive:
         return value
 
     def read(self, digest: str) -> bytes:
-        """Read and verify a document. Raises NotFound, also for a blob of the layout that is not
-        from the archive, DigestMismatch."""
+        """Read and verify a document. Raises NotFound if the archive does not contain it, even if
+        the layout has such a blob; DigestMismatch."""
         # An archive that names an image of the node would otherwise get that image's content.
         if digest not in self._digests:
             raise NotFound(f"the archive has no blob {digest}")
@@ -184,10 +184,11 @@ def load(
     name: str | None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> list[ArchivedImage]:
-    """Store the archive's blobs in the layout; return the images that they make. Blocking. Raises
-    Abandoned once `is_cancelled`.
+    """Store the archive's blobs in the layout; return the images that they make. Blocking. `name`:
+    the reference for the only image in the archive; None to use the archive's names. Raises
+    Abandoned once `is_cancelled` returns true.
 
-    The caller collects blobs that no image needs, also after an error. Raises BadLayer,
+    The caller must remove the blobs that no image needs, also after an error. Raises BadLayer,
     BadManifest, InvalidArgument, NotFound, ResourceExhausted, OSError.
     """
     content = _read(blobs, archive, is_cancelled)
@@ -294,8 +295,8 @@ def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Arch
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:
-    """Return the image's name in a descriptor's annotations. containerd's annotation holds the
-    whole name; the standard one may hold only a tag, which is no name."""
+    """Return the image's name in a descriptor's annotations, as a list of at most one. A tag
+    without a repository, which the standard annotation may hold, is not a name."""
     annotations = descriptor.annotations or {}
     name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
     return [name] if "/" in name or ":" in name else []
@@ -325,7 +326,7 @@ def _repo_tags(item: dict[str, Any]) -> list[Any]:
 
 
 def _config(archive: _Archive, manifest: Manifest) -> manifests.ImageConfiguration:
-    """Return the image's configuration, once its layers are checked to be in the archive."""
+    """Return the image's configuration. Raises BadLayer if the archive lacks one of the layers."""
     config = archive.config(manifest.config.digest)
     if warning := manifests.foreign_platform(config):
         log.warning("image %s of an archive: %s", manifest.config.digest, warning)

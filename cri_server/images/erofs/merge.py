@@ -11,9 +11,7 @@ from cri_server.images.erofs.node import ErofsNode, directory
 def merged(layers: Iterable[ErofsNode]) -> ErofsNode:
     """Return the tree of all `layers` (their roots, bottom first), which stay unchanged.
 
-    A directory gets the attributes of the topmost layer that describes it. (overlayfs takes them
-    from the topmost layer that has the directory; the store of unpacked layers copies them there
-    from below, with the same result.)
+    A directory gets the attributes of the topmost layer that describes it, as in an unpacked image.
     """
     root = directory()
     for layer in layers:

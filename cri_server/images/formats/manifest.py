@@ -241,8 +241,8 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def choose(index: ImageIndex, platform: Platform | None = None) -> Descriptor:
-    """Choose the index's image that suits this machine best, the first of equals; images without a
-    platform come last. With `platform`, choose the first image for exactly that one.
+    """Choose the index's image that suits this machine best; the first of equally good ones. Images
+    without a platform come last. With `platform`, choose the first image for exactly that platform.
 
     Raises NotFound, which lists the platforms of the index.
     """

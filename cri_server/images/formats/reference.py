@@ -153,8 +153,8 @@ def normal_registry(domain: str) -> str:
 
 
 def split_port(domain: str) -> tuple[str, str]:
-    """Split HOST[:PORT] into the host, an IPv6 address with its brackets, and the port ("" for
-    none)."""
+    """Split HOST[:PORT] into the host and the port, "" if there is none. An IPv6 host keeps its
+    brackets."""
     if domain.endswith("]") or ":" not in domain:
         return domain, ""
     host, _, port = domain.rpartition(":")

@@ -51,9 +51,9 @@ def _walker(tree: Path, stack: ExitStack) -> DirectoryWalker:
 
 
 class _Levels:
-    """Finds the layers that show a directory in the overlay, and caches them for each directory on
-    the current path. A layer that a whiteout, a file or an opaque directory above it hides is left
-    out."""
+    """Finds the layers that show a directory in the overlay. Leaves out layers hidden by a
+    whiteout, a file or an opaque directory above them. Caches the result for each directory on the
+    current path."""
 
     def __init__(self, trees: list[DirectoryWalker], budget: WalkBudget) -> None:
         self._budget = budget

@@ -113,11 +113,11 @@ def _check(entry: TarMember, limits: UnpackLimits) -> None:
 
 
 def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
-    """Interpret a whiteout; return its kind and the path that it hides, or None for metadata of
-    aufs (other `.wh..wh.` names).
+    """Return a whiteout's kind and the path that it hides; None for metadata of aufs (other
+    `.wh..wh.` names).
 
     `.wh.NAME` hides the files of lower layers under that name, `.wh..wh..opq` all their files in
-    its directory. This layer's own files stay, wherever they are in the tar.
+    its directory. This layer's own files stay, wherever they are in the tar. Raises BadLayer.
     """
     *folder, last = names
     if any(name.startswith(AUFS) for name in folder):
@@ -135,9 +135,9 @@ def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
 
 
 def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
-    """Move the cursor along the path `names`, also over symbolic links; return the numbers by which
-    `Cursor.enter` identifies these links. The cursor enters one directory after the other, because
-    a path may have thousands of components. Raises BadLayer, OSError."""
+    """Move the cursor along the path `names`, also over symbolic links. Return the numbers by which
+    `Cursor.enter` identifies these links. Raises BadLayer, OSError."""
+    # One directory after the other: a path may have thousands of components.
     pending, links, steps = names[::-1], list[int](), 0
     while pending:
         name = pending.pop()

@@ -40,8 +40,8 @@ class Rate:
 
     @contextmanager
     def node_work(self) -> Iterator[None]:
-        """Leave the block's time out of the measurement: it waits for this machine, not for a
-        registry."""
+        """Leave the block's time out of the measurement, because the block waits for this machine,
+        not for a registry."""
         self._node_works += 1
         try:
             yield
@@ -55,13 +55,13 @@ class Rate:
         return not self._node_works and time.monotonic() - self._since > SLOW_S
 
     def restart(self) -> None:
-        """Measure anew from now on."""
+        """Forget the received bytes, and measure from now on."""
         self._bytes, self._since = 0, time.monotonic()
 
 
 class SharedWork:
-    """Serializes concurrent work on the same key (a layer, a tar, an index), except that a slow
-    worker makes no one wait. Use on one event loop."""
+    """Serializes concurrent work on the same key (a layer, a tar, an index), but no one waits for a
+    slow worker. Use on one event loop."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[Rate]] = {}

@@ -250,12 +250,13 @@ def _table(
 
 
 def _text(path: Path) -> str:
-    """Return the file's content. Raises OSError; ValueError for a file or line over the limit,
-    because tomllib's time for a dotted key grows with the square of its parts."""
+    """Return the file's content. Raises OSError; ValueError if the file or one of its lines is too
+    long."""
     with path.open("rb") as file:
         data = file.read(SIZE_LIMIT_BYTES + 1)
     if len(data) > SIZE_LIMIT_BYTES:
         raise ValueError(f"more than {SIZE_LIMIT_BYTES} bytes")
+    # tomllib's time for a dotted key grows with the square of its parts.
     if any(len(line) > LINE_LIMIT_BYTES for line in data.splitlines()):
         raise ValueError(f"a line of more than {LINE_LIMIT_BYTES} bytes")
     return data.decode("utf-8")
