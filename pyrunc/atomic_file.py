@@ -83,8 +83,8 @@ def write_bytes(
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write to a blocking descriptor until nothing is left, because write(2) may take a part.
-    Raises OSError."""
+    """Write all of `content` to a blocking descriptor, by several calls if write(2) takes only a
+    part. Raises OSError."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -133,7 +133,7 @@ def is_unwritten(path: str | os.PathLike[str]) -> bool:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Unlink the temporary files in `folder` of writers that were killed. Call it while no
+    """Remove the temporary files that killed writers have left in `folder`. Call it while no
     process writes there. Raises OSError."""
     for name in os.listdir(folder):
         if name.endswith(ENDING):

@@ -38,7 +38,7 @@ class Error(Exception):
         return {"kind": self.kind, "message": self.message, **own}
 
     def add_detail(self, text: str) -> None:
-        """Add a detail, in brackets at the end of the message."""
+        """Append `text` to the message, in brackets."""
         self._set_message(f"{self.message} ({text})")
 
     def _set_message(self, message: str) -> None:

@@ -1,8 +1,8 @@
-"""Messages between our own processes: one JSON object per SOCK_SEQPACKET packet, with
+"""Sends messages between processes of pyrunc: one JSON object per SOCK_SEQPACKET packet, with
 descriptors (SCM_RIGHTS).
 
-A packet is the JSON text itself, or, when that is too long for a socket buffer, the byte `M` with
-the text in a memfd that travels as the first descriptor. Both ends run as the same user on sockets
+A packet is the JSON text. If the text is too long for a socket buffer, the packet is the byte `M`,
+and the text is in a memfd, the first of the descriptors. Both ends run as the same user on sockets
 in folders of mode 0700.
 """
 
@@ -70,9 +70,9 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
     """Receive the next message and its descriptors, which the caller closes; None when the peer has
     closed the connection.
 
-    A message with more than `fds_limit` descriptors is refused; the kernel closes those that do not
-    fit. With a limit of 0, long messages are refused as well, because their text comes in a memfd.
-    Raises BlockingIOError (no message, non-blocking socket), PeerError (not one of our messages).
+    Raises PeerError for a packet that is not such a message, or that has more than `fds_limit`
+    descriptors. With a limit of 0 this includes long messages, whose text is in a memfd. Raises
+    BlockingIOError when a non-blocking socket has no message.
     """
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:
@@ -116,7 +116,7 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
 
 
 def open_memory(name: str, content: bytes) -> int:
-    """Create a memfd with `content`, its offset at the beginning."""
+    """Create a memfd with `content` and return its descriptor, at offset 0."""
     memory = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         write_all(memory, content)

@@ -78,8 +78,8 @@ def loads(text: str | bytes) -> Any:
 
 
 def dumps(value: object) -> str:
-    """Return a compact ASCII text. Raises TypeError for what JSON cannot hold, RecursionError
-    for a cycle."""
+    """Return `value` as compact ASCII JSON. Raises TypeError for a type that JSON lacks,
+    RecursionError for a cycle."""
     _, encode = _halves or _load()
     return "".join(encode(value, 0))
 

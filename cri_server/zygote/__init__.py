@@ -1,1 +1,2 @@
-"""The server's clients of its zygotes and of their workers."""
+"""The server's side of its zygotes and workers: clients that start processes and send them
+requests."""

@@ -231,8 +231,8 @@ class Zygote:
 
 
 class _Spawned:
-    """A started process. The server reaps it if `is_child`, else the keeper does. Owns the
-    pidfd."""
+    """The process of a zygote. The server reaps it if `is_child`, else the keeper does. `_Spawned`
+    closes `pidfd`."""
 
     def __init__(self, pid: int, pidfd: int, is_child: bool) -> None:
         self.pid, self.pidfd, self.is_child = pid, pidfd, is_child
@@ -332,7 +332,8 @@ class _JobPipes:
 
     @contextlib.contextmanager
     def open_ends(self, stdin: bytes) -> Iterator[list[int]]:
-        """Open the child's descriptors for the block: stdin, stdout, stderr, result socket."""
+        """Open the child's descriptors (stdin, stdout, stderr, result socket), and close them at
+        the end of the block."""
         ends = [self._their_result.detach()]
         try:
             for place in (0, 1):
@@ -379,8 +380,8 @@ class _JobPipes:
 
 
 class _Output:
-    """A pipe that is read as data arrives, so that the job never waits; data beyond the limit is
-    dropped."""
+    """Reads a job's stdout or stderr as data arrives, so that the job never waits. Data beyond
+    `limit_bytes` is dropped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit_bytes: int) -> None:
         self.content = bytearray()

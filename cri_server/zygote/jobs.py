@@ -80,8 +80,8 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
 
 
 def compile_apparmor(arguments: Message, fds: list[int]) -> None:
-    """Execute apparmor_parser, which compiles the policy on stdin and replaces it in the kernel,
-    without its cache."""
+    """Execute apparmor_parser, which compiles the policy on stdin and loads it into the kernel in
+    place of an earlier one. The parser's cache is not used."""
     parser = CompileAppArmorRequest.of(arguments).parser
     os.execv(parser, [parser, "--replace", "--skip-cache"])
 

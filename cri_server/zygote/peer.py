@@ -23,8 +23,8 @@ Answer = tuple[dict[str, Any], list[int]]
 
 
 class Peer:
-    """Sends requests to the other end and matches its answers. Use from one event loop; requests
-    may overlap."""
+    """Sends requests to the other end of a socket and matches the answers to them. Use from one
+    event loop; requests may overlap."""
 
     def __init__(
         self,

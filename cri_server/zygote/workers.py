@@ -64,9 +64,8 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Count the request as one of the `at_work` running ones during the block; wait until fewer
-        run. After `LONG_S` the request no longer counts, unless `LONG_LIMIT` other requests run
-        that long already."""
+        """Run the block when fewer than `at_work` requests run, and count it as one of them. After
+        `LONG_S` it no longer counts, unless `LONG_LIMIT` other requests run that long already."""
         await self._places.acquire()
         long = False
 

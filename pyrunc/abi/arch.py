@@ -28,8 +28,8 @@ _HERE = os.uname().machine
 
 
 def arch(machine: str = "") -> Arch:
-    """Return the architecture `machine`, or this machine's. Raises Unsupported when there is no
-    table for it."""
+    """Return the table of the architecture `machine` (a name of `uname -m`), by default this
+    machine's. Raises Unsupported when there is no such table."""
     name = machine or _HERE
     if name not in _LOADED:
         if name == "x86_64":

@@ -1,4 +1,5 @@
-"""The bits of capabilities(7), as in linux/capability.h, and the version of capset(2)'s header."""
+"""The numbers of capabilities(7), as in linux/capability.h, and the version of capset(2)'s
+header."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Optional accelerations: without this folder everything works the same, but slower."""
+"""Optional accelerations. Without this folder, pyrunc does the same more slowly."""

@@ -68,9 +68,9 @@ def key(
     arguments: Sequence[str],
     document: bytes | None = None,
 ) -> bytes | None:
-    """Return the cache key of an exec's compiled steps, None for a request that is never cached.
-    The key covers the container's state and files, the process's own rights, and the request.
-    `document`: the content of --process."""
+    """Return the key under which an exec's program is cached, None for a request that is never
+    cached. The key covers the container's state and files, the process's own rights, and the
+    request. `document`: the content of --process."""
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
     # Another user's exec has to enter the user namespace first, which is a step of its parent.

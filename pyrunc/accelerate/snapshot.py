@@ -1,9 +1,9 @@
-"""The Python side of the program `pyrunc` (front.c), which imports once what commands need, and
-starts each command from a copy of that memory.
+"""The Python side of the program `pyrunc` (front.c). The program imports what commands need once,
+and starts each command from a snapshot of that memory.
 
-`prepare` runs when the program is installed, before the snapshot of the memory is taken; `resume`
-runs in each command, in a copy of the snapshot. So `prepare` must not keep anything that differs
-between two processes: no environment, no time, no descriptor, no pid.
+`prepare` runs when the program is installed, before the snapshot is taken. `resume` runs in each
+command, in a copy of the snapshot. So `prepare` must not store anything that differs between two
+processes: environment, time, descriptors, pids.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 def prepare(path: str) -> bytes:
-    """Import the commands' modules and rehearse commands. Returns a stamp for each source file:
-    mtime in ns and size as signed 64 bits, the path, a zero byte.
+    """Import the commands' modules and rehearse commands, before the snapshot is taken. Returns a
+    stamp for each source file, so that a changed file is noticed: mtime in ns and size as signed 64
+    bits, the path, a zero byte.
 
     `path`: where the snapshot will be. Raises ImportError when a module lies in a shared object.
     """

@@ -1,6 +1,6 @@
-"""A container's control group: its name, limits, device filter, statistics and removal.
+"""A container's cgroup: its name, limits, device filter, statistics and removal.
 
-`naming.place` turns a `cgroupsPath` into a `group.Cgroup`, touching nothing; `Cgroup` has one
-method per operation. Conversions from OCI resources are pure (`convert`, `scope_properties`,
-`device_filter`).
+`naming.place` converts a `cgroupsPath` to a `group.Cgroup` without touching the file system.
+`Cgroup` has one method for each operation. Conversions from OCI resources do no I/O (`convert`,
+`scope_properties`, `device_filter`).
 """

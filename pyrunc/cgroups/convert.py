@@ -34,8 +34,8 @@ V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useH
 
 
 class CgroupSetting(Value):
-    """The `content` to write to the cgroup's file `file`. `dispensable`: no error if the file is
-    missing, because the kernel then has nothing to limit."""
+    """The `content` to write to the cgroup's file `file`. `dispensable`: a missing file is no
+    error, because without it the kernel has nothing to limit."""
 
     file: str
     content: str

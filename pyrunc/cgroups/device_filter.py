@@ -1,12 +1,11 @@
-"""Compiles device rules to an eBPF program: OCI `resources.devices` in order; the last rule that
-names an access bit decides it.
+"""Compiles OCI `resources.devices` to an eBPF program. For each access bit (mknod, read, write),
+the last rule that names it decides.
 
 The program walks the rules from the last to the first with the set of access bits that are still
 undecided. An allow rule removes its bits from the set; once the set is empty, the access is
 allowed. A deny rule that names an undecided bit refuses the access, and so do bits that are
-undecided at the end. This decides each bit as the list does, so no list has to be simplified first.
-After the caller's rules come the defaults that every container gets. Source: runtime-spec
-config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
+undecided at the end. The defaults that every container gets are added after the caller's rules.
+Source: runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ Instruction = tuple[int, int, int, int, int]  # opcode, destination, source, jum
 
 
 class DeviceRule(Value):
-    """A device rule. `kind`: 0 any, 1 block, 2 character; `major`, `minor`: None for any; `bits`:
-    the sum of the access bits: 1 mknod, 2 read, 4 write."""
+    """A device rule. `kind`: 0 any device, 1 block, 2 character; `major`, `minor`: None for any
+    number; `bits`: the sum of the access bits, which are 1 mknod, 2 read, 4 write."""
 
     allow: bool
     kind: int
@@ -44,8 +43,8 @@ class DeviceRule(Value):
 
     @property
     def everything(self) -> bool:
-        """Tell whether the rule decides about every access to every device, so that no rule before
-        it matters."""
+        """Tell whether the rule matches every access to every device, so that the rules before it
+        have no effect."""
         return self.kind == 0 and self.major is None and self.minor is None and self.bits == ALL
 
 
@@ -63,7 +62,7 @@ DEFAULTS = (
 
 
 def parse(devices: Sequence[Mapping[str, Any]]) -> list[DeviceRule]:
-    """Parse OCI device rules. A missing type is any, a missing number any. Raises InvalidSpec."""
+    """Parse OCI device rules. A missing type or number matches any. Raises InvalidSpec."""
     rules = []
     for index, device in enumerate(devices):
         where = f"{WHERE}[{index}]"
@@ -104,8 +103,8 @@ def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
-    """Return the instructions for `rules`, last rule first; rules before one that matches
-    everything are left out."""
+    """Return the instructions for `rules`, from the last rule to the first. Rules before one that
+    matches everything are left out."""
     code: list[Instruction] = [
         (LOAD32, TYPE, CONTEXT, 0, 0),
         (MOVE32, BITS, TYPE, 0, 0),

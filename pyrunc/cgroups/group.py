@@ -1,11 +1,12 @@
-"""One container's control group on the v2 tree: the object that create, the shim and the server
-use.
+"""One container's cgroup on the v2 tree, for create, the shim and the server.
 
-Its life: `create`, then the first process by CLONE_INTO_CGROUP (`open_directory`) or `attach`, then
-`occupied`; `set_devices` and `apply` set the limits; `kill`, `remove` end it. Another process can
-do all this from the `record`, because the group itself is the only state. With the systemd driver
-the group is a scope, which systemd refuses to make without a process: a placeholder sits in it
-until `occupied`.
+`create` makes the group. The first process is cloned into it (`open_directory`, CLONE_INTO_CGROUP)
+or moved there by `attach`; then call `occupied`. `apply` and `set_devices` set the limits, `kill`
+and `remove` end it. Another process can do all this with the group's `record`, because the group
+itself is the only state.
+
+With the systemd driver the group is a scope. systemd makes no scope without a process, so a
+placeholder process stays in it until `occupied`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ UNMANAGED_BY_SYSTEMD = frozenset({"hugetlb", "misc", "rdma"})
 
 
 class Placeholder:
-    """The first process of a scope, which waits until the pipe `write_end` is closed. `pid`: 0
-    when it is another process's child."""
+    """The first process of a systemd scope, which waits until its pipe's `write_end` is closed.
+    `pid`: 0 when it is another process's child."""
 
     __slots__ = ("pid", "write_end")
 
@@ -44,15 +45,15 @@ class Placeholder:
         self.write_end, self.pid = write_end, pid
 
     def end(self) -> None:
-        """Let the process exit, and reap it if it is ours."""
+        """Let the placeholder process exit, and reap it if it is our child."""
         os.close(self.write_end)
         if self.pid:
             os.waitpid(self.pid, 0)
 
 
 class Cgroup:
-    """A control group. `path` counts from the root of the v2 tree; `driver` is `cgroupfs` or
-    `systemd` (then with `slice` and `unit`)."""
+    """A control group. `path`: its path in the v2 tree; `driver`: `cgroupfs` or `systemd`, for
+    which `slice` and `unit` are set, too."""
 
     __slots__ = ("_placeholder", "driver", "path", "slice", "unit")
 
@@ -67,13 +68,13 @@ class Cgroup:
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
-        """Return the group of a `record`."""
+        """Return the group that a `record` in a state file names."""
         return cls(
             record["path"], record["driver"], record.get("slice", ""), record.get("unit", "")
         )
 
     def record(self) -> dict[str, str]:
-        """Return the fields by which a state file finds the group again."""
+        """Return the fields that a state file stores of the group, for `from_record`."""
         fields = {"path": self.path, "driver": self.driver}
         return fields | ({"slice": self.slice, "unit": self.unit} if self.unit else {})
 
@@ -209,10 +210,12 @@ class Cgroup:
         self._placeholder = Placeholder(write_end)
 
     def give_to(self, uid: int) -> None:
-        """Make `uid` the owner of the group and of the files that the kernel lists for delegation.
-        The user can then make groups below and move processes there, but not change this group's
-        limits. Does nothing for an id that our user namespace does not map: setresuid(2) reports it
-        later. Raises KernelError."""
+        """Make `uid` the owner of the group and of its delegated files. The user can then make
+        groups below and move processes there, but not change this group's limits.
+
+        Does nothing for an id that our user namespace does not map: setresuid(2) reports it later.
+        Raises KernelError.
+        """
         for path in (
             self.directory,
             *(f"{self.directory}/{name}" for name in cgroup.delegated_files()),
@@ -256,11 +259,8 @@ class Cgroup:
         return limits.replace(self.directory, resources, missing_controllers, then)
 
     def set_devices(self, rules: Sequence[Mapping[str, Any]]) -> None:
-        """Load the device filter of OCI `resources.devices` (plus the default nodes), replacing
-        an earlier one.
-
-        Raises InvalidSpec, KernelError.
-        """
+        """Load the device filter of OCI `resources.devices` and of the default devices, in place of
+        an earlier filter. Raises InvalidSpec, KernelError."""
         from pyrunc.cgroups import device_filter
         from pyrunc.kernel import bpf
 
@@ -288,7 +288,7 @@ class Cgroup:
         return cgroup.keyed(cgroup.read(self.directory, "cgroup.events")).get("populated") == 1
 
     def frozen(self) -> bool:
-        """Tell whether the group itself is set to freeze; a frozen ancestor does not count."""
+        """Tell whether this group's own cgroup.freeze is set; a frozen ancestor does not count."""
         return (cgroup.read(self.directory, "cgroup.freeze") or "").strip() == "1"
 
     def oom_kills(self) -> int | None:
@@ -314,8 +314,8 @@ class Cgroup:
     # -- freezer, end
 
     def freeze(self, timeout_s: float = FREEZE_TIMEOUT_S) -> None:
-        """Stop every process; returns when all are frozen. Thaws again and raises
-        DeadlineExceeded if they are not in time."""
+        """Freeze every process of the group, and return when all are frozen. If they are not in
+        time, thaws them again and raises DeadlineExceeded."""
         self._require_own()
         cgroup.write(self.directory, "cgroup.freeze", "1")
         if not cgroup.wait_event(self.directory, "frozen", 1, timeout_s):
@@ -324,7 +324,7 @@ class Cgroup:
             raise DeadlineExceeded(f"cgroup {self.path} did not freeze within {timeout_s:g} s")
 
     def thaw(self) -> None:
-        """Let the processes run on; does nothing when the group is gone."""
+        """Thaw the processes of the group; does nothing when the group is gone."""
         try:
             cgroup.write(self.directory, "cgroup.freeze", "0")
         except KernelError as error:
@@ -332,11 +332,11 @@ class Cgroup:
                 raise
 
     def kill(self) -> None:
-        """Send SIGKILL to every process of the group and below, frozen ones too; does nothing when
-        the group is gone.
+        """Send SIGKILL to every process of the group and of the groups below, also to frozen ones.
+        Does nothing when the group is gone.
 
-        Raises InvalidSpec for the root group, which has the machine's other processes, and
-        KernelError.
+        Raises KernelError, and InvalidSpec for the root group, in which all other processes of the
+        machine are.
         """
         self._require_own()
         try:
@@ -391,10 +391,10 @@ class Cgroup:
         return cgroup.wait_event(self.directory, "populated", 0, timeout_s)
 
     def remove(self, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
-        """Remove the group with all below it, and the parents that `create` made once they are
-        empty. Idempotent.
+        """Remove the group and all groups below it, then those parents that `create` made and that
+        are empty. A group that is gone is no error.
 
-        Waits for processes that were just killed. Raises WrongState when some are left after
+        Waits for processes that were just killed. Raises WrongState when processes are left after
         `timeout_s`.
         """
         self._require_own()

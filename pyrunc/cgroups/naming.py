@@ -1,10 +1,11 @@
-"""Names a container's cgroup: from `linux.cgroupsPath`, the container's id and the driver to a
-`Cgroup`.
+"""Converts `linux.cgroupsPath`, the container's id and the driver to a `Cgroup`.
 
-cgroupfs: an absolute path counts from the root of the v2 tree, a relative or absent one from the
-parent of the runtime's own cgroup (processes may not live in a group that enables controllers for
-its children). systemd: `slice:prefix:name`, where the scope `prefix-name.scope` lives beneath the
-slice, and the slice `a-b.slice` lives in `a.slice` (systemd.slice(5)).
+cgroupfs: an absolute path begins at the root of the v2 tree. A relative or absent path begins at
+the parent of the runtime's own cgroup, because a group with processes cannot enable controllers for
+its children.
+
+systemd: the path is `slice:prefix:name`. The scope `prefix-name.scope` is below the slice, and the
+slice `a-b.slice` is below `a.slice` (systemd.slice(5)).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WHERE = "linux.cgroupsPath"
 
 
 def place(cgroups_path: str, container_id: str, driver: str) -> Cgroup:
-    """Return the container's group; nothing is created. Raises InvalidSpec for a path that the
+    """Return the container's cgroup, without creating it. Raises InvalidSpec for a path that the
     driver cannot use."""
     if driver == "cgroupfs":
         return Cgroup(_beneath(cgroups_path, container_id), driver)

@@ -1,8 +1,9 @@
-"""Makes a container's cgroup as a transient scope of systemd, delegated to us.
+"""Makes a container's cgroup as a transient scope of systemd, which systemd delegates to the
+runtime.
 
-systemd makes a scope only around processes, but the container's process is to be cloned into it. So
-a placeholder, a forked child that waits for end of file, is the scope's first process and exits
-when the container is in.
+systemd makes a scope only around a process, but the container's process is cloned into the scope
+later. So the first process of the scope is a placeholder: a forked child, which exits when the
+container's process is in the scope.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A group's usage, read from its files. Values that the kernel does not offer are absent, never
-zero.
-
-Names are the kernel's (cgroup-v2.rst): `usec` stays microseconds, limits of `max` are None.
-"""
+"""Reads a group's usage from its files. Names are the kernel's (cgroup-v2.rst). Times stay in
+microseconds (`usec`). A limit of `max` is None, and a value that the kernel does not offer is
+absent or None, never zero."""
 
 from __future__ import annotations
 
@@ -75,7 +73,8 @@ def read_usage(directory: str) -> Stats:
 
 
 def amount(content: str | None) -> int | None:
-    """Convert `max` and a missing file (None) to None, a number to int."""
+    """Convert the content of a cgroup file to an int; None for `max` and for a missing file
+    (None)."""
     text = (content or "max").strip()
     return None if text == "max" else int(text)
 

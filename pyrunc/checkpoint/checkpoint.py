@@ -1,10 +1,10 @@
 """`checkpoint`: CRIU writes the state of a container's processes to files; by default the container
 ends.
 
-CRIU must be told of external resources, which it neither saves nor recreates: bind mounts, masked
-files, and network and pid namespaces given by path. The names of descriptors 0 to 2 are recorded
-beside the images, so that `restore` can replace those that were pipes or files of the host by its
-own standard streams. Source: https://criu.org/External_resources.
+The runtime names external resources to CRIU, which neither saves nor recreates these: bind mounts,
+masked files, and network and pid namespaces that have a path. The names of descriptors 0 to 2 are
+recorded beside the images. By these, `restore` replaces pipes and files of the host by its own
+standard streams. Source: https://criu.org/External_resources.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _FLAGS = {
 
 
 class CriuOptions:
-    """Options of both checkpoint and restore, named like the command line's. `image_path`,
-    `work_path`: absolute paths of folders; an empty `work_path` means the container's state
-    folder."""
+    """CRIU's options for both checkpoint and restore, with the names of the command line's options.
+    `image_path`, `work_path`: absolute paths of folders; an empty `work_path` means the container's
+    state folder."""
 
     __slots__ = ("_cgroups_mode", "_empty_network", "_flags", "image_path", "work_path")
 
@@ -278,8 +278,8 @@ def _refuse_mounts(spec: Spec) -> None:
 
 
 def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
-    """Return (destination, source) of the mounts from the host. In a user namespace device files
-    are among them."""
+    """Return (destination, source) of each bind mount from the host. In a user namespace these
+    include device files."""
     sources = {
         normal(mount.destination): os.path.join(bundle, mount.source)
         for mount in spec.mounts
@@ -300,8 +300,8 @@ def bind_destinations(spec: Spec) -> list[str]:
 
 
 def masked_files(linux: Linux, pid: int) -> list[str]:
-    """Return the masked paths on which /dev/null is mounted: those that exist for the process and
-    are no folders. Links are resolved in its root."""
+    """Return the masked paths on which /dev/null is mounted: those that exist in the root of the
+    process `pid` and are not folders. Symbolic links are resolved in that root."""
     masked = []
     with closing_fd(
         os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""CRIU over its RPC: `criu swrk 3` is spawned with a socket as descriptor 3 and serves one request.
+"""Speaks CRIU's RPC: spawns `criu swrk 3` with a socket as its descriptor 3, which serves one
+request.
 
-Its messages are protobuf. The few fields in use are encoded here, so that no protobuf library is
-loaded. Source: CRIU's images/rpc.proto, whose names the constants below have, and
-https://criu.org/RPC.
+The messages are protobuf. The few fields in use are encoded here, so that no protobuf library is
+loaded. The constants have the names of CRIU's images/rpc.proto. Source: https://criu.org/RPC.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ _SHOWN_ERRORS, _SHOWN_BYTES = 5, 1 << 16
 
 
 def message(fields: Fields) -> bytes:
-    """Encode a protobuf message of (field number, value); integers may be negative, messages are
-    given as bytes."""
+    """Encode pairs (field number, value) as a protobuf message. Integers may be negative; the value
+    of a nested message is its bytes."""
     encoded = bytearray()
     for number, value in fields:
         if isinstance(value, int):
@@ -94,7 +94,8 @@ def message(fields: Fields) -> bytes:
 
 
 def decode(content: bytes) -> dict[int, int | bytes]:
-    """Decode a message: field number -> last value. Raises PeerError for a malformed one."""
+    """Decode a protobuf message to field number -> value, the last one if a field is repeated.
+    Raises PeerError for a malformed message."""
     fields: dict[int, int | bytes] = {}
     offset = 0
     while offset < len(content):

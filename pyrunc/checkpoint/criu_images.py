@@ -1,10 +1,12 @@
 """Checks the folder of CRIU's images before CRIU, as root, opens files in it by name.
 
-An image is a regular file. CRIU would follow a link to a file of the host, reading it into a
-container's memory or, in a dump, overwriting it, and would wait forever for a pipe's writer. So
-only regular files, folders and sockets are allowed, and the link `parent` of a pre-dump to a folder
-with the same rules. CRIU itself checks the content. A user who can write to the folder meanwhile
-gets the rights that CRIU restores with, so only its owner should be able to.
+CRIU follows symbolic links. By a link to a file of the host it would read the file into a
+container's memory or, in a dump, overwrite it. A pipe would make it wait forever. So only regular
+files, folders and sockets are allowed, and the link `parent` of a pre-dump if its folder follows
+the same rules. CRIU itself checks the files' content.
+
+A user who can change the folder meanwhile gets the rights that CRIU restores with, so only root
+should be able to.
 """
 
 from __future__ import annotations
@@ -89,8 +91,8 @@ def streams(folder: int, name: str) -> list[str]:
 
 
 def is_external(stream: str) -> bool:
-    """Tell whether the restored process gets another stream in place of this one: a pipe
-    (`pipe:[12]`), or a file of the host (`file[mount:inode]`, in hex)."""
+    """Tell whether the restored process gets one of the runtime's own streams instead of `stream`:
+    for a pipe (`pipe:[12]`), and for a file of the host (`file[mount:inode]`, in hex)."""
     kind, _, rest = stream.partition("[")
     number, end, after = rest.partition("]")
     parts = number.split(":")

@@ -201,7 +201,8 @@ def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
 
 
 def _mount_root(rootfs: str) -> None:
-    """Make the root a mount, which CRIU requires, visible only to this process and its children."""
+    """Bind-mount the root on itself, because CRIU requires a mount, in a private mount namespace of
+    this process. Raises InvalidSpec, KernelError."""
     if not os.path.isdir(rootfs):
         raise InvalidSpec("root.path", f"{rootfs} is not a directory")
     # In a namespace of ours, so that the bind below appears nowhere on the host and ends with us.

@@ -136,8 +136,8 @@ def _create_options(
 
 
 def cgroup_options(call: CommandLine) -> CreateOptions:
-    """Return the options of a create about its cgroup, from the options before the verb. Raises
-    InvalidArgument."""
+    """Return create options with the cgroup's driver and rules, from the options before the verb.
+    Raises InvalidArgument."""
     from pyrunc.container.bundle import CreateOptions
 
     manager = call.globals["cgroup_manager"]
@@ -265,8 +265,8 @@ def kill(call: CommandLine, log: CommandLog) -> int:
 
 
 def _selected_ids(call: CommandLine, root: str) -> list[str]:
-    """Return the id, or with --regex those of all containers that the expression matches, as in
-    crun."""
+    """Return the container's id or, with --regex, the ids of all containers that the expression
+    matches, as crun does."""
     if not call.options["regex"]:
         return [states.check_id(call.arguments[0])]
     import re

@@ -1,4 +1,4 @@
-"""Runs one command from its words to its exit code, importing only what the verb needs."""
+"""Runs one command line and returns its exit code, importing only what the verb needs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def _arguments(error: Misuse) -> str:
 
 
 def version() -> int:
-    """Print name, version of the specification and of libseccomp, a line each."""
+    """Print the name and version, the version of the specification, and that of libseccomp, a line
+    each."""
     import pyrunc
 
     print(f"pyrunc version {pyrunc.__version__}\nspec: 1.3.0")

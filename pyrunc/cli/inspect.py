@@ -23,8 +23,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def list(call: CommandLine, log: CommandLog) -> int:
-    """Run `list [--format table|json] [--quiet]`. A root folder that does not exist is an error
-    with --root; the default one counts as empty."""
+    """Run `list [--format table|json] [--quiet]`. A missing root folder is an error if --root names
+    it; the default root folder may be missing, and the list is then empty."""
     from pyrunc.container.list import containers
 
     check_format(call.options["format"], "table", "json")

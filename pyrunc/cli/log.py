@@ -1,10 +1,10 @@
-"""Messages of the command line, in the places and forms that callers expect.
+"""Writes messages of the command line where and how callers expect these.
 
-containerd reads the last error line of a JSON log, podman the whole file as one object: so in that
-format there is exactly one line per failure, and warnings only on request. With a log file the
-error is also printed plainly on stderr; the standard output of `create` belongs to the container.
-Kernel errors have strerror's text in lower case, because podman and docker choose their exit codes
-by it.
+From a JSON log, containerd reads the last error line, and podman reads the whole file as one
+object. So a JSON log gets exactly one line per failure, and warnings only on request. With a log
+file the error is also printed plainly on stderr; the standard output of `create` belongs to the
+container. Kernel errors have strerror's text in lower case, because podman and docker choose their
+exit codes by it.
 """
 
 from __future__ import annotations

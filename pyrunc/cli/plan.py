@@ -1,5 +1,5 @@
-"""The verbs about the plan of a bundle: `plan`, with the difference of two plans, and `why`,
-with the origins of its lines."""
+"""The verbs about the plan of a bundle: `plan` prints it or the difference of two plans, `why`
+prints which parts of config.json cause its lines."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def _lines(plan: Plan) -> list[str]:
 
 
 def _coloured(line: str) -> str:
-    """Colour a line on a terminal, unless NO_COLOR is set."""
+    """Return a line of a diff with terminal colours; unchanged if stdout is no terminal or NO_COLOR
+    is set."""
     if line[:1] not in COLOURS or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return line
     return f"{COLOURS[line[0]]}{line}\x1b[0m"

@@ -19,8 +19,8 @@ REPLACED_FIELDS = {"cwd": "cwd", "apparmor": "apparmorProfile", "process_label":
 def process_from_options(
     base: dict[str, Any], options: dict[str, Any], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Return an OCI process object. `base` is the container's. Raises InvalidArgument,
-    InvalidSpec."""
+    """Return the OCI process object of an exec: `base`, the container's, changed by the command
+    line's options and with `command` as its arguments. Raises InvalidArgument, InvalidSpec."""
     if not command:
         raise InvalidArgument("exec needs a command, or --process")
     process = {**base, "args": list(command), "terminal": options["tty"]}
@@ -54,9 +54,9 @@ def process_from_file(path: str, text: bytes) -> dict[str, Any]:
 
 
 def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
-    """Return the user object `base` with the ids of `text`, `UID` or `UID:GID`, and the additional
-    `groups`. Only whole numbers are accepted: a number that is read in part would name another user
-    (CVE-2026-30892). Raises InvalidArgument."""
+    """Return `base`, the container's user object, with the ids in `text` (`UID` or `UID:GID`) and
+    the additional `groups`. Raises InvalidArgument for text after a number, which would otherwise
+    name another user (CVE-2026-30892)."""
     user = dict(base)
     if text:
         uid, colon, gid = text.partition(":")
@@ -78,8 +78,8 @@ def _id(digits: str, text: str) -> int:
 
 
 def _more_capabilities(base: dict[str, Any], added: Sequence[str]) -> dict[str, Any]:
-    """Add capabilities to bounding, effective and permitted; to ambient only when the container
-    has inheritable ones (CVE-2022-29162)."""
+    """Return the capabilities `base` with the names `added` in bounding, effective and permitted.
+    They are added to ambient only if the container has inheritable ones (CVE-2022-29162)."""
     sets = ["bounding", "effective", "permitted"] + ["ambient"] * bool(base.get("inheritable"))
     return {
         **base,

@@ -1,10 +1,9 @@
 """Finds the parts of config.json that cause each operation of the plan.
 
-The plan is made again without one part of the document at a time: the operations that disappear are
-caused by that part. So the plan need not record where its operations come from, and the result is
-right by construction. The parts inside a part are tried in the same way, because the smallest part
-that explains an operation counts. A single value that is required is changed instead of removed. A
-list item, such as a mount, counts as one part.
+The plan is made again without one part of the document at a time. The operations that disappear are
+caused by that part. If a smaller part inside it has the same effect, only the smaller part counts.
+A value that is required is changed instead of removed. A list item, such as a mount, counts as one
+part.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Cause:
 
 @dataclass(slots=True)
 class Row:
-    """A line of the plan and the places in config.json that cause it. Without causes the line is in
-    every plan."""
+    """A line of the plan and the places in config.json that cause it. A line without causes is in
+    the plan of every configuration."""
 
     number: str
     text: str
@@ -135,8 +134,8 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
 
 
 def _other(value: Any) -> Any:
-    """Return another value of the same type, for a number, a text or a list of texts. None for all
-    else, and for booleans: leaving one out has the effect of its other value."""
+    """Return another value of the same type for a number, a text or a list of texts. None for other
+    types, and for booleans, for which leaving the value out has the same effect."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -1,2 +1,2 @@
-"""Compiles requests into launches: opens descriptors and sources, and reads the root's files, id
-maps and facts of the machine."""
+"""Compiles requests into launches: opens descriptors, and reads the root's files, id maps and facts
+about the machine."""

@@ -40,8 +40,8 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
 
 
 def describe_source(number: int, path: str = "") -> BindSource:
-    """Return the facts about an open source. `path`: its real path, if the caller has it. May hang
-    as long as the storage does. Raises OSError."""
+    """Return the facts about an open source. `path`: its real path, if the caller has it. Hangs
+    while the storage does not answer. Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
         path or os.readlink(f"/proc/self/fd/{number}"),
@@ -51,6 +51,6 @@ def describe_source(number: int, path: str = "") -> BindSource:
 
 
 def bind_failed(source: str, destination: str, number: int, note: str = "") -> KernelError:
-    """Return the error of a failed bind mount, `bind 'SOURCE' on 'DESTINATION': ERRNO`, as
-    `pyrunc plan` words the operation. `number`: the errno; `note`: an explanation."""
+    """Return the error of a failed bind mount, in the words of `pyrunc plan`: `bind 'SOURCE' on
+    'DESTINATION': ERRNO`. `number`: the errno; `note`: an explanation, or empty."""
     return KernelError("bind", f"'{source}' on '{destination}'", number, note)

@@ -1,10 +1,10 @@
-"""Compiles a container's request into a launch: opens what it needs from outside, reads its files,
-makes its cgroup, builds and lowers its plan. Nothing of the container runs yet.
+"""Compiles a container's request into a launch: opens descriptors for all that the container needs
+from outside, reads its files, makes its cgroup, builds and lowers its plan. Nothing of the
+container runs yet.
 
-Everything that the container needs from outside is a descriptor made here: the root as a detached
-mount, clones of bind sources, namespaces, the cgroup. Nothing is mounted on the host. Another
-process, such as a shim, may carry the launch out. It adds stdio and the mounts and namespaces that
-it pins for a pod, which the launch names.
+These descriptors are the root as a detached mount, clones of bind sources, namespaces, and the
+cgroup. Nothing is mounted on the host. Another process, such as a shim, may run the launch. It adds
+stdio, and those mounts and namespaces of a pod that it pins and that the launch names.
 """
 
 from __future__ import annotations
@@ -122,8 +122,9 @@ def compile_container(
     undo: Undo,
     timings: Timings | None = None,
 ) -> CompiledLaunch:
-    """Compile the launch of the container's first process. `descriptors` gets its descriptors;
-    cgroup and start socket are pushed on `undo`. Raises InvalidSpec, KernelError."""
+    """Compile the launch of the container's first process. The descriptors that it inherits are
+    added to `descriptors`; the removal of its cgroup and start socket is pushed on `undo`. Raises
+    InvalidSpec, KernelError."""
     timings = timings or Timings()
     check(request.spec)
     request = _with_namespaces(request, descriptors)
@@ -201,9 +202,8 @@ def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts
 
 
 def preview(request: CreateRequest) -> Plan:
-    """Return the plan that `create` would carry out now. Makes no process, cgroup or socket; the
-    detached mounts that it looks into are closed again. Raises InvalidSpec, KernelError,
-    Unsupported."""
+    """Return the plan that `create` would run now, without making a process, cgroup or socket.
+    Raises InvalidSpec, KernelError, Unsupported."""
     check(request.spec)
     with NamedDescriptors() as descriptors:
         request = _with_namespaces(request, descriptors)

@@ -34,8 +34,9 @@ PINNED = "pinned:"  # replaces a namespace's path; the launching process adds th
 
 
 class NamedDescriptors:
-    """The descriptors that a launch's program inherits, by name in the plan. A context manager that
-    closes all of them at its end; by then the started process has its own copies."""
+    """The descriptors that a launched process inherits, by their names in the plan. A context
+    manager that closes all of them at the end of its block, when the started process has its own
+    copies."""
 
     __slots__ = ("numbers",)
 
@@ -141,9 +142,9 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
 
 
 def compiled_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:
-    """Compile the OCI object `linux.seccomp` into the operation that loads its filter; None when it
-    filters nothing. `store`: the folder of compiled programs, None for the default one, empty for
-    none. Raises InvalidSpec, Unsupported, KernelError."""
+    """Compile the OCI object `linux.seccomp` to the operation that loads its filter; None when it
+    filters nothing. `store`: the folder in which compiled filters are stored, None for the default
+    folder, empty to store none. Raises InvalidSpec, Unsupported, KernelError."""
     if not seccomp:
         return None
     from pyrunc.seccomp.compiler import compile as compile_filter

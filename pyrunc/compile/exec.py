@@ -1,8 +1,9 @@
-"""Compiles an exec into a launch; fields that the request's process object lacks are the
-container's.
+"""Compiles an exec into a launch. Fields that the request's process object lacks are taken from the
+container's process.
 
 The launcher joins all namespaces of the container's first process at once, by its pidfd, and clones
-the new process, which then sets its limits, capabilities, ids and filter as a container does.
+the new process. This sets its limits, capabilities, ids and seccomp filter as a container's process
+does.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ _INHERITED = (
 
 
 def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> CompiledLaunch:
-    """Compile the launch of the process. Raises InvalidSpec, KernelError; WrongState when the
-    container's group is gone."""
+    """Compile the launch of the process. Raises InvalidSpec, KernelError, and WrongState when the
+    container's cgroup is gone."""
     spec, process = request.spec, request.process
     check_process(process)
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
@@ -185,8 +186,8 @@ def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan
 
 
 def _with_maps(spec: Spec, pid: int) -> Spec:
-    """Return the configuration with the id maps read from the container's process, if it has a user
-    namespace but no maps: it joined the namespace by path."""
+    """Return the configuration with the id maps of the container's process, if the container joined
+    a user namespace by path and so has no maps in its configuration."""
     linux = spec.linux
     if linux.namespace("user") is None or linux.uid_mappings:
         return spec
@@ -195,7 +196,7 @@ def _with_maps(spec: Spec, pid: int) -> Spec:
 
 
 def _home(request: ExecRequest) -> str:
-    """Return the user's home by the /etc/passwd that the container has now."""
+    """Return the home of the user in the container's present /etc/passwd."""
     try:
         # The root of the process, so that mounts over /etc, such as a volume with its own passwd,
         # count.

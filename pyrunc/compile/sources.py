@@ -78,12 +78,12 @@ def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
 
 
 def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -> int:
-    """Mount the overlay detached. With a user namespace the lower layers are idmapped, so that
-    files of the host's root belong to the container's root.
+    """Mount the overlay and return it detached. With a user namespace the lower layers are
+    idmapped, so that files of the host's root belong to the container's root.
 
-    The upper and work folders are not idmapped and must belong to the namespace's root: overlayfs
-    writes to them as the mounter, whose id the map would not have, and the mount would silently be
-    read-only.
+    The upper and work folders are not idmapped and must belong to the user namespace's root.
+    overlayfs writes to these folders with the mounter's id; if an id map lacked that id, the mount
+    would silently be read-only.
     """
     options = _overlay_options(rootfs, linux)
     if linux.namespace("user") is not None:
@@ -192,8 +192,8 @@ def overlay_of(mount: Mount) -> Overlay:
 
 
 def _split_paths(text: str, separator: str) -> list[str]:
-    """Split an option into paths; a backslash escapes the next character
-    (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
+    """Split an option of overlayfs into paths at `separator`, which may be empty. A backslash
+    escapes the next character (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
     paths, characters = [""], iter(text)
     for character in characters:
         if character == separator:

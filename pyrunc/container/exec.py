@@ -1,5 +1,5 @@
-"""`exec`: starts another process in a running container. It is a child of the caller and lives in
-the container's cgroup."""
+"""`exec`: starts another process in a running container. The process is a child of the caller and
+lives in the container's cgroup."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 def execute(
     request: ExecRequest, store: Callable[[LoweredProgram, tuple[str, ...]], object] | None = None
 ) -> ContainerProcess:
-    """Start the process in the running container; returns when its program was executed. Raises
+    """Start the process in the running container; returns when it has executed its program. Raises
     WrongState when the container has ended, InvalidSpec, KernelError (with the plan's line),
     NotFound or InvalidArgument for a missing program.
 
-    `store` is called with the lowered program and its warnings if they can be used again: the
-    process has no terminal, no steps of its parent, and is in the cgroup that was requested.
+    `store` is called with the lowered program and its warnings if these can be used again. They
+    cannot with a terminal, if the parent has operations of its own to do, or if the process is not
+    in the requested cgroup.
     """
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)

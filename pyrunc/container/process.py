@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 class ContainerProcess(Value):
     """A process that was started in a container. The caller closes the descriptors. `cgroup`: the
-    group that was made for it; `proxy`: the socket by which a running program reports to a service
-    manager."""
+    cgroup that was made for the process; `proxy`: the socket by which a running program reports
+    READY to a service manager."""
 
     pid: int
     pidfd: int

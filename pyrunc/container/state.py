@@ -1,16 +1,17 @@
-"""The state of containers on disk: a folder for each below the root, which all commands use.
+"""The state of containers on disk: below the root, a folder for each container, which all commands
+use.
 
     <root>/<id>/config.json   the configuration at create; later edits of the bundle have no effect
     <root>/<id>/state.json    this file's `State`: init's pid and start time, cgroup, bundle
     <root>/<id>/start.sock    listens until `start`; while it exists the status is "created"
 
-No status is stored: `status` derives it from the process, the freezer and the socket. The folder is
-claimed by mkdir, so of two creates with one id exactly one wins; commands exclude each other by
+No status is stored: `status` derives it from the process, the freezer and the socket. mkdir claims
+the folder, so of two creates with one id exactly one succeeds. Commands exclude each other by
 flock(2) on the folder.
 
-A folder is a container when its state.json names it. A folder without state.json, which a killed
-create leaves, is recognised by the sticky bit that its mkdir set: other folders under the root are
-neither listed nor deleted.
+A folder is a container if its state.json names the same id. A folder that a killed create has left
+has no state.json; it is recognised by the sticky bit that create's mkdir sets. Other folders under
+the root are neither listed nor deleted.
 """
 
 from __future__ import annotations
@@ -165,8 +166,8 @@ class State(RecordFile):
 
 
 def claim(root: str, container_id: str) -> str:
-    """Make the container's folder, which claims the id. Raises AlreadyExists; the other container
-    is not touched."""
+    """Make the container's folder and so claim the id. Returns the folder's path. Raises
+    AlreadyExists if a folder with this name exists, InvalidArgument for an invalid id."""
     check_id(container_id)
     _make_root(root)
     folder = f"{root}/{container_id}"
@@ -329,8 +330,8 @@ def _rfc3339(time_ns: int) -> str:
 
 
 def owner_name(uid: int) -> str:
-    """Return the user's name in /etc/passwd, else the number. Read directly, because NSS would load
-    libraries."""
+    """Return the user's name in /etc/passwd, else the number. NSS is not used, because it would
+    load libraries."""
     try:
         with open("/etc/passwd", "rb", buffering=0) as file:
             for line in (file.readall() or b"").splitlines():

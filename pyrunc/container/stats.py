@@ -214,9 +214,9 @@ _COUNTERS = {
 
 
 def interfaces(pid: int) -> list[dict[str, Any]] | None:
-    """Return the counters of the network interfaces in the process's network namespace, without
-    loopback. None when there are no others, when the process is gone, or when its network namespace
-    is ours."""
+    """Return the counters of the network interfaces in the network namespace of the process `pid`,
+    without loopback. None when there are no such interfaces, when the process is gone, or when its
+    network namespace is the runtime's."""
     reports: list[dict[str, Any]] = []
     # With the host's network these would be the machine's counters.
     if _network_of(pid) in ("", _network_of("self")):

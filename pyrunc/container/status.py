@@ -78,10 +78,8 @@ def wait_dead(state: State, timeout_s: float) -> bool:
 
 
 def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
-    """Return the status if it is one of `allowed`; the caller holds the lock.
-
-    Raises WrongState with the text `refusal`, in which {status} stands for the present status.
-    """
+    """Return the status if it is one of `allowed`. Otherwise raise WrongState with the text
+    `refusal`, in which {status} is replaced by the present status. The caller holds the lock."""
     current = status(state, locked=True)
     if current not in allowed:
         raise WrongState(refusal.replace("{status}", current))

@@ -86,8 +86,8 @@ class StoredEntry(Value):
 
 
 class OrphanExit(Value):
-    """How a process ended: `status` is a wait status (wait(2)), `time_ns` is the wall-clock
-    time."""
+    """How a process ended. `status`: its wait status (wait(2)); `time_ns`: when, as wall-clock time
+    in ns."""
 
     status: int
     time_ns: int

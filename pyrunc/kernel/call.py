@@ -1,9 +1,9 @@
-"""Raw system calls by name, with errno turned into a `KernelError` that names call and object.
+"""Makes raw system calls by name; an errno becomes a `KernelError` that names the call and its
+object.
 
-`syscall` is enough for almost everything: it does not depend on which calls the C library wraps.
-Pointers are passed as bytes (read by the kernel) or `buffer`s (written by the kernel). The program
-`pyrunc` (cli/front.c) brings a function for the call; other interpreters use ctypes, which takes 3
-ms to load.
+`syscall` does not depend on which calls the C library wraps. Pointers are passed as bytes, which
+the kernel reads, or as a `buffer`, which the kernel writes. The program `pyrunc` (cli/front.c) has
+its own function for the call; other interpreters use ctypes, which takes 3 ms to load.
 """
 
 from __future__ import annotations

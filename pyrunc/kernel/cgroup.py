@@ -1,10 +1,9 @@
-"""Access to the cgroup v2 tree as files: finds the mount point, reads and writes one file of one
-group.
+"""Reads and writes the cgroup v2 tree: finds its mount point, and accesses one file of one group.
 
 A group is named by its directory's absolute path. File names come from configurations (`unified`
-keys, huge page sizes), so a name that could climb out of the group is refused here. cgroupfs holds
-no symbolic links and nothing can create one, so a plain open is as good as a resolved one. Source:
-cgroups(7), and the kernel's Documentation/admin-guide/cgroup-v2.rst.
+keys, huge page sizes), so a name that leads out of the group is refused. A plain open is safe,
+because cgroupfs has no symbolic links. Source: cgroups(7), and the kernel's
+Documentation/admin-guide/cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _root = ""
 
 
 def root() -> str:
-    """Return where the v2 tree is mounted; on a hybrid host that is `/sys/fs/cgroup/unified`.
-    Raises Unsupported."""
+    """Return the mount point of the v2 tree, on a hybrid host `/sys/fs/cgroup/unified`. Raises
+    Unsupported when it is not mounted."""
     global _root
     if not _root:
         _root = _find_root()
@@ -142,8 +141,8 @@ def keyed(content: str | None) -> dict[str, int]:
 
 
 def may_move(source: str, target: str) -> bool:
-    """Tell whether we may move a process from one group to another, by their paths in the tree:
-    cgroups(7) requires write access to cgroup.procs of their common ancestor."""
+    """Tell whether we may move a process from the group `source` to the group `target` (paths in
+    the tree). cgroups(7) requires write access to cgroup.procs of their common ancestor."""
     above = os.path.commonpath([source, target])
     return os.access(f"{root()}{above.rstrip('/')}/cgroup.procs", os.W_OK)
 

@@ -56,11 +56,10 @@ def _ignore(_: int) -> None:
 
 def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -> None:
     """Copy content and attributes of the folder `source` to the empty folder `target`; the caller
-    keeps both descriptors.
+    closes both descriptors. Raises OSError, KernelError.
 
-    `tick` is called before each file and folder, and at least once per MiB of data, with the number
-    of bytes that the disk will need, 0 for a run of zeros. It may raise, which ends the copy.
-    Raises OSError, KernelError.
+    `tick` is called with the number of bytes that the disk will need, before each file and folder,
+    and at least once per MiB of data; with 0 for a run of zeros. It may raise, which ends the copy.
     """
     copied: Copied = {}
     stack = [_FolderCopy(source, target, ".", ".")]

@@ -18,8 +18,7 @@ def in_user_namespace() -> bool:
 
 
 def is_machine_root() -> bool:
-    """Tell whether this process is root of the initial user namespace: effective uid 0, and not
-    only inside another user namespace."""
+    """Tell whether this process has the effective uid 0 in the initial user namespace."""
     return os.geteuid() == 0 and not in_user_namespace()
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _in_mount_namespace(path: str = "") -> Iterator[None]:
-    """Run the block in the mount namespace at `path`, or without a path in a private copy of ours.
-    Restores our working directory."""
+    """Run the block in the mount namespace at `path`, or, without a path, in a private copy of the
+    present one. Then return to the former namespace and working directory."""
     # setns(2) sets root and working directory to the namespace's root, so the folder is entered
     # again at the end.
     own, folder = open_own("mnt"), os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -104,6 +104,6 @@ def open_overlay(
 
 
 def _escaped(path: str) -> str:
-    """Escape a path for an overlay's option: overlayfs splits at `:`, the option string at `,`;
-    both take a backslash."""
+    """Escape a path for an option of overlayfs: a backslash goes before each `\\`, `:` (overlayfs
+    splits there) and `,` (the kernel splits options there)."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

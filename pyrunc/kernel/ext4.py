@@ -2,15 +2,16 @@
 cheap after many removals.
 
 An ext4 without a journal does not reuse an inode that was deleted in the last minute, or in the
-last six minutes while the deletion is not written to the disk (`recently_deleted`,
-fs/ext4/ialloc.c); whenever a file is made in a block group, the kernel looks at all such inodes of
-the group. In a folder with the attribute `T` (EXT4_TOPDIR_FL: "top of directory hierarchies",
-chattr(1)), the name of each subfolder selects the block group for it and for all that is made in
-it, so that the group has few such inodes: after the removal of 3,000 pods, making a pod's files
-takes 0.2 to 0.5 of the time without `T`.
+last six minutes while the deletion is not on disk (`recently_deleted`, fs/ext4/ialloc.c). Whenever
+a file is made in a block group, the kernel looks at all such inodes of the group.
 
-With a journal the kernel does not look for recently deleted inodes: `T` then saves no time, and 1.3
-times as many bytes are written.
+In a folder with the attribute `T` (EXT4_TOPDIR_FL: "top of directory hierarchies", chattr(1)), each
+subfolder's name selects the block group for all that is made in the subfolder. So each group has
+few such inodes. After the removal of 3,000 pods, making a pod's files takes 0.2 to 0.5 of the time
+without `T`.
+
+With a journal the kernel does not look for recently deleted inodes. `T` would then save no time,
+and 1.3 times as many bytes would be written.
 """
 
 from __future__ import annotations
@@ -26,12 +27,9 @@ _FLAGS = Struct("=I")
 
 
 def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
-    """Set the attribute `T` of a folder on an ext4 without a journal, by FS_IOC_SETFLAGS. It stays
-    until it is cleared, and hinders no removal.
-
-    Returns False for a folder on another file system, and where the attribute is refused. Raises
-    OSError for a folder that cannot be opened.
-    """
+    """Set the attribute `T` of a folder on an ext4 without a journal, by FS_IOC_SETFLAGS. The
+    folder can be removed as before. Returns False for a folder on another file system, or where the
+    kernel refuses the attribute. Raises OSError for a folder that cannot be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not _is_without_journal(os.fstat(descriptor).st_dev):

@@ -72,7 +72,8 @@ class closing_fd:
 
 
 def pwrite_all(number: int, content: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write all of `content` to a file at `offset`; pwrite(2) may take a part. Raises OSError."""
+    """Write all of `content` to a file at `offset`, by several calls if pwrite(2) takes only a
+    part. Raises OSError."""
     view = memoryview(content)
     while view:
         written = os.pwrite(number, view, offset)
@@ -172,6 +173,7 @@ def open_sealed_executable(name: str, content: bytes) -> int:
 
 
 def duplicate(number: int, lowest: int = 3) -> int:
-    """Copy the descriptor to a number that is at least `lowest`: fcntl(F_DUPFD_CLOEXEC)."""
+    """Return a copy of the descriptor, with a number of at least `lowest` (F_DUPFD_CLOEXEC). Raises
+    KernelError."""
     with kernel_errors("fcntl", f"F_DUPFD_CLOEXEC of {number}"):
         return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)

@@ -1,6 +1,5 @@
-"""Resets the attributes that a process inherits by fork(2) and execve(2) to the kernel's defaults:
-scheduling, core dump filter, I/O priority, personality, memory policy, session keyring, and
-settings of prctl(2)."""
+"""Resets attributes that a process inherits by fork(2) and execve(2): scheduling, core dump filter,
+I/O priority, personality, memory policy, session keyring, and settings of prctl(2)."""
 
 from __future__ import annotations
 

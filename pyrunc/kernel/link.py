@@ -68,7 +68,8 @@ class Routing:
         self._socket.close()
 
     def index(self, name: str) -> int:
-        """Return the number of the link with that name. KernelError ENODEV."""
+        """Return the number of the link `name`. Raises KernelError, with ENODEV when there is no
+        such link."""
         answers = self._ask(
             RTM_GETLINK, NLM_F_ACK, _LINK.pack(0, 0, 0, 0, 0), [_name(name)], f"link '{name}'"
         )

@@ -1,4 +1,4 @@
-"""Mount calls: mount(2), and those by descriptor (fsopen, fsconfig, fsmount, open_tree,
+"""Calls mount(2) and the mount calls by descriptor (fsopen, fsconfig, fsmount, open_tree,
 mount_setattr).
 
 A detached mount belongs to its descriptor: it appears nowhere on the host, and ends with the last
@@ -63,7 +63,7 @@ def umount2(path: Path, flags: int = 0) -> None:
 
 
 def open_fs(fstype: str) -> int:
-    """Open the configuration of a new file system: fsopen(2)."""
+    """Begin the configuration of a new file system and return its descriptor: fsopen(2)."""
     return syscall("fsopen", f"'{fstype}'", fstype.encode(), FSOPEN_CLOEXEC)
 
 

@@ -28,8 +28,8 @@ def setns(fd: int, flags: int = 0) -> None:
 
 
 def kind_of(fd: int) -> str:
-    """Return the namespace's kind (`net`, `pid`, …); KernelError EINVAL when the descriptor is no
-    namespace."""
+    """Return the kind of a namespace's descriptor (`net`, `pid`, …). Raises KernelError, with
+    EINVAL when it is no namespace."""
     try:
         # Checked before the ioctl, whose number can mean something else to the driver of a device.
         if fstatfs_type(fd) == NSFS_MAGIC:
@@ -40,7 +40,8 @@ def kind_of(fd: int) -> str:
 
 
 def open_namespace(path: str, kind: str) -> int:
-    """Open the namespace at `path`; EINVAL when it is no namespace of that kind."""
+    """Open the namespace at `path`. Raises KernelError, with EINVAL when it is no namespace of the
+    kind `kind`."""
     with kernel_errors("open", quoted(path)):
         # The path is the configuration's: a FIFO must not block, and a terminal not become ours.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

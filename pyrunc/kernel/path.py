@@ -40,7 +40,8 @@ LINKS_AT_MOST = 40  # as the kernel's MAXSYMLINKS
 
 
 def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0) -> int:
-    """Call openat2(2), close-on-exec; EAGAIN and EINTR are retried, at most RETRIES times."""
+    """Call openat2(2), close-on-exec, at most RETRIES times while it answers EAGAIN or EINTR.
+    Raises KernelError."""
     raw_path = path_bytes(path)
     how = pack("<3Q", flags | O_CLOEXEC, mode, resolve)
     # Limited, because a container can rename without end and so keep the call from ever succeeding.
@@ -86,8 +87,8 @@ def open_folder_at(dir_fd: int, name: str) -> int:
 
 
 def clean(path: str) -> str:
-    """Return the path as absolute and lexically normal: `a/./b/../c//` is `/a/c`. `..` at the top
-    stays at the top."""
+    """Return `path` as an absolute path without `.`, `..` and double slashes, by its text alone:
+    `a/./b/../c//` is `/a/c`, and `/..` is `/`."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -99,7 +100,7 @@ def clean(path: str) -> str:
 
 
 def components(path: str) -> list[str]:
-    """Return the names of a path, cleaned: `/a/../b/c` is `["b", "c"]`, the root `[]`."""
+    """Return the names in the cleaned path: `/a/../b/c` is `["b", "c"]`, `/` is `[]`."""
     return [part for part in clean(path).split("/") if part]
 
 

@@ -1,5 +1,4 @@
-"""A process's settings towards its descendants and its parent: subreaper, parent death signal, name
-(prctl(2))."""
+"""Sets what the process is to its relatives by prctl(2): subreaper, parent death signal, name."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from pyrunc.kernel.call import path_bytes, syscall
 
 
 def set_child_subreaper(on: bool = True) -> None:
-    """Make orphaned descendants of the caller its children (PR_SET_CHILD_SUBREAPER). Children do
-    not inherit this; execve keeps it."""
+    """Make the caller a subreaper, whose orphaned descendants become its children
+    (PR_SET_CHILD_SUBREAPER). The setting survives execve, but children do not inherit it."""
     syscall("prctl", "PR_SET_CHILD_SUBREAPER", PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 

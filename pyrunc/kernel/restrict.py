@@ -46,8 +46,8 @@ _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
 
 def no_new_privileges() -> None:
-    """Set PR_SET_NO_NEW_PRIVS: no later execve gains privileges; seccomp and landlock require
-    it."""
+    """Set no_new_privs: no later execve gains privileges. Without it an unprivileged process may
+    not load a seccomp filter or use landlock."""
     syscall("prctl", "PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
