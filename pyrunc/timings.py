@@ -1,5 +1,5 @@
-"""Records the parts of a piece of work and their times, for the server's timeline. Recording a part
-reads the clock once, so it is always done."""
+"""Records the parts of a piece of work and their times, for the server's timeline. Parts are always
+recorded, because each costs only one read of the clock."""
 
 from __future__ import annotations
 

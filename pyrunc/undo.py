@@ -1,7 +1,8 @@
-"""Undoes a failed piece of work: everything acquired pushes its undo on one stack, which runs in
-reverse.
+"""Undoes a failed piece of work: everything acquired pushes its undo step on one stack, which runs
+in reverse.
 
-Steps that fail are added to the exception as notes, so that its reader knows what was left behind.
+An undo step that fails is added to the exception as a note, so that its reader knows what was left
+behind.
 """
 
 from __future__ import annotations

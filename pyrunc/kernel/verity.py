@@ -28,7 +28,7 @@ def enable(fd: int) -> bool:
     be open for reading, and no descriptor of the file for writing.
 
     Returns True when the file is sealed, also if it was sealed before; False if the file system has
-    no fs-verity or not for its block size. Raises KernelError.
+    no fs-verity or does not support it with its block size. Raises KernelError.
     """
     try:
         fcntl.ioctl(fd, FS_IOC_ENABLE_VERITY, _ENABLE.pack(1, SHA256, BLOCK_BYTES, 0, 0, 0, 0, 0))

@@ -1,9 +1,9 @@
 """Runs hooks in the runtime's namespaces: programs that the configuration names, with the state on
 stdin.
 
-Their environment is exactly what the configuration says. Output goes to files in memory, so that a
-hook that leaves a daemon behind cannot keep a pipe open; it is reported only when the hook fails.
-Source: runtime-spec config.md, POSIX-platform hooks.
+A hook's environment is exactly that of the configuration. Its output goes to files in memory, so
+that a hook that leaves a daemon behind cannot keep a pipe open. The output is reported only when
+the hook fails. Source: runtime-spec config.md, POSIX-platform hooks.
 """
 
 from __future__ import annotations

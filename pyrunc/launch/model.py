@@ -1,5 +1,5 @@
-"""Describes a launch: all data that one new process needs to start. `Launch` is all that the code
-which compiles a launch and the code which starts the process share."""
+"""Describes a launch: all data that one new process needs to start. The compiler makes a `Launch`,
+and the starter carries it out; they share nothing else."""
 
 from __future__ import annotations
 

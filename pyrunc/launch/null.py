@@ -103,8 +103,8 @@ def prepare() -> None:
 
 
 def _prepared() -> int | None:
-    """Return the tmpfs's descriptor that `prepare` has opened. None without `prepare`, and in a
-    fork that has closed the descriptor."""
+    """Return the descriptor of the tmpfs that `prepare` has opened. None without `prepare`, and in
+    a fork that has closed the descriptor."""
     if _folder is None:
         return None
     number, device = _folder

@@ -67,8 +67,8 @@ class EndedEarly(Error):
 
 
 class ChildProcess:
-    """A process that a launch has cloned, with its pidfd and the descriptors of its terminal's
-    master and seccomp listener, None until it has sent them. The object's owner closes the
+    """A process that a launch has cloned. `console_fd`: the terminal's master; `listener_fd`: the
+    seccomp listener; each is None until the process has sent it. The object's owner closes the
     descriptors."""
 
     __slots__ = ("console_fd", "listener_fd", "pid", "pidfd", "start_time")
@@ -254,7 +254,7 @@ class ParentSide:
         debug.say("process %d exists", pid)
 
     def _answer(self, message: LauncherMessage, process: ChildProcess) -> None:
-        """Handle a message of the process, all but READY and TIME."""
+        """Handle a message of the process that is neither READY nor TIME."""
         if message.tag == DESCRIPTOR:
             if len(message.fds) != 1 or process.console_fd is not None:
                 close_all(message.fds)

@@ -83,8 +83,8 @@ class ExecPlanOptions(Value):
 
 
 class PausePlanOptions(Value):
-    """Options of a pause process beyond its namespaces. `mounts`: absolute paths of mounts that
-    are put into its root."""
+    """Options of a pause process beyond its namespaces. `mounts`: absolute paths in its root, at
+    which mounts are attached."""
 
     hostname: str = ""
     uid: int = 65535

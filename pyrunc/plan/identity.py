@@ -2,9 +2,9 @@
 container's start and for an exec.
 
 Order: the bounding set is dropped while SETPCAP is held; groups and gid are set before the uid;
-capset follows the change of uid; ambient capabilities come last (capabilities(7)). Loading a filter
-needs CAP_SYS_ADMIN or no_new_privs. So it is loaded before the ids change; with no_new_privs,
-instead, right before execve. Capabilities that the runtime does not hold are left out with a
+capset follows the change of uid; ambient capabilities come last (capabilities(7)). Without
+no_new_privs a filter needs CAP_SYS_ADMIN, so it is loaded before the ids change. With no_new_privs
+it is loaded right before execve. Capabilities that the runtime does not hold are left out with a
 warning (runtime-spec 1.1).
 """
 

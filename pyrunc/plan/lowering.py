@@ -172,8 +172,8 @@ class Lowering:
         propagation: int = 0,
         recursive: bool = False,
     ) -> None:
-        """Call mount_setattr(2) on a mount's descriptor. A change within the atime family clears
-        the whole family first."""
+        """Call mount_setattr(2) on a mount's descriptor. If `to_set` has an atime attribute, all
+        others of that family are cleared."""
         # mount_setattr(2): the atime settings are an enumeration, and EINVAL answers a change that
         # does not name the whole field in attr_clr.
         if to_set & mnt.MOUNT_ATTR__ATIME:
@@ -238,8 +238,9 @@ class Lowering:
         refusal: int,
         rules: dict[int, Label],
     ) -> None:
-        """Open a filesystem context and set these options. `refusal`: the errno to ignore for the
-        option `gid`, which the kernel may refuse for an unmapped group; 0 for none."""
+        """Append fsopen(2) of a filesystem of type `kind`, and fsconfig(2) of its source and
+        options. `rules`: errno of fsopen -> label. `refusal`: the errno to ignore for the option
+        `gid`, which the kernel may refuse for an unmapped group; 0 for none."""
         a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)
         if source:

@@ -341,8 +341,8 @@ class LabelMount(Op):
 
 
 class ReopenNull(Op):
-    """Replace those of stdio that are the host's /dev/null by the container's /dev/null, which must
-    be the device 1:3."""
+    """Replace each of stdin, stdout and stderr that is the host's /dev/null by the container's
+    /dev/null, which must be the device 1:3."""
 
     descriptors: tuple[int, ...]
 

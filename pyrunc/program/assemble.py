@@ -166,7 +166,8 @@ class Assembler:
         return table
 
     def pointer(self, place: Address, target: Address) -> None:
-        """Make the 8 aligned bytes at `place` a pointer to `target`: iovec, msghdr, sock_fprog."""
+        """Store a pointer to `target` in the 8 aligned bytes at `place`, a field of an iovec,
+        msghdr or sock_fprog."""
         if place.offset % 8:
             raise InvalidArgument(
                 f"a pointer at data offset {place.offset}, which is not a multiple of 8"
@@ -403,9 +404,9 @@ class Assembler:
         words: Sequence[int],
         call: str,
     ) -> None:
-        """Append an operation that jumps, and note for each of its labels which slots have been
-        stored on every path to it. The next operation counts as reached only if one of the labels
-        is NEXT."""
+        """Append an operation that jumps to `true` or to a label of `rules`. Notes for each label
+        which slots are stored on every path to it. Unless a label is NEXT, the operation that
+        follows is reached only by a jump."""
         index, stored = len(self._packed), self._stored
         jumps = reached = False
         for label in (true, *rules):

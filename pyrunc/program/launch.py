@@ -144,7 +144,8 @@ class RunningProgram:
             pass
 
     def reap_launcher(self) -> int:
-        """Wait for the launcher, once it sent PID or the program ended; returns its wait status."""
+        """Wait for the launcher's end and return its wait status. Call it after PID or after the
+        program's end, because before it would block."""
         if self.launcher_status is None:
             # By pid, never -1: the caller has other children, such as the cloned process itself.
             self.launcher_status = os.waitpid(self.launcher_pid, 0)[1]

@@ -267,8 +267,8 @@ def make_directories(a: Assembler, root: Operand, path: str) -> Slot:
 
 
 def make_file(a: Assembler, root: Operand, path: str) -> Slot:
-    """Open (O_PATH) the file at the path; when it is missing, an empty one (0644) and the
-    directories above it are made."""
+    """Open (O_PATH) the file at the path; returns its slot. A missing file is made empty (0644),
+    with the directories above it."""
     names = components(path)
     result, done, missing = a.slot(4), a.label("file is there"), a.label("file is missing")
     open_at(a, root, "/".join(names), O_PATH, store=result, skip={ENOENT: missing}, ok=done)

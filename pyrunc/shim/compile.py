@@ -62,7 +62,7 @@ class CompiledProcess:
         return self.launch.cgroup if self.launch else None
 
     def close(self) -> None:
-        """Close the descriptors, when the process runs or never will. The cgroup stays."""
+        """Close the descriptors, after the launch or in place of it. The cgroup stays."""
         if self.cgroup is not None:
             self.cgroup.occupied()
         ipc.close_all(self.fds)
@@ -93,8 +93,8 @@ class CompiledContainer(CompiledProcess):
 
 
 class CompiledPause(CompiledProcess):
-    """A compiled pause process. `pins`: detached mounts for the pod's containers, by name.
-    `new_network`: its clone makes the network namespace."""
+    """A compiled pause process. `pins`: name -> detached mount for the pod's containers.
+    `new_network`: whether the clone of the process makes the pod's network namespace."""
 
     pins: dict[str, int]
     new_network: bool = False

@@ -33,8 +33,8 @@ class LogFile:
         self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
     ) -> None:
         """Open `path` for appending; a missing file and its missing folders are made. Symbolic
-        links are refused in place of the file and, below the log `directory`, of folders. Raises
-        KernelError.
+        links are refused in place of the file, of the log `directory` and of folders below it.
+        Raises KernelError.
 
         `on_waiting()` is called when records could not be written; the caller then calls `retry`
         from time to time.
@@ -127,8 +127,9 @@ def open_log(path: str, directory: str = "") -> int:
     """Open `path` for appending; return the descriptor. A missing file is made with mode 0640,
     missing folders with 0755. Raises KernelError.
 
-    Symbolic links are refused, in place of the file and, from the pod's log `directory` on, of
-    folders: a pod that may write to the node's logs would choose which file of the host grows.
+    Symbolic links are refused in place of the file, of the pod's log `directory` and of folders
+    below it. By such a link, a pod that may write to the node's logs could make any file of the
+    host grow.
     """
     above, name = os.path.split(path)
     top = directory.rstrip("/") or above

@@ -64,6 +64,6 @@ def time_stamp() -> bytes:
 
 
 def _whole_lines(prefix: bytes, lines: bytes) -> list[bytes]:
-    """Return the log records of `lines`, which ends with a newline or is empty: each line with
-    `prefix`, joined to one item. An empty list if there are none."""
+    """Return a list with one item: the log records of `lines`, each line with `prefix`. `lines`
+    ends with a newline; the list is empty if `lines` is."""
     return [prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"] if lines else []

@@ -52,7 +52,7 @@ def main(arguments: Message, fds: list[int]) -> None:
 
 
 def _log_to(path: str) -> None:
-    """Write stderr to a file: the server may end before this process does."""
+    """Redirect this process's stderr to a file, because the server may end first."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(log, 2)
     os.close(log)

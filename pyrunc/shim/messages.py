@@ -200,8 +200,8 @@ class Done(Record):
 
 
 class NetworkNamespace(Record):
-    """The answer about a pod's network namespace. `netns_path`: the path of the namespace that the
-    shim has open, if there is one."""
+    """The answer to `TakePod` and `TakeOverPause`. `netns_path`: the path of the pod's network
+    namespace, if the shim has it open."""
 
     netns_path: str | None = None
 
@@ -214,7 +214,8 @@ class StartPause(Request):
 
 
 class PauseStarted(Record):
-    """The pause process runs. `netns_path`: the path of its network namespace."""
+    """The answer to `StartPause`: the pause process runs. `netns_path`: the path of its network
+    namespace."""
 
     pid: int
     start_time: int
@@ -240,7 +241,7 @@ class CreateContainer(Request):
 
 
 class ContainerCreated(Record):
-    """The container is created, and can be started."""
+    """The answer to `CreateContainer`: the container can be started."""
 
     parts: Sequence[Any] = ()
 
@@ -262,7 +263,7 @@ class StartContainer(Request):
 
 
 class ContainerStarted(Record):
-    """The container's first process runs."""
+    """The answer to `StartContainer`: the container's first process runs."""
 
     pid: int
     start_time: int
@@ -304,8 +305,8 @@ class StartExec(Request):
 
 
 class ExecStarted(Record):
-    """The session's process runs. The answer has descriptors: the terminal's master, or a pipe for
-    each requested one of stdin, stdout and stderr."""
+    """The answer to `StartExec`: the session's process runs. The answer has descriptors: the
+    terminal's master, or a pipe for each requested one of stdin, stdout and stderr."""
 
     pid: int
     start_time: int = 0

@@ -150,7 +150,7 @@ class RuntimeCommand:
 
 
 class _Listener:
-    """A socket to which a runtime sends the master of the terminal that it has made."""
+    """A socket on which a runtime sends the master of the container's terminal."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -36,8 +36,8 @@ class ShimPods:
     def __init__(
         self, arguments: messages.Arguments, listener: int, client: int, starter: Starter
     ) -> None:
-        """Serve calls on the socket `listener`, which is bound in the shim's folder, and on
-        `client`, whose other end the server has that started this shim. `starter` starts the pods'
+        """Serve calls on `listener`, a socket that is bound in the shim's folder, and on `client`,
+        a socket that is connected to the server which started this shim. `starter` starts the pods'
         processes."""
         self.starter = starter
         self.loop = EventLoop()

@@ -1,10 +1,10 @@
-"""Restores a container from CRIU's images, in a fork of the shim, because it takes long and needs a
-mount namespace.
+"""Restores a container from CRIU's images, in a fork of the shim, because a restore takes long and
+needs its own mount namespace.
 
-CRIU makes the processes its siblings, so they are the fork's children. When the fork has ended they
-become children of the shim, which is a subreaper, and the container is like any other. Its root and
-other mounts are attached in the fork's mount namespace, from which CRIU takes them, so the host
-sees none of them.
+CRIU makes the container's processes its siblings, so they are the fork's children. When the fork
+has ended they become children of the shim, which is a subreaper, and the container is like any
+other. The fork attaches the root and the other mounts in its mount namespace, from which CRIU takes
+them, so the host sees none of them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class SupervisedContainer:
         on_exit: Callable[[SupervisedContainer], None],
         signal_by_runtime: Callable[[SupervisedContainer, int], None],
     ) -> None:
-        """`signal_by_runtime` sends a signal to a container of another OCI runtime."""
+        """Prepare to supervise a container that will be started. `on_exit` is called when its exit
+        is recorded; `signal_by_runtime` sends a signal to a container of another OCI runtime."""
         self.id, self.directory = container_id, directory
         self._kill_counts, self._oom_killed = kill_counts, False
         self.pid = self.start_time = self.started_at_ns = 0

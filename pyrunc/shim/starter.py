@@ -1,7 +1,7 @@
-"""Compiles processes and starts what was compiled, by the runtime library.
+"""Compiles and starts processes, by the runtime library.
 
 The shim becomes the parent of the started processes. Starts are generators that run in steps
-between other work; a start that waits for other processes (hooks, a seccomp agent) runs in a fork
+between other work. A start that waits for other processes (hooks, a seccomp agent) runs in a fork
 (`worker`), which returns a record and descriptors.
 """
 
@@ -197,7 +197,8 @@ class Starter:
     """Compiles and starts processes by the runtime library."""
 
     def __init__(self, oom_score_adj: int) -> None:
-        """`oom_score_adj`: of processes whose configuration has none."""
+        """Prepare to start processes. `oom_score_adj`: for processes whose configuration sets
+        none."""
         self._oom_score_adj = oom_score_adj
 
     def container_compiler(
@@ -326,8 +327,8 @@ class Starter:
         return process
 
     def waits(self, compiled: CompiledContainer) -> bool:
-        """Tell whether the parent waits for other processes while it carries the launch out, so
-        that a fork has to do it."""
+        """Tell whether a container's start waits for other processes, such as hooks or a seccomp
+        agent, so that it must run in a fork."""
         launch = compiled.launch
         if launch is None or compiled.poststart:
             return True

@@ -56,9 +56,9 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
     """Return the leaders of exec sessions whose shim was lost, in a container with its own pid
-    namespace: those of its `processes` whose parent is outside that namespace and is not this shim.
-    In the host's pid namespace no leader is returned, because there every orphan of the container
-    has such a parent."""
+    namespace: those of its `processes`, except `first`, whose parent is outside that namespace and
+    is not this shim. In the host's pid namespace every orphan has such a parent, so no leader is
+    returned."""
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
         return []

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _give_up(number: int, frame: object) -> None:
-    """Raise SystemExit on SIGTERM during the imports, so that their `finally` blocks run."""
+    """Raise SystemExit on SIGTERM during the imports, so that `finally` blocks run."""
     sys.exit(128 + number)
 
 

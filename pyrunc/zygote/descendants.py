@@ -1,7 +1,7 @@
 """Kills a job with all its descendants, also those that have left its process group.
 
-A job is a child subreaper, so whatever its children leave behind stays below it while it lives:
-the tree is read from /proc, stopped from the top, and read again until no new process appears.
+A job is a child subreaper, so its descendants stay below it while it lives. They are read from
+/proc and stopped, and read again until no new process appears; then all are killed.
 """
 
 from __future__ import annotations
