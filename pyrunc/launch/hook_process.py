@@ -47,7 +47,8 @@ def spawner(
         macros.fork_parent(a, 0)
         a.sys("chdir", folder)
         macros.close_all_from(a, 3, [pidfd + 1])  # the socket's number is the first above ours
-        macros.execute(a, [hook.path], hook.args or (hook.path,), hook.env or (), result=result)
+        argv, envp = a.pointers(hook.args or (hook.path,)), a.pointers(hook.env or ())
+        macros.execute(a, [hook.path], argv, envp, result=result)
         a.fail(result)
         running = launch(a.program(), stdio=files, fds={pidfd: process.pidfd})
         try:

@@ -95,17 +95,22 @@ def _new_filesystem(low: Lowering, op: m.MountFs) -> Slot:
 
 
 def mount_tree(low: Lowering, op: m.MountTree) -> None:
-    tree: Operand
-    if op.descriptor:
-        tree = low.numbers[op.descriptor]
-    else:
-        tree = low.tree
-        place = _open_source(low, op)
-        flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
-        low.a.sys("open_tree", place, "", flags, store=tree)
-        low.close(place)
     # Sources differ from pod to pod, destinations are mostly the same.
-    low.reuse(_attach_tree, op.replace(source=""), tree)
+    same = op.replace(source="")
+    if op.descriptor:
+        low.reuse(_attach_tree, same, low.numbers[op.descriptor])
+    else:
+        low.a.set(low.source, low.a.string(op.source))
+        low.reuse(_clone_and_attach, same)
+
+
+def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
+    """Clone the mount at the path `low.source` of our copy of the host's mounts, and attach it."""
+    place = _open_source(low, op)
+    flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
+    low.a.sys("open_tree", place, "", flags, store=low.tree)
+    low.close(place)
+    _attach_tree(low, op, low.tree)
 
 
 def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
@@ -137,14 +142,14 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
 
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
-    """Open (O_PATH) the source of a bind in our copy of the host's mounts; returns the slot. A
+    """Open (O_PATH) the path `low.source` in our copy of the host's mounts; returns the slot. A
     symbolic link in the path ends the program with ELOOP. O_DIRECTORY makes the kernel mount an
     automount first."""
     a, opened, swapped = low.a, low.a.label(), low.a.label()
     flags = f.O_PATH | (low.o_directory if op.directory else 0)
     links = f.RESOLVE_NO_SYMLINKS
     skip = {ELOOP: swapped}
-    source = macros.open_at(a, f.AT_FDCWD, op.source, flags, resolve=links, skip=skip, ok=opened)
+    source = macros.open_at(a, f.AT_FDCWD, low.source, flags, resolve=links, skip=skip, ok=opened)
     a.place(swapped)
     a.fail(ELOOP, m.LINK_CAME)
     a.place(opened)
@@ -333,9 +338,13 @@ def _open_null(low: Lowering) -> Slot:
 
 
 def reopen_null(low: Lowering, op: m.ReopenNull) -> None:
+    low.reuse(_reopen_null, op.descriptors)
+
+
+def _reopen_null(low: Lowering, descriptors: tuple[int, ...]) -> None:
     opened = low.beneath("/dev/null", f.O_RDWR, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
     macros.require_device(low.a, opened, 1, 3, "/dev/null")
-    for number in op.descriptors:
+    for number in descriptors:
         # The host's inode would stay open in the container, whose root could change its mode for
         # the whole machine (fchmod(2)).
         low.a.sys("dup3", opened, number, 0)

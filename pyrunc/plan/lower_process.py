@@ -257,7 +257,7 @@ def try_folder(low: Lowering, op: m.TryFolder) -> None:
     a, refused = low.a, low.a.label()
     low.entered = a.slot(4)
     a.sys("chdir", op.path, store=low.entered, skip={EACCES: refused, EPERM: refused})
-    _check_folder(low)
+    low.reuse(_check_folder)
     a.place(refused)
 
 
@@ -318,7 +318,7 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
     if low.entered is not None:
         a.compare(low.entered, "ge", 0, true=entered)
     a.sys("chdir", op.path)
-    _check_folder(low)
+    low.reuse(_check_folder)
     a.place(entered)
 
 
@@ -392,31 +392,38 @@ def execute(low: Lowering, op: m.Execute) -> None:
     A failure of execve is sent to `start` on its connection or, in a plan without `start`, to the
     parent on the synchronisation socket.
     """
-    a, result, first = low.a, low.a.slot(4), 3 + op.preserve
+    a = low.a
     keep = [low.sync_number] if low.start is None else [low.start_number]
-    macros.close_all_from(a, first, keep, may_fail=low.filtered)
-    macros.execute(a, candidates(op.args, op.env), op.args, op.env, result=result)
-    folder, report = a.label(), a.label()
-    if "/" in op.args[0]:  # execve answers EACCES for a directory
-        place = a.data(f.STATX_SIZE)
-        a.compare(result, "eq", -EACCES, false=report)
-        a.sys("statx", f.AT_FDCWD, op.args[0], 0, f.STATX_BASIC_STATS, place, skip_any=report)
-        a.compare(
-            macros.status_field(a, place, "mode"),
-            "eq",
-            f.S_IFDIR,
-            mask=f.S_IFMT,
-            true=folder,
-            false=report,
-        )
-        a.place(folder)
-        a.set(result, -EISDIR)
-        a.place(report)
+    macros.close_all_from(a, 3 + op.preserve, keep, may_fail=low.filtered)
+    a.set(low.argv, a.pointers(op.args))
+    a.set(low.envp, a.pointers(op.env))
+    # Arguments and environment differ from pod to pod, the paths are mostly the same.
+    low.reuse(_execute_candidates, tuple(candidates(op.args, op.env)), op.args[0])
     if low.start is None:
-        a.fail(result, argument_sizes(op.args, op.env), mark=NO_PROGRAM)
+        a.fail(low.result, argument_sizes(op.args, op.env), mark=NO_PROGRAM)
     else:
-        a.sys("write", low.start, result.address, 4)
+        a.sys("write", low.start, low.result.address, 4)
         a.exit(127)
+
+
+def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
+    """Execute the first of `paths` that works, with the arguments at `low.argv` and the environment
+    at `low.envp`; put the negative errno into `low.result` if none does. `name`: the name by which
+    the program was requested."""
+    a, result = low.a, low.result
+    macros.execute(a, paths, low.argv, low.envp, result=result)
+    if "/" not in name:
+        return
+    # execve answers EACCES for a directory
+    folder, report = a.label(), a.label()
+    a.compare(result, "eq", -EACCES, false=report)
+    place = low.scratch
+    a.sys("statx", f.AT_FDCWD, name, 0, f.STATX_BASIC_STATS, place, skip_any=report)
+    mode = macros.status_field(a, place, "mode")
+    a.compare(mode, "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder, false=report)
+    a.place(folder)
+    a.set(result, -EISDIR)
+    a.place(report)
 
 
 def _close_all_but(low: Lowering, *names: str) -> None:

@@ -34,6 +34,25 @@ ROOT_NUMBER = 3
 """The number of the root's descriptor in all plans whose process inherits no others."""
 
 
+class SharedSlots:
+    """The variables and the scratch space that all programs of a cache have at the same place, so
+    that cached operations can refer to them."""
+
+    __slots__ = ("argv", "envp", "result", "scratch", "source", "tree")
+
+    def __init__(self, a: PlanAssembler) -> None:
+        self.scratch = a.data(4096)
+        """For results that are used at once."""
+        self.tree = a.slot(4, 0)
+        """The descriptor of a mount until it is attached."""
+        self.source = a.slot(8, 0)
+        """The address of the path of a bind's source."""
+        self.argv, self.envp = a.slot(8, 0), a.slot(8, 0)
+        """The addresses of the arguments and of the environment of the program to execute."""
+        self.result = a.slot(4, 0)
+        """The negative errno of the program's execution."""
+
+
 class Lowering:
     """State while one plan is lowered to a program."""
 
@@ -58,10 +77,9 @@ class Lowering:
         self.entered: Slot | None = None
         self._folders: dict[str, Slot] = {}
         self._cache = cache
-        self.scratch = a.data(4096) if cache is None else cache.scratch
-        """4 KiB for results that are used at once."""
-        self.tree = a.slot(4, 0) if cache is None else cache.tree
-        """The descriptor of a mount until it is attached."""
+        self.shared = shared = SharedSlots(a) if cache is None else cache.shared
+        self.scratch, self.tree, self.source = shared.scratch, shared.tree, shared.source
+        self.argv, self.envp, self.result = shared.argv, shared.envp, shared.result
 
     def forget(self) -> None:
         """Forget the slots of descriptors that earlier operations opened, so that later operations

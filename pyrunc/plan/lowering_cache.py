@@ -11,7 +11,7 @@ once, and its forks inherit it.
 from __future__ import annotations
 
 from pyrunc.plan import model as m
-from pyrunc.plan.lowering import Lowering
+from pyrunc.plan.lowering import Lowering, SharedSlots
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.model import Line
 from pyrunc.spec.value import Value
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.plan.model import Op
-    from pyrunc.program.model import Address, Slot
 
 # Operations that depend on nothing but themselves and the root's number: each is a fragment by
 # itself or with its neighbours.
@@ -141,15 +140,9 @@ class LoweringCache:
         self._seen: set[Hashable] = set()
 
     @property
-    def scratch(self) -> Address:
-        """Return the address of the 4 KiB scratch space in the shared block."""
-        return self._low.scratch
-
-    @property
-    def tree(self) -> Slot:
-        """Return the slot, in the shared block, for the descriptor of a mount until it is
-        attached."""
-        return self._low.tree
+    def shared(self) -> SharedSlots:
+        """Return the slots in the shared block to which fragments refer."""
+        return self._low.shared
 
     def start(self, numbers: dict[str, int]) -> Lowering:
         """Return a lowering whose data begins with a copy of the shared block. `numbers`: the

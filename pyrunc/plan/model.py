@@ -571,7 +571,10 @@ class ExecuteDescriptor(Op):
 
 def steps_of(op: Op) -> tuple[ParentStep, ...]:
     """Return the parent's steps while the process waits at this operation."""
-    return op.steps if isinstance(op, Sync | LoadFilter) else ()
+    return op.steps if isinstance(op, _WITH_STEPS) else ()
+
+
+_WITH_STEPS = (Sync, LoadFilter)
 
 
 class HostFacts(Value):

@@ -198,7 +198,7 @@ def open_how(a: Assembler, flags: int, resolve: int) -> Address:
 def open_at(
     a: Assembler,
     root: Operand,
-    path: str,
+    path: str | Slot,
     flags: int = O_PATH,
     *,
     resolve: int = IN_ROOT,
@@ -397,19 +397,19 @@ def _branch_on_errno(
 def execute(
     a: Assembler,
     candidates: Sequence[str],
-    argv: Sequence[bytes | str],
-    env: Sequence[bytes | str],
+    argv: Address | Slot,
+    envp: Address | Slot,
     *,
     result: Slot,
 ) -> None:
     """Execute the first path that works, as execvp does: after ENOENT, ENOTDIR and EACCES the next
-    path is tried, and EACCES is reported in the end.
+    path is tried, and EACCES is reported in the end. `argv`, `envp`: arrays that
+    `Assembler.pointers` has made.
 
     On success the operations that follow do not run; else `result` (4 bytes) has the negative
     errno. execve answers ENOENT also for a file whose loader or `#!` interpreter is missing: that
     becomes ELIBACC, an errno that execve itself does not return, and ends the search.
     """
-    argv_place, env_place = a.pointers(argv), a.pointers(env)
     failed, code = a.label("execve failed"), a.slot(4)
     a.set(result, -ENOENT)
     for path in candidates:
@@ -417,8 +417,8 @@ def execute(
         a.sys(
             "execve",
             path,
-            argv_place,
-            env_place,
+            argv,
+            envp,
             store=code,
             skip={ENOENT: missing, ENOTDIR: after},
             skip_any=refused,

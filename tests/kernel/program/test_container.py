@@ -111,7 +111,13 @@ def container(mount_point: Path, script: str, program: str = "busybox") -> Progr
     macros.close_all_from(a, 3, cloexec=True)
     result = a.slot(4)
     a.at(Line("execute 'busybox'"))
-    macros.execute(a, candidates, ["busybox", "sh", "-c", script], ["PATH=/bin"], result=result)
+    macros.execute(
+        a,
+        candidates,
+        a.pointers(["busybox", "sh", "-c", script]),
+        a.pointers(["PATH=/bin"]),
+        result=result,
+    )
     a.fail(result)
     return a.program()
 
@@ -207,7 +213,9 @@ def visitor(dumpable: bool, lingers_ns: int) -> Program:
     a.sys("prctl", PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
     a.sys("nanosleep", a.data(struct.pack("<qq", *divmod(lingers_ns, 10**9))), 0)
     result = a.slot(4)
-    macros.execute(a, ["/bin/busybox"], ["busybox", "true"], [], result=result)
+    macros.execute(
+        a, ["/bin/busybox"], a.pointers(["busybox", "true"]), a.pointers([]), result=result
+    )
     a.fail(result)
     return a.program()
 

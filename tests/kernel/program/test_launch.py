@@ -34,7 +34,13 @@ def shell(script: str, *, close_from: int | None = None) -> Program:
         macros.close_all_from(a, close_from, cloexec=True)
     result = a.slot(4)
     a.at(Line("execute '/bin/sh'", 3))
-    macros.execute(a, ["/bin/sh"], ["sh", "-c", script], ["PATH=/bin:/usr/bin"], result=result)
+    macros.execute(
+        a,
+        ["/bin/sh"],
+        a.pointers(["sh", "-c", script]),
+        a.pointers(["PATH=/bin:/usr/bin"]),
+        result=result,
+    )
     a.fail(result)
     return a.program()
 
@@ -254,7 +260,13 @@ def test_a_missing_program_is_reported_by_the_check() -> None:
     a = Assembler()
     result = a.slot(4)
     a.at(Line("execute 'nothing'", 9))
-    macros.execute(a, ["/bin/nothing", "/usr/bin/nothing"], ["nothing"], [], result=result)
+    macros.execute(
+        a,
+        ["/bin/nothing", "/usr/bin/nothing"],
+        a.pointers(["nothing"]),
+        a.pointers([]),
+        result=result,
+    )
     a.fail(result)
     with (
         launch(a.program()) as running,

@@ -200,7 +200,7 @@ def test_the_check_of_a_program_agrees_with_execve(
 
     def execute(a: Assembler, root: Slot) -> None:
         result = a.slot(4)
-        macros.execute(a, candidates, ["tool"], [], result=result)
+        macros.execute(a, candidates, a.pointers(["tool"]), a.pointers([]), result=result)
         a.fail(result)
 
     if not expected:
@@ -222,7 +222,13 @@ def test_another_error_of_execve_is_reported(tmp_path: Path) -> None:
 
     def body(a: Assembler, root: Slot) -> None:
         result = a.slot(4)
-        macros.execute(a, [str(tmp_path / "tool"), "/bin/true"], ["tool"], [], result=result)
+        macros.execute(
+            a,
+            [str(tmp_path / "tool"), "/bin/true"],
+            a.pointers(["tool"]),
+            a.pointers([]),
+            result=result,
+        )
         a.fail(result)
 
     with pytest.raises(OperationFailed, match="ENOEXEC"):

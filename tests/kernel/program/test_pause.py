@@ -45,7 +45,7 @@ def started_pause(machine: str) -> Iterator[tuple[int, int]]:
     macros.prologue(a)
     macros.fork_parent(a, CLONE_NEWPID)
     result = a.slot(4)
-    macros.execute(a, [path], command, [], result=result)
+    macros.execute(a, [path], a.pointers(command), a.pointers([]), result=result)
     a.fail(result)
     with launch(a.program()) as running:
         pid = running.expect(PID).value
@@ -117,7 +117,13 @@ def test_orphans_are_reaped(machine: str) -> None:
         result = a.slot(4)
         # Twenty orphans: those that end at once and those that end together, when the pipe does.
         script = "for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0 &) ; (cat <&4 &) ; done"
-        macros.execute(a, ["/bin/sh"], ["sh", "-c", script], ["PATH=/bin:/usr/bin"], result=result)
+        macros.execute(
+            a,
+            ["/bin/sh"],
+            a.pointers(["sh", "-c", script]),
+            a.pointers(["PATH=/bin:/usr/bin"]),
+            result=result,
+        )
         a.fail(result)
         reading, writing = os.pipe()
         with launch(a.program(), fds={3: pidfd, 4: reading}) as running:

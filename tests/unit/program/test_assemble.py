@@ -378,7 +378,7 @@ def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
     macros.check_program(a, ["/bin/x", "/usr/bin/x"])
     macros.close_all_from(a, 3, keep=[5, 4, 9])
     result = a.slot(4)
-    macros.execute(a, ["/bin/x"], ["x"], [], result=result)
+    macros.execute(a, ["/bin/x"], a.pointers(["x"]), a.pointers([]), result=result)
     a.fail(result)
     assert len(a.program().calls) > 50
 
