@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.compile.descriptors import NamedDescriptors
-    from pyrunc.plan.model import Plan
+    from pyrunc.plan.model import LoadFilter, Plan
     from pyrunc.program.model import LoweredProgram
     from pyrunc.spec.model import Process, Spec
 
@@ -40,11 +40,19 @@ class ExecPrograms:
     """A cache of plans and lowered programs for commands that are executed again and again in one
     container, such as probes."""
 
-    __slots__ = ("_programs", "_seen")
+    __slots__ = ("_filters", "_programs", "_seen")
 
     def __init__(self) -> None:
+        self._filters: list[LoadFilter | None] = []
         self._programs: dict[Hashable, tuple[Plan, LoweredProgram]] = {}
         self._seen: list[int] = []
+
+    def filter(self, spec: Spec, store: str | None) -> LoadFilter | None:
+        """Return the result of `compiled_filter` for the container's configuration `spec`, from the
+        second call on without a look at its rules."""
+        if not self._filters:
+            self._filters.append(compiled_filter(spec.linux.seccomp, store))
+        return self._filters[0]
 
     def load(self, key: Hashable) -> tuple[Plan, LoweredProgram] | None:
         """Return the plan and the program that were stored for the inputs `key`; None when there
@@ -128,7 +136,8 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     container's cgroup is gone."""
     spec, process = request.spec, request.process
     check_process(process)
-    load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
+    programs = request.programs or ExecPrograms()
+    load_filter = programs.filter(spec, request.seccomp_store)
     home = "" if rootfs_probe.has_home(process) else _home(request)
     owner = None
     if not process.terminal:

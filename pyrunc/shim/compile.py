@@ -21,7 +21,7 @@ from pyrunc.compile.pause import compile_pause
 from pyrunc.compile.requests import Overlay, PauseRequest
 from pyrunc.compile.sources import clone_bind, open_image_volume, open_overlay, open_root
 from pyrunc.container.state import State
-from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.errors import InvalidArgument
 from pyrunc.kernel.mount import open_mount
 from pyrunc.shim import messages
 from pyrunc.shim.files import LaunchFile
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
     from pyrunc.launch.model import Launch
     from pyrunc.shim.files import PreparedMount
+    from pyrunc.shim.session import SupervisedContainer
     from pyrunc.spec.model import Hook, Spec
 
     Prepared = tuple[Message, list[int]]
@@ -159,7 +160,7 @@ class ContainerCompiler:
     def _complete(self, result: CompiledContainer, spec: Spec, group: Cgroup) -> None:
         result.file, result.group = self._file, group
         state = State.of_spec(self._id, self._directory, self._directory, spec)
-        keyring = f"_ses.{self._id}"
+        keyring = _keyring_name(self._id)
         result.state = state.replace(keyring=keyring, cgroup=group.record(), complete=True)
         result.poststop = bool(spec.hooks.poststop)
 
@@ -356,8 +357,7 @@ def _forget_earlier_mount(work: str) -> None:
 
 
 def execute(
-    directory: str,
-    pid: int,
+    container: SupervisedContainer,
     process: Message,
     pidfd: int,
     oom_score_adj: int,
@@ -365,25 +365,23 @@ def execute(
     tty: bool,
     timed: bool = False,
 ) -> CompiledProcess:
-    """Compile an exec: the OCI process object `process` in the container of `directory`. `pid` and
-    `pidfd` are those of the container's first process. Raises Error, OSError."""
+    """Compile an exec: the OCI process object `process` in `container`, which runs. `pidfd` is that
+    of its first process. Raises Error, OSError."""
     parts = Timings()
-    configuration, state = _configuration(directory), State.read(directory)
+    configuration = _configuration(container.directory)
     spec = _with_oom_score(configuration.spec, oom_score_adj)
-    if state.pid != pid or state.cgroup is None:
-        raise WrongState("the container is not running")
     parts.end("read and parse")
     descriptors = NamedDescriptors()
     with Undo() as undo:
         undo.push("descriptors", descriptors.close)
         compiled = compile_exec(
             ExecRequest(
-                pid=pid,
+                pid=container.pid,
                 pidfd=pidfd,
                 spec=spec,
                 process=merged(spec, {**process, "terminal": tty}),
-                cgroup=Cgroup.from_record(state.cgroup),
-                keyring=state.keyring,
+                cgroup=container.group,
+                keyring=_keyring_name(container.id),
                 timed=timed,
                 programs=configuration.programs,
             ),
@@ -394,6 +392,11 @@ def execute(
     return CompiledProcess(
         compiled.launch, _used(compiled.launch, descriptors), compiled.warnings, parts
     )
+
+
+def _keyring_name(container_id: str) -> str:
+    """Return the name of the session keyring that a container's processes join; runc's name."""
+    return f"_ses.{container_id}"
 
 
 class _Configuration:

@@ -301,8 +301,7 @@ class Starter:
             )
         with closing_fd(container.open_pidfd()) as pidfd:
             compiled = compile.execute(
-                container.directory,
-                container.pid,
+                container,
                 request.process,
                 pidfd,
                 self._oom_score_adj,
