@@ -145,14 +145,18 @@ class Cgroup:
         raise WrongState(f"another process keeps removing cgroup {self.path}")
 
     def _make_each_level(self) -> None:
-        directory = cgroup.root()
-        for name in self.path.strip("/").split("/"):
-            # Before the folder is made: a controller of a child exists only if its parent enables
-            # it, and a parent that has processes cannot (cgroups(7), "no internal
-            # processes").
-            _enable_controllers(directory)
-            directory += "/" + name
+        directory = self.directory
+        if _enables_all_controllers(os.path.dirname(directory)):
             cgroup.make(directory)
+        else:
+            directory = cgroup.root()
+            for name in self.path.strip("/").split("/"):
+                # Before the folder is made: a controller of a child exists only if its parent
+                # enables it, and a parent that has processes cannot (cgroups(7), "no internal
+                # processes").
+                _enable_controllers(directory)
+                directory += "/" + name
+                cgroup.make(directory)
         # Below a threaded group a new group takes no process until it is threaded, too
         # (cgroups(7)).
         if (cgroup.read(directory, "cgroup.type") or "").strip() == "domain invalid":
@@ -439,6 +443,13 @@ def _pids_of_threads(threads: str) -> str:
         except OSError:
             continue
     return " ".join(pids)
+
+
+def _enables_all_controllers(directory: str) -> bool:
+    """Tell whether the group exists and enables all controllers of the v2 tree for its children.
+    Then its parents do so, too: a group has only the controllers that its parent enables."""
+    enabled = (cgroup.read(directory, "cgroup.subtree_control") or "").split()
+    return bool(enabled) and set(enabled).issuperset(cgroup.controllers(cgroup.root()))
 
 
 def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
