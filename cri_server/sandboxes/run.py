@@ -421,16 +421,16 @@ async def leave_for_removal(context: RunContext) -> None:
 
 
 def step_order(context: RunContext) -> tuple[str, ...]:
-    """Return the order of the steps `holder` (starts the pause process) and `network`; empty if
-    they can run at the same time.
+    """Return the order of the steps `pause` (starts the pause process) and `network`; empty if they
+    can run at the same time.
 
-    `holder` is first if the clone of the pause process makes the network namespace. Otherwise
+    `pause` is first if the clone of the pause process makes the network namespace. Otherwise
     `network` is first if there are network sysctls: the start of the pause process sets them, and
     they may name eth0 (as in containerd and CRI-O).
     """
     if not has_pinned_network(context.sandbox.options):
-        return ("holder", "network")
-    return ("network", "holder") if sysctls.concern_network(context.config.linux.sysctls) else ()
+        return ("pause", "network")
+    return ("network", "pause") if sysctls.concern_network(context.config.linux.sysctls) else ()
 
 
 STEPS: Steps[RunContext] = Steps(
@@ -442,7 +442,7 @@ STEPS: Steps[RunContext] = Steps(
         # (measured, p50 of 25 pods on two busy processors).
         Parallel(
             (
-                Step("holder", start_pause, stop_pause),
+                Step("pause", start_pause, stop_pause),
                 Step("network", attach_network, detach_network),
             ),
             step_order,

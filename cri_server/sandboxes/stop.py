@@ -168,7 +168,7 @@ STEPS: Steps[StopContext] = Steps(
         Step("refuse", close_gate),
         Step("containers", end_containers),
         Step("nri", notify_plugins),
-        Step("holder", end_pause),
+        Step("pause", end_pause),
         Step("network", detach_network),
         Step("shim", end_shim),
         Step("record", save),

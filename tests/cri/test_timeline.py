@@ -109,7 +109,7 @@ def test_calls_include_the_spans_of_shims(server: Server) -> None:
     by_call = {call["call"]: call for call in calls(server, "default/parts")}
     server.remove_pod(pod)
     launch = ["spawn the launcher", "clone the process", "set it up and execute"]
-    pause = parts_of(by_call["RunPodSandbox"], "holder")
+    pause = parts_of(by_call["RunPodSandbox"], "pause")
     assert pause[-3:] == launch and "cgroup" in pause[:-3]
     assert parts_of(by_call["CreateContainer"], "launch") == ["compile"]
     compiled = parts_of(by_call["CreateContainer"], "compile")

@@ -93,7 +93,7 @@ def test_each_sampled_call_sends_its_spans(tmp_path: Path) -> None:
         assert {s["name"] for s in by_name if s["parent"] == started["id"] and s["failed"]} == {
             "execute"
         }
-        assert "holder" in {span["name"] for span in by_name if span["parent"] == ran["id"]}
+        assert "pause" in {span["name"] for span in by_name if span["parent"] == ran["id"]}
         for span in by_name:
             parent = by_id.get(span["parent"])
             assert span["begin_ns"] <= span["end_ns"]
