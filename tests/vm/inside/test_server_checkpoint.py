@@ -137,9 +137,9 @@ def test_image_volumes_are_restored(server: Server, tmp_path: Path) -> None:
     wait_beyond(server, container, 5)
     archive = checkpoint(server, container, tmp_path / "a.tar")
     restored = restore(server, archive, config(server, mounts=mounts))
-    goes_on(server, restored)
     assert server.output(restored, "cat", "/volume0/file", "/volume1/file") == "belowabove"
     assert server.exec(restored, "touch", "/volume0/new").exit_code == 1
+    goes_on(server, restored)
 
 
 def test_a_swapped_mount_source_is_not_mounted(server: Server, tmp_path: Path) -> None:
