@@ -3,6 +3,7 @@ listens.
 
 The event loop must not block, fork or enter a namespace. One zygote forks the shims, another forks
 the jobs, and threads wait for disks. Pods keep running when the server ends, even after SIGKILL.
+Their shims descend from the keeper (pause/keeper.c), a subreaper that outlives server and shims.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ async def _start(
 
 
 def _begin_imports(services: Services) -> None:
-    """Start the zygotes, the shims for the next pods, and the watch of the keeper. Zygotes and
-    shims can serve only after their imports, about 0.2 s of CPU time."""
+    """Start the zygotes, the keeper, and the shims for the next pods in the background. Zygotes and
+    shims first import their modules, which takes about 0.2 s of CPU time."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
     for zygote in services.zygotes.values():
@@ -200,8 +201,8 @@ def open_services(
 
 
 def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """Create the zygote that forks shims, a descendant of the keeper, and the zygote that forks
-    jobs. `stack` closes both."""
+    """Create the zygote that forks shims and the zygote that forks jobs. The shims
+    and their zygote descend from the keeper. `stack` closes both zygotes."""
     zygote = Zygote(SHIM_MODULES, keeper=str(paths.state))
     jobs = Zygote(JOB_MODULES)
     stack.push_async_callback(zygote.close)
@@ -249,8 +250,8 @@ def _open_network(
 
 
 async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
-    """Give a new keeper the image mounts to store. If it replaces a dead keeper (`replaced`), also
-    start a new zygote and new shims as the keeper's descendants."""
+    """Send the image mounts to a new keeper, which stores them. If it replaces a dead keeper
+    (`replaced`), also start a new zygote and new shims, which descend from the new keeper."""
     await services.images.store_mounts()
     if replaced:
         await zygote.renew()

@@ -163,8 +163,9 @@ def configure_gateway(
 
 
 def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
-    """Wait until the bridge forwards packets from its port `name`, usually 0.3 ms, and return the
-    port. Returns it after 0.5 s in any case, because STP delays forwarding much longer."""
+    """Wait until the bridge forwards packets from its port `name`, and return the port. This takes
+    0.3 ms, or the limit of 0.5 s if STP delays forwarding. Raises CniError IO_FAILURE if the port
+    disappears."""
     # Without this wait the first packets of 5 pods of 72 were lost, and sent again after a second.
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:

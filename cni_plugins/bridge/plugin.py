@@ -119,8 +119,8 @@ def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Res
 
 
 def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
-    """Remove the attachment's masquerade elements. They are found by the addresses in prevResult
-    or, if that finds none, by `tag` among all elements."""
+    """Remove the attachment's masquerade elements, whose comment is `tag`. Looks up the addresses
+    in prevResult first; searches the elements of all pods only if this finds no element."""
     try:
         previous = config.previous_result()
     except CniError:

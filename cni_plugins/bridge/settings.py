@@ -22,8 +22,10 @@ _UNSUPPORTED = ("vlan", "vlanTrunk", "macspoofchk")
 
 @dataclass(frozen=True, slots=True)
 class BridgeSettings:
-    """The options of the reference plugin, under similar names. `mac` is empty if none was
-    requested; `mtu` 0 means the kernel's default."""
+    """The bridge plugin's options, with the meaning that they have in the reference plugin.
+
+    `mac` is empty if no MAC address was requested; `mtu` 0 means the kernel's default.
+    `background_teardown`: DEL leaves the deletion of the veth to the kernel."""
 
     bridge: str
     is_gateway: bool

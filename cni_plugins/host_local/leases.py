@@ -11,10 +11,10 @@ under the folder's lock.
     last_reserved_ip.<n>  the last address assigned from range set n: the next search starts there
     lock                  flock(2)
 
-A lease of an earlier boot is void, because its pod is gone (kernel.random.boot_id). So no file is
-synced: after a power cut all leases of this plugin are void. If a crash has emptied an owner's
-file, its name still tells that the leases are this plugin's. A lease of the reference plugin has no
-boot id and stays until it is released.
+A lease of an earlier boot (kernel.random.boot_id) is void, because its pod is gone. So no file is
+synced: after a power cut all leases of this plugin are void. A crash may leave an owner's file
+empty. GC then removes all leases of this owner, because the file's name shows that they are this
+plugin's. A lease of the reference plugin has no boot id and stays until it is released.
 
 A released address is not assigned while its veth exists. The kernel removes links in the
 background, and the bridge would confuse the two pods.
@@ -155,11 +155,11 @@ class NetworkLeases:
         return owner if record and record.boot == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
-        """Release the addresses of owners for which `valid` returns False, and void leases. Return
-        the owners whose records were removed.
+        """Release all leases of earlier boots, and the leases of owners for which `valid` returns
+        False. Return the owners whose records were removed.
 
-        With `scope`, valid leases of other scopes are kept, because several runtimes may share a
-        network."""
+        With `scope`, keep this boot's leases of other scopes, because several runtimes may share
+        a network."""
         losers = []
         for name in self._names("owners"):
             path = f"owners/{name}"

@@ -1,7 +1,8 @@
 """Parses host-local's options and the addresses that a pod requests.
 
-Ranges come from `runtimeConfig.ipRanges` (first), `ipam.ranges` and the old form with `subnet` in
-`ipam` itself. Addresses are requested by `runtimeConfig.ips`, `args.cni.ips` or `IP=` in CNI_ARGS.
+The range sets of `runtimeConfig.ipRanges` come first, then the old form with `subnet` in `ipam`
+itself, then `ipam.ranges`. Requested addresses come from `runtimeConfig.ips`, `args.cni.ips` and
+`IP=` in CNI_ARGS.
 """
 
 from __future__ import annotations

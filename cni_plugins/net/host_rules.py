@@ -6,10 +6,11 @@ The rules never change. Pods are elements of maps:
     masquerade4/6  pod address                       -> jump into the chain of its subnet
     ports4/6       protocol . port                   -> pod address . port
     ports4/6_on    protocol . host address . port    -> pod address . port
-    near4/6(_on)   the same keys                     -> jump: mark clients on its subnet or loopback
+    near4/6(_on)   the same keys                     -> jump into a chain that marks clients
 
-Marked packets are masqueraded. Without masquerade a pod would answer a client in its subnet
-directly, past the host. The mark is bit 13, as in the reference plugin portmap.
+The maps `near…` mark packets of clients in the pod's subnet and on loopback (bit 13, as in the
+reference plugin portmap). Marked packets are masqueraded. Without masquerade a pod would answer a
+client in its subnet directly instead of through the host.
 
 A subnet's chains are created with its first pod. An element's comment is its owner's tag. If adding
 an element fails with ENOENT, `nft` writes all rules again. So the next pod restores a flushed

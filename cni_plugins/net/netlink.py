@@ -35,7 +35,7 @@ _DUMP_ATTEMPTS = 50
 @dataclass(frozen=True, slots=True)
 class NetlinkRequest:
     """A netlink message without its header. `kind`: the message type; `name` and `subject`: for
-    error messages only. Without NLM_F_ACK and NLM_F_DUMP in `flags` it is a query with a single
+    error messages only. A request with neither NLM_F_ACK nor NLM_F_DUMP in `flags` gets a single
     answer."""
 
     kind: int

@@ -28,8 +28,8 @@ _OTHER_ATTACHMENTS = "cni.dev/attachments"
 class PluginConfig:
     """A plugin's input. `raw`: the whole JSON object; `kind`: its key `type`.
 
-    `previous`, if set, is used instead of `prevResult`: the result of an earlier plugin in the same
-    process."""
+    `previous`: the result of an earlier plugin that ran in this process, or None. If it is set, it
+    replaces `prevResult` in `raw`."""
 
     name: str
     cni_version: str

@@ -5,8 +5,9 @@ is passed on unchanged to later plugins, DEL and CHECK, because plugins store pr
 (the AWS VPC CNI writes "mac": "0" and, for a branch interface, its VLAN). A plugin that acts on
 routes, gateways and dns parses the result with `strict`.
 
-A parsed result has the newest version's form. `to_json` converts it to a version's form and drops
-fields that the version lacks. A result that is in that form already is written unchanged.
+A parsed result has the form of the newest version. `to_json` converts it to the form of the
+requested version and drops fields which that version lacks. If the result was parsed from the
+requested form, `to_json` keeps all its fields.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class Result:
     """The result of the plugins that have run so far. `ips` are in the order in which the plugins
     returned them.
 
-    `raw`: the JSON object from which the result was parsed, or None. `to_json` returns `raw` if the
-    requested version has the same form, which keeps keys that no version defines."""
+    `raw`: the JSON object from which the result was parsed, or None. If the requested version has
+    the same form, `to_json` returns `raw` with this version, so that unknown keys are kept."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[AssignedAddress, ...] = ()
@@ -173,9 +174,11 @@ class Result:
         """Return the addresses of the pod's interface, and the addresses that name no interface.
         Raises CniError DECODING_FAILURE if one of them is invalid.
 
-        The pod's interface is the first of these that has an address: `ifname` in `netns`; `ifname`
-        in any sandbox or none, as in containerd; any interface in `netns`. (kindnet and OVN name no
-        sandbox, other plugins the container id, and kube-ovn gives the interface another name.)"""
+        The pod's interface is `ifname` in the sandbox `netns`. If this interface has no address,
+        the sandbox is ignored. If `ifname` has no address in any sandbox, all interfaces in
+        `netns` count as the pod's."""
+        # kindnet and OVN name no sandbox, other plugins name the container id as the sandbox, and
+        # kube-ovn gives the interface another name. containerd ignores the sandbox, too.
         inside = {
             index
             for index, interface in enumerate(self.interfaces)

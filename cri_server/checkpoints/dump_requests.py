@@ -19,9 +19,11 @@ PACK = "cri_server.checkpoints.dump:pack"
 class TakeDump(Record):
     """The arguments of `dump`.
 
-    `directory`: the folder with the container's state; `upper`: its writable layer; `work`: an
-    existing folder for the result; `volumes`: the container's own volumes, as {path in the
-    container: folder on the host}; `images`: paths of the indexes of mounted images."""
+    - `directory`: the folder with the container's state.
+    - `upper`: the container's writable layer.
+    - `work`: an existing folder for the result.
+    - `volumes`: the VOLUMEs of the image, as {path in the container: folder on the host}.
+    - `images`: the EROFS index files of the container's mounted images."""
 
     directory: AbsolutePath
     upper: AbsolutePath

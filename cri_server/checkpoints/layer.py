@@ -163,10 +163,11 @@ class _TarWriter:
                     self._tar.addfile(member, content)
 
 
-def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the extended attributes of a file as PAX records, except those of overlayfs. Raises
-    Unsupported for an attribute that a tar cannot store."""
-    for name in os.listxattr(number):
+def _attributes(descriptor: int, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the extended attributes of an open file as PAX records, except those of overlayfs.
+    Raises Unsupported for an attribute that a tar cannot store; `path` is the file's name in the
+    error."""
+    for name in os.listxattr(descriptor):
         if name in POINTERS:
             raise Unsupported(
                 f"cannot save {path!r}: the content to which its attribute {name} points is"
@@ -177,7 +178,7 @@ def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
                 raise Unsupported(
                     f"{path!r} has the extended attribute {name!r}, whose name a tar cannot store"
                 )
-            yield _XATTR + name, os.getxattr(number, name).decode("utf-8", "surrogateescape")
+            yield _XATTR + name, os.getxattr(descriptor, name).decode("utf-8", "surrogateescape")
 
 
 def _is_utf8(name: str) -> bool:

@@ -127,8 +127,8 @@ class Commands(click.Group):
     """The click group of all verbs. Imports a verb's module when the verb is used."""
 
     def invoke(self, context: click.Context) -> Any:
-        """Run a verb and flush its output. Converts errors of writing to an exit code or an
-        Error."""
+        """Run a verb and flush its output. A closed pipe or an interrupt raises Exit, with the code
+        that a shell reports for SIGPIPE or SIGINT. Other failures of the output raise Error."""
         try:
             result = super().invoke(context)
             sys.stdout.flush()

@@ -535,7 +535,7 @@ class Config(ConfigTable):
 
     @property
     def socket_path(self) -> Path:
-        """The path in `server.listen`."""
+        """Return the path in `server.listen`, without `unix://`."""
         return Path(self.server.listen.removeprefix("unix://"))
 
     @property

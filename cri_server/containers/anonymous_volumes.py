@@ -34,18 +34,21 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def declared(
-    places: Sequence[str], requested: Sequence[MountRequest], root: Path, users: api.UserNamespace
+    volume_paths: Sequence[str],
+    requested: Sequence[MountRequest],
+    root: Path,
+    users: api.UserNamespace,
 ) -> list[MountRequest]:
-    """Return a bind mount for each volume path of the image in `places`, except where a requested
-    or default mount has the same path. `root`: the container's folder.
+    """Return a bind mount for each of the image's `volume_paths`, except where a requested or
+    default mount has the same path. `root`: the container's folder.
 
-    On disk the files have the owners of the image; if the pod has a user namespace, the mount maps
-    their ids (`users`). Raises InvalidArgument for a volume at the container's root, a path that is
-    too long, or more than VOLUMES_LIMIT volumes.
+    On disk the files have the owners of the image. If the pod has a user namespace (`users`), the
+    mount maps the owners' ids into it. Raises InvalidArgument for a volume at the container's root,
+    a path that is too long, or more than VOLUMES_LIMIT volumes.
     """
     occupied = OWN_PLACES | {mount.destination for mount in requested}
     volumes: dict[str, MountRequest] = {}
-    for place in places:
+    for place in volume_paths:
         path_length.check(place, "a volume that the image declares")
         destination = paths.clean(place)
         if destination == "/":

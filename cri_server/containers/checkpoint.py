@@ -174,7 +174,8 @@ def make_work(work: Path, target: str) -> None:
 
 
 def require_running(container: Container) -> None:
-    """Raise WrongState if the container has exited or is paused. The caller has its lock."""
+    """Raise WrongState if the container has exited or is paused. The caller must hold the
+    container's lock."""
     if not container.running:
         raise WrongState(f"container {container.id} has exited")
     refuse_paused(container)

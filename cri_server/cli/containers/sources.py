@@ -2,8 +2,8 @@
 
 A container can replace a path in its volume by a symbolic link. If that path is mounted by subPath,
 the server would follow the link when it creates the container's next attempt (CVE-2021-25741).
-These functions compare the requested host path with the path that the server reports as mounted, in
-which links are resolved.
+The server reports the mounted path with all links resolved. These functions compare it with the
+requested host path.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ def paths_without_links(client: Client, container: str, config: api.ContainerCon
 
 
 def check(
-    client: Client, container: str, config: api.ContainerConfig, places: Collection[str]
+    client: Client, container: str, config: api.ContainerConfig, destinations: Collection[str]
 ) -> None:
     """Raise ServerError if the server followed a symbolic link in the host path of a mount of
-    `container`. `places`: the destinations of the mounts to check."""
-    if not places:
+    `container`. `destinations`: the container paths of the mounts to check."""
+    if not destinations:
         return
     sources_by_path = real_sources(client, container)
     for mount in config.mounts:
-        if mount.container_path in places and _source_of(mount, sources_by_path) != mount.host_path:
+        if (
+            mount.container_path in destinations
+            and _source_of(mount, sources_by_path) != mount.host_path
+        ):
             raise ServerError(
                 f"container {config.metadata.name}: {mount.host_path}, the source of"
                 f" {mount.container_path}, was replaced by a symbolic link"

@@ -275,7 +275,8 @@ def _feed(
 
 
 def _fill(pipe: int, source: BinaryIO, progress: ProgressLine, is_read: Callable[[], bool]) -> None:
-    """Copy `source` into the pipe until `source` ends or the server stops reading (`is_read`)."""
+    """Copy `source` into the pipe, and return when the server has read all of it. Returns early if
+    the server no longer reads, for which `is_read` returns False."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
         while view:

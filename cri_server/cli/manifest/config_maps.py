@@ -1,8 +1,8 @@
 """Replaces a Pod's references to ConfigMaps and Secrets by their values, by kubelet's rules: in
 `env`, `envFrom` and volumes. Also removes probes, with a message for each probe.
 
-kubelet does not expand `$(NAME)` in such a value. So this module writes each `$` in it as `$$`,
-which the later expansion turns into `$` again.
+kubelet does not expand `$(NAME)` in values from ConfigMaps and Secrets. So this module writes each
+`$` in these values as `$$`, which the later expansion turns into `$` again.
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ def _value_from(
     """Return the value that `valueFrom` of the variable `entry` refers to; None if an optional
     object or key is missing. Raises InvalidSpec.
 
-    The pod's addresses are not known yet: for them the value is empty, and `entry` gets the key
-    `@status`."""
+    The pod's addresses are not known yet. For them, return an empty value and store the field's
+    name under the key `@status` of `entry`; `translate.container` then sets the value."""
     source = entry.pop("valueFrom")
     if not isinstance(source, dict):
         raise InvalidSpec(f"{path}.valueFrom", "expected an object")

@@ -58,8 +58,8 @@ def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
 
 
 def _event(entry: Entry, kind: int, identifier: str, container: str) -> api.ContainerEventResponse:
-    """Build an event message. `container` is the container's name; empty for an event of the
-    pod."""
+    """Build an event message. `kind`: CRI's ContainerEventType; `identifier`: the id of the
+    container or pod; `container`: the container's name, empty for an event of the pod."""
     namespace, _, name = str(entry.get("pod", "")).rpartition("/")
     # The entry of an exit ends when the server learns of the exit, and begins at the exit itself.
     when = entry["started_at_ns"] if entry["call"] == ENDED else entry.get("ended_at_ns", 0)

@@ -87,8 +87,8 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 
 
 def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
-    """Yield the processes in the cgroups of the process `init` or below them, in every hierarchy:
-    the processes of its container. `label`: the container's name for each result."""
+    """Yield the processes of a container: those in or below the cgroups of its main process, whose
+    pid is `init`. `label`: the container's name for each result."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):

@@ -61,11 +61,12 @@ class _View:
         cpu: Callable[[Any], Any],
         listing: Callable[[CpuSamples], Listing[Any]],
     ) -> None:
-        """Print the resource usage of the objects that `chosen` returns. A table takes two samples,
-        `seconds` apart. With `watching` the output repeats.
+        """Print the resource usage of the objects that `chosen` returns. Repeats if `watching` is
+        set. A table has CPU rates, so two samples are taken first, `seconds` apart.
 
-        `request`: the CRI call that returns usages; `cpu`: returns the CpuUsage of a usage;
-        `listing`: returns the table's columns for the samples."""
+        `request`: CRI's request for the usage of all objects; `cpu`: returns the CpuUsage in an
+        object's usage; `listing`: returns how the usages are listed, with rates from the
+        samples."""
         samples = CpuSamples()
 
         def sampled() -> list[Any]:

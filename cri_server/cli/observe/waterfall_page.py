@@ -154,11 +154,11 @@ def _tick(number: int, total_ms: float, height: int) -> str:
     )
 
 
-def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str) -> str:
+def _row(number: int, depth: int, span: SpanRecord, total_ms: float, column: str) -> str:
     """Return the SVG of a step: name, bar, duration, and a sentence for screen readers.
 
-    `number`: the step's index; `total_ms`: the length of the time axis; `place`: the SVG attributes
-    `x` and `width` of the column of bars."""
+    `number`: the step's index, which is its row; `total_ms`: the length of the time axis; `column`:
+    the position of the bars, as the SVG attributes `x` and `width`."""
     top = HEAD + ROW * number
     name = printable(span.name)
     took = _ms(span.duration_ms)
@@ -176,16 +176,16 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str)
         f'<g role="listitem" aria-label="{sentence}"><title>{sentence}</title>'
         f'<svg width="{NAME_PERCENT - 1}%">'
         f'<text{text_class} x="{12 + 14 * depth}" y="{top + 15}">{text}</text></svg>'
-        f'<svg {place}><rect class="{kind}" x="{begin:.3f}%" y="{top + 5}" width="{length:.3f}%"'
+        f'<svg {column}><rect class="{kind}" x="{begin:.3f}%" y="{top + 5}" width="{length:.3f}%"'
         f' height="{ROW - 10}" rx="2"/></svg>'
         f'<text class="number" x="99.5%" y="{top + 15}" text-anchor="end">{took}</text></g>'
     )
 
 
 def _most(call: TimelineCall) -> str:
-    """Return a text that names the step which took at least half of the call, such as `93 % of it:
-    network › bridge`; empty if there is no such step. It goes on with the child step that took at
-    least half of its parent."""
+    """Return which step took at least half of the call, such as `93 % of it: network › bridge`;
+    empty if no step did. A child step is named after its parent if it took at least half of the
+    parent's time; the percentage is that of the last named step."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

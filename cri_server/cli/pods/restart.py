@@ -63,8 +63,8 @@ def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder
 
 
 def _stop_kubelets(client: Client, target: stop.Target, grace_s: int | None) -> None:
-    """Stop the containers of a pod or container that belongs to kubelet, which starts them again.
-    Raises WrongState if no container runs, because kubelet would not start any."""
+    """Stop the running containers of kubelet's pod or container `target`. kubelet starts them
+    again. Raises WrongState if no container runs."""
     if not target.running:
         raise WrongState(f"{target.name} is not running and belongs to kubelet, which starts it")
     for container in target.running:
