@@ -228,9 +228,8 @@ def _object_of(read: Read, expected: str) -> Read:
 
 
 def _read_item(read: Read, expected: str, place: str, item: Any) -> None:
-    """Read `item` of a list or object. If it cannot be read, raise _WrongField with `place`
-    (`[index]` or `[key]`). Called for one item after the other when a list or object could not be
-    read."""
+    """Read `item` of a list or object to find out whether it is the wrong one. If it cannot be
+    read, raise _WrongField with `place` (`[index]` or `[key]`)."""
     try:
         read(item)
     except _WrongField as inner:

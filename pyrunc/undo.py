@@ -24,7 +24,7 @@ class Undo:
         …
         undo.commit()
 
-    Leaving without `commit`, by an exception or not, undoes.
+    Leaving the block without `commit`, by an exception or not, runs the steps, the last one first.
     """
 
     __slots__ = ("_steps",)

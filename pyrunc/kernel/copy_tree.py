@@ -58,8 +58,9 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
     """Copy content and attributes of the folder `source` to the empty folder `target`; the caller
     closes both descriptors. Raises OSError, KernelError.
 
-    `tick` is called with the number of bytes that the disk will need, before each file and folder,
-    and at least once per MiB of data; with 0 for a run of zeros. It may raise, which ends the copy.
+    `tick(size)` is called before each file and folder, and before each piece of at most 1 MiB of
+    data. `size`: the bytes that the disk will need for it, 0 for zeros. It may raise, which ends
+    the copy.
     """
     copied: Copied = {}
     stack = [_FolderCopy(source, target, ".", ".")]
@@ -158,8 +159,9 @@ def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None]
 def _copy_part(
     reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]
 ) -> int:
-    """Copy at most `length` bytes from offset `at` to the same offset, at which `writing` is
-    positioned. Returns how many were copied, 0 at the end of the file."""
+    """Copy at most `length` bytes from the offset `at` of `reading` to the file position of
+    `writing`, which is `at` as well. Returns the number of bytes copied, 0 at the end of
+    `reading`."""
     if not any(os.pread(reading, _PROBE_BYTES, at)):
         content = os.pread(reading, length, at)
         if content == _ZEROS[: len(content)]:

@@ -23,8 +23,8 @@ def is_machine_root() -> bool:
 
 
 def outer_uid() -> int:
-    """Return our effective user id as the parent of our user namespace sees it: the id that D-Bus
-    and a file's owner field have for us."""
+    """Return our effective user id in the parent of our user namespace. D-Bus, and the owner fields
+    of files that we make, show this id outside of our namespace."""
     uid = os.geteuid()
     for first, outside, count in id_map("/proc/self/uid_map"):
         if first <= uid < first + count:

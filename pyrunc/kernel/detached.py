@@ -1,14 +1,14 @@
 """Makes detached mounts that the kernel does not make directly, by entering a mount namespace for a
 moment.
 
-Linux 6.15 clones detached mounts and takes them as an overlay's layers. Older kernels need a mount
-to be attached in the caller's mount namespace for that. Before Linux 6.7, overlayfs takes its
-layers only together. So the functions here enter the namespace in which the mount is attached, or
-make a private one, and then return.
+Linux 6.15 can clone a detached mount, and use it as a layer of an overlay. Older kernels require
+that the mount is attached in the caller's mount namespace. Before Linux 6.7, overlayfs takes all
+layers in one option string. So the functions here enter the namespace in which the mount is
+attached, or make a private one, and then return.
 
-Only a single-threaded process can enter another mount namespace (setns(2)), as the runtime's
-processes are. Any thread can make a private one, but from then on has its own root and working
-directory (unshare(2)).
+Only a single-threaded process can enter another mount namespace (setns(2)); the runtime's processes
+are single-threaded. Any thread can make a private one, but from then on has its own root and
+working directory (unshare(2)).
 """
 
 from __future__ import annotations

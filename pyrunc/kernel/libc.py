@@ -1,5 +1,5 @@
-"""Calls syscall(2) of the C library by ctypes, for interpreters other than the program `pyrunc`,
-whose module `_pyrunc` has the same functions (cli/front.c)."""
+"""Makes system calls by ctypes and the C library's syscall(2), when Python does not run in the
+program `pyrunc`. That program has the same functions in its module `_pyrunc` (cli/front.c)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads /proc/PID/stat; sends signals and waits by pidfd; copies descriptors of other processes.
 
-The module imports only modules that each interpreter has loaded at its start, because the fast
-verbs and the shim's forks need nothing else.
+Imports only modules that each interpreter has loaded at its start, so that importing this module
+costs `pyrunc` and the shim's forks little time.
 """
 
 from __future__ import annotations

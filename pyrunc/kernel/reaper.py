@@ -1,4 +1,5 @@
-"""Sets what the process is to its relatives by prctl(2): subreaper, parent death signal, name."""
+"""Sets attributes of the calling process by prctl(2): child subreaper, parent death signal, name.
+Makes a pipe that reports SIGCHLD."""
 
 from __future__ import annotations
 

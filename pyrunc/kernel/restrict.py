@@ -1,9 +1,9 @@
 """Restricts the calling thread for good: its capabilities, its access to files (landlock), and its
 system calls (a seccomp filter).
 
-For pyrunc's own single-threaded helpers that read hostile bytes. A container's filter is compiled
-from its profile instead; the filters here are lists of calls that are refused with EPERM, or of the
-only calls that are allowed. Sources: capset(2), landlock(7), seccomp(2).
+Used by pyrunc's own single-threaded helpers that read hostile bytes, not for containers. A filter
+built here answers EPERM, either to a list of system calls or to all calls but those of a list.
+Sources: capset(2), landlock(7), seccomp(2).
 """
 
 from __future__ import annotations

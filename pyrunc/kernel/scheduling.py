@@ -7,9 +7,9 @@ from contextlib import suppress
 
 
 def set_batch_policy() -> None:
-    """Set SCHED_BATCH for this thread and the threads that it will start, with the present nice
-    value. A woken thread then preempts no running one, but waits for an idle processor. For bulk
-    work of several threads. Does nothing if the kernel refuses."""
+    """Set SCHED_BATCH for this thread and the threads that it will start; the nice value stays. A
+    thread that wakes up then waits for an idle processor and does not preempt a running thread.
+    Does nothing if the kernel refuses."""
     with suppress(OSError):
         # With SCHED_OTHER each block that is handed on preempts the thread that everything waits
         # for, while another processor is idle (check_preempt_wakeup_fair): 348 of 359 switches in

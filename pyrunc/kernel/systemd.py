@@ -1,8 +1,7 @@
 """Makes, changes and stops transient units of systemd over D-Bus, for containers' cgroups.
 
-Each use opens a blocking connection: the calls are rare (an exec makes none), and a shim is a fork
-that could not inherit a connection. Source: org.freedesktop.systemd1(5). jeepney is imported here
-only.
+Each use opens a blocking connection of its own, because a shim, which is a fork, could not inherit
+one. No other module imports jeepney. Source: org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations

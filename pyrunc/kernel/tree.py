@@ -1,5 +1,5 @@
-"""Walks and removes trees that untrusted processes have written. The walk needs no recursion, and
-two descriptors however deep the tree is.
+"""Walks and removes trees that untrusted processes have written. The walk uses no recursion, and
+never more than two descriptors.
 
 Each name is opened relative to the folder that it was read from, so the walk follows no symbolic
 link, and no path is too long. openat2(2) with RESOLVE_NO_XDEV refuses mount points, so nothing

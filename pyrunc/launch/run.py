@@ -3,8 +3,8 @@ steps, until the user's program is executed or the launch has failed and is undo
 
 A container, an exec and a pod's pause process are launched in the same way. The parent spawns the
 launcher. The new process reports its pid, and waits at each line of the plan for which its parent
-has steps. Its end of the socket closes when it executes the user's program or waits for `start`,
-which ends the launch.
+has steps. The launch ends when the process closes its end of the socket: when it executes the
+user's program, or begins to wait for `pyrunc start`.
 """
 
 from __future__ import annotations

@@ -334,8 +334,8 @@ def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
 
 
 def _settings(spec: Spec, host: HostFacts) -> list[Op]:
-    """Plan the settings that need root's rights: umask, names, sysctls, read-only and masked
-    paths, memory policy."""
+    """Plan the settings that need root's rights: umask, host and domain name, sysctls, read-only
+    and masked paths, the root's mount propagation, memory policy."""
     linux, process = spec.linux, spec.process
     umask = process.user.umask if process is not None else None
     ops: list[Op] = [model.SetUmask(0o022 if umask is None else umask)]

@@ -143,9 +143,9 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
     """Open (O_PATH) the path `low.source` in our copy of the host's mounts; returns the slot. A
-    symbolic link in the path ends the program with ELOOP. O_DIRECTORY makes the kernel mount an
-    automount first."""
+    symbolic link in the path ends the program with ELOOP."""
     a, opened, swapped = low.a, low.a.label(), low.a.label()
+    # O_DIRECTORY makes the kernel mount an automount first.
     flags = f.O_PATH | (low.o_directory if op.directory else 0)
     links = f.RESOLVE_NO_SYMLINKS
     skip = {ELOOP: swapped}

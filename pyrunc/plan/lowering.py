@@ -271,7 +271,8 @@ class Lowering:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
 
     def new_mask(self) -> Slot:
-        """Mount an empty read-only tmpfs, which hides a folder, detached."""
+        """Create a detached, empty, read-only tmpfs, with which folders are masked; returns the
+        slot of the mount."""
         return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:

@@ -64,10 +64,10 @@ class PlanLine(Line):
 class Fragment(Value):
     """The code of consecutive operations of a plan.
 
-    `packed`, `calls` and `places` have one item for each operation of the program: its bytes, the
-    name of its system call, and the index of its operation of the plan within the fragment.
-    `notes`: index -> text and mark of a failure. `data_bytes`: size of the shared data block when
-    the fragment was made.
+    One operation of the plan becomes several operations of the program. For each of the latter,
+    `packed` has its bytes, `calls` its system call's name, and `places` the index, within the
+    fragment, of the plan's operation. `notes`: index of an operation of the program -> text and
+    mark of its failure. `data_bytes`: size of the shared data block when the fragment was made.
     """
 
     packed: list[bytes]
@@ -100,9 +100,9 @@ class PlanAssembler(Assembler):
         return fragment
 
     def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
-        """Append a fragment, whose data this assembler must have. `lines`: the plan's line of each
-        of the plan's operations in the fragment; if empty, all belong to the line that `at` has
-        set."""
+        """Append a fragment; this assembler must have the fragment's data. `lines`: the plan's line
+        for each operation of the plan in the fragment. Without `lines`, the whole fragment belongs
+        to the line that was passed to `at`."""
         start = len(self._packed)
         self._packed += fragment.packed
         self._calls += fragment.calls
@@ -207,7 +207,8 @@ class LoweringCache:
 
 
 def _spans(ops: tuple[Op, ...]) -> list[tuple[int, int]]:
-    """Return where fragments begin and end in a plan's operations."""
+    """Return (begin, end) indices in `ops` of the operations that become one fragment. Other
+    operations are not cached."""
     spans, index, size = [], 0, len(ops)
     while index < size:
         kind, end = type(ops[index]), index + 1

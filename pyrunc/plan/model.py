@@ -140,7 +140,7 @@ class Join(Op):
 
 
 class JoinProcess(Op):
-    """Enter the namespaces `kinds` of the process behind a pidfd, at once."""
+    """Enter the namespaces `kinds` of the process behind a pidfd, all by one setns(2)."""
 
     kinds: tuple[str, ...]
     descriptor: str
@@ -250,8 +250,9 @@ LINK_CAME = "there was no link in the path when it was looked up"
 
 
 class MountTree(Op):
-    """Attach a detached clone of a host mount (a bind) at `destination`. `set` and `clear`, also
-    the recursive ones, are MOUNT_ATTR_*; `propagation` are MS_* flags.
+    """Attach a detached clone of a host mount (a bind) at `destination`. `set` and `clear` are
+    MOUNT_ATTR_* for this mount, `recursive_set` and `recursive_clear` also for the mounts below it.
+    `propagation`: MS_* flags.
 
     The runtime makes the clone and passes it as `descriptor`. If `descriptor` is empty, the
     container's process clones `source` in its copy of the runtime's mounts, with the mounts below

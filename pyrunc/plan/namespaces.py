@@ -1,8 +1,8 @@
 """Plans namespaces: which are joined, in which order, and which are new.
 
 The user namespace is joined last, so that the process joins all others with the runtime's rights. A
-rootless runtime could join namespaces that belong to the container's user namespace only after the
-user namespace. That order is not planned, because a rootful runtime does not need it.
+rootless runtime lacks these rights: it would have to join the user namespace first. This order is
+not implemented.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def step_label(number: int, index: int) -> str:
 
 
 def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
-    """Return a line per operation and step that was timed: its duration in microseconds, the time
-    since the start, its line.
+    """Return a table of the operations and steps that were timed: duration and time since the start
+    in microseconds, number of the plan's line, text of the line.
 
     `times`: (number as in `numbered`, nanoseconds of the clock of `started_ns`) in the order of
     events; the stages of `pyrunc.timings` among them are skipped.

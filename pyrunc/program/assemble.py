@@ -104,10 +104,9 @@ class _Jump:
 class Assembler:
     """Collects operations and data for one architecture (`uname -m` name; default: this machine's).
 
-    Operations are appended in the order of the calls. When the program runs, `sync` holds the
-    number of the synchronisation socket, for operations that keep it open, mark it close-on-exec or
-    send descriptors on it, and `handler` holds the address of a signal handler that ends the
-    process with 128 + the signal's number.
+    Operations are appended in the order of the calls. Two slots have a value when the program runs:
+    `sync`, the descriptor number of the synchronisation socket, and `handler`, the address of a
+    signal handler that ends the process with 128 + the signal's number.
     """
 
     def __init__(self, arch: str = "") -> None:
@@ -214,10 +213,10 @@ class Assembler:
         become strings in the data.
 
         `store`: the slot for the result, on failure the negative errno. `ok`: the label to go to
-        after success. `skip`: errno -> label to go to. `skip_any`: the label for all other errnos.
-        `skip` and `skip_any` may have three rules together. `retry=(errno, times)`: repeat the call
-        at this errno, at most so many times. A failed call without a rule ends the program, with a
-        Failure that has the index of this operation.
+        after success. `skip`: errno -> label to go to, at most three, or two with `skip_any`.
+        `skip_any`: the label for all other errnos. `retry=(errno, times)`: repeat the call at this
+        errno, at most so many times. A failed call without a rule ends the program, with a Failure
+        that has the index of this operation.
         """
         number = self._syscalls.get(name)
         if number is None:

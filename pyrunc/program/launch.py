@@ -243,8 +243,9 @@ def launch(
     """Spawn the launcher with this program. `stdio`: our three descriptors that become its stdio;
     `fds`: the launcher's descriptor number -> ours, for all others.
 
-    The caller keeps its descriptors; the launcher has copies. `env` is the launcher's own (empty)
-    environment, not that of the program's execve. Raises KernelError with the call, never OSError.
+    The caller keeps its descriptors; the launcher has copies. `env`: the launcher's own
+    environment, by default empty; the user's program does not get it. Raises KernelError with the
+    call, never OSError.
     """
     numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(numbers) + 1

@@ -1,7 +1,7 @@
 """Sequences of operations that starts repeat. Each function appends to the assembler.
 
-They use labels, never counted skips, and do no more than their name says. Descriptors that they
-open are close-on-exec; where they return a slot, the program may `close` it.
+The descriptors that they open are close-on-exec. If a function returns the slot of a descriptor,
+its caller may append a call that closes the descriptor.
 """
 
 from __future__ import annotations
@@ -286,8 +286,8 @@ def make_file(a: Assembler, root: Operand, path: str) -> Slot:
 def create_file(
     a: Assembler, folder: Operand, name: str, skip: Mapping[int, Label] | None = None
 ) -> Slot:
-    """Create an empty file (0644) with a new name; returns the slot of its descriptor. A link or
-    a FIFO of that name is never opened: EEXIST."""
+    """Create an empty file (0644) with a new name; returns the slot of its descriptor. Fails with
+    EEXIST if anything has that name, also a symbolic link or a FIFO."""
     new_file = a.slot(4)
     flags = O_CREAT | O_EXCL | a.arch.o_nofollow | O_CLOEXEC
     a.sys("openat", folder, name, flags, 0o644, store=new_file, skip=skip)

@@ -64,8 +64,8 @@ def _encode(item: Instruction, at: int, rest_at: int) -> bytes:
 
 
 def _tree(parts: Sequence[Interval]) -> list[Instruction]:
-    """Build a tree of comparisons over the intervals. Each leaf returns an action or jumps to the
-    program behind the tree, so no path leads from one half of the tree into the other."""
+    """Build a tree of comparisons over the intervals. Each leaf returns an action, or jumps to the
+    program behind the tree."""
     if len(parts) == 1:
         action = parts[0][2]
         return [TO_REST if action is None else (RETURN, 0, 0, action)]

@@ -395,7 +395,7 @@ def execute(
 
 
 def _keyring_name(container_id: str) -> str:
-    """Return the name of the session keyring that a container's processes join; runc's name."""
+    """Return the name of a container's session keyring, which is the same as under runc."""
     return f"_ses.{container_id}"
 
 

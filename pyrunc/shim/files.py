@@ -53,8 +53,8 @@ class LaunchFile(RecordFile):
     `image_volumes`, `layer_volumes`: mounted and unpacked images, by the names that bind mounts
     have as sources. `settled`: bind sources whose real paths the server has resolved; a symbolic
     link in such a path is an error when it is opened again. `runtime`: the other OCI runtime that
-    starts the container; `restore`: the folders from which CRIU restores it. For these two,
-    `places` are mounts that the shim attaches first.
+    starts the container. `restore`: the folders from which CRIU restores the container. If
+    `runtime` or `restore` is set, the shim first attaches the mounts `places`.
     """
 
     name = "launch.json"

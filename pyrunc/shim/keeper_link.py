@@ -83,8 +83,8 @@ class KeeperLink:
     # -- exits
 
     def exit_status(self, pid: int, start_time: int, pidfd: int) -> int | None:
-        """Return the wait(2) status of a process that is not our child: from the kernel, from Linux
-        6.15 on, else from the keeper. None: it runs, or its status is unknown."""
+        """Return the wait status (wait(2)) of a process that is not our child, from the kernel or
+        from the keeper. Returns None if the process runs, or if its wait status is unknown."""
         status = wait_status(pid, start_time, pidfd)
         if status is not None:
             return status

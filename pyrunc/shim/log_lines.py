@@ -64,6 +64,6 @@ def time_stamp() -> bytes:
 
 
 def _whole_lines(prefix: bytes, lines: bytes) -> list[bytes]:
-    """Return a list with one item: the log records of `lines`, each line with `prefix`. `lines`
-    ends with a newline; the list is empty if `lines` is."""
+    """Put `prefix` before each of the lines; returns them joined, as the only item of a list.
+    `lines` ends with a newline. Returns [] if `lines` is empty."""
     return [prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"] if lines else []

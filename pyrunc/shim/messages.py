@@ -225,7 +225,7 @@ class PauseStarted(Record):
 
 class CreateContainer(Request):
     """Compile the container whose config.json and launch.json are in its folder, and make its
-    cgroup. A container that was created before is made again.
+    cgroup. A container that was created but not started is dropped and compiled anew.
 
     `images`: index files of the mounted images; `opened`: host paths of bind sources. The request's
     descriptors are a mount for each of `images`, then the open source for each of `opened`.
@@ -352,7 +352,8 @@ class Resize(Request):
 
 
 class ReopenLog(Request):
-    """Write to a new file at the log's path."""
+    """Open the container's log path again, after kubelet has renamed the log file, and write to the
+    new file."""
 
     call = "reopen_log"
     container: Id

@@ -4,8 +4,8 @@ cgroup is already gone.
 systemd removes a scope as soon as its last process has ended, often before the shim reaps the
 process, and the scope's count of kills is lost. But the kernel also adds every kill to the counts
 of all ancestor cgroups, which stay. So the kills in removed cgroups are the parent's count minus
-the counts of its cgroups that still exist. Of these, kills from before the container's start, and
-kills that were counted for other containers, are subtracted. The rest belongs to this container.
+the counts of its cgroups that still exist. The shim subtracts kills from before the container's
+start, and kills that it has counted for other containers. The rest belongs to this container.
 
 Any kill counts, also of a child whose container then ended with 0, as in containerd (TaskOOM) and
 CRI-O (OOMKilled takes precedence over the exit code). The exit code decides only when several

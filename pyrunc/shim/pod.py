@@ -573,9 +573,9 @@ class ShimPod:
         on_compiled: Callable[[Compiled], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
-        """Compile a process. If the compiler needs a forked process to prepare descriptors and a
-        cgroup (`fork_first`), wait for that first. Calls `on_compiled` or `on_failed`, now or
-        later; after a failure what was prepared is removed."""
+        """Compile a process, and call `on_compiled` or `on_failed`, now or later. If the compiler
+        has a `fork_first`, a forked process runs it before. When the compilation fails, the
+        descriptors and the cgroup that the forked process has made are removed."""
 
         def compile(prepared: Prepared | None) -> None:
             try:

@@ -86,8 +86,8 @@ class SupervisedContainer:
         self, process: StartedProcess, streams: ProcessPipes, *, stdin: bool, once: bool
     ) -> None:
         """Take over the started process, which may have ended already, and its streams. `stdin`:
-        its input stays open for clients; with `once` the end of the first client's input closes it,
-        unless it is a terminal."""
+        clients may write to the process's stdin. `once`: stdin is closed when the first client's
+        input ends, unless stdin is a terminal."""
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}
@@ -109,10 +109,10 @@ class SupervisedContainer:
         *,
         once: bool,
     ) -> StartedProcess:
-        """Supervise a process whose shim was lost. `record` and `fds` are the keeper's; `stdin` is
-        the writing end of its stdin, if that was saved, and with `once` the end of the first
-        client's input closes it. All descriptors belong to this container once this has returned.
-        Raises InvalidArgument, KernelError."""
+        """Supervise a process whose shim was lost. `record` and `fds` are the keeper's. `stdin`:
+        the writing end of the process's stdin, empty if it was not saved. `once`: stdin is closed
+        when the first client's input ends, unless stdin is a terminal. All descriptors belong to
+        this container once this has returned. Raises InvalidArgument, KernelError."""
         process = StartedProcess.from_stored(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
@@ -441,7 +441,8 @@ class SupervisedExec:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process and all descendants; if it is still being started, abort that."""
+        """Kill the process and all its descendants. If the process is still being started, abort
+        the start."""
         self._killed = True
         if not self.pid:
             if self.starting:

@@ -1,4 +1,4 @@
-"""Compiles and starts processes, by the runtime library.
+"""Compiles and starts pause processes, containers and execs for the shim.
 
 The shim becomes the parent of the started processes. Starts are generators that run in steps
 between other work. A start that waits for other processes (hooks, a seccomp agent) runs in a fork
@@ -194,7 +194,7 @@ class PauseProcess(SupervisedProcess):
 
 
 class Starter:
-    """Compiles and starts processes by the runtime library."""
+    """Compiles and starts pause processes, containers and execs."""
 
     def __init__(self, oom_score_adj: int) -> None:
         """Prepare to start processes. `oom_score_adj`: for processes whose configuration sets

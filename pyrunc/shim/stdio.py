@@ -187,7 +187,7 @@ class InputStream:
     copy of a pty's master."""
 
     def __init__(self, loop: EventLoop, fd: int, close_with_first: bool) -> None:
-        """`close_with_first`: the end of the first client's input is the end of the container's."""
+        """`close_with_first`: close the container's stdin when the first client's input ends."""
         os.set_blocking(fd, False)
         self.fd = fd
         self._loop, self._close_with_first = loop, close_with_first
@@ -215,8 +215,8 @@ class InputStream:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """Watch `fd` while there is nothing to write: a pipe for the close of its reading end only,
-        a terminal not at all, because another process may open it again."""
+        """Stop watching a terminal. Watch a pipe only for the close of its reading end. Called when
+        there is nothing to write."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)

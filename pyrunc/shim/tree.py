@@ -55,10 +55,13 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
-    """Return the leaders of exec sessions whose shim was lost, in a container with its own pid
-    namespace: those of its `processes`, except `first`, whose parent is outside that namespace and
-    is not this shim. In the host's pid namespace every orphan has such a parent, so no leader is
-    returned."""
+    """Return the pids of exec sessions' leaders whose shim was lost. `first`: the container's first
+    process; `processes`: all pids of the container.
+
+    A leader is a process other than `first` whose parent is outside the container's pid namespace
+    and is not this shim. Returns [] for a container in the host's pid namespace, in which every
+    orphan has such a parent.
+    """
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
         return []

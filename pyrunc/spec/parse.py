@@ -350,7 +350,8 @@ def _objects_by_name(
 
 
 def _items(o: Object, key: str, path: str) -> Iterator[tuple[str, Any, str]]:
-    """Iterate over a map: name, value, the value's path. Here null is not the same as absent."""
+    """Yield (name, value, JSON path of the value) for each item of the object at `key`. A value may
+    be null: the caller must check it."""
     values, base = o.get(key), _at(path, key)
     if values is not None:
         for name, value in _checked_object(values, base).items():

@@ -47,8 +47,8 @@ def fork_job(request: RunJob, fds: Sequence[int]) -> int:
     the result socket.
 
     The kernel kills the child when the zygote dies in any way (PR_SET_PDEATHSIG). Processes that
-    the child started are killed only when the zygote exits normally. Raises Error before the fork
-    if there is no such function.
+    the child started are killed only when the zygote exits normally. Raises PeerError, before the
+    fork, if there is no function `request.function`.
     """
     function, zygote = preload.resolve(request.function), os.getpid()
     pid = os.fork()

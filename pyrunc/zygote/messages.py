@@ -1,10 +1,10 @@
 """The messages between the server and a zygote: one JSON object per packet (pyrunc.ipc).
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "error": …} (pyrunc.errors),
-as between server and shim. `Cancel` has no answer, and number 0. The zygote's first message is
+as between server and shim. `Cancel` has the id 0 and gets no answer. The zygote's first message is
 `ZygoteReady`.
 
-The function that is called and its caller agree on `arguments`; the zygote passes them on.
+The zygote passes `arguments` on unread to the called function.
 """
 
 from __future__ import annotations
