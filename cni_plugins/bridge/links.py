@@ -76,9 +76,9 @@ def attach_veth(
     tag: str,
     mac: str,
 ) -> None:
-    """Create the veth of a pod. Its host end `name` is a port of the bridge, up, with `tag` as its
-    alias. Its other end `ifname`, with the address `mac`, is in the pod's namespace. Raises
-    KernelError."""
+    """Create the veth of a pod. The host end `name` is up, is a port of the bridge, and has the
+    alias `tag`. The other end `ifname` is in the pod's namespace and has the MAC address `mac`.
+    Raises KernelError."""
     # A separate request: rtnl_newlink() reads a port's options and the alias only for a link that
     # exists already (net/core/rtnetlink.c).
     port = set_link(

@@ -70,8 +70,8 @@ def declared(
 def fill(
     volumes: Sequence[MountRequest], layers: Sequence[Path], is_abandoned: Callable[[], bool]
 ) -> None:
-    """Make the volumes' folders and copy the image's content into them, without the holes of sparse
-    files. Blocks; raises Abandoned once `is_abandoned` returns true.
+    """Make the volumes' folders and copy the image's content into them. Sparse files stay sparse.
+    Blocks. Raises Abandoned once `is_abandoned` returns true.
 
     Raises ResourceExhausted before the copy uses the node's reserve of disk space, InvalidArgument
     for a volume that is not a folder in the image, OSError, KernelError.

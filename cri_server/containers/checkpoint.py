@@ -88,7 +88,7 @@ async def checkpoint(services: Services, reference: str, location: str, timeout_
 
 
 def key(subject: Container | Sandbox) -> tuple[str, str]:
-    """Return the key in `services.running` of a checkpoint of this container or sandbox."""
+    """Return the key under which `services.running` has a running checkpoint of `subject`."""
     return ("checkpoint", subject.id)
 
 

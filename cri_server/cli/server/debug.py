@@ -48,8 +48,8 @@ def profile(address: str, seconds: float, folded: bool) -> None:
 
 
 def _table(stacks: list[str]) -> str:
-    """Return a table of the event loop's functions, the busiest first: each with its share of the
-    samples, without and with the functions that it called."""
+    """Return a table of the event loop's functions, the busiest first. Its columns are a function's
+    share of the samples, the same share including the functions that it called, and its name."""
     samples = 0
     total, own = Counter[str](), Counter[str]()
     for line in stacks:
