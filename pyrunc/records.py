@@ -6,8 +6,8 @@ are ignored, and a field that an older version lacks has a default. A field's an
 type: `int`, `float`, `bool`, `str`, `Id` (a name without a slash), `AbsolutePath`, another record,
 `Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (any JSON object), `Any`.
 
-Not msgspec's structs: these bring `re` and `typing` into every shim and every `pyrunc`
-(docs/tried.md has the figures).
+msgspec is not used here, because it imports `re` and `typing`, which costs every shim and every
+`pyrunc` memory and time (docs/tried.md has the figures).
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ def _object_of(read: Read, expected: str) -> Read:
 
 
 def _read_item(read: Read, expected: str, place: str, item: Any) -> None:
-    """Read `item` of a list or object to find out whether it is the wrong one. If it cannot be
-    read, raise _WrongField with `place` (`[index]` or `[key]`)."""
+    """Check one item of a list or object: if `item` cannot be read, raise _WrongField with `place`
+    (`[index]` or `[key]`)."""
     try:
         read(item)
     except _WrongField as inner:

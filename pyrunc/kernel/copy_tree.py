@@ -59,8 +59,8 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
     closes both descriptors. Raises OSError, KernelError.
 
     `tick(size)` is called before each file and folder, and before each piece of at most 1 MiB of
-    data. `size`: the bytes that the disk will need for it, 0 for zeros. It may raise, which ends
-    the copy.
+    data. `size`: how many bytes the disk will need, 0 for a piece of zeros. An exception of `tick`
+    ends the copy.
     """
     copied: Copied = {}
     stack = [_FolderCopy(source, target, ".", ".")]

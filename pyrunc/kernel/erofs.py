@@ -88,9 +88,9 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
 
 
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
-    """Check that the files are sealed by fs-verity with these digests, in the same order. Without
-    digests, or for an empty digest, nothing is checked. From then on the kernel fails reads of
-    changed blocks. Raises DamagedRecord, KernelError."""
+    """Check that the files are sealed by fs-verity with these digests, in the same order; the
+    kernel then fails reads of changed blocks. Without digests, or for an empty digest, nothing is
+    checked. Raises DamagedRecord, KernelError."""
     for fd, digest in zip(fds, digests, strict=bool(digests)):
         if digest and (measured := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))

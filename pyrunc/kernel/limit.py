@@ -1,4 +1,4 @@
-"""Resource limits of any process: prlimit(2)."""
+"""Reads and sets resource limits of any process by prlimit(2)."""
 
 from __future__ import annotations
 

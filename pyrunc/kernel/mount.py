@@ -205,8 +205,8 @@ def open_overlay(
 
     From Linux 6.7 on, each layer is a separate option (`lowerdir+`). Before that, one `lowerdir`
     string joins the paths, and its length is limited. A layer's descriptor needs Linux 6.13, or
-    6.15 if it is a detached mount. A path of more than 255 bytes is passed as a descriptor, or by
-    its name in procfs.
+    6.15 if it is a detached mount. A path of more than 255 bytes is opened, and its descriptor or
+    the descriptor's path in /proc/self/fd is passed.
     """
     with closing_fd(open_fs("overlay")) as fs_fd:
         fsconfig_string(fs_fd, "source", source)

@@ -1,7 +1,7 @@
 """Makes, changes and stops transient units of systemd over D-Bus, for containers' cgroups.
 
 Each use opens a blocking connection of its own, because a shim, which is a fork, could not inherit
-one. No other module imports jeepney. Source: org.freedesktop.systemd1(5).
+a connection. No other module imports jeepney. Source: org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _NONE_HERE = (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENODATA)
 
 def enable(fd: int) -> bool:
     """Seal a file with SHA-256 (FS_IOC_ENABLE_VERITY); the kernel reads the whole file. `fd` must
-    be open for reading, and no descriptor of the file for writing.
+    be open for reading, and no process may have the file open for writing.
 
     Returns True when the file is sealed, also if it was sealed before; False if the file system has
     no fs-verity or does not support it with its block size. Raises KernelError.

@@ -386,13 +386,14 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """Execute the program, after closing all descriptors but stdio, the next `op.preserve` ones and
-    the socket for errors, which execve closes.
+    """Close the descriptors that the program does not get, then execute the program. It gets stdio
+    and the next `op.preserve` descriptors.
 
     A failure of execve is sent to `start` on its connection or, in a plan without `start`, to the
     parent on the synchronisation socket.
     """
     a = low.a
+    # The socket for errors stays open; execve closes it.
     keep = [low.sync_number] if low.start is None else [low.start_number]
     macros.close_all_from(a, 3 + op.preserve, keep, may_fail=low.filtered)
     a.set(low.argv, a.pointers(op.args))

@@ -191,7 +191,7 @@ class Lowering:
         recursive: bool = False,
     ) -> None:
         """Call mount_setattr(2) on a mount's descriptor. If `to_set` has an atime attribute, all
-        others of that family are cleared."""
+        other atime attributes are cleared."""
         # mount_setattr(2): the atime settings are an enumeration, and EINVAL answers a change that
         # does not name the whole field in attr_clr.
         if to_set & mnt.MOUNT_ATTR__ATIME:

@@ -64,9 +64,9 @@ class PlanLine(Line):
 class Fragment(Value):
     """The code of consecutive operations of a plan.
 
-    One operation of the plan becomes several operations of the program. For each of the latter,
-    `packed` has its bytes, `calls` its system call's name, and `places` the index, within the
-    fragment, of the plan's operation. `notes`: index of an operation of the program -> text and
+    One operation of the plan becomes several operations of the program. For each operation of the
+    program, `packed` has its bytes, `calls` its system call's name, and `places` the index, within
+    the fragment, of the plan's operation. `notes`: index of an operation of the program -> text and
     mark of its failure. `data_bytes`: size of the shared data block when the fragment was made.
     """
 

@@ -208,8 +208,8 @@ def is_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Tell whether the entry is a tree of mounts that can be cloned or made detached: a bind, an
-    overlay, or a tmpfs that begins as a copy."""
+    """Tell whether the compiler can prepare the mount as a detached mount: a bind, an overlay, or a
+    tmpfs that begins with a copy of the folder below it."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 
@@ -272,11 +272,11 @@ def _plan_remount(options: MountOptions, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
-    """Tell whether this mount propagates both ways between host and container, for which this mount
-    and the root must be shared.
+    """Tell whether this mount propagates both ways between host and container: the mount and the
+    root must both be shared.
 
-    Without that, a mount with the option `shared` is a slave of the host's mount and shared within
-    the container only, as under runc.
+    If only the mount is shared, it is a slave of the host's mount and shared within the container
+    only, as under runc.
     """
     shared = any(flags & abi.MS_SHARED for flags in options.propagation)
     return shared and linux.rootfs_propagation in ("shared", "rshared")

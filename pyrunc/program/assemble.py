@@ -298,7 +298,7 @@ class Assembler:
         self._append_end(FAIL, errno)
 
     def exit(self, code: Operand) -> None:
-        """End the process without a message, as the launcher does once it has cloned."""
+        """End the process with this exit code, without a message to the parent."""
         self._append_end(EXIT, code)
 
     # ---- order

@@ -152,9 +152,9 @@ class RunningProgram:
         return self.launcher_status
 
     def close(self) -> None:
-        """Close our end of the socket, which ends a program that waits, and reap the launcher. Do
-        not call it for a program whose launcher itself executes the payload: it would wait for the
-        payload's end."""
+        """Close our end of the socket, which ends a program that waits, and reap the launcher.
+        Blocks until the launcher ends: do not call it while the launcher itself executes the
+        payload."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -1,7 +1,7 @@
 """Sequences of operations that starts repeat. Each function appends to the assembler.
 
-The descriptors that they open are close-on-exec. If a function returns the slot of a descriptor,
-its caller may append a call that closes the descriptor.
+All descriptors that the operations open are close-on-exec. If a function returns the slot of a
+descriptor, its caller may append a call that closes the descriptor.
 """
 
 from __future__ import annotations
@@ -302,8 +302,8 @@ def status(a: Assembler, fd: Operand) -> Address:
 
 
 def status_field(a: Assembler, place: Address, name: str) -> Slot:
-    """Return a field of `status`: `ino` 8 bytes, others 4. `mode` needs a mask, such as S_IFMT:
-    its upper half is padding."""
+    """Return a field of the result of `status` as a slot of 8 bytes for `ino`, else of 4. Compare
+    `mode` with a mask such as S_IFMT, because its upper half is padding."""
     offset, width = STATX_FIELDS[name]
     return a.field(place, offset, max(width, 4))
 

@@ -1,10 +1,10 @@
 """Builds a prologue of a filter: system calls that are newer than the profile answer ENOSYS, not
 the default errno.
 
-A C library may try a new system call before the old one. On ENOSYS it goes on to the old call;
-EPERM it reports as the result. So calls above the highest number that the profile names answer
-ENOSYS. The prologue also decides about calls that an old libseccomp does not know by name: from 424
-on, the numbers are the same on every architecture. Classic BPF, see seccomp(2) and
+A C library may try a new system call before the old one. On ENOSYS it makes the old call, but EPERM
+it returns to the program. So calls above the highest number that the profile names answer ENOSYS.
+The prologue also decides about calls that an old libseccomp does not know by name: from 424 on, the
+numbers are the same on every architecture. Classic BPF, see seccomp(2) and
 Documentation/userspace-api/seccomp_filter.rst; runc has done this since 1.0.
 """
 

@@ -25,10 +25,10 @@ class OtherRuntime(Record):
 class PreparedMount(Record):
     """A mount of a container that another runtime starts or CRIU restores.
 
-    `place`: the mount point, relative to the container's folder. The mount is one of these:
-    `pinned`, the name of a mount that the pod has pinned; `image`; `lower`, the layers of an image
-    volume, top first; or `source`, a file or folder of the host, whose path the server has
-    resolved.
+    `place`: the mount point, relative to the container's folder. One of the other fields says what
+    is mounted there. `pinned`: the name of a mount that the pod has pinned. `image`: an image
+    volume. `lower`: the layers of an unpacked image volume, top first. `source`: a file or folder
+    of the host, whose path the server has resolved.
     """
 
     place: str

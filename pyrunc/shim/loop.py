@@ -2,8 +2,8 @@
 neither threads nor asyncio, because an idle shim must cost nothing.
 
 All watched descriptors are non-blocking, and readiness is level-triggered, so no handler misses an
-event. A handler may be called with nothing to read: when its descriptor's number was closed and
-opened again within one round.
+event. A handler must expect to find nothing to read: it may be called for an earlier descriptor
+that had the same number.
 """
 
 from __future__ import annotations

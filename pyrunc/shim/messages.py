@@ -280,9 +280,9 @@ class TakeOverPause(Request):
 
 class TakeOverContainer(Request):
     """Take over a container of a lost shim from the keeper. `sessions`: pid and start time of the
-    first process of each exec session, all of which are killed. The request may have one
-    descriptor, the writing end of the container's stdin; with `stdin_once` the end of the first
-    client's input closes it."""
+    first process of each exec session; the shim kills these sessions. The request may have one
+    descriptor, the writing end of the container's stdin. `stdin_once`: stdin is closed when the
+    first client's input ends."""
 
     call = "adopt_container"
     container: Id

@@ -372,7 +372,7 @@ def _runtime_of(directory: str) -> OtherRuntime:
 
 
 class _Clock:
-    """Measures the parts of a launch's time."""
+    """Measures how long a launch and its stages take."""
 
     __slots__ = ("_launch", "_started_ns", "parts", "times")
 

@@ -55,8 +55,8 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
-    """Return the pids of exec sessions' leaders whose shim was lost. `first`: the container's first
-    process; `processes`: all pids of the container.
+    """Return the pids of the leaders of exec sessions whose shim was lost. `first`: the container's
+    first process; `processes`: all pids of the container.
 
     A leader is a process other than `first` whose parent is outside the container's pid namespace
     and is not this shim. Returns [] for a container in the host's pid namespace, in which every
@@ -88,8 +88,8 @@ def _pid_namespace(pid: int) -> str:
 
 
 def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
-    """Return the living processes of `pids` that are in the session, below a member or in a
-    member's own session.
+    """Return the living processes of `pids` that are members of the session: processes in it,
+    children of members, and processes in a session that a member leads.
 
     Killed processes count as members, because a child that they made in their last moment has
     another parent by now.

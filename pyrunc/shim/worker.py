@@ -59,7 +59,8 @@ class Worker:
         loop.watch(self._answer.fileno(), READABLE, self._answered)
 
     def kill(self) -> None:
-        """Kill the fork, the launcher and the hooks that it started; `on_failed` is called then."""
+        """Kill the fork and its descendants, such as the launcher and hooks. The event loop then
+        calls `on_failed`."""
         descendants.kill(self.pid)
 
     def _answered(self, events: int) -> None:
