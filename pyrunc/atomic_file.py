@@ -54,8 +54,8 @@ def write_bytes(
     part. `durable`: fsync the file, and its folder unless `named` is False. `named_first`: rename
     before the file's fsync.
 
-    Raises OSError, which names the file. The temporary file is then removed, and with `named_first`
-    the file at `path`.
+    Raises OSError with the file's name, after removing the temporary file. If a write with
+    `named_first` fails after the rename, `path` itself is removed.
     """
     # Random, because threads and processes may write the same file at the same time.
     name = temporary = f"{path}.{os.urandom(8).hex()}{ENDING}"

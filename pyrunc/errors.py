@@ -123,8 +123,8 @@ class KernelError(Error):
 
     @property
     def text(self) -> str:
-        """Return the message with strerror's text in lower case, for which callers of a runtime
-        search."""
+        """Return the error's message. strerror's text is in lower case, because podman and docker
+        search for it."""
         where = f"{self.call} {self.subject}" if self.subject else self.call
         return f"{where}: {os.strerror(self.errno).lower()}" + (
             f" ({self.note})" if self.note else ""

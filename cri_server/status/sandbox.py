@@ -44,8 +44,8 @@ def build_item(sandbox: Sandbox) -> api.PodSandbox:
 
 
 def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
-    """Build a message with the fields that PodSandboxStatus and the entry of a list have in
-    common."""
+    """Build a message of class `kind`, which is PodSandboxStatus or PodSandbox, with the fields
+    that both classes have."""
     config = sandbox.config
     return kind(
         id=sandbox.id,

@@ -68,13 +68,12 @@ class ServerFile(RecordFile):
 
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
-    """Create and lock the two directories for the block; yield their paths. `Paths.state` is the
-    directory with the pods of this boot, which is not `state` if an earlier version used another
-    default.
+    """Create and lock the two directories for the block; yield their paths. `Paths.state` is
+    `state`, or an earlier version's default while this boot's pods are there.
 
-    Raises WrongState if another server uses a directory, if a directory has pods of this boot whose
-    other files are not in the other directory, or if a newer version has written the pods. Raises
-    KernelError, ResourceExhausted.
+    Raises WrongState if another server uses a directory, if this boot's pods belong to another pair
+    of directories, or if a newer version has written the pods. Raises KernelError,
+    ResourceExhausted.
     """
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)

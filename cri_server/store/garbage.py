@@ -316,8 +316,8 @@ class _GarbageCollector:
         self._keep("pod's files", str(path), why, await asyncio.to_thread(size_of, path))
 
     async def _unknown_file(self, path: Path) -> None:
-        """Report an unknown file in the state or root directory, except configured sockets. Removes
-        it only if a killed `pyrunc-cri doctor` has left it."""
+        """Report a file in the state or root directory that pyrunc does not know; does nothing for
+        a configured socket. Removes the file only if a killed `pyrunc-cri doctor` has left it."""
         config = self._services.config
         if path in (config.socket_path, Path(config.metrics.address.removeprefix("unix://"))):
             return

@@ -108,8 +108,8 @@ class StoreIndex:
         sandbox: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> list[Container]:
-        """Return the containers that match all given filters. `reference`, `sandbox`: an id, or
-        unique prefix of an id, of the container and of its sandbox."""
+        """Return the containers that match all given filters. `reference`: the container's id or a
+        unique prefix of this id; `sandbox`: the sandbox's id or a unique prefix of this id."""
         owner = self.sandboxes.find(sandbox) if sandbox else None
         if sandbox and owner is None:
             return []

@@ -227,8 +227,9 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that have the same form in a record of class `kind` and in the record's
-    object. `source`: the record or the object; `converted`: the names of all other fields."""
+    """Return the fields of `source` that a record and its sandbox or container store in the same
+    form. `source`: the record, the sandbox or the container; `kind`: the record's class;
+    `converted`: the names of the fields to leave out."""
     return {name: getattr(source, name) for name in kind.__annotations__ if name not in converted}
 
 

@@ -47,8 +47,9 @@ class Paths:
 
     @property
     def earlier_shims(self) -> Path:
-        """Return the folder with a file for each shim of the previous server version that is
-        stopped by SIGSTOP, until its last container has ended (`pod.earlier`)."""
+        """Return the folder with a file for each shim of the previous server version that the
+        server has stopped by SIGSTOP. The file is removed when the shim's last container has ended
+        (`pod.earlier`)."""
         return self.state / "earlier-shims"
 
     @property

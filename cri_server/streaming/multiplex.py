@@ -2,8 +2,8 @@
 a `Transport`.
 
 Only `run` reads from the transport. It passes data to the streams, and pauses while they have too
-much unread data. It sends replies to pings, and resets, without waiting for the client to read
-them. Tasks that own a stream write to it.
+much unread data. It sends ping replies and stream resets without waiting for the client to read
+these frames. The task that owns a stream writes the stream's data.
 """
 
 from __future__ import annotations

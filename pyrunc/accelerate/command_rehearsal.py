@@ -120,8 +120,9 @@ def _configuration() -> dict[str, Any]:
 
 
 def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> ContainerProcess:
-    """Save this process as the container's process in the container's state, and compile the
-    container's program. Failures to compile, for want of rights, are ignored."""
+    """Compile the container's program, then store this process in the container's state as its
+    init, and return it. Starts nothing. Ignores errors of compiling, because rights may be
+    lacking."""
     try:
         with Undo() as undo, NamedDescriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)

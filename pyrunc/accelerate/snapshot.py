@@ -91,10 +91,10 @@ def _load_without_search(name: str) -> Callable[[], ModuleType]:
 
 def _fill_pools() -> None:
     """Fill the partly used pools of pymalloc (Objects/obmalloc.c), so that a command's objects lie
-    side by side in fewer pages. An object at the start of a pool shows that all other pools of its
-    size are full."""
+    side by side in fewer pages."""
     for size in range(SMALLEST, LARGEST + 1, GRAIN):
         objects = [bytes(size - EMPTY)]
+        # An object at the start of a pool shows that all other pools of its size are full.
         while id(objects[-1]) % POOL != POOL_HEADER and len(objects) < MOST_FREE:
             objects.append(bytes(size - EMPTY))
         filling.append(objects)

@@ -124,8 +124,8 @@ def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
 
 
 def _rule_code(rule: DeviceRule) -> list[Instruction]:
-    """Return the instructions of one rule. For a device that the rule does not match, they jump
-    behind the last of them."""
+    """Return the instructions of one rule. A device that the rule does not match jumps over all of
+    the rule's instructions."""
     body: list[Instruction] = []
     if not rule.allow:
         body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer_code(0)]

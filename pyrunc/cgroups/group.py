@@ -37,7 +37,7 @@ UNMANAGED_BY_SYSTEMD = frozenset({"hugetlb", "misc", "rdma"})
 
 class Placeholder:
     """The first process of a systemd scope, which waits until its pipe's `write_end` is closed.
-    `pid`: 0 when it is another process's child."""
+    `pid`: the first process's pid, 0 if another process is its parent."""
 
     __slots__ = ("pid", "write_end")
 
@@ -366,8 +366,8 @@ class Cgroup:
             time.sleep(0.001)
 
     def send_signal(self, pid: int, number: int) -> bool:
-        """Send a signal to a process of the group, or of a group below; False when `pid` is none of
-        these any more. Raises KernelError."""
+        """Send a signal to a process of the group, or of a group below. Return False if the process
+        has ended or is in no such group. Raises KernelError."""
         try:
             process = os.pidfd_open(pid)
         except OSError as error:

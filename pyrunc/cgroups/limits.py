@@ -82,8 +82,8 @@ def replace(
 
 
 def _restore(directory: str, old: list[CgroupSetting], error: Exception) -> None:
-    """Write the old values, refused ones a second time. A value that the kernel refuses twice is
-    reported in a note of `error`."""
+    """Write the old values; try each value that the kernel refuses a second time. Add a note to
+    `error` for each value that the kernel refuses twice."""
     # Quota and burst bound each other, so the value that is written first may be refused as long as
     # the other one is new.
     refused = [setting for setting in old if _try_write(directory, setting) is not None]

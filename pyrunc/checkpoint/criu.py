@@ -133,10 +133,10 @@ def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
 class Criu:
     """A `criu swrk` process. A context manager: leaving it closes the socket and reaps the process.
 
-    `fds`: descriptors that CRIU inherits for INHERIT_FD, besides stdio and the socket: number in
-    CRIU (from 4) -> number in this process. Options for folders and STATUS_FD hold numbers of this
-    process instead, because CRIU opens them in /proc/PID/fd of the socket's creator (cr-service.c).
-    `no_new_privileges`: set no_new_privs for CRIU and each process it restores.
+    `fds`: the descriptors that CRIU inherits for INHERIT_FD, as number in CRIU (from 4) -> number
+    in this process. The options for folders and STATUS_FD need no such descriptor: they hold
+    numbers of this process, whose /proc/PID/fd CRIU opens (cr-service.c). `no_new_privileges`: set
+    no_new_privs for CRIU and each process it restores.
     """
 
     __slots__ = ("_socket", "pid")
@@ -232,9 +232,8 @@ def _spawn_without_new_privileges(
     *,
     file_actions: list[tuple[int, int, int]],
 ) -> int:
-    """Spawn a process with no_new_privs; return its pid. A separate thread sets the flag and
-    spawns, because a child inherits the flag of its thread (prctl(2)), and hooks, which other
-    threads run, must not have it."""
+    """Spawn a process with no_new_privs; return its pid. Only a separate thread sets the flag, so
+    that hooks, which other threads spawn, do not inherit it (prctl(2))."""
     from threading import Thread
 
     pids: list[int] = []
@@ -258,9 +257,9 @@ def _spawn_without_new_privileges(
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:
-    """Return the restored process's pid from CRIU's response, 0 for a dump. Raises PeerError with
-    the errno if CRIU failed, without the response's message: that is the first error in CRIU's log,
-    which is often harmless."""
+    """Return the restored process's pid from CRIU's response, 0 for a dump. If CRIU failed, raises
+    PeerError with the errno's text. The response's own message is left out, because it is the first
+    error of CRIU's log, which is often harmless."""
     if not answer.get(_RESP_SUCCESS):
         number = _int(answer.get(_RESP_ERRNO, 0))
         raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")

@@ -1,5 +1,5 @@
-"""Passes descriptors between this process and its caller: in, those that the container gets; out,
-the container's terminal and pidfd, and its pid."""
+"""Exchanges descriptors with the runtime's caller: takes those that the container gets, and returns
+the container's terminal, pidfd and pid."""
 
 from __future__ import annotations
 

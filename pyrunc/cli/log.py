@@ -76,7 +76,7 @@ class CommandLog:
 
     @classmethod
     def of(cls, globals: dict[str, Any]) -> CommandLog:
-        """Return the log for the global options."""
+        """Make the log that the global options (`--log`, `--log-format`, …) describe."""
         return cls(
             globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"]
         )

@@ -39,9 +39,9 @@ class Option(Value):
 
 
 class Verb(Value):
-    """One verb. `work`: the function that runs it, as `module:function`. `arguments`: their names,
-    the last with `...` for any number. `required`: how many arguments a command line must have,
-    None for all.
+    """One verb. `work`: the function that runs it, as `module:function`. `arguments`: the
+    arguments' names; a last name that ends in `...` takes any number of arguments. `required`: how
+    many arguments a command line must have, None for all.
 
     `leading`: options end at the first argument, because another program's command line begins
     there. `fast`: the verb runs without click.

@@ -102,8 +102,9 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Remove the part at `path`, and return the lines of the plan that disappear. If none does,
-    change the part's value instead. None when no valid value is left to try."""
+    """Return the lines of the plan that disappear without the part at `path` or, if no line does or
+    the configuration is then invalid, with another value of the part. None if no other value is
+    valid."""
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
 

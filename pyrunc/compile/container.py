@@ -3,8 +3,8 @@ from outside, reads its files, makes its cgroup, builds and lowers its plan. Not
 container runs yet.
 
 These descriptors are the root as a detached mount, clones of bind sources, namespaces, and the
-cgroup. Nothing is mounted on the host. Another process, such as a shim, may run the launch. It adds
-stdio, and those mounts and namespaces of a pod that it pins and that the launch names.
+cgroup. Nothing is mounted on the host. Another process, such as a shim, may run the launch. That
+process adds stdio, and the pod's mounts and namespaces that the launch names (`Launch.pinned`).
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def open_cgroup(
     existing: Cgroup | None = None,
 ) -> tuple[Cgroup | None, list[str]]:
     """Make the container's cgroup, write its limits, and open it as the descriptor `cgroup`.
-    Returns the cgroup, None if `choice` is None, and a list of warnings. `existing`: use this
-    cgroup instead; `undo` does not remove it."""
+    Returns the cgroup and warnings. If `choice` is None, does nothing and returns no cgroup.
+    `existing`: use this cgroup instead of making one; `undo` does not remove it."""
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place

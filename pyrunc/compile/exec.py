@@ -2,8 +2,7 @@
 container's process.
 
 The launcher joins all namespaces of the container's first process at once, by its pidfd, and clones
-the new process. This sets its limits, capabilities, ids and seccomp filter as a container's process
-does.
+the new process. The new process then sets its own limits, capabilities, ids and seccomp filter.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class ExecPrograms:
         self._seen: list[int] = []
 
     def filter(self, spec: Spec, store: str | None) -> LoadFilter | None:
-        """Return the result of `compiled_filter` for the container's configuration `spec`, from the
-        second call on without a look at its rules."""
+        """Return the result of `compiled_filter` for the container's configuration `spec`. Later
+        calls return the first call's result."""
         if not self._filters:
             self._filters.append(compiled_filter(spec.linux.seccomp, store))
         return self._filters[0]
@@ -73,11 +72,11 @@ class ExecRequest(Value):
     process; `spec`: its configuration; `process`: the process to run, for example from `merged`.
 
     `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
-    the caller's cgroup. The caller closes `stdio`, in place of which a process with a terminal gets
-    the terminal. `id` and `bundle` are sent to a seccomp agent; `id` also names the container's
-    resctrl group. `attached`: the runtime stays and copies the process's terminal to its own.
-    `timed`: the launch reports when each operation is done. `programs`: the cache of plans and
-    programs for this configuration.
+    the caller's cgroup. The caller closes `stdio`. A process with a terminal gets the terminal
+    instead of `stdio`. `id` and `bundle` are sent to a seccomp agent; `id` also names the
+    container's resctrl group. `attached`: the runtime stays and copies the process's terminal to
+    its own. `timed`: the launch reports when each operation is done. `programs`: the cache of plans
+    and programs for this configuration.
     """
 
     pid: int

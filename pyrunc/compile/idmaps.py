@@ -72,8 +72,9 @@ class _WaitingProcess:
     """A context manager around a child that only waits: entering returns its pid, leaving kills and
     reaps it.
 
-    `a` has the instructions that run before the clone, with the descriptors `fds` (number in that
-    process -> our number). `flags` (CLONE_NEW…) are the child's new namespaces.
+    `a`: the instructions that the launcher runs before it clones the child; `fds`: the launcher's
+    descriptors, as number in the launcher -> our number; `flags` (CLONE_NEW…): the child's new
+    namespaces.
     """
 
     def __init__(self, a: Assembler, flags: int, fds: Mapping[int, int] = {}) -> None:

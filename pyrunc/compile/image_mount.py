@@ -62,9 +62,9 @@ def open_image(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
 
 
 def open_layer(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
-    """Return a descriptor of the image's tree, for use as the lowest layer of one overlay, whose
-    mount overlayfs clones, privately and read-only. Arguments and errors are those of
-    `open_image`."""
+    """Return a descriptor of the image's files, for use as the lowest layer of one overlay. Unlike
+    `open_image`, this need not make a clone, because overlayfs makes a private one itself.
+    Arguments and errors are those of `open_image`."""
     mount = shared_mounts.get(image.index)
     if mount is None or not host.constant_facts().clones_detached:
         return open_image(image, shared_mounts)
@@ -93,8 +93,8 @@ def open_overlay_of(
 def open_layers(
     lower: Sequence[str], upper: str = "", work: str = "", options: kernel_mount.Options = ()
 ) -> int:
-    """Mount an overlay detached. `lower`: paths of the layers, top first, without id maps. Raises
-    KernelError."""
+    """Mount an overlay of folders that are not idmapped; return the detached mount. `lower`: the
+    layers' paths, top first. Raises KernelError."""
     try:
         return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
     except KernelError as error:

@@ -48,10 +48,11 @@ def compile_pause(
     """Compile the launch of a pod's pause process, which has an empty read-only root, no
     capabilities, and no_new_privs. Raises InvalidArgument, InvalidSpec, KernelError.
 
-    `identifier` names the cgroup. `existing_cgroup`: use this cgroup; a new one is pushed on
-    `undo`. `mounts`: detached mounts of which containers will get clones, by a folder in the pause
-    process's root. Before Linux 6.15 they are attached to these folders, because the kernel clones
-    attached mounts only. `timed`: the launch reports when each operation is done.
+    `identifier` names the cgroup. `existing_cgroup`: use this cgroup instead of making one. The
+    removal of a new cgroup is pushed on `undo`. `mounts`: detached mounts of which containers will
+    get clones, by a folder in the pause process's root. Before Linux 6.15 they are attached to
+    these folders, because the kernel clones attached mounts only. `timed`: the launch reports when
+    each operation is done.
     """
     timings = timings or Timings()
     linux = Linux(

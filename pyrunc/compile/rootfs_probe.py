@@ -121,11 +121,11 @@ def probe(
 
 
 def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers among `nulls` that the process opens again as the container's /dev/null,
-    so that CRIU's dump finds the file: all or none.
+    """Return the descriptors that the process opens again as the container's /dev/null, so that
+    CRIU's dump finds the file: all of `nulls`, or none.
 
-    None with a terminal, and in containers whose /dev/null may be the host's, with a user namespace
-    or without a mount namespace. For these `Launch.own_nulls` replaces the descriptors.
+    The result is empty with a terminal, with a user namespace, and without a mount namespace. In
+    the last two cases /dev/null may be the host's, so `Launch.own_nulls` replaces the descriptors.
     """
     linux, process = spec.linux, spec.process
     if (

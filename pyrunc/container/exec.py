@@ -25,9 +25,9 @@ def execute(
     WrongState when the container has ended, InvalidSpec, KernelError (with the plan's line),
     NotFound or InvalidArgument for a missing program.
 
-    `store` is called with the lowered program and its warnings if these can be used again. They
-    cannot with a terminal, if the parent has operations of its own to do, or if the process is not
-    in the requested cgroup.
+    `store` is called with the lowered program and its warnings if a later exec can use both again.
+    It is not called for an exec with a terminal, for one whose parent runs operations, or if the
+    process had to be moved to another cgroup.
     """
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()) -> None:
     """Let the container's waiting process execute its program, and remove the start socket. Returns
-    when the program runs. `args`, `env`: the program's, for the messages of errors.
+    when the program runs. `args`, `env`: the program's arguments and environment, for error
+    messages only.
 
     Raises WrongState when no process waits (the container was started before, or is dead), Error
     when the process ends before it could be started, HookFailed, KernelError, and the errors of

@@ -36,7 +36,7 @@ def raw(name: str, *args: Argument) -> int:
 
 
 def syscall(name: str, subject: str, *args: Argument) -> int:
-    """Make the system call `name`, again after EINTR, and return its result. On failure raises
+    """Make the system call `name`, repeat it after EINTR, and return its result. On failure raises
     KernelError(name, subject, errno)."""
     while True:
         result = raw(name, *args)

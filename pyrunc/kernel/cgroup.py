@@ -120,9 +120,9 @@ def write(directory: str, file: str, content: str) -> None:
 
 
 def is_leaf(directory: str) -> bool:
-    """Tell whether the group has no groups below; True when it is gone. By the link count of its
-    directory, which is two and one more for each subdirectory."""
+    """Tell whether the group has no groups below; True when it is gone."""
     try:
+        # A directory has two links, and one more for each subdirectory.
         return os.stat(directory).st_nlink <= 2
     except FileNotFoundError:
         return True
@@ -148,8 +148,8 @@ def may_move(source: str, target: str) -> bool:
 
 
 def delegated_files() -> list[str]:
-    """Return the names of the files that the kernel hands over when a group is delegated: since
-    Linux 4.15 its own list, before that runtime-spec's."""
+    """Return the names of the cgroup files whose owner changes when a group is delegated, from
+    /sys/kernel/cgroup/delegate."""
     try:
         with open(DELEGATED, "rb", buffering=0) as file:
             return os.fsdecode(file.readall() or b"").split()
