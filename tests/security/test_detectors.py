@@ -147,13 +147,14 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         ],
         "test_command_line.py::test_cp_does_not_open_a_file_that_became_a_device",
     ),
-    "a host path is looked up twice": (
+    "the shim opens host paths again": (
         [
             (
-                "cri_server/containers/create.py",
-                "[mount.source for mount in context.requested_mounts if mount.request.host_path]",
-                "[]",
-            )
+                "cri_server/containers/host_paths.py",
+                "for bind in binds\n        if not (bind.made_inside",
+                "for bind in ()\n        if not (bind.made_inside",
+            ),
+            ("pyrunc/compile/sources.py", "if mount.source in request.sources:", "if False:"),
         ],
         "test_server.py::test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted",
     ),
