@@ -78,8 +78,8 @@ class ServerConfig(ConfigTable):
     log_limit_per_s: Annotated[
         NonNegative,
         explained(
-            "At most this many log records of one kind per second are written, and four times as "
-            "many at once. 0: no limit."
+            "The server writes at most this many log records of one kind per second, and up to "
+            "four times as many in a burst. 0: no limit."
         ),
     ] = 50.0
     shutdown_timeout_s: Annotated[
@@ -276,8 +276,9 @@ class ContainersConfig(ConfigTable):
     restrict_oom_score_adj: Annotated[
         Literal["auto", "always", "never"],
         explained(
-            "Raise an OOM score that is below the server's own instead of failing, for servers "
-            "that may not lower scores. auto tests whether the server may."
+            "Raise a container's OOM score to the server's own where it is lower. Without this "
+            "the container fails on a server that may not lower scores. auto tests whether the "
+            "server may."
         ),
     ] = "auto"
     volatile: Annotated[
@@ -372,8 +373,8 @@ class ContainersConfig(ConfigTable):
     cdi_dirs: Annotated[
         list[str],
         explained(
-            "Folders in which device drivers describe their devices (CDI). Of two descriptions of "
-            "one device that in the later folder counts."
+            "Folders in which device drivers describe their devices (CDI). If two folders "
+            "describe one device, the later folder counts."
         ),
     ] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
     foreign_path_timeout_s: Annotated[
