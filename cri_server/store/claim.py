@@ -53,8 +53,8 @@ class ServerFile(RecordFile):
     (`state`), in the state directory the path of the root directory (`root_folder`). Both are valid
     for the boot `boot_id` only.
 
-    `root`: the key of earlier versions for `root_folder`; `format`: the format of the pods;
-    `written_by`: the server's version.
+    `root`: the key that earlier versions read in place of `root_folder`; its present value makes
+    them refuse to start; `format`: the format of the pods; `written_by`: the server's version.
     """
 
     name = "server.json"

@@ -41,8 +41,8 @@ class Tls:
 
     def context(self) -> ssl.SSLContext:
         """Return the TLS context for a new connection. Raises OSError (also ssl.SSLError) or
-        ValueError if the files cannot be loaded at first. If they cannot be loaded again later,
-        logs that and returns the previous context."""
+        ValueError if the first load of the files fails. If a later load fails, logs the error and
+        returns the previous context."""
         try:
             times = tuple(
                 os.stat(path).st_mtime_ns

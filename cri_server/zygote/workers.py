@@ -64,8 +64,9 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Run the block when fewer than `at_work` requests run, and count it as one of them. After
-        `LONG_S` it no longer counts, unless `LONG_LIMIT` other requests run that long already."""
+        """Wait until fewer than `at_work` requests count as running, then run the block as such a
+        request. After `LONG_S` the block no longer counts, unless `LONG_LIMIT` other requests
+        already run longer than `LONG_S`."""
         await self._places.acquire()
         long = False
 

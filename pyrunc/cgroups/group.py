@@ -446,8 +446,8 @@ def _pids_of_threads(threads: str) -> str:
 
 
 def _enables_all_controllers(directory: str) -> bool:
-    """Tell whether the group exists and enables all controllers of the v2 tree for its children.
-    Then its parents do so, too: a group has only the controllers that its parent enables."""
+    """Tell whether the group exists and enables all controllers of the v2 tree for its children. If
+    it does, all groups above it enable them, too."""
     enabled = (cgroup.read(directory, "cgroup.subtree_control") or "").split()
     return bool(enabled) and set(enabled).issuperset(cgroup.controllers(cgroup.root()))
 

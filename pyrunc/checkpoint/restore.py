@@ -165,7 +165,7 @@ class _Notifications:
 
     def _take_over(self, pid: int) -> None:
         """Record the restored process in the container's state, so that `delete` finds it, and
-        apply the cgroup's limits, without which CRIU has restored. The process is still frozen."""
+        write the limits to the container's cgroup. The process is still frozen."""
         self.process = process = ChildProcess(pid)
         process.console_fd = self.console_fd
         self._undo.push(f"process {pid}", process.kill)

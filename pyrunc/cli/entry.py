@@ -69,8 +69,8 @@ def at(library: str) -> ProgramPlace:
 
 
 def script(python: str, searched: Sequence[str]) -> str:
-    """Return the text of the Python script that is the command `pyrunc` where the compiled program
-    cannot be. `python`: the interpreter's path; `searched`: folders that the script appends to
+    """Return the text of the Python script that is installed as `pyrunc` where front.c cannot be
+    compiled. `python`: the interpreter's path; `searched`: folders that the script appends to
     sys.path."""
     return (
         f"#!{python} -IS\n"

@@ -19,8 +19,9 @@ REPLACED_FIELDS = {"cwd": "cwd", "apparmor": "apparmorProfile", "process_label":
 def process_from_options(
     base: dict[str, Any], options: dict[str, Any], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the OCI process object of an exec: `base`, the container's, changed by the command
-    line's options and with `command` as its arguments. Raises InvalidArgument, InvalidSpec."""
+    """Return the OCI process object of an exec: the container's process object `base`, changed by
+    the command line's `options`, with `command` as the arguments. Raises InvalidArgument,
+    InvalidSpec."""
     if not command:
         raise InvalidArgument("exec needs a command, or --process")
     process = {**base, "args": list(command), "terminal": options["tty"]}

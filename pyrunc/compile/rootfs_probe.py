@@ -33,8 +33,8 @@ KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
 def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
-    """Tell whether the container's process can make this bind itself, provided that its source
-    `is_in_every_namespace`."""
+    """Tell whether the mount and `spec` let the container's process make this bind itself. The
+    caller must check the source, too (`BindSource.is_in_every_namespace`)."""
     if spec.linux.namespace("mount") is None or spec.hooks.create_container:
         return False
     return may_be_opened_inside(mount, spec.linux)

@@ -1,4 +1,4 @@
-"""`create`: makes a container. Its process then waits for `start`. Without a start socket, it has
+"""`create`: makes a container. Its process then waits for `start`; with `start_immediately` it has
 executed its program instead.
 
 The process is a child of the caller, which reaps it: the launcher clones it with CLONE_PARENT. If

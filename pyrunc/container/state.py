@@ -134,7 +134,7 @@ class State(RecordFile):
         return super().read(folder).replace(folder=os.fspath(folder))
 
     def to_fields(self) -> Message:
-        """Return the content of state.json, which does not name its own folder."""
+        """Return the content of state.json: all fields but `folder`."""
         fields = super().to_fields()
         del fields["folder"]
         return fields

@@ -100,9 +100,8 @@ def write(directory: str, file: str, content: str) -> None:
     """Write `content` to a file of the group with one write(2). Raises KernelError, with ENOENT
     when there is no such file or the group is gone.
 
-    The kernel's answer ENODEV has two causes: the group was removed between open and write, or a
-    controller's file names a device that does not exist. The first becomes ENOENT. A removed
-    group's folder may be visible a moment longer than its files work.
+    The kernel's ENODEV becomes ENOENT if the group was removed between open and write. It stays
+    ENODEV if `content` names a device that does not exist.
     """
     path = _file(directory, file)
     try:
@@ -110,7 +109,8 @@ def write(directory: str, file: str, content: str) -> None:
         with closing_fd(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as descriptor:
             os.write(descriptor, content.encode("utf-8", "surrogateescape"))
     except OSError as error:
-        # systemd removes a scope with its last process: some 20 of 2,000 removals met this moment.
+        # A removed group's folder may be visible a moment longer than its files work. systemd
+        # removes a scope with its last process: some 20 of 2,000 removals met this moment.
         gone = error.errno == errno.ENODEV and (
             file.startswith("cgroup.") or not os.path.exists(directory)
         )
