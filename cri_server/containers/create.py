@@ -196,9 +196,9 @@ async def drop_checkpoint(context: CreateContext) -> None:
 
 
 async def find_image(context: CreateContext) -> None:
-    """Find the image, its unpacked layers and its users. Raises NotFound if the image is not on
-    this node. The image of a checkpoint's container is pulled instead, because kubelet does not
-    pull it: no pod names it."""
+    """Find the container's image, its unpacked layers and its users. For a checkpoint, use the
+    image that the checkpointed container was created from, and pull it if it is missing. Raises
+    NotFound if the image is not on this node."""
     reference = context.config.image.image
     if context.checkpoint is not None:
         context.image = await restore.find_image(context.services, context.checkpoint)

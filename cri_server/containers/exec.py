@@ -209,8 +209,8 @@ def oci_process(
     *,
     tty: bool,
 ) -> dict[str, Any]:
-    """Return the OCI process object for a command. Members that it lacks, such as `user` and `cwd`,
-    are those of the container's process; the shim adds them. Raises InvalidArgument."""
+    """Return the OCI process object for a command, with `changes` applied. The shim adds missing
+    members, such as `user` and `cwd`, from the container's own process. Raises InvalidArgument."""
     # The common case, such as probes. The shim has the configuration in memory, so config.json is
     # not read.
     if not tty and changes is None:

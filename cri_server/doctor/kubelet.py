@@ -49,8 +49,9 @@ def kubelet(host: Machine) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
-    """Return True if kubelet waits for kubeadm: its command line names a bootstrap kubeconfig, and
-    neither that file, its kubeconfig nor its configuration exists yet."""
+    """Return True if kubelet waits for kubeadm: kubelet's command line names a bootstrap
+    kubeconfig, and no file exists yet at the paths that it gives for the bootstrap kubeconfig, the
+    kubeconfig and kubelet's configuration."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written
@@ -153,9 +154,8 @@ def _flags(arguments: list[str]) -> dict[str, str]:
 
 
 def _settings(host: Machine, path: str) -> tuple[dict[str, Any], str]:
-    """Return the settings in kubelet's configuration file, and the reason why the file is unusable.
-    The reason is "" if there is none; the settings are {} if there is a reason or `path` is
-    empty."""
+    """Return the settings in kubelet's configuration file, and "". For an unusable file, return {}
+    and the reason; for an empty `path`, return {} and ""."""
     if not path:
         return {}, ""
     import yaml  # imported only where there is a kubelet

@@ -78,6 +78,5 @@ def _broken(host: Machine, error: Error, effect: str, remedy: str) -> CheckResul
 
 
 def _on_machine(host: Machine, text: str) -> str:
-    """Return the text with paths as the machine has them, without the prefix `top` below which
-    doctor reads its files."""
+    """Remove the prefix `host.top` from the paths in `text`."""
     return text.replace(f"{host.top}/", "/") if host.top != Path("/") else text

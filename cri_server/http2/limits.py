@@ -34,7 +34,8 @@ class Http2Limits:
 class Allowance:
     """A token bucket that bounds frames which cost this side work and the peer next to nothing.
 
-    It starts with `capacity` tokens, its maximum, and regains `per_s` a second of `clock`.
+    It starts full, with `capacity` tokens, and gains `per_s` tokens per second. `clock` returns the
+    time in seconds.
     """
 
     __slots__ = ("_clock", "_left", "_per_s", "_seen_s", "capacity")

@@ -1,8 +1,8 @@
 """Sends frames in order, and data within the peer's flow-control windows (RFC 9113, section 5.2).
 
 Control frames are sent at once. Data beyond the windows is queued on its stream, followed by its
-trailers. A stream blocked only by the connection's window stands in a ready queue, so that an
-update of that window costs work for ready streams alone.
+trailers. A stream that only the connection's window blocks is in a ready queue. An update of that
+window visits only the streams in this queue.
 """
 
 from __future__ import annotations

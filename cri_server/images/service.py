@@ -278,10 +278,13 @@ class ImageService:
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:
-        """Return the annotations of the image's manifest that the first usable one of `references`
-        leads to, as a list with one element. Without a usable reference, return those of all
-        manifests of the image, because any user may push a manifest with annotations of their
-        choice. Raises NotFound."""
+        """Return the annotations of the image's manifests, one mapping for each manifest. If one of
+        `references` is usable, return only those of the manifest that the first usable one leads
+        to. Raises NotFound.
+
+        Otherwise all manifests count, because any user may push a manifest with annotations of
+        their choice.
+        """
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
 

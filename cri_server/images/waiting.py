@@ -94,8 +94,8 @@ class Watch:
         self._last, self._arrived_bytes = self._clock(), 0
 
     def arrived(self, size: int) -> None:
-        """Count received bytes. A source counts as stalled if fewer than PROGRESS_BYTES_PER_S times
-        the timeout arrive within the timeout."""
+        """Count received bytes. Records progress when PROGRESS_BYTES_PER_S times the timeout have
+        arrived since the last progress."""
         self._arrived_bytes += size
         if self._arrived_bytes >= PROGRESS_BYTES_PER_S * self._timeout_s:
             self.touch()

@@ -56,8 +56,8 @@ class ArchivedImage:
 
 
 class _Archive:
-    """The content of an archive: its files as blobs of the layout, its links, and its documents,
-    each of which is parsed once however many images name it."""
+    """The content of an archive: its files as blobs of the layout, its links, and its parsed
+    documents. Each document is parsed only once."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs

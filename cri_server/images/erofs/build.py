@@ -102,8 +102,9 @@ class IndexWork(Record):
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Build an index, as a job of the zygote; return the exit code 0. `arguments`: an `IndexWork`;
-    `fds`: the argument `fds` of `build_in`, then the pipe on which progress is reported."""
+    """Build an index, as a job of the zygote; return the exit code 0. `arguments`: an `IndexWork`.
+    `fds`: for tars that are still being written, the pipe of a `Growth` and the tars; then, in any
+    case, the pipe on which progress is reported."""
     *tar_fds, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_job.begin(progress_fd)

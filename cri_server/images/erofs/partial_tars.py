@@ -52,8 +52,8 @@ class PartialTars:
             os.close(writing)
 
     async def fds(self) -> list[int]:
-        """Wait until all tars have been added and one has grown; return the pipe and the tars in
-        their order. This object still closes them."""
+        """Wait until all tars have been added and one has grown. Return the descriptors of the pipe
+        and of the tars, in the order of `diff_ids`; `close` closes them."""
         await self._all_begun.wait()
         # A reader without data would take a processor from the jobs that start to write.
         await self._has_grown.wait()

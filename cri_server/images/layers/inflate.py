@@ -220,8 +220,9 @@ class TarStream:
                 return
 
     def _members(self, new: Callable[[], _Decoder], kind: str) -> Iterator[bytes]:
-        """Yield the content of concatenated gzip members or zstd frames. Raises BadLayer when the
-        last one is incomplete."""
+        """Yield the content of concatenated gzip members or zstd frames. `new` makes a decoder for
+        each of them; `kind` names the compression in errors. Raises BadLayer when the last member
+        or frame is incomplete."""
         empty = 0
         while self._used < len(self._input):
             produced = False

@@ -111,8 +111,8 @@ class StreamTurn:
 @dataclass(slots=True)
 class _Waiter:
     """A stream that waits for a turn. `granted`: done when the stream gets a turn. `timeout`: ends
-    the waiting; it is extended whenever another stream gives back a turn, at most to `limit`
-    (seconds of the loop's clock)."""
+    the waiting; it is extended whenever another stream gives back a turn. `limit`: the latest end
+    of the waiting, in seconds of the loop's clock."""
 
     granted: asyncio.Future[None]
     timeout: asyncio.Timeout

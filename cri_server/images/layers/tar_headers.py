@@ -123,7 +123,7 @@ def members(stream: TarSource) -> Iterator[TarMember]:
 
 
 def skip(stream: TarSource, size: int) -> None:
-    """Skip `size` bytes. Raises BadLayer if the tar ends before."""
+    """Skip `size` bytes. Raises BadLayer if the tar has fewer bytes left."""
     if stream.skip(size) < size:
         raise BadLayer("the tar is truncated")
 
@@ -149,7 +149,7 @@ def _next_header(stream: TarSource) -> tuple[bytes, ...] | None:
 
 
 def _sum(block: bytes) -> int:
-    """Return the sum of the bytes of `block`, at most 256."""
+    """Return the sum of the bytes of `block`, which has at most 256 bytes."""
     # The lower half of an Adler-32 checksum is 1 + the sum of the bytes, modulo 65521, which 256
     # bytes cannot reach. The builtin `sum` takes ten times as long: a sixth of the time to make an
     # index.
@@ -234,8 +234,8 @@ def _checked_name(name: bytes, what: str) -> bytes:
 
 @lru_cache(1024)  # owners, modes and times repeat
 def _number(text: bytes, what: str, signed: bool = False) -> int:
-    """Parse octal text, or GNU's base-256, whose first byte is 0x80 (0xff for a negative
-    number)."""
+    """Parse octal text, or GNU's base-256, whose first byte is 0x80 (0xff for a negative number).
+    `what`: the field's name, for errors. `signed`: permit negative numbers. Raises BadLayer."""
     if text[0] & 0x80:
         value = int.from_bytes(text, "big", signed=text[0] == 0xFF)
         if text[0] != 0xFF:

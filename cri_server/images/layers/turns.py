@@ -14,7 +14,7 @@ _STREAM_BYTES = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
 
 
 class NoTurn(Exception):
-    """All turns are taken, so none can be borrowed."""
+    """`Turns.borrow` found no free turn."""
 
 
 class Turns:

@@ -112,8 +112,8 @@ class RegistrySession:
         self, host: RegistryHost, url: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
         """Send a GET or HEAD, and follow redirects. Return the response with its body unread, which
-        the caller closes, and "" or, if a redirect led to another origin, the host[:port] that
-        answered. The caller must not send a secret to that host.
+        the caller closes, and the host[:port] of the other origin to which a redirect led (""
+        without such a redirect). The caller must not send a secret to that origin.
 
         Raises HostUnavailable, Forbidden, Abandoned.
         """

@@ -1,6 +1,6 @@
 """Makes an image's layers from their blobs: as tars with one index, or as unpacked folders. The
 layers of an image are made in parallel. If another pull from the same registry makes one of the
-layers, this pull may wait for that one instead of making the layer itself."""
+layers, this pull may wait for that layer instead of making it again."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class BlobSource:
     """Where the blobs of an image come from.
 
     - `watch`: cancels the pull or load when it makes no progress.
-    - `fetch`: downloads a blob into the layout. The default does nothing, for an image whose blobs,
-      or the tars that have replaced them, are stored.
+    - `fetch`: downloads a blob into the layout. The default does nothing: it is for an image of
+      which each layer's blob or tar is stored.
     - `stream`: sends a blob to its decoder without storing it, or raises Interrupted. None: blobs
       cannot be streamed.
     - `origin`: the registry, "" for this node.

@@ -13,7 +13,7 @@ because any user may write any digest into a manifest:
   its diff id, and only if that blob was decoded to that diff id on this node. Any other pair of
   digests is downloaded and verified.
 
-A HEAD of each layer would prove no more, because an attacker's registry answers 200 to all of them.
+A HEAD of each layer would prove no more, because an attacker's registry can answer each with 200.
 A client that knows both digests of a layer must have got them from a registry that served it the
 content as well.
 """
