@@ -103,7 +103,8 @@ def _items(entries: Mapping[str, str]) -> Iterator[str]:
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
-    """Yield the paragraphs of click's help; one that begins with \\b keeps its lines."""
+    """Yield the paragraphs of click's help. A paragraph that begins with \\b keeps its line
+    breaks."""
     for index, block in enumerate(filter(None, (text or "").split("\n\n"))):
         yield ".PP\n" if index else ""
         lines = [line.strip() for line in block.strip().split("\n")]

@@ -184,8 +184,8 @@ def _unit_runs() -> bool:
 def carry_out(
     root: Path, actions: Iterable[Action], dry_run: bool
 ) -> Iterator[tuple[Action, bool]]:
-    """Carry out the actions that are not done yet; with `dry_run` carry out none. Yield (action,
-    whether it was or would be carried out) for each. Raises OSError, Error."""
+    """Carry out the actions that are not done yet; with `dry_run` carry out none. Yield each action
+    with True if it was carried out, or would be without `dry_run`. Raises OSError, Error."""
     for action in actions:
         needed = not action.is_done(root)
         if needed and not dry_run:

@@ -1,12 +1,12 @@
 """Stores, for each attached pod, the network configuration that ADD used. DEL needs it, even if the
 configuration files have changed since.
 
-Each sandbox has one file. It is written without a result before the first plugin runs, and with the
-result after the last one. It is synced both times, because an address lease that a plugin has
-stored on disk survives a power cut, and only the plugin's DEL removes it. pyrunc's own plugins
-store nothing of this kind, so for a chain of them alone only the second record is written. If the
-server is killed before the second record, the next server's GC removes what these plugins have
-left.
+Each sandbox has one file. If its network has a foreign plugin, the file is written without a result
+before the first plugin runs, and with the result after the last plugin. Both writes are synced: a
+foreign plugin's address lease may survive a power cut, and only the plugin's DEL removes the lease.
+
+If all plugins of the network are pyrunc's own, the file is written only after the last plugin. If
+the server is killed before, GC of the next server removes what pyrunc's plugins have left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Attachment:
 
     - `netns_id`: device and inode of the network namespace.
     - `result`: the result of ADD; None while ADD runs or after it has failed.
-    - `begun`: after a failed ADD, how many of the network's plugins were started, which need DEL.
+    - `begun`: after a failed ADD, the number of plugins that were started; DEL runs for these.
       None: DEL runs for all plugins.
     """
 

@@ -47,8 +47,8 @@ def usage(network: NetworkList) -> list[LeaseUsage]:
 
 
 def _version(name: str) -> int:
-    """Return the IP version of the address that a lease's file is named by; 0 for any other file
-    name."""
+    """Return the IP version of the address `name`, the file name of a lease; 0 if `name` is no
+    address."""
     try:
         return parse_address(name).version
     except ValueError:

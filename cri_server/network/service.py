@@ -195,8 +195,8 @@ class NetworkService:
         network namespace; does nothing for an unknown or detached sandbox. The pod's interfaces are
         down afterwards, and disappear with the namespace.
 
-        Plugins get the same CNI_NETNS as for ADD. `netns_path`: another path of the namespace, used
-        if the name does not exist: another program has removed it, or an earlier version made none.
+        Plugins get the same CNI_NETNS as for ADD. `netns_path`: another path of the namespace,
+        used if the name does not exist, for example because another program has removed the name.
         Raises PeerError, DeadlineExceeded, DamagedRecord; attachment and name then still exist, and
         the caller must call again.
         """
@@ -216,7 +216,8 @@ class NetworkService:
         messages.
 
         For a pod that cannot be removed otherwise, because a plugin no longer exists or the record
-        is damaged. What a failed plugin has stored, such as an address lease, stays until its GC.
+        is damaged. What a failed plugin has stored, such as an address lease, stays until the
+        plugin's GC.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -265,8 +266,8 @@ class NetworkService:
 
     async def update_path(self, sandbox_id: str, netns_path: str) -> None:
         """Record the new path of the pod's network namespace after another shim has taken over the
-        pod. Does nothing for a namespace with a name, whose path stays; only pods of earlier
-        versions have none. Raises ResourceExhausted, KernelError."""
+        pod. Does nothing if the recorded path is the namespace's bind mount, which stays valid.
+        Raises ResourceExhausted, KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             attachment = await self._load(sandbox_id)

@@ -21,8 +21,7 @@ def check(config: Config) -> None:
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
     """Yield an InvalidSpec for each key whose value this machine does not permit, or whose file is
-    missing or invalid; the path of the error is the key. Yields nothing for users other than
-    root."""
+    missing or invalid. The error's `path` is the key. Yields nothing for users other than root."""
     # Other users cannot read the limits of process 1 or root's files, and cannot run the server.
     if os.geteuid() != 0:
         return

@@ -23,7 +23,7 @@ Identity = tuple[str, int, int]
 
 
 class OciFeatures:
-    """Runs `features` of each runtime once, and again when its file has changed."""
+    """Runs `RUNTIME features` and caches the output until the runtime's executable changes."""
 
     def __init__(self, jobs: Zygote) -> None:
         self._jobs = jobs

@@ -27,8 +27,8 @@ HOOKS = {
 
 
 class ResourceField(NamedTuple):
-    """A field of NRI's resources: its key in an OCI configuration, and its `api.Field` number,
-    under which its owner is recorded."""
+    """A field of NRI's resources: its key in an OCI configuration, and its `api.Field` number.
+    `Owners` records under this number which plugin has set the field."""
 
     key: str
     number: api.Field

@@ -1,7 +1,7 @@
 """Merges the responses of plugins to one request, and records an owner per field.
 
-Each plugin sees the changes of those before it in `container` and `limits`. The result is
-`adjustment`, `updates` of other containers, and `evictions`.
+`container` and `limits` include the changes of all plugins merged so far, and the next plugin gets
+both. The result is `adjustment`, `updates` of other containers, and `evictions`.
 """
 
 from __future__ import annotations

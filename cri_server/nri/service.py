@@ -1,10 +1,11 @@
 """Sends lifecycle events to plugins: each event once, one at a time, to all plugins in order of
 their indices.
 
-A plugin that joins is synchronized under the same lock: events meanwhile wait, and reach it
-afterwards. Its synchronization includes containers that plugins know but that are not listed yet.
-Updates and evictions of other containers are performed without this lock and without a container's
-lock, so that two requests cannot deadlock.
+One lock is held while an event is sent, and while a plugin that joins is synchronized. Events
+during the synchronization wait, and are then sent to the new plugin, too. The synchronization
+includes containers that plugins know but that are not listed yet. Updates and evictions of other
+containers are performed without this lock and without a container's lock, so that two requests
+cannot deadlock.
 """
 
 from __future__ import annotations
@@ -419,7 +420,7 @@ class NriObserver(LifecycleObserver):
         self, event: int, sandbox: Sandbox | None, container: Container | None
     ) -> Any:
         """Build the request message for `event` with the pod, or with the container and its pod's
-        id. It stays empty when no plugin is connected."""
+        id. Return an empty message when no plugin is connected."""
         request = getattr(api, f"{METHODS[event]}Request")()  # type: ignore[index]
         # The conversion reads the container's files, so it is left out when no plugin needs it.
         if self._plugins and sandbox is not None:

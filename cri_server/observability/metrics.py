@@ -2,8 +2,9 @@
 values.
 
 kubelet reads names and label keys once, at its start, so every running container has every metric
-of the table. A value that this kernel does not count is 0. Only pressure and huge pages are omitted
-then, so that a node does not look idle. Values are integers; seconds are rounded down.
+of the table. A value that this kernel does not count is 0. Only metrics of pressure and huge pages
+are omitted instead, because 0 would make the node look idle. Values are integers; seconds are
+rounded down.
 """
 
 from __future__ import annotations

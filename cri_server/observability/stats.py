@@ -59,8 +59,8 @@ class LayerSizes:
         return await asyncio.shield(self._start_walk(container_id, root))
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
-        """Return the cached bytes and inodes of all these layers without waiting; start a walk of
-        each layer that was never measured."""
+        """Return the total bytes and inodes of the layers `roots` (by container id) that are in the
+        cache; do not wait. Start a walk of each other layer."""
         for container_id, root in roots.items():
             if container_id not in self._cache:
                 self._start_walk(container_id, root)
@@ -370,8 +370,8 @@ def _psi(message: Any, stats: Stats, name: str) -> None:
 
 def _network(usage: api.NetworkUsage, pid: int) -> None:
     """Fill `usage` with the counters of all interfaces in the network namespace of `pid`, from
-    /proc/PID/net/dev. `default_interface` always has its name; its counters are unset if the
-    namespace lacks it."""
+    /proc/PID/net/dev. `usage.default_interface` gets the name DEFAULT_INTERFACE, and its
+    counters if the namespace has this interface."""
     usage.timestamp = time.time_ns()
     usage.default_interface.name = DEFAULT_INTERFACE
     for name, columns in interface_counters(pid).items():

@@ -1,5 +1,5 @@
 """Coordinates operations: `SingleFlight` joins equal calls, `KeyedLock` locks by key, `Gate` waits
-until all have left.
+until all tasks have left its block.
 
 kubelet repeats a call whose deadline has passed. The first call runs in a separate task, which
 continues when its caller hangs up; the repeated call gets its result.
@@ -71,7 +71,7 @@ class SingleFlight:
 
     def seconds_without_caller(self, key: Hashable) -> float:
         """Return the seconds since the last caller of the running operation `key` hung up; 0 while
-        one waits. Thread-safe."""
+        a caller waits. Thread-safe."""
         if self._callers.get(key, 0) or key not in self._left_at:
             return 0.0
         return time.monotonic() - self._left_at[key]

@@ -1,1 +1,2 @@
-"""The server's clients of the shims and of the keeper. Verbs use `pod.Pod`."""
+"""The server's clients of the shims, and of the keeper, the process that stores copies of the
+shims' descriptors. Verbs use `pod.Pod`."""

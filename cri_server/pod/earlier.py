@@ -9,9 +9,9 @@ killed.
 
 From Linux 6.15 on, the exit code of a container whose shim is dead can be read by pidfd
 (PIDFD_INFO_EXIT). On older kernels the earlier shim is stopped by SIGSTOP instead of killed: a
-stopped parent reaps nothing, so the exit codes of its children stay in /proc. It is killed when all
-of them have ended. Until then it also has the writing end of their stdin, so that no container
-reads the end of its input.
+stopped parent reaps nothing, so the exit codes of its children stay in /proc. The server kills the
+stopped shim when all its children have ended. Until then the shim also has the writing ends of
+their stdin pipes, so that no container reads the end of its input.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class EarlierShims:
 
     async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
         """Kill the shim, or stop it by SIGSTOP until its children have ended. Raises Unavailable
-        when it has already reaped one of the `running` processes: the shim then continues, so that
-        it can write the exit record of that process."""
+        when the shim has already reaped one of the `running` processes. The shim then continues,
+        and writes the exit record of that process."""
         self._paths.earlier_shims.mkdir(mode=0o700, exist_ok=True)
         file = self._paths.earlier_shims / f"{shim.pid}-{shim.start_time}"
         file.touch()
@@ -161,9 +161,8 @@ class EarlierShims:
             self._resume_unless_stopped(file)
 
     def _resume_unless_stopped(self, file: Path) -> None:
-        """Finish the ending of the shim that `file` names. If `file` contains STOPPED, the shim
-        stays stopped, and its sockets, logs and records are removed. Else it is resumed by SIGCONT,
-        and `file` is removed."""
+        """Remove the sockets, logs and records of the shim that `file` names if `file` contains
+        STOPPED; the shim then stays stopped. Else resume the shim by SIGCONT and remove `file`."""
         shim = _process_of(file)
         if file.read_text() == STOPPED:
             self._remove_traces(shim)

@@ -29,7 +29,7 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
     """Wait until the sandbox's shim and all its forks have ended. Each of them holds a lock on a
-    file in the sandbox's folder: on shim.lock, or on the shim's log up to version 0.1.0.
+    file in the sandbox's folder: shim.lock, or the log of a shim up to version 0.1.0.
 
     The kernel kills the forks when the shim dies, but not at the same moment. A fork could still
     make a cgroup after the cgroups were removed.

@@ -130,7 +130,7 @@ class Shims:
         )
 
     def _use(self, sandbox: Sandbox, client: ShimClient) -> None:
-        """Register `client` as the sandbox's connection, and learn of its end."""
+        """Register `client` as the sandbox's connection, and have `_closed` called at its end."""
         client.on_close = lambda: self._closed(sandbox, client)
         client.timed = self._timed
         self._clients[sandbox.id], self._pods[sandbox.id] = client, sandbox

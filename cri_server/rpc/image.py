@@ -2,7 +2,8 @@
 
 The runtime handler and the annotations of an ImageSpec do not change which image is pulled. So
 `spec.runtime_handler` is empty in the lists of images and of containers; a kubelet with
-RuntimeClassInImageCriApi compares these two fields before it removes an image.
+RuntimeClassInImageCriApi compares the field of an image with those of containers before it removes
+the image.
 """
 
 from __future__ import annotations

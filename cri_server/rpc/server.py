@@ -40,7 +40,10 @@ class Server:
         owner: tuple[int, int] | None = None,
         mode: int = SOCKET_MODE,
     ) -> None:
-        """`owner`: uid and gid of the socket, None: this process's; `mode`: its permission bits."""
+        """`greeting_s`: the time within which a client must send the HTTP/2 preface.
+
+        `owner`: uid and gid of the socket, None: this process's; `mode`: its permission bits.
+        """
         self._shared = Shared(methods, limits or Http2Limits(), greeting_s)
         self._path, self._owner, self._mode = path, owner, mode
         self._connections: dict[GrpcConnection, None] = {}  # oldest first

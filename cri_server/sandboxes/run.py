@@ -425,8 +425,8 @@ def step_order(context: RunContext) -> tuple[str, ...]:
     can run at the same time.
 
     `pause` is first if the clone of the pause process makes the network namespace. Otherwise
-    `network` is first if there are network sysctls: the start of the pause process sets them, and
-    they may name eth0 (as in containerd and CRI-O).
+    `network` is first if the pod has network sysctls, as in containerd and CRI-O: the start of the
+    pause process sets the sysctls, which may name eth0, and CNI plugins make eth0.
     """
     if not has_pinned_network(context.sandbox.options):
         return ("pause", "network")

@@ -98,9 +98,9 @@ def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
 
 
 def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[CdiEdits]:
-    """Return the edits to apply for the requested devices. The first device of each CDI file is
-    preceded by the edits that the file has for all its devices. Raises InvalidArgument for an
-    unknown device."""
+    """Return the edits to apply for the requested devices. The edits that a CDI file has for all
+    its devices are included once, before those of its first requested device. Raises
+    InvalidArgument for an unknown device."""
     devices: dict[str, tuple[Specification, CdiDevice]] = {}
     for folder in folders:
         devices.update(_devices(folder))

@@ -3,8 +3,8 @@ this key the OpenTelemetry library is not imported.
 
 A call is put into a bounded queue; one thread converts it to spans, and the library's own thread
 sends them. When the collector hangs or is unreachable, only spans are lost. If the caller, such as
-kubelet, sends a W3C `traceparent`, it becomes the parent and decides whether the call is sampled.
-`sampling` applies to other calls.
+kubelet, sends a W3C `traceparent`, the span that it names becomes the parent, and its flag decides
+whether the call is exported. `sampling` applies to calls without `traceparent`.
 """
 
 from __future__ import annotations
