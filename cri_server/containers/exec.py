@@ -108,8 +108,8 @@ class ExecOutput:
             self.ended.set()
 
     def discard(self) -> None:
-        """Close the pipe and free the stored output. A write to the file that is in progress ends
-        first."""
+        """Close the pipe and free the stored output. If a thread is still writing the file, the
+        file is closed after this write."""
         self.close()
         self._discarded = True
         if self._writing is None and self._file is not None:

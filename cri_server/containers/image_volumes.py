@@ -76,11 +76,9 @@ def _folder(root: int, sub_path: str) -> str:
 
 
 def _folders(layers: list[str], sub_path: str) -> list[str]:
-    """Return the folders, top first, whose overlay equals the image's overlay at `sub_path`. Links
-    in the path are followed inside the image, also across layers. Raises InvalidArgument.
-
-    The search ends at the layer that hides those below it: by an opaque folder, a whiteout or a
-    file."""
+    """Return the folder at `sub_path` in each layer that has one and is not hidden there, top
+    first. Their overlay shows the image's content at `sub_path`. Symbolic links in the path are
+    followed inside the image, also across layers. Raises InvalidArgument."""
     folders = []
     try:
         with merged(layers) as root:

@@ -109,8 +109,9 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Return whether the image's files made a start fail: a folder was needed for the working
-    directory, a mount or a device, but the image has a file or a loop of links at the path."""
+    """Return whether a start failed because of the image's files: at the path of the working
+    directory, a mount or a device, the image has a file of the wrong kind, a loop of links, or too
+    long a path."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",

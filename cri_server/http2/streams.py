@@ -21,7 +21,8 @@ class Http2Stream:
     window_bytes: int = frames.WINDOW_BYTES
 
     def fits(self, size: int, ended: bool) -> bool:
-        """Count a part of the body; return whether the body still agrees with content-length."""
+        """Count `size` received bytes of the body. Return False if the body is longer than
+        content-length or, when it has `ended`, shorter."""
         assert self.left_bytes is not None
         self.left_bytes -= size
         return self.left_bytes == 0 if ended else self.left_bytes >= 0
@@ -29,7 +30,8 @@ class Http2Stream:
 
 @dataclass(slots=True)
 class Block:
-    """A header block that CONTINUATION frames complete. `count`: its frames so far."""
+    """An incomplete header block. CONTINUATION frames add the rest. `count`: the number of frames
+    received so far."""
 
     stream_id: int
     ended: bool

@@ -53,9 +53,8 @@ def mount_obstacle(folder: Path) -> str:
 
 
 def sharing_obstacle() -> str:
-    """Return why containers of a mounted image do not share its page cache; "" if they do. Without
-    sharing, each container has its own copy in memory of the data that it reads, unlike containers
-    of an unpacked image."""
+    """Return why the containers of a mounted image do not share one page cache; "" if they do.
+    Without sharing, each container has its own copy in memory of the data that it reads."""
     if host.constant_facts().clones_detached:
         return ""
     return (

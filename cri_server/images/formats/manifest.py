@@ -365,10 +365,10 @@ def _manifest(document: dict[str, Any]) -> Manifest:
 def _refuse_artifact(
     raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]
 ) -> None:
-    """Raise Artifact if the manifest is not an image's: its config has another media type, or it
-    has no file-system layer but `others`. Signatures of cosign and attestations of buildkit have an
-    image's config, but no such layer. Source: OCI image specification, "Guidelines for Artifact
-    Usage"."""
+    """Raise Artifact if the manifest is not an image's: its config has another media type, or its
+    layer list has entries, but no file system. Signatures of cosign and attestations of buildkit
+    have an image's config, but only entries of other kinds (`others`). Source: OCI image
+    specification, "Guidelines for Artifact Usage"."""
     config = raw.config.media_type
     if config in _IMAGE_CONFIGS and (layers or not others):
         return

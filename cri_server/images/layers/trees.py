@@ -27,8 +27,8 @@ class DirectoryWalker:
     """Opens one directory after the other beneath a root, which no other process may change
     meanwhile. A context manager.
 
-    Each directory is reached from the previous one over their common parent. In the order of
-    `depth_first_key` the number of steps is the number of directories, however deep they are.
+    Open the directories in the order of `depth_first_key`: the cost of each is then small, however
+    deep it is.
     """
 
     def __init__(self, root_fd: int) -> None:
