@@ -74,7 +74,8 @@ async def ensure(services: Services, sandbox: Sandbox, container: Container) -> 
 
 
 async def drop(services: Services, container: Container) -> None:
-    """Drop the compiled launch of a container and its cgroup. Does nothing after the start."""
+    """Have the shim discard the container's compiled launch, and remove the container's cgroup.
+    Does nothing once the container was started. Errors are logged or ignored."""
     pod = services.pod_of(container)
     if pod is not None:
         await pod.drop(container)

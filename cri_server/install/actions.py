@@ -1,5 +1,6 @@
-"""Actions on the files and services of the machine at `root`. str(action) describes the action,
-is_done(root) tells whether nothing is left to do, and do(root) carries it out."""
+"""Actions on the files and services of the machine whose root directory is `root`. str(action)
+describes the action, is_done(root) tells whether nothing is left to do, and do(root) carries it
+out."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from pyrunc.kernel.mountinfo import mount_points
 
 
 def beneath(root: Path, path: str) -> Path:
-    """Return the path of a file on the machine at `root`."""
+    """Return the absolute path `path` below `root`, the root directory of the machine."""
     return root / path.lstrip("/")
 
 

@@ -17,8 +17,8 @@ ENDPOINT = "unix:///run/pyrunc/cri.sock"
 
 
 def drop_in(root: Path) -> str | None:
-    """Return the drop-in's text for the machine at `root`; None if no unit starts a kubelet. Raises
-    OSError, UnicodeDecodeError."""
+    """Return the drop-in's text for the machine whose root directory is `root`; None if no unit
+    starts a kubelet. Raises OSError, UnicodeDecodeError."""
     command = ""
     for file in unit_files(root, UNIT):
         if file.name != Path(DROP_IN).name:

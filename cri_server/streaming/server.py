@@ -122,7 +122,9 @@ class StreamingServer:
                 # whole processor. Other errors, such as ECONNABORTED, belong to a connection that
                 # is gone (accept(2)).
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    log.warning("streaming: accept: %s", error.strerror)
+                    log.warning(
+                        "streaming: cannot accept a connection, trying again: %s", error.strerror
+                    )
                     await asyncio.sleep(0.2)
                 continue
             if not self._make_room():

@@ -94,7 +94,7 @@ def install(folder: str) -> str:
 
 
 def _link(path: str, place: ProgramPlace) -> bool:
-    """Compile the program to `path` and take its snapshot; False when this machine cannot."""
+    """Compile front.c to `path` and take its snapshot; False when this machine cannot."""
     program, snapshot = f"{path}.{os.getpid()}", f"{place.snapshot}.{os.getpid()}"
     try:
         if not (
@@ -116,7 +116,7 @@ def _link(path: str, place: ProgramPlace) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BuildTarget:
-    """The tools and libraries by which the program is compiled. `compiler`: the command and its
+    """The C compiler and the Python with which front.c is built. `compiler`: the command and its
     options; `variables`: those that Python was built with (sysconfig); `root`: the root directory
     of Python's headers and libraries, empty for this machine's."""
 

@@ -207,8 +207,8 @@ class ContainerCompiler:
         return {"attached": attached}, opened
 
     def _with_places(self, prepared: Prepared) -> CompiledContainer:
-        """Return the compiled container of another runtime or of a checkpoint, which has no launch,
-        with the mounts of `_open_places`."""
+        """Return the compiled container of another runtime or of a checkpoint. It has no launch,
+        but the mounts that the shim attaches first: `prepared`, the result of `_open_places`."""
         fields, fds = prepared
         file, spec = self._file, _with_oom_score(self._spec, self._oom_score)
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)

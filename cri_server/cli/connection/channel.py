@@ -237,7 +237,7 @@ class _Connection:
         try:
             fields = self._decoder.decode(bytes(block), HEADERS_LIMIT_BYTES)
         except hpack.BadBlock as error:
-            raise self._broken(str(error)) from None
+            raise self._broken(f"the server sent malformed headers: {error}") from None
         if fields is None:
             raise self._broken(f"the server sent headers of more than {HEADERS_LIMIT_BYTES} bytes")
         return dict(fields)

@@ -253,7 +253,7 @@ class SpdyConnection:
     # ---- sending ----
 
     def data_to_send(self) -> bytes:
-        """Return the frames that were made since the last call. Send them in order and before any
+        """Return the frames that were queued since the last call. Send them in order and before any
         later data."""
         out = b"".join(self._out)
         self._out.clear()
@@ -294,15 +294,16 @@ class SpdyConnection:
         self._streams.pop(stream_id, None)
 
     def probe(self) -> None:
-        """Make an empty data frame for an open stream. It has no effect on the client and needs no
-        reply."""
+        """Queue an empty data frame of an open stream for `data_to_send`. It has no effect on the
+        client and needs no reply. Does nothing when no stream is open for sending."""
         for stream_id, stream in self._streams.items():
             if stream.sending:
                 self._out.append(frames.data_head(stream_id, 0, False))
                 return
 
     def go_away(self, status: Parting = Parting.OK) -> None:
-        """Make a GOAWAY frame. Further streams of the client are refused, open streams continue."""
+        """Queue a GOAWAY frame for `data_to_send`; a second call does nothing. Further streams of
+        the client are refused, open streams continue."""
         if not self._leaving:
             self._leaving = True
             self._out.append(frames.goaway(self._last_received, status))
