@@ -154,7 +154,7 @@ class RunningProgram:
     def close(self) -> None:
         """Close our end of the socket, which ends a program that waits, and reap the launcher.
         Blocks until the launcher ends. If the program clones no process, the launcher becomes the
-        hook or other command by its execve: do not call this while that runs."""
+        user's command by its execve: do not call this while that command runs."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
