@@ -156,8 +156,8 @@ async def _start(
 
 
 def _begin_imports(services: Services) -> None:
-    """Start the zygotes, the keeper, and the shims for the next pods in the background. Zygotes and
-    shims first import their modules, which takes about 0.2 s of CPU time."""
+    """Start the zygotes, the keeper, and the shims for the next pods in the background. The
+    zygotes first import their modules, which takes about 0.2 s of CPU time."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
     for zygote in services.zygotes.values():

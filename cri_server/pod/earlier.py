@@ -171,8 +171,8 @@ class EarlierShims:
             self._remove(file)
 
     def _remove_traces(self, shim: ProcessIdentity) -> None:
-        """Remove the sockets, logs and records of a stopped shim in the folders of its pods, so
-        that it no longer counts as their shim."""
+        """Remove the sockets, logs and records of a shim that stays stopped by SIGSTOP in the
+        folders of its pods, so that it no longer counts as their shim."""
         for name in entries(self._paths.sandbox_states):
             folder = self._paths.sandbox_state(name)
             with contextlib.suppress(Error):  # the pod has no shim
@@ -182,7 +182,8 @@ class EarlierShims:
                         (folder / trace).unlink(missing_ok=True)
 
     def end_stopped(self) -> None:
-        """Kill the stopped shims whose children have all ended."""
+        """Kill the shims that `end` has stopped by SIGSTOP and whose children have all ended. Then
+        the file that names such a shim is removed."""
         for name in entries(self._paths.earlier_shims):
             file = self._paths.earlier_shims / name
             shim = _process_of(file)

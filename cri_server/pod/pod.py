@@ -248,7 +248,9 @@ class Pod:
                     await client.forget(container.id)
         except (PeerError, TimeoutError) as error:
             log.warning(
-                "container %s: its shim did not confirm the removal: %r", container.id, error
+                "container %s: its shim did not confirm the removal, which continues: %r",
+                container.id,
+                error,
             )
 
     async def reopen_log(self, container: Container) -> None:

@@ -308,7 +308,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _start_deadlines(self) -> None:
         """Start a timer for each new call that has a deadline and is still unanswered at the end of
-        this pass."""
+        the pass of the event loop in which it began."""
         # Timers start at the end of the pass, because most calls are answered within it and need
         # none.
         for call in self._new_calls:

@@ -123,8 +123,14 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
 def store(
     state: State, program_key: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
 ) -> None:
-    """Store a lowered program that ran. `owner`: the host's id of the user who owns the exec's
-    standard streams; `warnings`: the warnings of the exec's plan."""
+    """Store `lowered`, the LoweredProgram of an exec that has started, under `program_key`, which
+    `key` returned. `owner`: the host's id of the user who owns the exec's standard streams;
+    `warnings`: the warnings of the exec's plan.
+
+    A program that needs other descriptors than DESCRIPTORS, or has no `pid_op`, is not stored.
+    Ignores a file that cannot be written. If the container has AT_MOST programs, they are removed
+    first.
+    """
     if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
         return
     folder, path = f"{state.folder}/{FOLDER}", _path(state, program_key)

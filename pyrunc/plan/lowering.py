@@ -213,8 +213,9 @@ class Lowering:
         label to go to on EPERM.
 
         If the user namespace does not map the group of a devpts (5, `tty`), the devpts is mounted
-        without the option `gid`, and its terminals have the group of their opener. Older kernels
-        report an unmapped group only when the filesystem is created.
+        without the option `gid`, and its terminals have the group of their opener. The kernel
+        refuses such a group (EINVAL) when the option is set, or in older versions only when the
+        filesystem is created; the program continues after both.
         """
         a = self.a
         context = self.a.slot(4)

@@ -382,8 +382,8 @@ class _Clock:
         self.parts: list[Part] = []
 
     def stop(self) -> None:
-        """Compute `parts` from the `times` that the launch has recorded: its stages, and if the
-        launch is timed, the plan's lines."""
+        """Compute `parts`, the begin and end of each stage, from the `times` that the launch has
+        recorded; if the launch is timed, also those of the plan's lines."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}

@@ -1,9 +1,9 @@
 """Reads images from a file: a docker-archive (`docker save`, `skopeo copy … docker-archive:`) or an
 OCI layout in a tar.
 
-The archive is read once, front to back: each file goes to the layout as a blob, and is interpreted
-at the end. Docker's newer archives have both forms; then the layout is used, and the names come
-from `manifest.json`.
+The archive is read once, front to back: each file goes to the image store as a blob, and is
+interpreted at the end. Docker's newer archives have both forms; then the archive's OCI layout is
+used, and the names come from `manifest.json`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OCI_NAME = "org.opencontainers.image.ref.name"
 
 @dataclass(slots=True)
 class ArchivedImage:
-    """An image of an archive; the layout has all of its blobs. `references` may be empty."""
+    """An image of an archive; the image store has all of its blobs. `references` may be empty."""
 
     target: Descriptor
     manifest: Manifest
@@ -56,7 +56,7 @@ class ArchivedImage:
 
 
 class _Archive:
-    """The content of an archive: its files as blobs of the layout, its links, and its parsed
+    """The content of an archive: its files as blobs of the image store, its links, and its parsed
     documents. Each document is parsed only once."""
 
     def __init__(self, blobs: Blobs) -> None:
@@ -111,8 +111,9 @@ class _Archive:
         return value
 
     def read(self, digest: str) -> bytes:
-        """Read and verify a document. Raises NotFound if the archive does not contain it, even if
-        the layout has such a blob; DigestMismatch."""
+        """Read a document of the archive and verify its digest. Raises NotFound if no file of the
+        archive has this digest, even if the image store has such a blob from elsewhere;
+        DigestMismatch if the content is damaged or too long."""
         # An archive that names an image of the node would otherwise get that image's content.
         if digest not in self._digests:
             raise NotFound(f"the archive has no blob {digest}")
@@ -184,8 +185,8 @@ def load(
     name: str | None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> list[ArchivedImage]:
-    """Store the archive's blobs in the layout; return the images that they make. Blocking. `name`:
-    the reference for the only image in the archive; None to use the archive's names. Raises
+    """Store the archive's blobs in the image store; return the images that they make. Blocking.
+    `name`: the reference for the only image in the archive; None to use the archive's names. Raises
     Abandoned once `is_cancelled` returns true.
 
     The caller must remove the blobs that no image needs, also after an error. Raises BadLayer,

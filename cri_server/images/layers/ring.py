@@ -132,7 +132,9 @@ class Receiver:
     its own Receiver of them. The caller must call `close`."""
 
     def __init__(self, memory: int, full: int, freed: int, *, copying: bool = False) -> None:
-        """`copying`: `read` returns copies, which the sender cannot change."""
+        """Take over the ring's descriptors: the memory, the pipe of full blocks, the pipe of freed
+        blocks. `copying`: `read` returns copies instead of views of the memory, which the sender
+        can change meanwhile."""
         self.fds = (memory, full, freed)
         self._copying = copying
         self._memory: mmap.mmap | None = None
