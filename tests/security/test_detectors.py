@@ -220,7 +220,11 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     ),
     "nothing is closed before execve": (
         [
-            (LOWER, "macros.close_all_from(a, first, keep, may_fail=low.filtered)", "pass"),
+            (
+                LOWER,
+                "macros.close_all_from(a, 3 + op.preserve, keep, may_fail=low.filtered)",
+                "pass",
+            ),
             (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass"),
         ],
         "test_descriptors.py::test_a_process_has_only_its_three_descriptors",
