@@ -70,7 +70,7 @@ def test_the_threat_model_names_each_attacker() -> None:
     succeed."""
     page = (ROOT / "docs/security.md").read_text()
     assert [attacker for attacker in ATTACKERS if f"| `{attacker}`: " not in page] == []
-    assert ("`open` lines of the table" in page) == any(a.outcome == "open" for a in attacks())
+    assert ("with the outcome `open`" in page) == any(a.outcome == "open" for a in attacks())
 
 
 def test_no_line_is_repeated() -> None:
