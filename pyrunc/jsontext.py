@@ -45,9 +45,10 @@ def load() -> ModuleType:
 
 
 def _load() -> tuple[Scan, Encode]:
-    """Make the scanner and the encoder, and store them for later calls. Not done at import, because
-    a shared object cannot be in the snapshot from which `pyrunc` starts (cli/front.c)."""
+    """Return the scanner and the encoder of the module `_json`, and store them for later calls."""
     global _halves
+    # Not at import: the heap that `pyrunc` starts from (cli/front.c) cannot hold objects of an
+    # extension module's .so file.
     _json = load()
     _halves = (
         _json.make_scanner(_Scanning),

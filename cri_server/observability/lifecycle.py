@@ -1,4 +1,4 @@
-"""The interface through which verbs announce events of pods and containers.
+"""The observer whose methods the verbs call at events of pods and containers.
 
 With `[nri] enabled` the observer is `cri_server.nri.service.NriObserver`. Otherwise it is
 `LifecycleObserver` itself, whose methods do nothing, and the modules of NRI are not imported.
@@ -18,7 +18,7 @@ class LifecycleObserver:
     methods that permit it."""
 
     async def run_pod(self, sandbox: Sandbox) -> None:
-        """Announce a pod before it is listed. May raise PeerError, which refuses the pod."""
+        """Called before a pod is listed. PeerError refuses the pod."""
 
     async def update_pod(
         self,
@@ -26,52 +26,51 @@ class LifecycleObserver:
         overhead: api.LinuxContainerResources,
         limits: api.LinuxContainerResources,
     ) -> None:
-        """Announce a pod's new overhead and limits before they are stored. May raise PeerError,
-        which refuses the update."""
+        """Called before a pod's new overhead and limits are stored. PeerError refuses the
+        update."""
 
     async def updated_pod(self, sandbox: Sandbox) -> None:
-        """Announce that the pod's new overhead and limits are stored."""
+        """Called when the pod's new overhead and limits are stored."""
 
     async def stop_pod(self, sandbox: Sandbox) -> None:
-        """Announce that the pod's containers have ended, while its network still exists."""
+        """Called when the pod's containers have ended, while its network still exists."""
 
     async def remove_pod(self, sandbox: Sandbox) -> None:
-        """Announce that the pod is removed, or was rolled back."""
+        """Called when the pod is removed, or was rolled back."""
 
     async def create_container(
         self, sandbox: Sandbox, container: Container, spec: dict[str, Any]
     ) -> None:
-        """Announce a container before its record is written; may change `spec` and the container's
-        limits.
+        """Called before a container's record is written; may change `spec` and the container's
+        limits in place.
 
-        May raise Conflict, PeerError (the container is refused), Unavailable, InvalidArgument.
+        Any error refuses the container: Conflict, PeerError, Unavailable, InvalidArgument.
         """
 
     async def created_container(self, sandbox: Sandbox, container: Container) -> None:
-        """Announce that the container is listed."""
+        """Called when the container is listed."""
 
     async def start_container(self, sandbox: Sandbox, container: Container) -> None:
-        """Announce a start before the container's process runs. May raise PeerError, which refuses
-        the start."""
+        """Called before the container's process runs. PeerError refuses the start."""
 
     async def started_container(self, sandbox: Sandbox, container: Container) -> None:
-        """Announce that the container's process runs."""
+        """Called when the container's process runs."""
 
     async def update_container(
         self, container: Container, limits: api.LinuxContainerResources
     ) -> api.LinuxContainerResources:
-        """Announce new limits; return the limits to set in their place. The container's lock must
-        be free. May raise Conflict, PeerError."""
+        """Called before limits are set; returns the limits to set in their place. The caller must
+        not hold the container's lock. Conflict and PeerError refuse the update."""
         return limits
 
     async def updated_container(self, container: Container) -> None:
-        """Announce that the new limits are set."""
+        """Called when the new limits are set."""
 
     async def stop_container(self, container: Container) -> None:
-        """Announce that the container has ended or will never run."""
+        """Called when the container has ended or will never run."""
 
     async def remove_container(self, container: Container) -> None:
-        """Announce that the container is removed, or was rolled back."""
+        """Called when the container is removed, or was rolled back."""
 
     def container_ended(self, container: Container) -> None:
-        """Announce the end like `stop_container`, for code that cannot wait."""
+        """Called in place of `stop_container` by code that cannot wait."""

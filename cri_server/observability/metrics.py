@@ -89,18 +89,20 @@ def _cpu_seconds(key: str) -> Reader:
 
 
 def _memory_stat(key: str) -> Reader:
-    """Return a reader of the field `key` of memory.stat."""
+    """Return a function from a container's figures to the field `key` of its cgroup's
+    memory.stat."""
     return lambda figures: figures.stat(key)
 
 
 def _memory_events(key: str) -> Reader:
-    """Return a reader of the field `key` of memory.events."""
+    """Return a function from a container's figures to the field `key` of its cgroup's
+    memory.events; 0 if it is missing."""
     return lambda figures: figures.memory.events.get(key, 0)
 
 
 def _limit(name: str) -> Reader:
-    """Return a reader of the field `name` of the container's LinuxContainerResources; 0 without a
-    limit."""
+    """Return a function from a container's figures to the field `name` of its
+    LinuxContainerResources; 0 without a limit."""
     return lambda figures: max(0, getattr(figures.limits, name))
 
 

@@ -172,8 +172,8 @@ class Pod:
         return groups.place(container.cgroups_path, container.id).exists()
 
     async def drop(self, container: Container) -> None:
-        """Have the shim discard a compiled container before its start, and remove the container's
-        cgroup. Does nothing once the container was started."""
+        """Discard a created container that was not started: its shim forgets the compiled launch,
+        and its cgroup is removed. Does nothing once the container was started."""
         if container.process is not None:
             return
         container.created_in = None

@@ -263,7 +263,7 @@ class Refusals(Record):
 
 
 class CollectGarbage(AdminRequest):
-    """Collect garbage. Reply: `GarbageItems`.
+    """Remove objects on disk to which no pod, container or image refers. Reply: `GarbageItems`.
 
     `dry_run`: report only; `images`: also remove unused images; `force`: also release addresses
     whose CNI plugins fail in DEL.

@@ -58,8 +58,8 @@ class MountRequest:
 
 
 def check_requests(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[MountRequest]:
-    """Check each mount of a request. Raises InvalidArgument, which names the mount by `where` and
-    its index."""
+    """Validate each mount's paths, propagation and flags, and return the mounts with normal
+    destinations. Raises InvalidArgument, which names the mount by `where` and its index."""
     return [_check_request(request, f"{where}[{i}]") for i, request in enumerate(requests)]
 
 

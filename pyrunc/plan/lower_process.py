@@ -262,8 +262,8 @@ def try_folder(low: Lowering, op: m.TryFolder) -> None:
 
 
 def _check_folder(low: Lowering) -> None:
-    """Fail unless the working directory is below the process's root, by the path that getcwd(2)
-    returns."""
+    """Append a check to the program, which fails at run time with ENOENT unless getcwd(2) returns a
+    path below the process's root."""
     a = low.a
     # getcwd(2) returns "(unreachable)/…" for a folder outside of the root: a descriptor of the host
     # that leaked into the path (CVE-2024-21626).

@@ -215,8 +215,8 @@ class Assembler:
         `store`: the slot for the result, on failure the negative errno. `ok`: the label to go to
         after success. `skip`: errno -> label to go to, at most three, or two with `skip_any`.
         `skip_any`: the label for all other errnos. `retry=(errno, times)`: repeat the call at this
-        errno, at most so many times. A failed call without a rule ends the program, with a Failure
-        that has the index of this operation.
+        errno, at most so many times; the other rules apply to the last result. A failed call
+        without a rule ends the program, with a Failure that has the index of this operation.
         """
         number = self._syscalls.get(name)
         if number is None:

@@ -96,11 +96,12 @@ def _load_or_build(
 
 
 def build(profile: SeccompProfile, machine: str) -> bytes:
-    """Compile the BPF program of a profile for `machine` (uname -m). Raises Unsupported.
+    """Compile the BPF program of a profile for `machine` (uname -m). Raises Unsupported for another
+    machine than `profiles.NATIVE` names.
 
-    The program has the rules for i386's socketcall(2), then the stub that answers ENOSYS to newer
-    calls, then libseccomp's program for all other rules. The last two are flattened if that makes
-    them shorter.
+    The program has the rules for i386's socketcall(2), then the stub that answers ENOSYS to calls
+    newer than the profile, then libseccomp's program for all other rules. If it is shorter,
+    `flatten.flatten` replaces the last two by one binary search.
     """
     from pyrunc.seccomp import stub
     from pyrunc.seccomp.flatten import flatten

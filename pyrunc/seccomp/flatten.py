@@ -77,8 +77,8 @@ def _tree(parts: Sequence[Interval]) -> list[Instruction]:
 
 
 def intervals(program: bytes, audit: int) -> list[Interval]:
-    """Return the intervals of call numbers for which `program` has the same answer on one
-    architecture, in order."""
+    """Return the intervals of system call numbers to which the seccomp filter `program` gives one
+    action each, in ascending order, on the architecture `audit` (AUDIT_ARCH_*)."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
     parts: list[Interval] = []
     # instruction, range of numbers, offset that was loaded last

@@ -56,7 +56,7 @@ class ContainerStop:
             self._later(at - time.monotonic(), self._kill)
 
     def exited(self) -> None:
-        """Answer all calls after the exit was recorded."""
+        """Answer all waiting stop calls with the exit. Called when the exit is recorded."""
         if self._timer:
             self._timer.cancel()
         waiting, self._waiting = self._waiting, []

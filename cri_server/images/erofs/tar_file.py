@@ -15,7 +15,7 @@ class Growth:
         self.ended = False
 
     def wait(self) -> None:
-        """Wait for the next notification; return at once when there will be none."""
+        """Wait until a tar has grown; set `ended` and return at once when all are complete."""
         if not self.ended and not os.read(self._fd, 4096):
             self.ended = True
 

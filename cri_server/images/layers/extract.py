@@ -67,8 +67,8 @@ class Extracted:
 def extract(
     stream: TarStream, root_fd: int, limits: UnpackLimits, tick: Callable[[], None] = lambda: None
 ) -> Extracted:
-    """Make the files of the tar beneath `root_fd`, an empty directory. `tick` is called regularly,
-    and may raise.
+    """Make the files of the tar beneath `root_fd`, an empty directory; return their size, number
+    and what an overlay must know of them. `tick` is called regularly, and may raise.
 
     Raises BadLayer, ResourceExhausted (disk, limits), KernelError.
     """

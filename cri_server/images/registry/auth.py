@@ -123,8 +123,8 @@ def _credential(auth: Auth) -> Credential:
 
 
 def _server(address: str) -> str:
-    """Return the registry in a pull secret's server address, in its normal form. Users write the
-    address as `https://index.docker.io/v1/` or `host:5000`."""
+    """Return the registry `HOST` or `HOST:PORT` of a pull secret's server address, which may be a
+    URL: `https://index.docker.io/v1/` gives `docker.io`."""
     try:
         netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2]
     except ValueError:

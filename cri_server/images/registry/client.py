@@ -215,8 +215,12 @@ class RegistrySession:
         return response
 
     def _redirect(self, url: str, response: BaseHTTPResponse) -> SplitResult | None:
-        """Return the URL to which the response for `url` redirects, and close the response; None if
-        it is no redirect. Raises Forbidden."""
+        """Return the URL to which the response for `url` redirects, and close the response. For a
+        response without a redirect return None and leave it open.
+
+        Raises our error Forbidden for a target that is malformed, is neither http nor https, has a
+        user name, or leads from https to http.
+        """
         location = response.headers.get("Location")
         if response.status not in _REDIRECTS or not location:
             return None

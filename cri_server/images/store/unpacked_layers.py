@@ -129,8 +129,12 @@ class Layers:
         return self._path(chain_id) / TREE
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
-        """Return the layers' trees as lower directories for overlayfs, top first. Layers that an
-        opaque root hides are left out; an empty chain gives an empty folder. Raises NotFound."""
+        """Return the unpacked layers' directories as overlayfs' lower directories, top layer first.
+        `chain`: the layers' chain ids, bottom layer first.
+
+        Layers below one with an opaque root are left out. For an empty chain the list has one
+        empty directory. Raises NotFound for a layer that is not unpacked.
+        """
         return self._visible(chain) or [self._empty]
 
     def _visible(self, chain: Sequence[str]) -> list[Path]:
