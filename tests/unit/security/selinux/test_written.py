@@ -134,7 +134,7 @@ def test_the_memfd_of_the_pause_process_is_labelled(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("on", [True, False])
 def test_the_overlay_gets_its_label(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
     arguments: list[Any] = []
-    monkeypatch.setattr(host, "host", lambda: HOST.replace(selinux=on))
+    monkeypatch.setattr(host, "constant_facts", lambda: HOST.replace(selinux=on))
     monkeypatch.setattr(
         kernel_mount, "open_overlay", lambda *a, **k: arguments.append(k["options"]) or 7
     )
