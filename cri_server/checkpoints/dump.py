@@ -1,7 +1,7 @@
 """The jobs that make a checkpoint: dump a frozen container with CRIU, copy its writable layer, and
 pack the archive.
 
-Each job is a process of its own, so a file system that does not answer blocks only that process.
+Each job runs in a separate process. A file system that does not answer blocks only that process.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class PullPlatform(AdminRequest):
     """Pull the image of `platform`: OS/ARCH or OS/ARCH/VARIANT. Reply: a stream of
     `TransferUpdate`.
 
-    This is a call of its own because an older server would ignore a new field of `PullImage` and
-    pull the image for its own processor.
+    This call is separate from `PullImage`, because an older server would ignore a new field of that
+    call and pull the image for the server's processor.
     """
 
     image: str

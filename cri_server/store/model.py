@@ -28,7 +28,8 @@ from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
-# Fields that a record has in another form than its object. `holder` is the pause process.
+# Record fields whose form differs from the object's. The record names the pause process `holder`,
+# because other versions of the server read it.
 _SANDBOX_CONVERTED = ("config", "holder", "selinux")
 _CONTAINER_CONVERTED = ("config", "user", "resources")
 AnyMessage = TypeVar("AnyMessage", bound=Message)

@@ -1,4 +1,4 @@
-"""Converts OCI `linux.resources` to the contents of cgroup v2 files, without I/O of its own. The
+"""Converts OCI `linux.resources` to the contents of cgroup v2 files. This module does no I/O. The
 list's order is the order of the writes.
 
 A `CgroupSetting` is one write(2). Some contents depend on the file's present content: a quota

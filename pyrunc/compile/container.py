@@ -23,7 +23,7 @@ from pyrunc.compile.descriptors import (
     refuse_settings_of_the_host,
 )
 from pyrunc.compile.idmaps import maps_of_namespace
-from pyrunc.compile.requests import CgroupChoice
+from pyrunc.compile.requests import CgroupChoice, keyring_name
 from pyrunc.compile.sources import open_devices, open_root, open_sources, pinned_trees
 from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
@@ -244,7 +244,7 @@ def _plan(
             cgroup=in_cgroup,
             parent=parent,
             await_start=not request.start_immediately,
-            keyring=f"_ses.{request.id}" if request.keyring else "",
+            keyring=keyring_name(request.id) if request.keyring else "",
             restrict_oom_score_adj=request.restrict_oom_score_adj,
             preserve=len(request.preserve_fds),
             pivot=request.pivot,

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
 
 
+def keyring_name(container_id: str) -> str:
+    """Return the name of a container's session keyring, which is the same as under runc."""
+    return f"_ses.{container_id}"
+
+
 class CgroupChoice(Record):
     """How the runtime makes a cgroup. `driver`: `cgroupfs` or `systemd`. `missing_controllers`:
     whether a limit is an `error` or only a reason to `warn` when its controller is not on the v2
@@ -48,7 +53,8 @@ class PauseRequest(RecordFile):
     the default label starts the process's domain.
     """
 
-    name, earlier_name = "pause.json", "holder.json"  # the second is that of version 0.1.0's builds
+    # Earlier builds of version 0.1.0 write holder.json.
+    name, earlier_name = "pause.json", "holder.json"
     namespaces: dict[str, str]
     cgroup: CgroupChoice = CgroupChoice()
     hostname: str = ""

@@ -168,13 +168,15 @@ def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
 def _first_record(
     folder: str, container_id: str, bundle: Bundle, create_options: CreateOptions, owner_uid: int
 ) -> State:
+    from pyrunc.compile.requests import keyring_name
+
     spec = bundle.spec
     root = os.path.join(bundle.folder, spec.root.path if spec.root else "")
     return State.of_spec(container_id, folder, bundle.folder, spec).replace(
         rootfs=os.path.normpath(root),
         owner_uid=owner_uid,
         cgroup=_expected_cgroup(container_id, spec, create_options),
-        keyring=f"_ses.{container_id}" if create_options.keyring else "",
+        keyring=keyring_name(container_id) if create_options.keyring else "",
     )
 
 

@@ -1,7 +1,7 @@
 """Makes, changes and stops transient units of systemd over D-Bus, for containers' cgroups.
 
-Each use opens a blocking connection of its own, because a shim, which is a fork, could not inherit
-a connection. No other module imports jeepney. Source: org.freedesktop.systemd1(5).
+Each use opens a new blocking connection, because a shim is a fork and cannot inherit a connection.
+No other module imports jeepney. Source: org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import ExecPrograms, ExecRequest, compile_exec, merged
 from pyrunc.compile.pause import compile_pause
-from pyrunc.compile.requests import Overlay, PauseRequest
+from pyrunc.compile.requests import Overlay, PauseRequest, keyring_name
 from pyrunc.compile.sources import clone_bind, open_image_volume, open_overlay, open_root
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidArgument
@@ -160,7 +160,7 @@ class ContainerCompiler:
     def _complete(self, result: CompiledContainer, spec: Spec, group: Cgroup) -> None:
         result.file, result.group = self._file, group
         state = State.of_spec(self._id, self._directory, self._directory, spec)
-        keyring = _keyring_name(self._id)
+        keyring = keyring_name(self._id)
         result.state = state.replace(keyring=keyring, cgroup=group.record(), complete=True)
         result.poststop = bool(spec.hooks.poststop)
 
@@ -381,7 +381,7 @@ def execute(
                 spec=spec,
                 process=merged(spec, {**process, "terminal": tty}),
                 cgroup=container.group,
-                keyring=_keyring_name(container.id),
+                keyring=keyring_name(container.id),
                 timed=timed,
                 programs=configuration.programs,
             ),
@@ -392,11 +392,6 @@ def execute(
     return CompiledProcess(
         compiled.launch, _used(compiled.launch, descriptors), compiled.warnings, parts
     )
-
-
-def _keyring_name(container_id: str) -> str:
-    """Return the name of a container's session keyring, which is the same as under runc."""
-    return f"_ses.{container_id}"
 
 
 class _Configuration:

@@ -206,7 +206,7 @@ def _filter(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 
 def options(*kinds: str) -> Callable[[Any], Any]:
     """Return a click decorator for the filter options, which a verb's function gets as `selection`.
-    `kinds`: `container` or `pod`, each of which adds options of its own."""
+    `kinds`: `container` or `pod`; each kind adds further options."""
     own = [
         _filter("--name", metavar="REGEX", help="Select by name."),
         _filter("--id", "identifier", metavar="PREFIX", help="Select by the beginning of the id."),

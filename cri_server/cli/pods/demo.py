@@ -1,4 +1,4 @@
-"""`pyrunc-cri demo POD.YAML`: runs a pod on a temporary server in a network namespace of its own,
+"""`pyrunc-cri demo POD.YAML`: runs a pod on a temporary server in a new network namespace,
 shows the pod, and removes everything.
 
 The demo needs no configuration. It makes the image `busybox` from the machine's program `busybox`.
@@ -85,8 +85,8 @@ def demo(file: Path) -> None:
 @click.command(hidden=True)
 @click.argument("folder", type=FILE)
 def demo_server(folder: Path) -> None:
-    """Run the demo's server in a network namespace of its own, so that it does not change the
-    host's network."""
+    """Run the demo's server in a new network namespace, so that it does not change the host's
+    network."""
     from cri_server import app
 
     with closing_fd(open_network()) as network:
