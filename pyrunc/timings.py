@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     Part = tuple[str, float, float, int]
 
-CLOCK_MONOTONIC_RAW = 4
-
 
 class Timings:
     """Measured parts of an operation. `noted`: (name, begin, end, index of the enclosing part or
@@ -43,15 +41,11 @@ def of_launch(
 ) -> list[Part]:
     """Return the parts of a launch: its stages, and within a stage each timed line of the plan.
 
-    `started_ns`: when the launch began, in ns of CLOCK_MONOTONIC_RAW. `times`: what
+    `started_ns`: when the launch began, in ns of CLOCK_REALTIME. `times`: what
     `launch.run.launch_steps` has put into its argument `times`. `texts`: number of a line -> its
-    text.
+    text. A clock that was set during the launch makes the parts wrong.
     """
-    # Not a constant of the boot: NTP slews CLOCK_MONOTONIC, but not CLOCK_MONOTONIC_RAW
-    # (clock_getres(2)).
-    shift_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(
-        CLOCK_MONOTONIC_RAW
-    )
+    shift_ns = time.monotonic_ns() - time.time_ns()
     stages: list[Part] = []
     before_ns = started_ns
     for label, now_ns in times:

@@ -36,8 +36,7 @@ def create(request: CreateRequest) -> ContainerProcess:
 
 def _launch(request: CreateRequest, compiled: CompiledLaunch, undo: Undo) -> run.ChildProcess:
     times: list[tuple[str, int]] | None = None if request.trace is None else []
-    # The process's own times are of this clock, which no time namespace shifts.
-    started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    started_ns = time.time_ns()
     steps = run.first_process_steps(compiled.launch, undo, record=request.record, times=times)
     try:
         return run.drive(steps)

@@ -118,7 +118,7 @@ def launch_steps(
     `start`.
 
     `record(process)` writes the process to the container's state on disk, if the plan has that
-    step. `times` receives (label, nanoseconds of CLOCK_MONOTONIC_RAW) for each stage of
+    step. `times` receives (label, nanoseconds of CLOCK_REALTIME) for each stage of
     `pyrunc.timings`, each parent step (`LINE.STEP`) and, in a timed program, each line of the plan.
     Pushes what it makes on `undo`, the process first.
 
@@ -301,7 +301,7 @@ class ParentSide:
     def note_time(self, label: str) -> None:
         """Record the time of a step or of a stage of `pyrunc.timings`."""
         if self._times is not None:
-            self._times.append((label, time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
+            self._times.append((label, time.time_ns()))
 
 
 def _require_child(pid: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyrunc.plan.model import Op, Plan
 
-CLOCK_MONOTONIC_RAW = 4
+CLOCK_REALTIME = 0
 
 
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
@@ -69,10 +69,10 @@ LAST_TIMED = (LoadFilter, Ready)
 
 def _send_time(low: Lowering) -> None:
     """Append the calls that send the parent a TIME message: the seconds and nanoseconds of
-    CLOCK_MONOTONIC_RAW. In a time namespace, this clock includes the namespace's `monotonic` offset
-    (time_namespaces(7))."""
+    CLOCK_REALTIME."""
     now = low.a.data(16)
-    low.a.sys("clock_gettime", CLOCK_MONOTONIC_RAW, now)
+    # A time namespace shifts CLOCK_MONOTONIC and CLOCK_MONOTONIC_RAW (time_namespaces(7)).
+    low.a.sys("clock_gettime", CLOCK_REALTIME, now)
     low.a.send(TIME, low.a.field(now, 0, 8), low.a.field(now, 8, 8))
 
 

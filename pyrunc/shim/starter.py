@@ -24,7 +24,7 @@ from pyrunc.shim import compile, messages
 from pyrunc.shim.compile import ContainerCompiler, PauseCompiler
 from pyrunc.shim.files import LaunchFile
 from pyrunc.shim.warn import warn
-from pyrunc.timings import CLOCK_MONOTONIC_RAW, STAGES, of_launch
+from pyrunc.timings import STAGES, of_launch
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -377,7 +377,7 @@ class _Clock:
     __slots__ = ("_launch", "_started_ns", "parts", "times")
 
     def __init__(self, launch: Launch) -> None:
-        self._launch, self._started_ns = launch, time.clock_gettime_ns(CLOCK_MONOTONIC_RAW)
+        self._launch, self._started_ns = launch, time.time_ns()
         self.times: Times = []
         self.parts: list[Part] = []
 

@@ -101,6 +101,20 @@ def test_a_trace_has_the_duration_of_each_operation(
         assert any(row.endswith(text) for row in rows) and text in plan
 
 
+def test_a_trace_is_right_in_a_time_namespace(runtime: Runtime, tmp_path: Path) -> None:
+    """The kernel shifts the process's monotonic clocks by `timeOffsets.monotonic`."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["linux"]["namespaces"].append({"type": "time"})
+        config["linux"]["timeOffsets"] = {"monotonic": {"secs": 1000}}
+
+    box = runtime.box("true", change=change)
+    box.create("--trace", str(tmp_path / "trace")).ok()
+    _, *rows = (tmp_path / "trace").read_text().splitlines()
+    times_us = [int(row.split()[1]) for row in rows]
+    assert times_us == sorted(times_us) and times_us[-1] < 100_000_000
+
+
 def test_a_trace_ends_where_the_create_failed(runtime: Runtime, tmp_path: Path) -> None:
     box = runtime.box(
         "true",
