@@ -29,11 +29,11 @@ DEBHELPERS = {
 
 
 def main(staged: Path) -> None:
-    place = entry.at(PACKAGE)
-    if os.path.dirname(place.python) != "/usr/bin":
-        sys.exit(f"{place.python} is not Debian's interpreter: build with PYTHON=/usr/bin/python3")
-    programs(staged, place)
-    plugins(staged, place)
+    paths = entry.at(PACKAGE)
+    if os.path.dirname(paths.python) != "/usr/bin":
+        sys.exit(f"{paths.python} is not Debian's interpreter: build with PYTHON=/usr/bin/python3")
+    programs(staged, paths)
+    plugins(staged, paths)
     for file in files.files(files.packaged("/usr/bin/pyrunc-cri"), command_lines()):
         own = next((name for end, name in DEBHELPERS.items() if file.path.endswith(end)), None)
         write(DEBIAN / own if own else staged / file.path.lstrip("/"), file.text, file.mode)
@@ -41,33 +41,33 @@ def main(staged: Path) -> None:
         assert package_version(name), f"{name} is not installed as a package"
     write(
         DEBIAN / "pyrunc.triggers",
-        "".join(f"interest-noawait {path}\n" for path in (place.python, library())),
+        "".join(f"interest-noawait {path}\n" for path in (paths.python, library())),
     )
     write(DEBIAN / "pyrunc.substvars", substitutions())
 
 
-def programs(staged: Path, place: entry.ProgramPlace) -> None:
+def programs(staged: Path, paths: entry.InstallPaths) -> None:
     """Write the programs. `pyrunc` is compiled; it falls back to the script, but a package without
     it is not built."""
-    text = entry.script(place.python, place.searched)
-    write(staged / place.script.lstrip("/"), text, 0o755)
+    text = entry.script(paths.python, paths.searched)
+    write(staged / paths.script.lstrip("/"), text, 0o755)
     server = text.replace("import os, sys\n", "import sys\n").replace(
         "from pyrunc.cli.main import main\nos._exit(main())\n",
         "from cri_server.cli.main import main\nmain()\n",
     )
     write(staged / "usr/bin/pyrunc-cri", server, 0o755)
-    if not entry.compile_program(str(staged / "usr/bin/pyrunc"), place):
+    if not entry.compile_program(str(staged / "usr/bin/pyrunc"), paths):
         sys.exit("the program pyrunc needs cc and Python's static library (python3-dev)")
 
 
-def plugins(staged: Path, place: entry.ProgramPlace) -> None:
+def plugins(staged: Path, paths: entry.InstallPaths) -> None:
     """Write the CNI plugins into the package's own folder, because the package kubernetes-cni has
     files of the same names in /opt/cni/bin."""
-    path = [library(), f"{library()}/lib-dynload", *place.searched]
+    search_path = [library(), f"{library()}/lib-dynload", *paths.searched]
     for name in builtin.MODULES:
         write(
             staged / PACKAGED_PLUGINS.lstrip("/") / name,
-            builtin.script(name, place.python, path),
+            builtin.script(name, paths.python, search_path),
             0o755,
         )
 

@@ -33,9 +33,14 @@ WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramPlace:
-    """Paths of an installation: `python`, the interpreter; `searched`, the folders that follow the
-    standard library in sys.path; `native`, the folder of the plain script and the snapshot."""
+class InstallPaths:
+    """Paths of an installation of the command `pyrunc`.
+
+    - `python`: the interpreter.
+    - `searched`: the folders that follow the standard library in sys.path.
+    - `native`: the folder of `pyrunc-snapshot` and of `pyrunc-script`, the Python script that is
+      installed where front.c cannot be compiled.
+    """
 
     python: str
     searched: tuple[str, ...]
@@ -50,20 +55,20 @@ class ProgramPlace:
         return os.path.join(self.native, "pyrunc-snapshot")
 
 
-def here() -> ProgramPlace:
+def here() -> InstallPaths:
     """Return the paths of this installation: this interpreter and the folders of its modules."""
     folders = [
         os.path.dirname(PACKAGE),
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
     ]
-    return ProgramPlace(os.path.realpath(sys.executable), tuple(dict.fromkeys(folders)), NATIVE)
+    return InstallPaths(os.path.realpath(sys.executable), tuple(dict.fromkeys(folders)), NATIVE)
 
 
-def at(library: str) -> ProgramPlace:
+def at(library: str) -> InstallPaths:
     """Return the paths of an installation with this interpreter and all modules in the folder
     `library`, which need not exist yet."""
-    return ProgramPlace(
+    return InstallPaths(
         os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native")
     )
 
@@ -84,26 +89,26 @@ def script(python: str, searched: Sequence[str]) -> str:
 
 def install(folder: str) -> str:
     """Write `pyrunc` into `folder`, which must exist; returns its path. Raises OSError."""
-    path, place = os.path.join(os.path.abspath(folder), "pyrunc"), here()
-    text = script(place.python, place.searched).encode()
+    path, paths = os.path.join(os.path.abspath(folder), "pyrunc"), here()
+    text = script(paths.python, paths.searched).encode()
     os.makedirs(NATIVE, exist_ok=True)
-    write_bytes(place.script, text, mode=0o755)
-    if not _link(path, place):
+    write_bytes(paths.script, text, mode=0o755)
+    if not _link(path, paths):
         write_bytes(path, text, mode=0o755)
     return path
 
 
-def _link(path: str, place: ProgramPlace) -> bool:
+def _link(path: str, paths: InstallPaths) -> bool:
     """Compile front.c to `path` and take its snapshot; False when this machine cannot."""
-    program, snapshot = f"{path}.{os.getpid()}", f"{place.snapshot}.{os.getpid()}"
+    program, snapshot = f"{path}.{os.getpid()}", f"{paths.snapshot}.{os.getpid()}"
     try:
         if not (
-            compile_program(program, place) and _succeeds([program, "--write-snapshot", snapshot])
+            compile_program(program, paths) and _succeeds([program, "--write-snapshot", snapshot])
         ):
             return False
         # The snapshot first: an installed program without it, or with an older one, would run as a
         # script.
-        os.rename(snapshot, place.snapshot)
+        os.rename(snapshot, paths.snapshot)
         if not _succeeds([program, "--version"]):
             return False
         os.rename(program, path)
@@ -141,8 +146,8 @@ def native() -> BuildTarget | None:
     return target if compiler is not None and os.path.exists(target.library) else None
 
 
-def compile_program(path: str, place: ProgramPlace, target: BuildTarget | None = None) -> bool:
-    """Compile front.c for `place` against Python's static library into `path`; False when this
+def compile_program(path: str, paths: InstallPaths, target: BuildTarget | None = None) -> bool:
+    """Compile front.c for `paths` against Python's static library into `path`; False when this
     machine cannot."""
     target = target or native()
     if target is None:
@@ -158,7 +163,7 @@ def compile_program(path: str, place: ProgramPlace, target: BuildTarget | None =
     include = target.path(sysconfig.get_path("include"))
     # Not position independent: the snapshot holds addresses of the program, which must be the same
     # in each process.
-    words = [*target.compiler, "-O2", "-no-pie", f"-I{include}", *_definitions(place)]
+    words = [*target.compiler, "-O2", "-no-pie", f"-I{include}", *_definitions(paths)]
     words += ["-DWITHOUT_SHA2"] if absent else []
     words += [f"-Wl,--wrap={name}" for name in WRAPPED]
     words += [FRONT, target.library, "-o", path, "-Wl,--export-dynamic", "-s"]
@@ -190,12 +195,12 @@ def _static_if_there(target: BuildTarget, option: str) -> str:
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 
 
-def _definitions(place: ProgramPlace) -> Iterator[str]:
+def _definitions(paths: InstallPaths) -> Iterator[str]:
     library = sysconfig.get_path("stdlib")
     strings = {
-        "PYTHON": place.python,
-        "SCRIPT": place.script,
-        "SNAPSHOT": place.snapshot,
+        "PYTHON": paths.python,
+        "SCRIPT": paths.script,
+        "SNAPSHOT": paths.snapshot,
         "PREFIX": sys.base_prefix,
         # A snapshot fits one build of the program only, and is recognised by this.
         "BUILD": os.urandom(12).hex(),
@@ -203,7 +208,7 @@ def _definitions(place: ProgramPlace) -> Iterator[str]:
     for name, value in strings.items():
         yield f'-D{name}="{value}"'
     yield f'-DSTDLIB=L"{library}"'
-    searched = (library, os.path.join(library, "lib-dynload"), *place.searched)
+    searched = (library, os.path.join(library, "lib-dynload"), *paths.searched)
     yield "-DSEARCHED=" + ",".join(f'L"{folder}"' for folder in searched)
 
 

@@ -86,10 +86,9 @@ class ShimPod:
         self._network = network
         self._ended = False
         self._kill_counts = KillCounts()
-        self._commands_in_folder: dict[
-            str, int
-        ] = {}  # commands of other runtimes that run, by container
-        self._waiting: list[ShimCall] = []  # for the end of some of them
+        # Numbers of running commands of other runtimes, by container id.
+        self._commands_in_folder: dict[str, int] = {}
+        self._waiting: list[ShimCall] = []  # for the end of some of these commands
         self._signals_in_flight: set[tuple[str, int]] = set()
         self._server = ShimServer(self.loop, listener, self._calls(), self._kill_execs_of)
         self.loop.after(ABANDONED_AFTER_S, self._end_if_abandoned)

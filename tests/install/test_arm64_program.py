@@ -51,7 +51,7 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("arm64")
     shutil.copytree(entry.PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("native"))
     (folder / "pyrunc/native").mkdir()
-    place = entry.ProgramPlace(
+    paths = entry.InstallPaths(
         f"/usr/bin/{INTERPRETER}", (str(folder),), str(folder / "pyrunc/native")
     )
     built_with: dict[str, Any] = {}
@@ -59,10 +59,10 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     exec(data.read_text(), built_with)
     compiler = (f"{MULTIARCH}-gcc", f"--sysroot={root}", f"-I{root}/usr/include/{MULTIARCH}")
     target = entry.BuildTarget(compiler, built_with["build_time_vars"], str(root))
-    assert entry.compile_program(str(folder / "program"), place, target)
+    assert entry.compile_program(str(folder / "program"), paths, target)
     words = ["qemu-aarch64-static", "-L", str(root), str(folder / "program")]
-    subprocess.run([*words, "--write-snapshot", place.snapshot], check=True)
-    assert Path(place.snapshot).stat().st_size > 1 << 20
+    subprocess.run([*words, "--write-snapshot", paths.snapshot], check=True)
+    assert Path(paths.snapshot).stat().st_size > 1 << 20
     return words
 
 

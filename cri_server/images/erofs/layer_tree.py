@@ -36,11 +36,11 @@ def read_layer(
 
     Raises BadLayer, ResourceExhausted.
     """
-    builder = _Reader(tar, device, limits, tick)
+    layer = _Reader(tar, device, limits, tick)
     try:
-        return builder.run()
+        return layer.run()
     except OSError as error:
-        raise BadLayer(f"{quoted(builder.entry_name)}: {os.strerror(error.errno or 0)}") from None
+        raise BadLayer(f"{quoted(layer.entry_name)}: {os.strerror(error.errno or 0)}") from None
     except MemoryError:
         raise ResourceExhausted(
             "the layer has more files than there is memory to index them"
@@ -51,11 +51,11 @@ class _TreeCursor:
     """The directory that the resolution of a path has reached: its node, and its path without
     links."""
 
-    def __init__(self, builder: _Reader, make: bool) -> None:
-        self._reader, self._make = builder, make
-        self._above: list[
-            tuple[bytes, ErofsNode]
-        ] = []  # each directory below the root, with its name
+    def __init__(self, layer: _Reader, make: bool) -> None:
+        self._reader = layer
+        self._make = make
+        # each directory below the root, with its name
+        self._above: list[tuple[bytes, ErofsNode]] = []
 
     @property
     def node(self) -> ErofsNode:
@@ -90,9 +90,8 @@ class _Reader:
         self._limits = limits
         self._tick = tick
         self.root = directory()
-        self._parents: dict[
-            bytes, tuple[bytes, ErofsNode]
-        ] = {}  # as written -> (resolved, directory)
+        # path as written -> (resolved path, directory)
+        self._parents: dict[bytes, tuple[bytes, ErofsNode]] = {}
         # id() of a link's node -> keys of `_parents` whose paths lead over it
         self._through: dict[int, list[bytes]] = {}
         self._budget = WalkBudget()
