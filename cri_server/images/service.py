@@ -52,8 +52,8 @@ Outcome = TypeVar("Outcome")
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rootfs:
     """An image's configuration and files, for a container. `lower_dirs`: the paths of the unpacked
-    layers, top first, or the path of `mount`. While this object exists, the mount stays open, and
-    the image is not converted."""
+    layers, top first; for a mounted image only the path of `mount`. While this object exists, the
+    mount stays open, and the image keeps its form (mounted or unpacked)."""
 
     image_id: str
     lower_dirs: list[Path]
@@ -278,12 +278,13 @@ class ImageService:
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:
-        """Return the annotations of the image's manifests, one mapping for each manifest. If one of
-        `references` is usable, return only those of the manifest that the first usable one leads
-        to. Raises NotFound.
+        """Return the annotations of the image's manifests, one mapping for each manifest. Manifests
+        of several repositories may lead to one image.
 
-        Otherwise all manifests count, because any user may push a manifest with annotations of
-        their choice.
+        `references` selects one manifest: that of the first reference which names the image, or
+        whose repository has a name of the image. Without such a reference, return the annotations
+        of all manifests, because any user may push another manifest of the image, with annotations
+        of their choice. Raises NotFound.
         """
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
@@ -292,8 +293,9 @@ class ImageService:
         """Return two names of the image: one with a tag (with a digest if there is no tag), and one
         with a digest.
 
-        Both are from the repository of the first usable one of `references`, else the first names
-        of the image. An image without names has its id as both.
+        `references` selects the repository of both names: that of the first reference which names
+        the image, or whose repository has a name of the image. Without such a reference, return the
+        image's first names. An image without names has its id as both.
         """
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:
@@ -443,8 +445,9 @@ class ImageService:
             await self._store.collect()
 
     async def check_login(self, domain: str, auth: Auth) -> None:
-        """Check that a registry accepts this login. Raises PeerError, InvalidArgument,
-        DeadlineExceeded."""
+        """Check that the registry `domain` accepts this login. Raises PeerError when the registry
+        refuses the login or does not answer, NotFound when `domain` is no registry, InvalidArgument
+        for a malformed `domain` or hosts.toml, DeadlineExceeded without progress."""
         reference = Reference.parse(f"{domain}/login")
         watch = Watch(self._no_progress_timeout_s, f"logging in to {domain}")
         await self._at_registry(reference, auth, watch, lambda registry, host: registry.check(host))

@@ -1,4 +1,5 @@
-"""`install-node`: makes the lists of actions that turn a machine into a node, and that undo it.
+"""`install-node`: lists the actions that turn a machine into a node, and the actions that undo the
+installation.
 
 A record of the installed files is written first, so that another version can remove them, also
 after an interrupted installation:
@@ -87,7 +88,8 @@ def is_packaged() -> bool:
 
 def install_actions(request: InstallRequest) -> list[Action]:
     """Return the actions of an installation, including those that have nothing left to do. Raises
-    OSError, Error."""
+    OSError when a file cannot be read, Error when an existing file is not a regular file or the
+    record of an earlier installation is malformed."""
     installing = [*_files(request), *_plugins(request), *_kubelet(request)]
     folders = _missing_folders(request.root, installing)
     record = _read_record(request.root)
@@ -111,8 +113,9 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
     """Return the actions that undo an installation. `purge`: also remove images, records and a
     changed configuration.
 
-    Raises OSError, Error; WrongState while there are pods, while a server runs that systemd did not
-    start, and for a purge while something is mounted below the folders to remove.
+    Raises WrongState while there are pods, while a server runs that systemd did not start, and for
+    a purge while something is mounted below the folders to remove. Raises OSError when a file
+    cannot be read, Error when the installation's record or the configuration is malformed.
     """
     refuse_with_pods(request.root)
     refuse_with_server(request)
@@ -185,7 +188,8 @@ def carry_out(
     root: Path, actions: Iterable[Action], dry_run: bool
 ) -> Iterator[tuple[Action, bool]]:
     """Carry out the actions that are not done yet; with `dry_run` carry out none. Yield each action
-    with True if it was carried out, or would be without `dry_run`. Raises OSError, Error."""
+    with True if it was carried out, or would be without `dry_run`. Raises OSError when a file
+    cannot be read or written, Error when a command fails or a path is not a regular file."""
     for action in actions:
         needed = not action.is_done(root)
         if needed and not dry_run:

@@ -39,7 +39,8 @@ _BURST = (1 << 32) - 1
 
 def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[str, Any]:
     """Return the value of every CNI capability that the server offers for the pod. A plugin gets
-    those that its configuration lists. Raises InvalidArgument."""
+    those that its configuration lists. Raises InvalidArgument for a malformed bandwidth
+    annotation."""
     bandwidth = pod.bandwidth or bandwidth_of(pod.annotations)
     capabilities: dict[str, Any] = {
         "portMappings": [
@@ -100,7 +101,8 @@ def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
 
 def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
     """Return the bandwidth limits in a pod's annotations, Kubernetes quantities of bits per second;
-    None without them. Raises InvalidArgument."""
+    None without them. Raises InvalidArgument for a value that is no quantity, or is not between 1k
+    and 1P."""
     rates = {
         direction: _rate(annotations[key], key)
         for direction, key in _ANNOTATIONS.items()

@@ -1,6 +1,6 @@
-"""Runs a network's plugins in order. pyrunc's own plugins run in worker processes; one request runs
-all consecutive ones. An executable in `bin_dir` takes precedence over pyrunc's plugin of the same
-name.
+"""Runs a network's plugins in order. pyrunc's own plugins run in worker processes: several
+consecutive ones are run by one request to a worker. An executable in `bin_dir` takes precedence
+over pyrunc's plugin of the same name.
 
 A foreign plugin may delegate to other plugins (flannel to `bridge` and `host-local`), which it
 searches in CNI_PATH. The last folder of CNI_PATH holds pyrunc's plugins as executables; they are
@@ -99,8 +99,9 @@ class AddProgress:
 
 class PluginRunner:
     """Runs the CNI plugins of one server. `bin_dirs`: folders of executables, searched in order;
-    may be replaced. `own_dir`: the folder to which pyrunc's plugins are written as executables.
-    `scope`: a name of this server; GC removes only what was added under it."""
+    the owner may assign other folders, for later calls. `own_dir`: the folder to which pyrunc's
+    plugins are written as executables. `scope`: a name of this server; GC removes only what was
+    added under it."""
 
     def __init__(
         self, jobs: Zygote, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
@@ -232,7 +233,7 @@ class PluginRunner:
 
     async def restore(self, attachments: list[Attachment]) -> int:
         """Restore nftables rules of pyrunc's plugins for these attachments, in case another program
-        has removed them from the host. Return the number of restored rule elements."""
+        has removed them from the host. Return how many elements of nftables maps were missing."""
         living = []
         for attachment in attachments:
             if attachment.result is not None:

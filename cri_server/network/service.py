@@ -51,13 +51,14 @@ _STATUS_TIMEOUT_S = 3.0
 
 
 class NetworkService:
-    """Attaches the node's pods to the network that is configured first in a folder, or to the
-    built-in network.
+    """Attaches the node's pods to the network of the lexically first configuration file in a
+    folder, or to the built-in network.
 
     - `conf_dir`: folder of *.conflist, *.conf and *.json.
     - `bin_dir`: folders of CNI executables, separated by `:`, which take precedence over pyrunc's
       plugins of the same name.
     - `state_dir`: folder of the attachments' records (created, 0700).
+    - `jobs`: the zygote that forks the jobs in which plugins run.
     - `netns_dir`: folder of the names of the pods' network namespaces (`names`).
     - `default`: a conflist object that is used while `conf_dir` holds no configuration
       (`configuration.builtin_network`). None: the network is not ready then.
@@ -485,8 +486,8 @@ def _result(attachment: Attachment) -> NetworkResult:
 
 
 def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
-    """Return the path by which the attachment's network namespace can be opened: its name, else
-    `alternative`; "" if neither leads to the namespace (device and inode) of the ADD."""
+    """Return a path that opens the network namespace to which ADD attached the pod: its bind mount,
+    else `alternative`. Return "" if neither path has the device and inode of that namespace."""
     name = attachment.netns_path if is_name(attachment.netns_path) else ""
     paths = (path for path in (name, alternative) if path)
     return next((path for path in paths if _namespace_id(path) == attachment.netns_id), "")

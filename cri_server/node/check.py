@@ -1,4 +1,5 @@
-"""Checks a configuration against this machine: permitted limits, and files that it names."""
+"""Checks the values of a configuration against this machine: whether the host permits the limits,
+and whether the named files exist and are valid."""
 
 from __future__ import annotations
 

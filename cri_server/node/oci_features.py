@@ -30,8 +30,8 @@ class OciFeatures:
         self._cache: dict[str, tuple[Identity, dict[str, Any]]] = {}
 
     async def of_handlers(self, config: Config) -> dict[str, api.RuntimeHandlerFeatures]:
-        """Return the features of each handler. Only this project's runtime supports user
-        namespaces."""
+        """Return the features of each handler, by the handler's name. User namespaces are reported
+        only for handlers that use pyrunc as OCI runtime, whatever other runtimes support."""
         features = {}
         for name in handlers.names(config):
             runtime = handlers.find(config, name)

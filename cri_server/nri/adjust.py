@@ -25,8 +25,9 @@ def apply(
     """Apply `adjustment` to `spec`. Ignores CDI devices: the caller applies their edits
     (`cri_server.spec.cdi`).
 
-    `block_io`, `rdt`: return the OCI object for the name of a class. Raises InvalidArgument for
-    values that OCI does not permit.
+    `clamp_oom_score_adj`: returns the requested oom_score_adj, raised to the lowest value that the
+    server may set. `block_io`, `rdt`: return the OCI object for the name of a class. Raises
+    InvalidArgument for values that OCI does not permit.
     """
     process, linux, linux_adjustment = spec["process"], spec["linux"], adjustment.linux
     _pairs(spec, "annotations", adjustment.annotations)
@@ -133,8 +134,9 @@ def _device(linux: Spec, requested: api.LinuxDevice) -> None:
 
 
 def _access(device: api.LinuxDevice) -> str:
-    """Return the cgroup access of a device: read and write if its file mode permits them to any
-    user, and mknod for a block device, as in the Go module."""
+    """Return the cgroup access of a device: `r` and `w` if any of the permission bits for user,
+    group and others in its file mode grants them, and `m` (mknod) for a block device, as in the Go
+    module."""
     mode = device.file_mode.value if device.HasField("file_mode") else 0o666
     read, write = ("r" if mode & 0o444 else ""), ("w" if mode & 0o222 else "")
     return read + write + ("m" if device.type == "b" else "")

@@ -64,7 +64,9 @@ class Merge:
         """Merge a plugin's response to CreateContainer, UpdateContainer, StopContainer or
         Synchronize.
 
-        Raises Conflict, PeerError for an impossible change.
+        Raises Conflict when another plugin has set the same field, PeerError when the plugin
+        updates the container that is being created. An update with `ignore_failure` that conflicts
+        is dropped instead.
         """
         if self._is_creation and response.HasField("adjust"):
             self._adjust(plugin, response.adjust)
@@ -124,8 +126,10 @@ class Merge:
             self._rdt(plugin, adjustment.rdt)
 
     def _pairs(self, plugin: str, field: int, changes: Any, result: Any, current: Any) -> None:
-        """Merge a map: the key `-KEY` removes KEY; `-KEY` and KEY in one response replace its
-        value. Raises Conflict."""
+        """Merge a plugin's `changes` of a map into the adjustment's map `result` and the
+        container's map `current`. The key `-KEY` removes KEY; `-KEY` and KEY in one response
+        replace KEY's value. `field`: the map's number in `api.Field`. Raises Conflict when another
+        plugin has set the key."""
         for key in changes:
             name = removal(key)
             if name is not None:
@@ -143,8 +147,10 @@ class Merge:
     def _entries(
         self, plugin: str, field: int, changes: Any, result: Any, current: Any, key: str
     ) -> None:
-        """Merge a list whose elements are identified by their field `key`: an element named `-NAME`
-        removes the element NAME. Raises Conflict."""
+        """Merge a plugin's `changes` of a list into the adjustment's list `result` and the
+        container's list `current`. The elements' field `key` names them; an element named `-NAME`
+        removes the element NAME. `field`: the list's number in `api.Field`. Raises Conflict when
+        another plugin has set the element."""
         if not changes:
             return
         names = {getattr(entry, key) for entry in changes}

@@ -166,10 +166,10 @@ class Plugin:
     # -- requests
 
     async def request(self, event: int, request: Any) -> Any | None:
-        """Send a request; return the response, or None if the plugin has not subscribed to `event`
-        or was dropped after a timeout.
+        """Send a request; return the response. Return None if the plugin has not subscribed to
+        `event`, or was dropped because it timed out or disconnected.
 
-        Raises PeerError for an error of the plugin.
+        Raises PeerError when the plugin answers with an error, or the request is too large to send.
         """
         if not self.is_subscribed(event):
             return None

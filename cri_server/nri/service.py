@@ -60,7 +60,7 @@ class NriObserver(LifecycleObserver):
 
     async def start(self) -> None:
         """Start the plugins of the folder, wait until they have joined, then listen for external
-        plugins. Raises WrongState."""
+        plugins. Raises WrongState when the socket for external plugins cannot be created."""
         for sandbox in self._services.index.sandboxes:
             self._states[sandbox.id] = RUNNING if sandbox.state == cri.SANDBOX_READY else STOPPED
         for container in self._services.index.containers:
@@ -205,7 +205,7 @@ class NriObserver(LifecycleObserver):
         limits: cri.LinuxContainerResources,
     ) -> None:
         """Send UpdatePodSandbox with the pod's new overhead and limits, before they are stored.
-        Raises PeerError."""
+        Raises PeerError if a plugin refuses."""
         request = api.UpdatePodSandboxRequest(
             pod=convert.pod(sandbox),
             overhead_linux_resources=convert.from_cri(overhead),
@@ -241,8 +241,8 @@ class NriObserver(LifecycleObserver):
         """Send CreateContainer, and apply the plugins' adjustments to `spec`, and to the cgroup and
         limits of `container`.
 
-        Raises Conflict, PeerError (a plugin refuses), Unavailable (a required plugin is missing),
-        InvalidArgument.
+        Raises PeerError (a plugin refuses), Conflict (two plugins set the same field), Unavailable
+        (a required plugin is missing), InvalidArgument (an adjustment has an invalid value).
         """
         async with self._lock:
             self._check_required()
@@ -344,7 +344,7 @@ class NriObserver(LifecycleObserver):
             await self._announce(api.POST_CREATE_CONTAINER, sandbox, container)
 
     async def start_container(self, sandbox: Sandbox, container: Container) -> None:
-        """Send StartContainer, before the process runs. Raises PeerError."""
+        """Send StartContainer, before the process runs. Raises PeerError if a plugin refuses."""
         async with self._lock:
             self._states[container.id] = RUNNING
             await self._announce(api.START_CONTAINER, sandbox, container, may_refuse=True)
@@ -357,7 +357,8 @@ class NriObserver(LifecycleObserver):
         self, container: Container, limits: cri.LinuxContainerResources
     ) -> cri.LinuxContainerResources:
         """Send UpdateContainer; return the limits to set in place of `limits`. The container's lock
-        must be free. Raises Conflict, PeerError."""
+        must be free. Raises PeerError if a plugin refuses, Conflict if two plugins set the same
+        limit, InvalidArgument for a limit outside of CRI's range."""
         merged_limits = convert.from_cri(limits)
         merge = Merge(updated=container.id, limits=merged_limits)
         async with self._lock:

@@ -1,10 +1,9 @@
 """Metrics of pods and containers for a kubelet without cAdvisor: the table of metrics, and their
 values.
 
-kubelet reads names and label keys once, at its start, so every running container has every metric
-of the table. A value that this kernel does not count is 0. Only metrics of pressure and huge pages
-are omitted instead, because 0 would make the node look idle. Values are integers; seconds are
-rounded down.
+kubelet reads names and label keys once, at its start, so the table is the same for every container.
+A value that this kernel does not count is 0, except for pressure and huge pages: these metrics are
+omitted, because 0 would make the node look idle. Values are integers; seconds are rounded down.
 """
 
 from __future__ import annotations

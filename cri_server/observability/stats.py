@@ -50,8 +50,8 @@ class LayerSizes:
 
     async def of(self, container_id: str, root: Path) -> tuple[int, int, int]:
         """Return timestamp (ns), bytes and inodes of a container's writable layer and anonymous
-        volumes. Returns cached values if they are recent, or while the layer is being measured
-        again; else waits for the measurement."""
+        volumes, which are in its folder `root`. Returns cached values if they are recent, or while
+        the layer is being measured again; else waits for the measurement."""
         cached = self._cache.get(container_id)
         if cached is not None and (time.monotonic() < cached[0] or container_id in self._walks):
             return cached[1:]
@@ -97,7 +97,8 @@ class LayerSizes:
 
 
 def _written(root: Path) -> tuple[int, int]:
-    """Return bytes and inodes of a container's writable layer and anonymous volumes."""
+    """Return bytes and inodes of the writable layer and the anonymous volumes in a container's
+    folder `root` (`Paths.container_root`)."""
     usages = [usage(root / "upper")]
     if (root / FOLDER).exists():
         usages.append(usage(root / FOLDER))
@@ -207,7 +208,7 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStat
 async def of_sandboxes(
     services: Services, sandboxes: Iterable[Sandbox]
 ) -> list[api.PodSandboxStats]:
-    """Return the stats of all pods, measured in one thread, each group once."""
+    """Return the stats of all pods. One thread reads all cgroups, each once."""
     pods = [(sandbox, services.index.containers_of(sandbox)) for sandbox in sandboxes]
     groups_of: dict[str, Cgroup] = {}
     for sandbox, containers in pods:

@@ -132,9 +132,13 @@ class ShimClient:
     async def create_container(
         self, request: messages.CreateContainer, fds: Sequence[int] = ()
     ) -> messages.ContainerCreated:
-        """Compile the container from the files in its folder, and create its cgroup. `fds`: the
-        descriptors of the request's images and opened mount sources, which the caller keeps. Raises
-        Error, and ResourceExhausted for more descriptors than a message can carry."""
+        """Have the shim compile the container from the files in the container's folder, and create
+        its cgroup. `fds`: the descriptors of the request's images and opened mount sources, which
+        the caller keeps.
+
+        Raises the error that the shim reports, Unavailable when the shim is lost, and
+        ResourceExhausted for more descriptors than a message can carry.
+        """
         if len(fds) > MOST_FDS:
             raise ResourceExhausted(
                 f"the container's mounts need {len(fds)} images and sources, more than {MOST_FDS}"
@@ -171,7 +175,7 @@ class ShimClient:
         """Have this shim take over a container of a dead shim from the keeper, and end the dead
         shim's exec `sessions` in it. `stdin`: the writing end of the container's stdin, or nothing;
         the caller keeps its copy. `stdin_once`: stdin ends when its first client leaves. Raises
-        NotFound, Unavailable."""
+        NotFound without an entry in the keeper, Unavailable without a keeper."""
         ended = [[session.pid, session.start_time] for session in sessions]
         request = messages.TakeOverContainer(container, ended, stdin_once)
         await self._ask(request, messages.Done, stdin)
@@ -302,7 +306,8 @@ class ShimClient:
 
     async def _ask(self, request: Request, kind: type[Reply], fds: Sequence[int] = ()) -> Reply:
         """Send a request and return its answer, which has no descriptors. `fds` are sent with the
-        request and stay the caller's. Raises Error, PeerError for a malformed answer."""
+        request and stay the caller's. Raises the error that the shim reports, Unavailable when the
+        shim is lost, PeerError for a malformed answer."""
         _, answering = self._peer.ask(request.to_message(), fds)
         return kind.of(await wait_fields(answering), PeerError)
 
@@ -350,8 +355,9 @@ async def start_shim(
     it. When this connection ends, the shim ends as soon as it has no pods.
 
     The zygote must have `pyrunc.shim.main` preloaded. The socket is bound before the fork, so that
-    a living shim can always be reached. `starter`: the class (`module:class`) that the shim uses
-    instead of `pyrunc.shim.starter.Starter`.
+    a living shim can always be reached. `version`: the server's version, which the shim reports in
+    `ShimInfo`. `starter`: the class (`module:class`) that the shim uses instead of
+    `pyrunc.shim.starter.Starter`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)

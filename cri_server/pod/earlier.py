@@ -87,8 +87,9 @@ class EarlierShims:
             self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
-        """Store all pods of the sandbox's earlier shim, which are among `sandboxes`, in the keeper,
-        and end the shim. Raises Error; then the shim continues."""
+        """Store all pods of the sandbox's earlier shim in the keeper, and end the shim.
+        `sandboxes`: all sandboxes of the server, among which are the shim's. Does nothing when the
+        shim has ended. After an Error the shim continues."""
         # One shim after the other, so that each pod is without a shim for a few milliseconds only.
         async with self._lock:
             shim = sandbox.shim
@@ -161,8 +162,11 @@ class EarlierShims:
             self._resume_unless_stopped(file)
 
     def _resume_unless_stopped(self, file: Path) -> None:
-        """Remove the sockets, logs and records of the shim that `file` names if `file` contains
-        STOPPED; the shim then stays stopped. Else resume the shim by SIGCONT and remove `file`."""
+        """Finish or undo the stop of the shim that `file` names.
+
+        If `file` contains STOPPED, the shim stays stopped, and its sockets, logs and records are
+        removed. Else the shim continues after SIGCONT, and `file` is removed.
+        """
         shim = _process_of(file)
         if file.read_text() == STOPPED:
             self._remove_traces(shim)

@@ -46,7 +46,8 @@ class StoredPods:
 
     async def open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
         """Return the keeper's record of a pod's pause process, and its descriptors, which the
-        caller closes. Raises Unavailable if the keeper has no entry of the pod, Error."""
+        caller closes. Raises Unavailable if no keeper answers or the keeper has no entry of the
+        pod, PeerError for a malformed entry."""
         return await asyncio.to_thread(self._open_pause, sandbox_id)
 
     def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:

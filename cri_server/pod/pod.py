@@ -102,7 +102,7 @@ class Pod:
 
     async def start_pause(self) -> str | None:
         """Start the pause process that pause.json describes; return the path of the pod's network
-        namespace. Raises Error."""
+        namespace. Raises Unavailable when no shim answers, another Error when the start fails."""
         started = await self._shims.get(self._sandbox).start_pause()
         add_remote_spans(started.parts)
         self._sandbox.pause = ProcessIdentity(started.pid, started.start_time)
@@ -143,8 +143,9 @@ class Pod:
         """Have the shim compile the container and create its cgroup. `fds`: descriptors of the
         request's images and opened mount sources; the caller closes them.
 
-        Raises Error. When the shim does not answer in time, kills the shim, so that another shim
-        takes over its pods, and raises DeadlineExceeded.
+        Raises Unavailable when no shim answers, or the error of the compilation. When the shim does
+        not reply in time, kills the shim, so that another shim takes over its pods, and raises
+        DeadlineExceeded.
         """
         shim, client = self._sandbox.shim, self._shims.get(self._sandbox)
         with span("compile"):
@@ -186,8 +187,9 @@ class Pod:
         await orphans.kill_group(container.cgroups_path, container.id)
 
     async def start(self, container: Container) -> None:
-        """Start a created container. Raises Unavailable when no shim answers, another Error when
-        the start fails; the shim has then written the container's exit record."""
+        """Start a created container. Raises Unavailable when no shim answers. Raises another Error
+        when the shim refuses the start, or when the start fails; after a failed start the shim has
+        written the container's exit record."""
         container.created_in = None
         started = await self._shims.get(self._sandbox).start_container(container.id)
         add_remote_spans(started.parts)
@@ -199,8 +201,8 @@ class Pod:
         has ended.
 
         If the shim dies meanwhile, the shim that takes over continues the stop. If no shim takes
-        over, the server kills the container. Raises DeadlineExceeded when SIGKILL does not end the
-        container, Unavailable after the loss of `SHIMS_LIMIT` shims.
+        over, the server kills all processes of the pod. Raises DeadlineExceeded when SIGKILL does
+        not end the container, Unavailable after the loss of `SHIMS_LIMIT` shims.
         """
         for _ in range(SHIMS_LIMIT):
             if not await self.reach():
@@ -233,7 +235,9 @@ class Pod:
 
     async def kill(self, container: Container, signal: int) -> None:
         """Have the shim send `signal` and SIGKILL to the container at once, even while it is being
-        started; return after its end. Does nothing if no shim answers. Raises Error."""
+        started; return after its end. Does nothing if no shim answers. Raises Unavailable when the
+        shim is lost meanwhile, or the shim's error, such as DeadlineExceeded when SIGKILL does not
+        end the container."""
         client = self._shims.find(self._sandbox)
         if client is not None:
             await client.stop(container.id, signal, 0.0)
@@ -255,19 +259,22 @@ class Pod:
 
     async def reopen_log(self, container: Container) -> None:
         """Have the shim continue the container's log in a new file at the log's path; return when
-        the file exists. Raises Error."""
+        the file exists. Raises Unavailable when no shim answers, or the shim's error."""
         await self._shims.get(self._sandbox).reopen_log(container.id)
 
     async def attach(
         self, container: Container, *, stdin: bool, stdout: bool, stderr: bool
     ) -> SessionStreams:
         """Attach to a running container: return pipes to its stdin and from its stdout and stderr,
-        for those streams that are True. The pipes begin with new output. Raises Error."""
+        for those streams that are True. The pipes begin with new output. Raises Unavailable when no
+        shim answers, or the shim's error."""
         client = self._shims.get(self._sandbox)
         return await client.attach(container.id, stdin=stdin, stdout=stdout, stderr=stderr)
 
     async def resize(self, container: Container, width: int, height: int) -> None:
-        """Set the size of the container's terminal, in characters. Raises Error."""
+        """Set the size of the container's terminal, in characters. Does nothing unless the
+        container runs with a terminal. Raises Unavailable when no shim answers, or the shim's
+        error."""
         if container.running and container.config.tty:
             client = self._shims.get(self._sandbox)
             await client.resize(width, height, container=container.id)
@@ -285,7 +292,7 @@ class Pod:
     ) -> ExecSession:
         """Run a command in the container and return its session. `process`: the command as an OCI
         process object; `streams`: which of `stdin`, `stdout` and `stderr` the session has. Raises
-        Error."""
+        Unavailable when no shim answers, or the shim's error."""
         with span("execute"):
             client = self._shims.get(self._sandbox)
             session = await client.exec(container.id, exec_id, process, tty=tty, **streams)
@@ -305,7 +312,8 @@ class Pod:
             log.debug("cannot kill exec session %s: %s", exec_id, error)
 
     async def resize_exec(self, session: ExecSession, width: int, height: int) -> None:
-        """Set the size of the exec session's terminal, in characters. Raises Error."""
+        """Set the size of the exec session's terminal, in characters. Does nothing after the
+        command's exit. Raises Unavailable when no shim answers, or the shim's error."""
         if not session.exited.done():
             client = self._shims.get(self._sandbox)
             await client.resize(width, height, exec_id=session.exec_id)

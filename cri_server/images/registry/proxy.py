@@ -32,8 +32,9 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy's URL and login. `headers`: the login for an HTTP proxy; `login`: user and password
-    for a SOCKS proxy. The repr shows no login."""
+    """A proxy's URL and the login that the proxy requires. `headers`: the Proxy-Authorization
+    header with the login for an HTTP proxy. `login`: user and password for a SOCKS proxy. The repr
+    shows no login."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict, repr=False, hash=False)

@@ -387,8 +387,9 @@ class Registry:
         )
 
     def check(self, host: RegistryHost) -> None:
-        """Check that the registry accepts the pull secret. Raises Unauthorized, HostUnavailable,
-        PeerError."""
+        """Check that `host` accepts the login. Raises Unauthorized when it refuses the login,
+        HostUnavailable when it does not answer, NotFound or PeerError for another status than
+        200."""
         response = self.request("GET", host, f"{host.url}{quote(host.prefix)}/", {}, None)
         self.expect(host, response, "login", (200,))
 

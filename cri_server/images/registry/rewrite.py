@@ -66,8 +66,8 @@ class Rewrite:
         return _REFERENCE.sub(expand, self.replacement)
 
     def _number(self, name: str) -> int | None:
-        """Return the number of the group `name`, a name or a number; None if the pattern has no
-        such group."""
+        """Return the number of the group that `name` refers to, by the group's name or number; None
+        if the pattern has no such group."""
         if _NUMBER.fullmatch(name):
             return int(name) if int(name) <= self._compiled.groups else None
         number: int | None = dict(self._compiled.groupindex).get(name)

@@ -238,8 +238,8 @@ def _remapped(identity: Identity, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SignedReference:
-    """A reference in a signature or policy, without the default tag `latest`. `rest` is `:TAG`,
-    `@DIGEST` or ""."""
+    """A reference in a signature or policy. `rest` is `:TAG`, `@DIGEST`, or "" for a reference with
+    neither; the default tag `latest` is not added."""
 
     name: str
     rest: str

@@ -2,8 +2,8 @@
 complete, with its content synced, or absent; `sync_folder` makes the names durable.
 
 A blob is written in `ingest/` under a unique name, hashed meanwhile, synced, and renamed. A blob
-that is streamed to its decoder (`streamed`) is never a file. When the server starts, it removes the
-files that an earlier run left in `ingest/`.
+that is sent to its decoder while it is downloaded (`cri_server.images.layers.streamed`) is never a
+file. When the server starts, it removes the files that an earlier run left in `ingest/`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Blobs:
             atomic_file.write_bytes(str(layout), LAYOUT, durable=True)
 
     def new_temporary(self, kind: str) -> str:
-        """Return an unused path in `ingest/`."""
+        """Return an unused path in `ingest/`; the file name begins with `kind`, such as `blob`."""
         return str(self._ingest / f"{kind}-{uuid.uuid4().hex}")
 
     def path(self, digest: str) -> str:

@@ -300,7 +300,7 @@ class Catalog:
 
         If the files of both forms are stored, `mounted` decides; None keeps a listed image's form,
         and gives another image the form of new ones. Raises NotUnpacked when the image is neither
-        mountable nor completely unpacked, Error.
+        mountable nor completely unpacked, and the errors of `read`.
         """
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
@@ -324,7 +324,11 @@ class Catalog:
     def read(self, target: Descriptor) -> Content:
         """Read manifest and configuration of the image that `target` leads to, and check that each
         layer has a stored blob or tar. Return the content, in the unpacked form, without checking
-        that the layers are unpacked. Raises Error."""
+        that the layers are unpacked.
+
+        Raises NotFound for a missing blob, and PeerError or Unsupported for a damaged or unusable
+        manifest or configuration.
+        """
         blobs: dict[str, int] = {}
 
         def read(descriptor: Descriptor) -> Manifest | ImageIndex:
@@ -346,7 +350,8 @@ class Catalog:
         """List the images of these names, durably. When a tag moves to another image, the old image
         stays listed by its digest.
 
-        Raises OSError, and leaves the catalog unchanged.
+        Raises the errors of `examine` for an image whose files are not stored, OSError when
+        `index.json` cannot be written. The catalog is then unchanged.
         """
         after, contents = self._names, dict(self._contents)
         for name in names:
@@ -376,8 +381,8 @@ class Catalog:
 
     def convert(self, image_id: str, mounted: bool) -> None:
         """Record, durably, that the image has the mounted form, or the unpacked form if not
-        `mounted`. The files of that form must be stored. Raises Error, OSError, and leaves the
-        catalog unchanged."""
+        `mounted`. Raises the errors of `examine` if the files of that form are not stored, OSError
+        when `index.json` cannot be written. The catalog is then unchanged."""
         contents = dict(self._contents)
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)

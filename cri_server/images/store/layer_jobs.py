@@ -63,8 +63,9 @@ class LayerJobs:
         fallback: Callable[[Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """Run `function` in a job, and call `on_progress` at each of its progress reports. Without
-        a zygote run `fallback(tick)` in a thread; it must call `tick` to report progress."""
+        """Run `function` (`module:function`) in a job with `arguments` and copies of the
+        descriptors `fds`; call `on_progress` at each of the job's progress reports. Without a
+        zygote run `fallback(tick)` in a thread; `fallback` must call `tick` to report progress."""
         if self._zygote is None:
             await _in_thread_with_ticks(fallback, on_progress)
         else:
@@ -78,9 +79,10 @@ class LayerJobs:
         fallback: Callable[[TarStream, Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """Run `function` in a job that reads the blob's content from a ring; a second job decodes
-        the blob into the ring. Without a zygote run `fallback(stream, tick)` in a thread; it reads
-        the content from `stream` and calls `tick` to report progress."""
+        """Run `function` (`module:function`) in a job that reads the blob's content from a shared
+        ring buffer. A second job decodes the blob into the ring buffer. Without a zygote run
+        `fallback(stream, tick)` in a thread; `fallback` reads the content from `stream`, and calls
+        `tick` to report progress."""
         if self._zygote is None:
             stream = TarStream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
             await _in_thread_with_ticks(lambda tick: fallback(stream, tick), on_progress)
@@ -127,8 +129,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Wait until the limits permit another job that builds an index and keeps a processor busy.
-        The block counts as such a job."""
+        """Hold a slot for building an index and a slot of a processor for the block. Waits until
+        both are free; `watch` does not count the waiting as a lack of progress."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
 

@@ -223,8 +223,8 @@ class Store:
             log.warning("the image store could not be cleaned: %s", error)
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Run `change` in a thread after other changes have ended. Start to empty the trash,
-        without waiting for it."""
+        """Run `change` in a thread after other changes have ended. Then start, without waiting, to
+        delete dropped files and to close dropped mounts."""
         async with self._changing:
             await in_thread(change, abandon_s=None)
         self._empty_trash_soon()

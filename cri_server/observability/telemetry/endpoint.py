@@ -51,7 +51,8 @@ class Endpoint:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises WrongState."""
+        """Listen on `address`. Raises WrongState when that fails, for example because the address
+        is in use."""
         try:
             self._server = await self._listen()
         except OSError as error:
