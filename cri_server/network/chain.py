@@ -151,8 +151,12 @@ class PluginRunner:
 
     async def add(self, attachment: Attachment, progress: AddProgress) -> Result:
         """Set loopback up, and run ADD of every plugin in order; return the last plugin's result.
-        `progress` is updated as plugins are started. Raises PeerError, ResourceExhausted,
-        DeadlineExceeded."""
+        `progress` is updated as plugins are started.
+
+        Raises PeerError (a plugin failed, is missing or gave an invalid answer), DeadlineExceeded,
+        and for errors of pyrunc's own plugins ResourceExhausted (no address left), WrongState
+        (another pod has the host port) and InvalidArgument (an impossible request).
+        """
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
         result: Result | None = None

@@ -32,7 +32,7 @@ class PodRanges:
 
     def replace(self, subnets: Iterable[str]) -> None:
         """Use the CIDRs `subnets` from now on, and store them. An empty list changes nothing.
-        Raises InvalidArgument.
+        Raises InvalidArgument for a malformed CIDR.
 
         Raises OSError when the CIDRs cannot be stored. They are used nevertheless, and stored when
         kubelet sends them again.
@@ -60,7 +60,8 @@ class PodRanges:
 
 
 def parse(subnets: Iterable[str]) -> tuple[str, ...]:
-    """Return the non-empty ones of `subnets` in canonical form. Raises InvalidArgument."""
+    """Return the non-empty ones of `subnets` in canonical form. Raises InvalidArgument for a
+    malformed CIDR."""
     try:
         return tuple(str(parse_network(subnet.strip())) for subnet in subnets if subnet.strip())
     except ValueError as error:

@@ -152,10 +152,11 @@ class NetworkService:
         record is written in the background, and the caller must call `wait_written`: if the server
         is killed earlier, its successor does not know the pod's addresses.
 
-        Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such
-        namespace), AlreadyExists (attached already), PeerError (a plugin failed or gave an invalid
-        answer), ResourceExhausted (no address left), DeadlineExceeded. If DEL fails, too, the
-        attachment stays recorded, and the caller must call `detach`.
+        Raises WrongState (no configuration, or another pod has a host port), InvalidArgument
+        (ports, names), NotFound (no such namespace), AlreadyExists (attached already), PeerError (a
+        plugin failed or gave an invalid answer), ResourceExhausted (no address left),
+        DeadlineExceeded. If DEL fails, too, the attachment stays recorded, and the caller must call
+        `detach`.
         """
         configured = self._read_configuration()
         problem = self._problem_of(configured)

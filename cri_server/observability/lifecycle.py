@@ -60,7 +60,8 @@ class LifecycleObserver:
         self, container: Container, limits: api.LinuxContainerResources
     ) -> api.LinuxContainerResources:
         """Called before limits are set; returns the limits to set in their place. The caller must
-        not hold the container's lock. Conflict and PeerError refuse the update."""
+        not hold the container's lock. Any error refuses the update: Conflict, PeerError,
+        InvalidArgument."""
         return limits
 
     async def updated_container(self, container: Container) -> None:

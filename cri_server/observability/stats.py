@@ -1,7 +1,7 @@
 """CPU, memory, disk and network usage of containers and pods, read on request.
 
-On a host with controllers on cgroup v1, the v2 group has no memory files; memory is then the sum
-over the group's processes.
+On a host with controllers on cgroup v1, a cgroup on v2 has no memory files; memory is then the sum
+over the cgroup's processes.
 """
 
 from __future__ import annotations

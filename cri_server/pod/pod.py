@@ -58,8 +58,9 @@ class Pod:
         self._shims.get(self._sandbox)
 
     async def assign_shim(self, *, network: bool) -> str | None:
-        """Have a shim serve the pod. With `network`, return the path of the pod's new network
-        namespace. Raises Unavailable."""
+        """Have a shim serve the pod; fork a shim if none lives. With `network`, return the path of
+        the pod's new network namespace. Raises Unavailable when the shim does not answer, and the
+        errors of the fork."""
         return await shield_until_done(self._shims.start(self._sandbox, network=network))
 
     async def reach(self) -> bool:

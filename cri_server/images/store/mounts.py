@@ -91,7 +91,8 @@ class Mounts:
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
         """Return the mount of the image with these layers; make and store it if there is none.
-        Blocking. Raises KernelError, OSError, DamagedRecord."""
+        Blocking. Raises DamagedRecord when the index was not made for the layers' tars or a file
+        was changed, KernelError, OSError."""
         with self._lock:
             mount = self._mounts.get(chain[-1])
             if mount is None:
@@ -183,8 +184,8 @@ def is_mount_of(fd: int, chain_id: str) -> bool:
 
 
 def open_image(image: MountedImage) -> int:
-    """Make a detached mount of the whole image; return its descriptor. Raises KernelError, OSError,
-    DamagedRecord."""
+    """Make a detached mount of the whole image; return its descriptor. Raises DamagedRecord when
+    the index was not made for the layers' tars or a file was changed, KernelError, OSError."""
     with _opened(image) as fds:
         return open_erofs(fds[0], fds[1:])
 

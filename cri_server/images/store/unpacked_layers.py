@@ -175,7 +175,8 @@ class Layers:
 def refuse_links(folder: str) -> None:
     """Check that `folder` has a directory as its tree and a regular file as its record, before they
     are opened by name. A malicious layer could have made the process that unpacked it leave a
-    symbolic link or a pipe there. Raises NotFound, DamagedRecord."""
+    symbolic link or a pipe there. Raises NotFound when either is missing, DamagedRecord when
+    either has another type or is too large."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:
             status = os.stat(os.path.join(folder, name), follow_symlinks=False)
@@ -187,7 +188,8 @@ def refuse_links(folder: str) -> None:
 
 def make_devices(tree: str, layer: Layer) -> None:
     """Replace the empty files at the layer's `devices` by device nodes with the same attributes.
-    (The unpacker may not make device nodes.) Raises DamagedRecord, KernelError, OSError."""
+    (The unpacker may not make device nodes.) Raises DamagedRecord when the record of a device is
+    malformed, KernelError, OSError."""
     with closing_fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         try:
             for name, is_block, major, minor in layer.devices:

@@ -14,8 +14,8 @@ because any user may write any digest into a manifest:
   digests is downloaded and verified.
 
 A HEAD of each layer would prove no more, because an attacker's registry can answer each with 200.
-A client that knows both digests of a layer must have got them from a registry that served it the
-content as well.
+A client that knows both digests of a layer must have got them from a registry that served the
+content to this client as well.
 """
 
 from __future__ import annotations

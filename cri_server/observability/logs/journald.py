@@ -3,8 +3,8 @@ sd_journal_send(3)).
 
 A record is a datagram of `KEY=value` lines; a value with line breaks is preceded by its length; a
 record too long for a datagram is sent as a sealed memfd. The event loop does not wait for the
-journal: a record that its socket refuses is dropped, and the next one has the number of lost
-records.
+journal: a record that the journal's socket refuses is dropped, and the next record has the number
+of lost records.
 """
 
 from __future__ import annotations
