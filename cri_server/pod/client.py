@@ -280,6 +280,12 @@ class ShimClient:
         folder, not to a pod's."""
         return await self._ask(messages.GetShim(), messages.ShimInfo)
 
+    async def end_shim(self) -> None:
+        """Have the shim log all output that it has read, and then end; its pods' processes run on.
+        The process ends shortly after the answer. Call this on a connection to the shim's own
+        folder, not to a pod's. Raises Unsupported for a shim that does not know the call."""
+        await self._ask(messages.EndShim(), messages.Done)
+
     async def stop_pause(self) -> None:
         """End the pod's pause process; its network namespace stays until `shutdown`."""
         await self._ask(messages.StopPause(), messages.Done)

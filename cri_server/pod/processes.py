@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 
 import pyrunc
+from cri_server.pod import orphans
 from cri_server.pod.client import ShimClient, start_shim
 from cri_server.store.facts import ProcessIdentity, entries
 from cri_server.zygote.client import Zygote
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 8
 ANSWER_S = 2.0
+ENDED_POLL_S = 0.005  # between two checks whether a shim has ended
 RENEW_POLL_S = 0.02  # between two checks whether a shim has taken its last pod
 RESTART_S = 1.0  # between two attempts to replace a shim
 
@@ -83,11 +85,30 @@ class ShimProcesses:
         """Return the living shims of this server's version. Only these shims get new pods."""
         return {shim.process for shim in self._shims}
 
-    async def remove_outdated(self, process: ProcessIdentity) -> None:
-        """Remove the folder of `process`, a shim of another version, after it has ended."""
+    async def end_outdated(self, process: ProcessIdentity) -> None:
+        """End `process`, a shim of another version, and remove its folder. The shim first logs all
+        output that it has read. It is killed if it does not know this request or has not ended
+        after `ANSWER_S`."""
         folder = self._outdated.pop(process, None)
         if folder is not None:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._end(process, folder)
+            except (Error, TimeoutError) as error:
+                why = error or "it does not end"
+                log.warning("shim %d is killed, output may be lost: %s", process.pid, why)
+        orphans.kill_process(process)
+        if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _end(self, process: ProcessIdentity, folder: Path) -> None:
+        client = await ShimClient.connect(folder)
+        try:
+            await client.end_shim()
+            while process.alive():
+                await asyncio.sleep(ENDED_POLL_S)
+        finally:
+            client.close()
 
     async def renew(self) -> None:
         """Replace the shims for new pods: fork new shims from the zygote below the current keeper.

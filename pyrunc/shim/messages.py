@@ -10,11 +10,11 @@ shim may be older or newer than its client: unknown fields are ignored, an unkno
 answer: what the call spent its time on (`Timings.noted`); with `timed` in the request, also each
 operation of a launch.
 
-Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and
-`shim`), and in the folder of each sandbox that it serves (all other calls). In a container's folder
-the shim writes `state.json` when the container runs (`container.state`, with started_at_ns), and
-`exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client is
-notified. It reads `config.json` there for poststop hooks.
+Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod`,
+`shim` and `end_shim`), and in the folder of each sandbox that it serves (all other calls). In a
+container's folder the shim writes `state.json` when the container runs (`container.state`, with
+started_at_ns), and `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}
+before any client is notified. It reads `config.json` there for poststop hooks.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
 #
 # Lost with a killed shim are exec sessions, attached clients, the stdin of a container without a
 # terminal, and output that it had read but not written: the beginning of an unfinished line, and
-# what came in the 50 microseconds between the two calls.
+# what came in the 50 microseconds between the two calls. A shim that ends by `EndShim` has written
+# this output.
 
 
 class StoredPause(Record):
@@ -447,6 +448,14 @@ class GetShim(Request):
     """Ask for a `ShimInfo`."""
 
     call = "shim"
+
+
+class EndShim(Request):
+    """End the shim without loss of output, so that another shim can take its pods over: log all
+    output that the shim has read, also unfinished lines, answer, and end the process. The pods'
+    processes run on."""
+
+    call = "end_shim"
 
 
 class ShimInfo(Record):

@@ -104,6 +104,11 @@ class ShimPod:
         self._containers.clear()
         self._drop_network()
 
+    def stop_reading(self) -> None:
+        """Log all output of the containers that was read, and read no more."""
+        for container in self._containers.values():
+            container.stop_reading()
+
     def descriptors(self) -> list[int]:
         """Return the sockets' descriptors, which a fork must not keep open."""
         return self._server.descriptors()

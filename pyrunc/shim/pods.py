@@ -49,12 +49,13 @@ class ShimPods:
         calls = [
             handler(messages.TakePod, self._take_pod),
             handler(messages.GetShim, self._describe),
+            handler(messages.EndShim, self._end),
         ]
         self._server = ShimServer(self.loop, listener, calls, self._disconnected)
         self._server.add_client(client)
 
     def run(self) -> None:
-        """Serve until there is neither a pod nor a server."""
+        """Serve until there is neither a pod nor a server, or until a client ends the shim."""
         write_record(self._folder)
         self._make_network()
         self.loop.run()
@@ -99,6 +100,12 @@ class ShimPods:
     def _describe(self, call: ShimCall, request: messages.GetShim) -> None:
         own = _own_record()
         call.answer(messages.ShimInfo(messages.PROTOCOL, self._version, own.pid, own.start_time))
+
+    def _end(self, call: ShimCall, request: messages.EndShim) -> None:
+        for served in self._locks:
+            served.stop_reading()
+        call.answer()
+        self.loop.stop()
 
     def _take_network(self) -> int:
         """Return a network namespace that no other pod uses: the one that was made ahead, or a new

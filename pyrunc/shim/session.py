@@ -310,6 +310,12 @@ class SupervisedContainer:
         if self.exit is None:
             self._loop.after(DRAIN_S, self._end_streams)
 
+    def stop_reading(self) -> None:
+        """Log all output that was read, also unfinished lines, and read no more."""
+        for output in self.outputs:
+            output.stop_reading()
+        self._log.retry()
+
     def release(self) -> None:
         """Close all descriptors of a container that is forgotten."""
         self._end_streams()

@@ -82,14 +82,20 @@ class OutputStream:
             if taken != DATA:
                 return
 
+    def stop_reading(self) -> None:
+        """Log the unterminated last line, and read no more. The descriptor stays open."""
+        if self.fd < 0:
+            return
+        self._loop.unwatch(self.fd)
+        self._log.write(self._lines.finish(time_stamp()))
+
     def end(self) -> None:
         """Write the unterminated last line, let the followers finish, close."""
         if self.fd < 0:
             return
-        self._loop.unwatch(self.fd)
+        self.stop_reading()
         os.close(self.fd)
         self.fd = -1
-        self._log.write(self._lines.finish(time_stamp()))
         for follower in list(self.followers):
             follower.finish()
         self._on_end()

@@ -87,6 +87,11 @@ class TestPod:
         assert self._client
         return self._client
 
+    @property
+    def zygote(self) -> Zygote:
+        assert self._zygote
+        return self._zygote
+
     async def __aenter__(self) -> TestPod:
         if self._zygote is None:
             starter = [] if self.library else [DIRECT.partition(":")[0]]

@@ -176,6 +176,14 @@ class DirectStarter(Starter):
         return StartedProcess(pid, _start_time(pid), group, master)
 
 
+class WithoutEndShim(DirectStarter):
+    """Makes the shim one of an earlier version, which does not know the call `end_shim`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        messages.EndShim.call = "not known"
+
+
 def _read(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         document: dict[str, Any] = jsontext.loads(file.read())

@@ -1,0 +1,66 @@
+"""Tests the end of a shim of another version: it logs what it has read, and its containers run
+on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.pod.processes import ShimProcesses
+from cri_server.store.facts import ProcessIdentity
+from pyrunc.kernel.process import alive_since
+from tests.kernel.shim.pod import TestPod, gone, until
+
+WITHOUT_CALL = "tests.kernel.shim.starter:WithoutEndShim"
+
+
+@contextlib.asynccontextmanager
+async def server_of_another_version(pod: TestPod, shims: Path) -> AsyncIterator[ShimProcesses]:
+    """Start a server's shims in the folder `shims`, where it finds the pod's shim, too."""
+    shims.mkdir()
+    (shims / "outdated").symlink_to(pod.shim)
+    processes = ShimProcesses(pod.zygote, shims, count=1)
+    await processes.ready()
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+def identity(pid: int) -> ProcessIdentity:
+    started = alive_since(pid)
+    assert started is not None
+    return ProcessIdentity(pid, started)
+
+
+async def test_an_ended_shim_has_logged_what_it_has_read(pod: TestPod, tmp_path: Path) -> None:
+    started = await pod.run("a", "printf begin; echo ready >&2; exec sleep 1000")
+    await until(lambda: pod.logged("a", "stderr") == b"ready\n")
+    async with server_of_another_version(pod, tmp_path / "shims") as processes:
+        await processes.end_outdated(identity(pod.pid))
+    assert gone(pod.pid) and not gone(started.pid)
+    assert pod.logged("a", "stdout") == b"begin"
+
+
+async def test_a_shim_without_the_call_is_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier = TestPod(tmp_path / "pod")
+    earlier.starter = WITHOUT_CALL
+    async with earlier as pod:
+        async with server_of_another_version(pod, tmp_path / "shims") as processes:
+            await processes.end_outdated(identity(pod.pid))
+        await until(lambda: gone(pod.pid))
+    assert "is killed, output may be lost: this shim has no call 'end_shim'" in caplog.text
+
+
+async def test_a_shim_that_does_not_end_is_killed(pod: TestPod, tmp_path: Path) -> None:
+    async with server_of_another_version(pod, tmp_path / "shims") as processes:
+        os.kill(pod.pid, signal.SIGSTOP)
+        await processes.end_outdated(identity(pod.pid))
+        await until(lambda: gone(pod.pid))
