@@ -39,19 +39,19 @@ class ExecPrograms:
     """A cache of plans and lowered programs for commands that are executed again and again in one
     container, such as probes."""
 
-    __slots__ = ("_filters", "_programs", "_seen")
+    __slots__ = ("_filter", "_programs", "_seen")
 
     def __init__(self) -> None:
-        self._filters: list[LoadFilter | None] = []
+        self._filter: LoadFilter | None = None
         self._programs: dict[Hashable, tuple[Plan, LoweredProgram]] = {}
         self._seen: list[int] = []
 
     def filter(self, spec: Spec, store: str | None) -> LoadFilter | None:
         """Return the result of `compiled_filter` for the container's configuration `spec`. Later
-        calls return the first call's result."""
-        if not self._filters:
-            self._filters.append(compiled_filter(spec.linux.seccomp, store))
-        return self._filters[0]
+        calls return the first call's filter."""
+        if self._filter is None:
+            self._filter = compiled_filter(spec.linux.seccomp, store)
+        return self._filter
 
     def load(self, key: Hashable) -> tuple[Plan, LoweredProgram] | None:
         """Return the plan and the program that were stored for the inputs `key`; None when there
