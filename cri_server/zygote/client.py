@@ -83,19 +83,6 @@ class Zygote:
         self._closed = False
         self._first: asyncio.Task[_ZygoteProcess] | None = None
 
-    @classmethod
-    async def start(cls, preload: Sequence[str]) -> Zygote:
-        """Start a zygote and return it when it has imported its modules. Raises PeerError if an
-        import fails."""
-        zygote = cls(preload)
-        zygote.begin()
-        try:
-            await zygote.ready()
-        except BaseException:
-            await zygote.close()
-            raise
-        return zygote
-
     def begin(self) -> None:
         """Spawn the zygote now, instead of at the first call. Calls wait until it is ready. Call
         this at most once."""

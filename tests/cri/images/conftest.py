@@ -14,9 +14,9 @@ from cri_server.images.layers.inflate import TarStream, UnpackLimits
 from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.service import ImageService, Rootfs
 from cri_server.images.store.layer_maker import JOB_MODULES
-from cri_server.zygote.client import Zygote
 from tests.cri.images.puller import STORE
 from tests.support.registry import Registry
+from tests.support.zygotes import start_zygote
 
 Unpack = Callable[[bytes], Path]
 
@@ -87,7 +87,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
     """Provides an image service that works on layers in jobs of a zygote, as the server's does. The
     zygote also imports `modules`."""
-    zygote = await Zygote.start([*JOB_MODULES, *modules])
+    zygote = await start_zygote([*JOB_MODULES, *modules])
     service = ImageService(
         tmp_path / "images", [tmp_path / "certs.d"], zygote=zygote, no_progress_timeout_s=20.0
     )

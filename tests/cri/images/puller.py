@@ -22,9 +22,9 @@ from pathlib import Path
 
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_maker import JOB_MODULES
-from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error
 from tests.cri.images.changes import before_each_change
+from tests.support.zygotes import start_zygote
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
 JOBS = "PYRUNC_TESTS_IMAGE_ERRANDS"
@@ -49,7 +49,7 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
     """Pulls two images with a common base at the same time, removes the first and pulls it again,
     and removes the second. Prints the number of changes to files."""
-    jobs = await Zygote.start(JOB_MODULES) if JOBS in os.environ else None
+    jobs = await start_zygote(JOB_MODULES) if JOBS in os.environ else None
     changes = count_changes(int(kill_at))
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), zygote=jobs)
     await service.start()

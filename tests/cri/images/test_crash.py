@@ -26,6 +26,7 @@ from tests.cri.images.ended_jobs import EXIT_CODE, Changes
 from tests.cri.images.puller import JOBS
 from tests.cri.images.trees import names
 from tests.support.registry import Registry
+from tests.support.zygotes import start_zygote
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -241,7 +242,7 @@ def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
 
 @pytest.fixture
 async def counting_jobs(changes: Changes) -> AsyncIterator[Zygote]:
-    zygote = await Zygote.start((*JOB_MODULES, "tests.cri.images.ended_jobs"))
+    zygote = await start_zygote((*JOB_MODULES, "tests.cri.images.ended_jobs"))
     yield zygote
     await zygote.close()
 

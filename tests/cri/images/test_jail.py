@@ -13,11 +13,11 @@ import pytest
 
 from cri_server.images.layers.ring import Receiver, open_ends
 from cri_server.images.store.unpacked_layers import Layers
-from cri_server.zygote.client import Zygote
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.kernel.call import raw, syscall
 from pyrunc.kernel.fd import close_all
 from tests.cri.images import exploit
+from tests.support.zygotes import start_zygote
 
 IPC_PRIVATE, IPC_RMID = 0, 0
 
@@ -29,7 +29,7 @@ async def test_all_attempts_of_a_compromised_unpacker_fail(tmp_path: Path, landl
     canary.write_text("unharmed")
     before = canary.stat()
     memory = syscall("shmget", "", IPC_PRIVATE, 4096, 0o600)
-    zygote = await Zygote.start(["tests.cri.images.exploit"])
+    zygote = await start_zygote(["tests.cri.images.exploit"])
     reading, writing = os.pipe()
     try:
         os.write(writing, b"the blob")
@@ -66,7 +66,7 @@ async def test_all_attempts_of_a_compromised_decoder_fail(tmp_path: Path) -> Non
     canary.write_text("unharmed")
     before = tmp_path.stat().st_mode, folder.stat(), canary.stat()
     memory = syscall("shmget", "", IPC_PRIVATE, 4096, 0o600)
-    zygote = await Zygote.start(["tests.cri.images.exploit"])
+    zygote = await start_zygote(["tests.cri.images.exploit"])
     content = b"the blob" * 20_000
     blob = tmp_path / "blob"
     blob.write_bytes(gzip.compress(content))

@@ -23,17 +23,17 @@ from cri_server.images.layers.streamed import streamed
 from cri_server.images.layers.tar_headers import members, skip
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_maker import JOB_MODULES
-from cri_server.zygote.client import Zygote
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.test_pull import left_over
 from tests.support.processes import wait_until
 from tests.support.registry import Registry
+from tests.support.zygotes import start_zygote
 
 
 @pytest.fixture(params=["threads", "jobs"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
     """Returns an image service with mounted images."""
-    zygote = await Zygote.start(JOB_MODULES) if request.param == "jobs" else None
+    zygote = await start_zygote(JOB_MODULES) if request.param == "jobs" else None
     image_service = ImageService(
         tmp_path / "images", zygote=zygote, store="erofs", no_progress_timeout_s=20.0
     )

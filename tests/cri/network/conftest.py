@@ -20,6 +20,7 @@ from cri_server.network.names import remove as remove_name
 from cri_server.network.service import NetworkService
 from cri_server.zygote.client import Zygote
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, new_host
+from tests.support.zygotes import start_zygote
 
 RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'  # noqa: E501
 ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
@@ -136,7 +137,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest_asyncio.fixture
 async def node(tmp_path: Path, host: Host) -> AsyncIterator[Node]:
-    zygote = await Zygote.start(["cni_plugins.jobs"])
+    zygote = await start_zygote(["cni_plugins.jobs"])
     node = Node(tmp_path, host, zygote)
     try:
         yield node

@@ -28,6 +28,7 @@ from pyrunc.kernel.cgroup import root as cgroup_root
 from pyrunc.shim import messages, tree
 from pyrunc.spec.default import default
 from tests.support import session
+from tests.support.zygotes import start_zygote
 
 TIMEOUT_S = 30.0  # for what takes milliseconds when the machine has nothing else to do
 DIRECT = "tests.kernel.shim.starter:DirectStarter"
@@ -95,7 +96,7 @@ class TestPod:
     async def __aenter__(self) -> TestPod:
         if self._zygote is None:
             starter = [] if self.library else [DIRECT.partition(":")[0]]
-            self._zygote = await Zygote.start(["pyrunc.shim.main", *starter])
+            self._zygote = await start_zygote(["pyrunc.shim.main", *starter])
         self.pid, self._shim = await start_shim(self._zygote, self.shim, starter=self.starter)
         self.netns_path = await self._shim.take_pod(
             self.sandbox, self.containers, network=self.network

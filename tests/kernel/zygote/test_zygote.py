@@ -24,13 +24,14 @@ from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError
 from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone
 from tests.kernel.zygote.functions import Question
 from tests.support.processes import wait_until
+from tests.support.zygotes import start_zygote
 
 HERE = "tests.kernel.zygote.functions"
 
 
 @pytest_asyncio.fixture
 async def zygote() -> AsyncIterator[Zygote]:
-    started = await Zygote.start([HERE])
+    started = await start_zygote([HERE])
     yield started
     await started.close()
 
@@ -225,7 +226,7 @@ async def test_the_zygote_reaps_its_detached_children(zygote: Zygote) -> None:
 async def test_a_zygote_ends_with_its_server_and_kills_jobs_but_not_detached_children(
     tmp_path: Path,
 ) -> None:
-    zygote = await Zygote.start([HERE])
+    zygote = await start_zygote([HERE])
     zygote_pid = zygote.pid
     assert zygote_pid
     pid, sock, _ = await detached(zygote)
@@ -265,7 +266,7 @@ async def test_the_jobs_of_a_killed_zygote_end_and_the_zygote_is_replaced(zygote
 
 async def test_a_failed_preload_is_reported() -> None:
     with pytest.raises(PeerError, match=r"importing no\.such\.module: ModuleNotFoundError"):
-        await Zygote.start(["no.such.module"])
+        await start_zygote(["no.such.module"])
 
 
 async def test_a_request_waits_for_a_starting_zygote() -> None:
@@ -337,7 +338,7 @@ async def test_a_zygote_killed_during_its_imports_is_replaced(
         "if not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), 9)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    zygote = await Zygote.start(["killed_once"])
+    zygote = await start_zygote(["killed_once"])
     assert mark.exists() and zygote.pid is not None
     await zygote.close()
 
