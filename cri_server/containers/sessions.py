@@ -139,6 +139,7 @@ class Sessions:
         session = await execution.begin(
             self._services,
             container,
+            pod,
             options.command,
             stdin=options.stdin,
             stdout=options.stdout,
