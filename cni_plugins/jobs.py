@@ -84,8 +84,8 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def execute(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Execute a plugin that is not pyrunc's, with only the environment in the arguments (an
-    `ExecutePlugin`). Returns exit code 127 if execve(2) fails."""
+    """Execute a plugin that is not pyrunc's. The arguments are an `ExecutePlugin`; the plugin gets
+    only the environment variables in it. Returns exit code 127 if execve(2) fails."""
     request = ExecutePlugin.of(arguments)
     os.chdir("/")
     program = request.program
@@ -110,8 +110,8 @@ def install(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """Run the requested call of a worker and return its answer. An exception of a plugin becomes
-    the answer's `error`. Raises InvalidArgument for an unknown call."""
+    """Carry out a worker's request, a `Chain` or a `Restore`, and return the answer. An exception
+    of a plugin becomes the answer's `error`. Raises InvalidArgument for any other request."""
     name = request.get("call")
     if name not in (Chain.call, Restore.call):
         raise InvalidArgument(f"unknown call {name!r} to a CNI worker")

@@ -50,7 +50,10 @@ class Addressing:
 
 def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
     """Derive the addressing of an attachment from an IPAM plugin's result. `seed` determines the
-    MAC address of a pod without an IPv4 address. Raises CniError INVALID_CONFIG."""
+    MAC address of a pod without an IPv4 address.
+
+    Raises CniError INVALID_CONFIG if the result has addresses but `settings` has
+    `container_interface_down`."""
     if settings.container_interface_down and answer.ips:
         raise CniError(
             INVALID_CONFIG, "disableContainerInterface cannot be combined with addresses"

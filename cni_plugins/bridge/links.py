@@ -104,8 +104,11 @@ def attach_veth(
 def configure_pod(
     pod: PodNamespace, ifname: str, addressing: Addressing, settings: BridgeSettings
 ) -> Link:
-    """Set the pod's interface up and add its addresses and routes. Return the interface. Raises
-    CniError, KernelError."""
+    """Set the pod's interface up and add its addresses and routes. Return the interface.
+    Waits for duplicate address detection if `settings` has `detect_duplicates`.
+
+    Raises CniError DAMAGED if another host has the pod's IPv6 address, IO_FAILURE if the detection
+    takes too long or the interface has been removed; KernelError."""
     with pod.entered() as inner:
         if 6 in addressing.versions:
             # A new namespace may have IPv6 disabled: it starts with the kernel's defaults, or with

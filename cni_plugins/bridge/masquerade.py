@@ -21,9 +21,8 @@ def elements(addresses: Iterable[AssignedAddress], tag: str) -> list[Element]:
 def expected(
     call: CniCall, config: PluginConfig, previous: Result
 ) -> tuple[list[Element], set[Network]]:
-    """Return what ADD must have created for this configuration and its result `previous`: the
-    masquerade elements, and the subnets whose nftables chains these elements use. Both are empty
-    without ipMasq."""
+    """Return what ADD must have created if it returned `previous`: the masquerade elements, and the
+    subnets whose nftables chains these elements use. Both are empty without ipMasq."""
     if not parse(config, call).ip_masq:
         return [], set()
     addresses = previous.addresses_of(call.ifname, call.netns)

@@ -43,8 +43,9 @@ class BridgeSettings:
 
 
 def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
-    """Parse the options. Raises CniError UNSUPPORTED_FIELD, INVALID_ENVIRONMENT or
-    INVALID_CONFIG."""
+    """Parse the options. Raises CniError UNSUPPORTED_FIELD for an option that only the reference
+    plugin has, INVALID_ENVIRONMENT for an invalid MAC address or bridge name, INVALID_CONFIG for
+    any other invalid option."""
     raw = config.raw
     # These separate pods from each other: a network without them would look as if it had them.
     for key in _UNSUPPORTED:

@@ -11,10 +11,13 @@ under the folder's lock.
     last_reserved_ip.<n>  the last address assigned from range set n: the next search starts there
     lock                  flock(2)
 
-A lease of an earlier boot (kernel.random.boot_id) is void, because its pod is gone. So no file is
-synced: after a power cut all leases of this plugin are void. A crash may leave an owner's file
-empty. GC then removes all leases of this owner, because the file's name shows that they are this
-plugin's. A lease of the reference plugin has no boot id and stays until it is released.
+`boot` is the kernel's boot id (kernel.random.boot_id), `link` the name of the pod's veth on the
+host, and `scope` the runtime that owns the lease.
+
+A lease of an earlier boot is void, because its pod is gone. So no file is synced: after a power cut
+all leases of this plugin are void. A crash may leave an empty file in `owners/`. GC then removes
+all leases of the owner whose file it is. A lease of the reference plugin has no boot id and stays
+until it is released.
 
 A released address is not assigned while its veth exists. The kernel removes links in the
 background, and the bridge would confuse the two pods.
@@ -87,8 +90,8 @@ class LeavingRecord(Record):
 
 
 class NetworkLeases:
-    """The leases of one network. Use it only while the network's lock is held, through
-    `open_leases`."""
+    """The leases of one network. `open_leases` creates it and holds the network's lock while the
+    caller uses it."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
@@ -112,8 +115,11 @@ class NetworkLeases:
         them fails.
 
         `link`: the host interface that must be gone before the addresses are reused. `scope`: the
-        runtime whose `collect` may release them. Raises CniError NO_ADDRESS_LEFT if a set is
-        exhausted; IO_FAILURE if `owner` already has addresses or a requested address is leased."""
+        runtime whose `collect` may release them.
+
+        Raises CniError NO_ADDRESS_LEFT if a set is exhausted; TRY_AGAIN_LATER if the previous veth
+        of an address still exists; IO_FAILURE if `owner` already has addresses, or a requested
+        address is leased or is a gateway."""
         if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
             raise CniError(IO_FAILURE, f"attachment {owner} already has addresses")
         leases = [self._choose(index, each, requested) for index, each in enumerate(sets)]
@@ -366,7 +372,10 @@ class NetworkLeases:
 def open_leases(
     folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None
 ) -> Iterator[NetworkLeases]:
-    """Yield the leases in `folder` while holding the network's lock. Raises CniError IO_FAILURE."""
+    """Yield the leases in `folder` while holding the network's lock. Creates the folder if needed.
+
+    `link_exists`: returns whether the host has a link of this name. `boot`: the boot id, None for
+    the running kernel's. Raises CniError IO_FAILURE if a file in `folder` cannot be used."""
     try:
         try:
             lock = _open_lock(folder)

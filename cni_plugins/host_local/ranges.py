@@ -117,7 +117,7 @@ class RangeSet:
 
 def check_disjoint(sets: tuple[RangeSet, ...], where: str) -> None:
     """Check that no address is in two sets. Raises CniError INVALID_CONFIG; `where` names the
-    value."""
+    sets in the message."""
     ordered = sorted(
         (r.subnet.version, int(r.first), int(r.last), i)
         for i, s in enumerate(sets)

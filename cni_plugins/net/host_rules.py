@@ -8,9 +8,9 @@ The rules never change. Pods are elements of maps:
     ports4/6_on    protocol . host address . port    -> pod address . port
     near4/6(_on)   the same keys                     -> jump into a chain that marks clients
 
-The maps `near…` mark packets of clients in the pod's subnet and on loopback (bit 13, as in the
-reference plugin portmap). Marked packets are masqueraded. Without masquerade a pod would answer a
-client in its subnet directly instead of through the host.
+The maps `near…` set bit 13 of the packet mark, as the reference plugin portmap does, for packets of
+clients in the pod's subnet and on loopback. Packets with this bit are masqueraded. Without
+masquerade a pod would answer a client in its subnet directly instead of through the host.
 
 A subnet's chains are created with its first pod. An element's comment is its owner's tag. If adding
 an element fails with ENOENT, `nft` writes all rules again. So the next pod restores a flushed
@@ -151,7 +151,8 @@ def tag_of(call: CniCall, config: PluginConfig) -> str:
 
 def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
     """Return GC's test for owner tags. It is true for a tag of this network and scope whose
-    attachment the runtime no longer lists as valid. Raises CniError."""
+    attachment the runtime no longer lists as valid. Raises CniError INVALID_CONFIG if the list of
+    valid attachments is missing or invalid."""
     scope = config.scope()
     valid = {owner_tag(config.name, *pair, scope) for pair in config.valid_attachments()}
     return lambda tag: belongs_to(tag, config.name, scope) and tag not in valid

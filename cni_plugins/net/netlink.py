@@ -225,8 +225,10 @@ class NetlinkSocket:
 
 
 class HostSocket:
-    """Yields a netlink socket of one protocol: `with host_socket() as socket`. Opens a new socket
-    for each block, or uses the same socket for all blocks after `keep_open`."""
+    """Opens netlink sockets of one protocol. Calling an instance returns a context manager that
+    yields a socket: `with host_socket() as socket`.
+
+    Each block gets a new socket. After `keep_open` all blocks get the same one."""
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol
@@ -254,8 +256,8 @@ def _encode(request: NetlinkRequest, sequence: int, flags: int) -> bytes:
 
 
 def _error(request: NetlinkRequest, flags: int, body: bytes) -> KernelError | None:
-    """Return the error in an answer, with the kernel's explanation if there is one; None for an
-    acknowledgement."""
+    """Return the error in an answer to `request`, with the kernel's explanation if there is one;
+    None for an acknowledgement. `flags` and `body`: of the answer."""
     number = -struct.unpack_from("i", body)[0] if len(body) >= 4 else 0
     if number <= 0:
         return None

@@ -89,8 +89,9 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
-    """Return what ADD installs, from the configuration and the result `previous`. Raises
-    CniError."""
+    """Return what ADD installs for the configuration and the result `previous`. Raises CniError for
+    an invalid configuration, or if a port is to be forwarded and `previous` has no address of the
+    pod."""
     options = settings.parse(config)
     pods = _pod_addresses(call, previous) if options.mappings else {}
     elements: list[Element] = []

@@ -37,7 +37,8 @@ class PortmapSettings:
 
 
 def parse(config: PluginConfig) -> PortmapSettings:
-    """Parse the options. Raises CniError UNSUPPORTED_FIELD, INVALID_CONFIG or IMPOSSIBLE."""
+    """Parse the options. Raises CniError UNSUPPORTED_FIELD for an option that only the reference
+    plugin has, IMPOSSIBLE for the hostIP ::1, INVALID_CONFIG for any other invalid value."""
     for key in _UNSUPPORTED:
         if config.raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this portmap plugin")

@@ -70,8 +70,8 @@ class CniCall:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that passes this request to a plugin. It does not inherit
-        variables of this process. Raises CniError."""
+        """Return the environment that passes this request to a plugin, without the variables of
+        this process. Raises CniError if CNI_ARGS cannot contain one of `arguments`."""
         return {
             "CNI_COMMAND": self.command,
             _CONTAINER: self.container_id,

@@ -232,7 +232,7 @@ def fill(arguments: Message, fds: list[int]) -> int:
 
 def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
     """Complete the writable layer that was unpacked into `folder`: create its device nodes, and
-    whiteouts for the paths `deleted`. Returns the description that the unpacking has written.
+    whiteouts for the paths `deleted`. Returns the layer's record, which the unpacking has written.
     Raises InvalidArgument, Error."""
     refuse_links(folder)
     layer = Layer.read(folder)

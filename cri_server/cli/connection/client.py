@@ -87,7 +87,7 @@ class Client:
 
     def call(self, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """Make the unary CRI call that takes a request of this class, and return the reply. Raises
-        ServerError, NotFound."""
+        NotFound if the server answers NOT_FOUND, ServerError for any other failure."""
         path, decode = _method(type(request))
         return decode(self._unary(path, request.SerializeToString(), timeout_s))
 
@@ -336,8 +336,12 @@ def _first_matches(items: list[Item], *rules: Callable[[Item], bool]) -> list[It
 def _only(
     matches: list[Item], kind: str, reference: str, titles: Iterable[str], unique_names: str
 ) -> Item:
-    """Return the only one of `matches`. Raises NotFound if there is none; ServerError, listing
-    `titles`, if there are several."""
+    """Return the only one of `matches`. Raises NotFound if there is none, ServerError if there are
+    several.
+
+    For the messages: `kind`: `pod` or `container`; `reference`: what the user has written;
+    `titles`: the names of the matches; `unique_names`: the forms of a name that tell them apart,
+    such as `NAMESPACE/NAME`."""
     if not matches:
         raise NotFound(f"no such {kind}: {reference!r}")
     if len(matches) > 1:

@@ -35,11 +35,13 @@ from pyrunc.errors import AlreadyExists, WrongState, kernel_errors
 )
 @click.pass_obj
 def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> None:
-    """Write the processes and files of a container to an archive. CRIU reads them, and the
-    container runs on.
+    """Write the processes and files of a running container to an archive. The container is frozen
+    meanwhile and then runs on. The server needs the program criu.
 
-    The containers of a pod are stopped at the same moment, and their archives are put into a
-    folder. A manifest with `image: /PATH/OF/ARCHIVE` restores the container: see `run`.
+    The containers of a pod are frozen at the same moment, and their archives are written into one
+    new folder.
+
+    To restore a container, `run` a manifest with `image: /PATH/OF/ARCHIVE`.
     """
     with Client(address) as client:
         target = stop.find(client, name)
@@ -61,7 +63,9 @@ def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> No
 
 
 def default_name(target: stop.Target) -> str:
-    """Return the name of kubelet's archives: checkpoint-POD_NAMESPACE-CONTAINER-TIME.tar."""
+    """Return the name of a new archive, as kubelet builds it:
+    checkpoint-POD_NAMESPACE-CONTAINER-TIME.tar. For a pod return the name of a folder:
+    checkpoint-NAME-TIME, where NAME is the pod's name or id as the user wrote it."""
     now = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     if target.is_pod:
         return f"checkpoint-{target.name.replace('/', '_')}-{now}"

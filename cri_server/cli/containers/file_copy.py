@@ -42,8 +42,9 @@ class Copy:
     """Copies files and folders. Calls `count` with the number of bytes of each write, and `warn`
     with a message for each skipped file.
 
-    With `keep_owner` the copies keep the owners of the sources, and set-user-ID and set-group-ID
-    bits. Without it they belong to `owner`; None means this user."""
+    With `keep_owner` each copy gets its source's owner, set-user-ID bit and set-group-ID bit.
+    Without `keep_owner` the copies belong to `owner` (user id, group id), or to this user if
+    `owner` is None, and lack these bits."""
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ from pyrunc.errors import WrongState
 @click.option("-f", "--force", is_flag=True, help="Do not ask about containers of kubelet.")
 @click.pass_obj
 def pause(address: str, names: tuple[str, ...], force: bool) -> None:
-    """Freeze containers, or all containers of pods. Their processes keep their memory but do not
-    run. The verb stop ends them."""
+    """Freeze containers, or all containers of pods. The processes keep their memory but do not run
+    until `unpause`. `stop` also ends paused containers."""
     with Client(address) as client:
         for_each(names, lambda name: _call(client, name, private.PauseContainer, force))
 

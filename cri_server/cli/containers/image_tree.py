@@ -7,8 +7,11 @@ from cri_server.images.store.image_paths import ImagePaths
 
 
 def open_image_tree(client: Client, image: str) -> int:
-    """Return a descriptor of a new detached mount with the files of `image`. Raises NotFound,
-    UnsupportedCall, ServerError, KernelError, OSError, DamagedRecord."""
+    """Return a descriptor of a new detached mount with the files of `image`.
+
+    Raises NotFound if the node does not have the image, UnsupportedCall if the server does not
+    report where the files are, DamagedRecord if the image's index does not fit its layers,
+    ServerError, KernelError, OSError."""
     files = client.image_info(image).get("files")
     places = ImagePaths.of(files) if isinstance(files, dict) else ImagePaths()
     if places.image is not None:

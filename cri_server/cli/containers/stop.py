@@ -252,7 +252,8 @@ def signal_number(text: str) -> int:
 
 
 def _send(client: Client, container: api.Container, number: int) -> None:
-    """Send a signal to the main process of a container. Raises WrongState."""
+    """Send the signal `number` to the main process of a container. Raises WrongState if the
+    container does not run on this machine, or if the user is not root."""
     pid = client.container_info(container.id).get("pid", 0)
     try:
         if not pid:

@@ -56,8 +56,10 @@ def files(chosen: Path | None = None) -> list[Path]:
 
 def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
     """Return the login for an image; None if there is none. A login for the repository or a prefix
-    of it takes precedence over one for the registry (containers-auth.json(5)). Raises InvalidSpec,
-    PeerError, WrongState."""
+    of it takes precedence over one for the registry (containers-auth.json(5)).
+
+    Raises InvalidSpec for an invalid file of logins, PeerError if a credential program fails,
+    WrongState for an invalid configuration of credential providers."""
     login = _login(reference, chosen)
     if login is None:
         return credential_helpers.from_provider(reference)
@@ -67,8 +69,11 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
 
 
 def source(reference: str, chosen: Path | None = None) -> str:
-    """Return where `find` gets the login of an image from, as `FILE: KEY`; empty if there is no
-    login. Raises InvalidSpec, WrongState."""
+    """Return where `find` gets the login of an image from, as `FILE: KEY`, `FILE: helper NAME` or
+    `FILE: provider NAME`; empty if there is no login. Runs no credential program.
+
+    Raises InvalidSpec for an invalid file of logins, WrongState for an invalid configuration of
+    credential providers."""
     login = _login(reference, chosen)
     if login is None:
         programs = credential_helpers.providers(reference)
@@ -109,7 +114,8 @@ def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
 
 def _normal_key(key: str) -> str:
     """Normalize a key of `auths`: a registry, a repository or a prefix of one. Removes the scheme
-    and docker's /v1/ and /v2/, and replaces a registry's other names by its usual name."""
+    and docker's /v1/ and /v2/, and spells the registry as `normal_registry` does: Docker Hub's
+    `index.docker.io` becomes `docker.io`."""
     host, slash, path = key.removeprefix("https://").removeprefix("http://").partition("/")
     registry = normal_registry(host)
     path = path.rstrip("/")
@@ -124,7 +130,7 @@ def parse_option(text: str, server: str = "") -> api.AuthConfig:
 
 def save(registry: str, username: str, password: str, chosen: Path | None) -> Path:
     """Store a login for `registry`, replacing an earlier one, and return the path of the file.
-    Raises InvalidSpec, OSError."""
+    Raises InvalidSpec if the file's content is invalid, OSError."""
     path = _to_write(chosen)
     document = _read(path)
     token = base64.b64encode(f"{username}:{password}".encode()).decode()
@@ -138,7 +144,7 @@ def save(registry: str, username: str, password: str, chosen: Path | None) -> Pa
 
 def forget(registry: str | None, chosen: Path | None) -> list[str]:
     """Remove the login for `registry` (None: all logins), and return the removed keys. Raises
-    NotFound if there is no login, InvalidSpec, OSError."""
+    NotFound if there is no login, InvalidSpec for an invalid file of logins, OSError."""
     gone = []
     for path in files(chosen):
         document = _read(path)

@@ -35,8 +35,8 @@ folder_argument = click.argument("folder", metavar="FOLDER", type=click.Path(pat
 def mount(address: str, image: str, folder: Path) -> None:
     """Mount the files of IMAGE at FOLDER, read-only, until `image umount FOLDER`.
 
-    If the image is removed or converted meanwhile, the files stay readable if the server mounts
-    images, and disappear if it unpacks them (`[images] store`)."""
+    The files of an image that the server has unpacked (`[images] store`) disappear when the image
+    is removed or converted. The files of any other image stay readable."""
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is no directory")
     with Client(address) as client:

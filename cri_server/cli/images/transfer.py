@@ -75,8 +75,9 @@ def pull(
 
 
 def _parse_platform(text: str | None) -> str | None:
-    """Parse --platform. Prints a warning if this machine's processor cannot run images for it.
-    Raises click.BadParameter."""
+    """Return the value of --platform in normal form; None without the option. Prints a warning if
+    this machine's processor cannot run images for the platform. Raises click.BadParameter if the
+    value is invalid."""
     if text is None:
         return None
     from cri_server.images.formats import platforms
@@ -143,7 +144,8 @@ def _login(reference: str, creds: str | None, chosen: Path | None) -> api.AuthCo
 def push(
     address: str, image: str, target: str | None, creds: str | None, authfile: Path | None
 ) -> None:
-    """Send IMAGE to the registry in its name, or in NAME."""
+    """Send IMAGE to the registry in its name. With NAME, send it to the registry in NAME, under
+    that name."""
     target = target or image
     with Client(address) as client:
         request = private.PushImage(image, target, _fields(_login(target, creds, authfile)))
@@ -275,8 +277,8 @@ def _feed(
 
 
 def _fill(pipe: int, source: BinaryIO, progress: ProgressLine, is_read: Callable[[], bool]) -> None:
-    """Copy `source` into the pipe, and return when the server has read all of it. Returns early if
-    the server no longer reads, for which `is_read` returns False."""
+    """Copy `source` into the pipe, and return when the server has read all of it. `is_read`:
+    returns whether the server still reads; if it does not, this returns early."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
         while view:
@@ -311,8 +313,8 @@ def login(
     password_stdin: bool,
     authfile: Path | None,
 ) -> None:
-    """Log in at REGISTRY (docker.io) for `pull`, `push` and `run`. The server checks the login
-    before it is stored."""
+    """Log in at REGISTRY, by default docker.io, for `pull`, `push` and `run`. The server checks the
+    login before it is stored."""
     Reference.parse(f"{registry}/x")
     if username is None:
         username = click.prompt("Username", err=True)
@@ -335,6 +337,6 @@ def login(
 @click.option("-a", "--all", "all_registries", is_flag=True, help="Remove all logins.")
 @authfile
 def logout(registry: str | None, all_registries: bool, authfile: Path | None) -> None:
-    """Remove the login at REGISTRY (docker.io)."""
+    """Remove the stored login for REGISTRY, by default docker.io."""
     for name in credentials.forget(None if all_registries else registry or "docker.io", authfile):
         click.echo(f"logged out at {name}")

@@ -85,7 +85,8 @@ def _metadata(metadata: pod_model.Metadata) -> None:
 
 def log_limits(metadata: pod_model.Metadata) -> RotationLimits:
     """Return the limits of log rotation: from the pod's annotation `io.pyrunc.log-rotation`, such
-    as `10Mi 5`, else kubelet's defaults. Raises InvalidSpec."""
+    as `10Mi 5` (the size of a file, the number of files), else kubelet's defaults. Raises
+    InvalidSpec."""
     text = metadata.annotations.get(log_rotation.ANNOTATION)
     if text is None:
         return RotationLimits()

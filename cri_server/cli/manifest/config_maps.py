@@ -71,8 +71,8 @@ class MapVolume(_Object):
 
 
 class SecretVolume(MapVolume):
-    """The source `secret` of a volume. It differs from `configMap` in one key: secretName instead
-    of name. In a projected volume both have name."""
+    """The source `secret` of a volume. Its key `secretName` has the Secret's name; in a projected
+    volume that key is `name`, as in `configMap`."""
 
     name: str = msgspec.field(name="secretName")
 

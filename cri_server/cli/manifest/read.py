@@ -40,7 +40,8 @@ def _text(path: Path) -> str:
 
 def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.PodManifest, list[str]]:
     """Parse a manifest in YAML or JSON. Returns the pod, and a line for each ignored field. Raises
-    InvalidSpec. Without `lenient`, a field that `run` would ignore raises it too."""
+    InvalidSpec for an invalid manifest and, without `lenient`, for a field that `run` would
+    ignore."""
     manifest, others = document.parse(text)
     metadata = manifest.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"

@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 
 def prepare(pod: pod_model.PodManifest, folder: Path) -> None:
     """Check the pod's volumes and create the missing ones. Call it before the pod starts. Raises
-    NotFound, WrongState, KernelError."""
+    NotFound if a hostPath does not exist, WrongState if it is of another type, KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
         if volume.files is not None:
             _make_files(_empty(volume, folder), volume.files, pod.spec.security_context.fs_group)

@@ -43,8 +43,8 @@ def events(
     until: str | None,
     output: OutputOptions,
 ) -> None:
-    """Print events of containers and pods until interrupted. With -o json each line is an
-    object."""
+    """Print events of containers and pods as they happen, until interrupted. With --until, print
+    only past events. With -o json, each line is an object."""
     selection = Selection(pod=pod)
     tests = [selector(text) for text in labels]
     begin_ns, end_ns = _times(since, until, labels)
@@ -67,7 +67,8 @@ def _times(
     since: str | None, until: str | None, labels: tuple[str, ...]
 ) -> tuple[int | None, int | None]:
     """Parse --since and --until to nanoseconds since 1970; None for an option that is not set.
-    Raises InvalidArgument."""
+    Raises InvalidArgument for an invalid time, for --until without --since, and for `labels` (the
+    values of --label) with --since."""
     if since is None:
         if until is not None:
             raise InvalidArgument("--until needs --since: without it only new events are printed")

@@ -31,7 +31,7 @@ def ps(
     output: OutputOptions,
     watching: float | None,
 ) -> None:
-    """List the running containers; with a state, --last or --all also others."""
+    """List the running containers. With --all, --state, --latest or --last list others, too."""
     with Client(address) as client:
         formats.repeat(
             lambda: output.render_list(

@@ -184,8 +184,10 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, column: str
 
 def _most(call: TimelineCall) -> str:
     """Return which step took at least half of the call, such as `93 % of it: network › bridge`;
-    empty if no step did. A child step is named after its parent if it took at least half of the
-    parent's time; the percentage is that of the last named step."""
+    empty if no step did.
+
+    ` › ` precedes a child step that took at least half of its parent step's time. The percentage is
+    the last step's share of the call."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

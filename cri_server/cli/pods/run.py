@@ -68,8 +68,8 @@ def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, fold
     """Run the pod of a manifest. ConfigMaps and Secrets may be in the same file or in others; `-`
     is stdin. Containers are not restarted, and probes are not executed.
 
-    With --rm the exit code is that of the container; with several, that of the first failed one in
-    the manifest.
+    With --rm the exit code is that of the first container in the manifest that failed, or 0 if no
+    container failed.
     """
     pod = load(*files, lenient=lenient)
     with Client(address) as client:

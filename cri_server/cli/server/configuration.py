@@ -51,8 +51,8 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
 @config.command()
 @click.argument("file", type=FILE, required=False)
 def check(file: Path | None) -> None:
-    """Check FILE and its drop-ins [/etc/pyrunc/config.toml] for unknown keys, wrong types and wrong
-    values."""
+    """Check FILE, by default /etc/pyrunc/config.toml, and its drop-ins in FILE.d for unknown keys,
+    wrong types and wrong values."""
     from cri_server.config.loader import all_problems
     from cri_server.node import check
 
