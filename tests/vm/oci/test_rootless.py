@@ -102,7 +102,7 @@ def test_ids_that_are_not_granted_are_refused(plain: Container) -> None:
     plain.make("true", change=rootless([(0, 1000, 1), (1, 700_000, 1000)]))
     failed = plain.pyrunc("run", "--bundle", plain.bundle, plain.id, check=False)
     assert (
-        failed.returncode == 1 and "not granted" in failed.stderr and "newuidmap" in failed.stderr
+        failed.returncode == 1 and "not allowed" in failed.stderr and "newuidmap" in failed.stderr
     )
     assert plain.pyrunc("list", "-q").stdout == ""
 
