@@ -106,8 +106,8 @@ def write_json(
 
 
 def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
-    """Read the object at `path`. Raises NotFound, DamagedRecord, NewerRecord (for a version
-    above `version`), OSError."""
+    """Return the JSON object in the file `path`, with its key `version`. Raises NotFound,
+    DamagedRecord, NewerRecord (for a version above `version`), OSError."""
     try:
         with open(path, "rb", buffering=0) as file:
             content = file.read() or b""

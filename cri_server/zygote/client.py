@@ -84,8 +84,8 @@ class Zygote:
         self._first: asyncio.Task[_ZygoteProcess] | None = None
 
     def begin(self) -> None:
-        """Spawn the zygote now, instead of at the first call. Calls wait until it is ready. Call
-        this at most once."""
+        """Spawn the zygote now, instead of at the first request. Requests wait until the zygote is
+        ready. Call `begin` at most once."""
         self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
@@ -111,8 +111,8 @@ class Zygote:
     async def fork(
         self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()
     ) -> int:
-        """Start a detached child that calls `module:function(arguments, fds)`, where `arguments`
-        are the record's fields. Return its pid.
+        """Start a detached child that calls `function`, named as `module:function`, with the fields
+        of the record `arguments` and with copies of `fds`. Return the child's pid.
 
         The child has its own session, /dev/null as stdio and only `fds` (renumbered from 3). It is
         not killed with the server or the zygote. The caller keeps its `fds`. Raises Unavailable
@@ -133,8 +133,8 @@ class Zygote:
         env: Mapping[str, str] | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> JobResult:
-        """Run `module:function(arguments, fds)` in a child and wait for its end; `arguments` are
-        the record's fields.
+        """Run `function`, named as `module:function`, in a child and wait for the child's end. The
+        function gets the fields of the record `arguments` and copies of `fds`.
 
         The function returns None (exit code 0) or an exit code, or executes another program. `env`
         is added to the zygote's environment. If the function raises an `Error`, `run` raises it,
@@ -142,7 +142,8 @@ class Zygote:
         the function returns descriptors.
 
         After `timeout_s`, the child and its descendants are killed and DeadlineExceeded is raised.
-        They are also killed when the caller is cancelled, and descendants when the child ends.
+        They are also killed when the caller is cancelled. When the child ends, its descendants are
+        killed.
         """
         request = RunJob(function, _fields(arguments), dict(env or {}), timeout_s)
         return await self._run(request, _JobPipes(output_limit_bytes, 0), fds, stdin)
@@ -150,8 +151,8 @@ class Zygote:
     async def run_for_fd(
         self, function: str, arguments: Record | None = None, timeout_s: float | None = None
     ) -> JobResult:
-        """Run `module:function(arguments, [])` in a child by the rules of `run`. The function may
-        return a list of one descriptor, which the result has in `fds`."""
+        """Run a function in a child as `run` does, without descriptors. The function may also
+        return a list of one descriptor, which the result then has in `fds`."""
         request = RunJob(function, _fields(arguments), {}, timeout_s)
         return await self._run(request, _JobPipes(OUTPUT_LIMIT_BYTES, 1), (), b"")
 
@@ -201,7 +202,9 @@ class Zygote:
 
     async def renew(self) -> None:
         """Replace a living zygote by a new child of the keeper. The old zygote ends when it has
-        answered its requests. Does nothing without a living zygote. Raises PeerError."""
+        answered its requests. Does nothing without a living zygote. Raises PeerError if the new
+        zygote cannot import its modules, Unavailable if it dies, DeadlineExceeded if the imports
+        take too long."""
         async with self._starting:
             old = self._process
             if self._closed or old is None or old.gone:

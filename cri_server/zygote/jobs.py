@@ -53,7 +53,11 @@ class FeaturesRequest(Record):
 
 def dial(arguments: Message, fds: list[int]) -> list[int]:
     """Connect to a TCP port on the loopback interface of a network namespace. Return a list of one
-    descriptor, the connected socket. Raises PeerError. `arguments`: the fields of a DialRequest."""
+    descriptor, the connected socket. `arguments`: the fields of a DialRequest.
+
+    Raises PeerError if neither 127.0.0.1 nor ::1 accepts the connection, or if another process has
+    the pid by now.
+    """
     request = DialRequest.of(arguments)
     pid, port = request.pid, request.port
     if pid:
@@ -81,12 +85,14 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
 
 def compile_apparmor(arguments: Message, fds: list[int]) -> None:
     """Execute apparmor_parser, which compiles the policy on stdin and loads it into the kernel in
-    place of an earlier one. The parser's cache is not used."""
+    place of an earlier policy. The parser's cache is not used. `arguments`: the fields of a
+    CompileAppArmorRequest."""
     parser = CompileAppArmorRequest.of(arguments).parser
     os.execv(parser, [parser, "--replace", "--skip-cache"])
 
 
 def features(arguments: Message, fds: list[int]) -> None:
-    """Execute another OCI runtime's `features` command, which prints JSON to stdout."""
+    """Execute another OCI runtime's `features` command, which prints JSON to stdout. `arguments`:
+    the fields of a FeaturesRequest."""
     command = list(FeaturesRequest.of(arguments).command)
     os.execv(command[0], command)

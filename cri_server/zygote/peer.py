@@ -156,7 +156,7 @@ class Peer:
 
 async def wait_answer(answer: asyncio.Future[Answer]) -> Answer:
     """Wait for the answer to a request and return it. Raises the error that the other end
-    answered."""
+    answered, Unavailable when the other end is gone, PeerError for a malformed answer."""
     try:
         return await answer
     except asyncio.CancelledError:
@@ -168,8 +168,8 @@ async def wait_answer(answer: asyncio.Future[Answer]) -> Answer:
 
 
 async def wait_fields(answer: asyncio.Future[Answer]) -> dict[str, Any]:
-    """Wait for the answer to a request and return its fields; descriptors in it are closed. Raises
-    the error that the other end answered."""
+    """Wait for the answer to a request and return the answer's fields; the answer's descriptors
+    are closed. Raises the errors of `wait_answer`."""
     fields, fds = await wait_answer(answer)
     ipc.close_all(fds)
     return fields

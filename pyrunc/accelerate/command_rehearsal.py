@@ -47,8 +47,9 @@ def rehearse(folder: str) -> list[int]:
     """Plan a container and run `state` and `delete` a few times, with files in `folder`, which is
     made and removed. Returns the exit codes of the commands.
 
-    Does nothing if a command cannot run here: for an ordinary user, who has no containers without a
-    user namespace, or in a root directory without /proc, where a package may be installed.
+    Stops early, without an error, where no container can be made: for an ordinary user, whose
+    containers need a user namespace, and in a chroot without /proc, in which a package may be
+    installed.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]
     before = [

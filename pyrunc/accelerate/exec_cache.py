@@ -6,8 +6,8 @@ configuration, the request, the runtime's own rights, the file in which the user
 up, and the runtime's version. Programs are stored in the container's folder and removed with it.
 
 Only plain requests are cached: without a terminal, console socket, extra descriptors or `--cgroup`.
-They must also come from the machine's root, because the parent of another user's exec must enter
-the user namespace first.
+They must also come from root of the initial user namespace: for any other user, the parent of the
+new process must enter the container's user namespace first.
 
 If a stored program fails before its execve, no error is raised: the caller then compiles the exec,
 which reports the cause.
@@ -127,9 +127,9 @@ def store(
     `key` returned. `owner`: the host's id of the user who owns the exec's standard streams;
     `warnings`: the warnings of the exec's plan.
 
-    A program that needs other descriptors than DESCRIPTORS, or has no `pid_op`, is not stored.
-    Ignores a file that cannot be written. If the container has AT_MOST programs, they are removed
-    first.
+    A program is not stored if it needs other descriptors than DESCRIPTORS, or if none of its
+    operations reports the new process's pid (`Program.pid_op`). Ignores a file that cannot be
+    written. If the container has AT_MOST programs, they are removed first.
     """
     if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
         return

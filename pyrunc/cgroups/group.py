@@ -166,9 +166,9 @@ class Cgroup:
         """Enable the controllers that systemd does not manage, such as hugetlb, from the root to
         this group.
 
-        runc does the same for its containers, kubelet down to a pod's slice. Without these
-        controllers, containers would fail on a node with huge pages, because kubelet sets a limit
-        for each page size.
+        runc does the same for its containers. kubelet does it only from the root to the pod's
+        slice. Without these controllers, containers would fail on a node with huge pages, because
+        kubelet sets a limit for each page size.
         """
         directory = cgroup.root()
         for name in self.path.strip("/").split("/"):
@@ -250,8 +250,12 @@ class Cgroup:
         return limits.write(self.directory, resources, missing_controllers)
 
     def update(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
-        """Change the limits of a running container. Limits that are not in `resources` stay; a
-        failure restores the old values."""
+        """Change the limits of a running container in the cgroup's files and, with the systemd
+        driver, in systemd. Limits that are not in `resources` stay. A failure restores the files.
+
+        `missing_controllers`, the result and the errors are those of `apply`. Also raises PeerError
+        and DeadlineExceeded (systemd).
+        """
         from pyrunc.cgroups import limits
 
         def update_systemd() -> None:
@@ -453,9 +457,11 @@ def _enables_all_controllers(directory: str) -> bool:
 
 
 def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
-    """Enable the group's controllers, or only those in `only`, for its children: all at once, else
-    one by one. A controller that cannot be enabled is skipped, because the group has processes or
-    cgroup v1 uses the controller; the write of a limit reports it later."""
+    """Enable the group's controllers, or only those in `only`, for its children.
+
+    Controllers that the kernel refuses are skipped; the write of a limit reports them later. The
+    kernel refuses them if the group has processes or cgroup v1 uses the controller.
+    """
     missing = set(cgroup.controllers(directory)) - set(
         (cgroup.read(directory, "cgroup.subtree_control") or "").split()
     )

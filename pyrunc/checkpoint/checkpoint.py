@@ -89,8 +89,8 @@ class CriuOptions:
 
 
 class DumpOptions(Value):
-    """Options for a dump only. `parent_path` is relative to the images; `page_server` is
-    ADDRESS:PORT."""
+    """Options for a dump only. `parent_path`: the folder of an earlier pre-dump, relative to the
+    folder of images; `page_server`: ADDRESS:PORT."""
 
     leave_running: bool = False
     pre_dump: bool = False

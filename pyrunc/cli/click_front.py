@@ -33,7 +33,8 @@ def program() -> click.Group:
 
 
 def run(call: CommandLine) -> int:
-    """Show help, as runc does also without a verb, or run a verb that is not fast."""
+    """Show help for --help and, as runc does, for a command line without a verb. Otherwise run the
+    verb, which is not `fast`. Returns the exit code."""
     if call.verb is not None and not call.help:
         return fast.do(call)
     words = ["--help"] if call.verb is None else [call.verb.name, "--help"]

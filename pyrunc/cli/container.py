@@ -136,8 +136,9 @@ def _create_options(
 
 
 def cgroup_options(call: CommandLine) -> CreateOptions:
-    """Return create options with the cgroup's driver and rules, from the options before the verb.
-    Raises InvalidArgument."""
+    """Return create options from the options before the verb: the cgroup's driver, whether to make
+    a cgroup, and what a missing controller causes. Raises InvalidArgument for an unknown
+    --cgroup-manager."""
     from pyrunc.container.bundle import CreateOptions
 
     manager = call.globals["cgroup_manager"]

@@ -99,7 +99,8 @@ def install(folder: str) -> str:
 
 
 def _link(path: str, paths: InstallPaths) -> bool:
-    """Compile front.c to `path` and take its snapshot; False when this machine cannot."""
+    """Compile front.c to `path` and store the program's snapshot. False if a command fails, or
+    without a compiler or Python's static library; `path` then stays as it is."""
     program, snapshot = f"{path}.{os.getpid()}", f"{paths.snapshot}.{os.getpid()}"
     try:
         if not (
@@ -147,8 +148,8 @@ def native() -> BuildTarget | None:
 
 
 def compile_program(path: str, paths: InstallPaths, target: BuildTarget | None = None) -> bool:
-    """Compile front.c for `paths` against Python's static library into `path`; False when this
-    machine cannot."""
+    """Compile front.c for `paths` against Python's static library into `path`. False without a
+    compiler or this library, or when the compiler fails, whose messages are printed to stderr."""
     target = target or native()
     if target is None:
         return False

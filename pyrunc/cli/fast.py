@@ -19,8 +19,8 @@ STARTS_A_PROCESS = ("create", "run", "start", "exec", "restore")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command line; returns 0, 1, 255 for a failed exec, or the exit code of an attached
-    program."""
+    """Run the command line. Returns 0; 1 for an error, and when `plan --diff` finds a difference;
+    255 for a failed `exec`; or the exit code of an attached program."""
     try:
         call = parse(argv)
     except Misuse as error:
@@ -72,8 +72,8 @@ def _work(name: str) -> Callable[[CommandLine, CommandLog], int]:
 
 
 def misuse(error: Misuse) -> int:
-    """Report a wrong command line on stderr and in the log file, print its usage on stdout;
-    returns 1."""
+    """Report a wrong command line on stderr and in the log file, and print the verb's usage on
+    stdout. Returns 1."""
     print(f"pyrunc: {error.message}", file=sys.stderr)
     if error.globals is not None and error.globals["log"]:
         try:

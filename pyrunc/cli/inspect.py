@@ -69,8 +69,8 @@ def ps(call: CommandLine, log: CommandLog) -> int:
 
 
 def _pids(state: State) -> Sequence[int]:
-    """Return the pids in the container's cgroup, also when its init has ended. Raises WrongState
-    when it runs without a cgroup."""
+    """Return the pids in the container's cgroup, also when the container's init has ended. Without
+    a cgroup, raises WrongState while init runs, and returns nothing afterwards."""
     group = state.group()
     if group is not None:
         return group.processes()
@@ -80,7 +80,8 @@ def _pids(state: State) -> Sequence[int]:
 
 
 def _ps(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the lines that ps(1) prints; the first is the header. Raises PeerError, NotFound."""
+    """Return the lines that ps(1) prints; the first is the header. Raises PeerError when ps fails,
+    NotFound without a program ps."""
     import subprocess
 
     try:

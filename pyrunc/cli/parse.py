@@ -2,8 +2,8 @@
 without I/O.
 
 `-name` is `--name`; a value comes after `=` or as the next word, even if that looks like an option;
-a flag may carry `=true`. Options may come before or after the arguments, except for verbs whose
-arguments are another command line; `--` ends them.
+a flag may carry `=true` or `=false`. Options may come before or after the arguments. For a verb
+whose arguments are another command line, options end at the first argument. `--` ends the options.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _options(
     options: tuple[Option, ...], words: Sequence[str], leading: bool, verb: Verb | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Parse the options among `words`. Returns every option's value by key, defaults included, and
-    the words that are not options. `leading`: options end at the first such word. Raises Misuse."""
+    the words that are not options. `leading`: options end at the first word that is not an option.
+    Raises Misuse with `verb`."""
     by_name = {name: option for option in options for name in option.names}
     values: dict[str, Any] = {option.key: option.absent for option in options}
     rest: list[str] = []

@@ -24,8 +24,11 @@ COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 
 
 def plan(call: CommandLine, log: CommandLog) -> int:
-    """Run `plan [BUNDLE]`, which prints what `create` would do, one line per operation; as JSON, an
-    object with the lists `operations` (line and text) and `warnings`.
+    """Run `plan [BUNDLE]`, which prints what `create` would do: a line for each operation of the
+    new process and for each step of its parent.
+
+    With --json or `--format json`, prints an object with the lists `operations` (of objects with
+    `line` and `operation`) and `warnings`.
 
     `plan --diff BUNDLE OTHER` prints the difference like diff(1) -u.
     """
@@ -67,8 +70,9 @@ def of_bundle(bundle: Bundle) -> Plan:
 
 
 def _diff(folders: Sequence[str], as_json: bool) -> int:
-    """Print the difference of two bundles' plans. Lines are compared without their line numbers, so
-    an operation that is added at the beginning shows as one changed line."""
+    """Print the difference of two bundles' plans. Returns 1 if the plans differ, else 0. Lines are
+    compared without their line numbers, so an operation that is added at the beginning shows as one
+    changed line."""
     import difflib
 
     from pyrunc.container import bundle as bundles

@@ -53,8 +53,8 @@ class Row:
 
 
 def causes(bundle: Bundle) -> list[Row]:
-    """Return every line of a bundle's plan with its causes. Raises the errors of a plan,
-    InvalidSpec."""
+    """Return every line of a bundle's plan with its causes. Raises the errors of `of_bundle`, and
+    OSError when config.json cannot be read."""
     with open(
         os.path.join(bundle.folder, states.CONFIG), encoding="utf-8", errors="surrogateescape"
     ) as file:
@@ -76,7 +76,8 @@ def _leave_out(
     remaining: list[int],
 ) -> None:
     """Add to `causes`, for each line of the plan, the smallest parts of the configuration below
-    `path` without which the line disappears. `remaining` limits the number of tried parts."""
+    `path` without which the line disappears. `whole`: how often each line occurs in the unchanged
+    plan. `remaining`: a list of one number, which is how many more parts may be tried."""
     # A plan for each part: 0.5 s for the default configuration, for a verb that a person types.
     for child in _children(bundle.document, path):
         remaining[0] -= 1
@@ -102,16 +103,19 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Return the lines of the plan that disappear without the part at `path` or, if no line does or
-    the configuration is then invalid, with another value of the part. None if no other value is
-    valid."""
+    """Return the lines of the plan that disappear without the part at `path`.
+
+    If no line disappears, or the configuration is invalid without the part, return the lines that
+    disappear with another value of the part; None if no other value is valid. `whole`: how often
+    each line occurs in the unchanged plan.
+    """
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
 
 def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -> list[str] | None:
     """Plan the bundle without the part at `path` or, with `change`, with another value of that
-    part. Return the lines of `whole` that disappear; None when the changed configuration is not
-    valid."""
+    part. Return the lines of the unchanged plan (`whole`: how often each occurs) that disappear.
+    None when the changed configuration is not valid."""
     document: Any = copy.deepcopy(bundle.document)
     parent = document
     for key in path[:-1]:

@@ -22,8 +22,8 @@ _host: HostFacts | None = None
 
 
 def host() -> HostFacts:
-    """Return the facts about this process and machine. Their oom_score_adj is the current value, or
-    0 if we may lower it, because plans then do not depend on it."""
+    """Return the facts about this process and machine. `oom_score_adj` is this process's present
+    value. It is 0 if this process may lower the value, because plans then do not depend on it."""
     facts = constant_facts()
     if facts.lowers_oom_score:
         return facts  # its own score does not matter then

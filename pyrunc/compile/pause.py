@@ -132,8 +132,9 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return the namespace with the path `PINNED` and its type if `chosen` says that the launching
-    process adds it; otherwise return `entry` unchanged."""
+    """Return the namespace `entry` with a path that says that the launching process adds the
+    namespace (`PINNED` and the type), if `chosen` has `pinned` for the type. Otherwise return
+    `entry` unchanged. `chosen`: the request's `namespaces`."""
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
     )

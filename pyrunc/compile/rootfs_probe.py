@@ -176,8 +176,8 @@ def home(root: int, uid: int) -> str:
 
 
 def stdio_owner(spec: Spec) -> int | None:
-    """Return the owner, as an id of the host, of the container's pipes and files; None with a
-    terminal."""
+    """Return the uid on the host that becomes the owner of the container's stdin, stdout and
+    stderr: the uid of the process's user. None with a terminal."""
     process = spec.process
     if process is None or process.terminal:
         return None
@@ -219,8 +219,9 @@ def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
 
 
 def _mode_and_path(root: int, path: str) -> tuple[int | None, str]:
-    """Return st_mode of the file at `path`, which is normal and beneath the root, and `path`. For a
-    missing file return None and `path` without symbolic links. Raises KernelError."""
+    """Return st_mode of the file at `path` beneath the root, and `path` itself. For a missing file
+    return None, and `path` with its symbolic links resolved. `path` comes from `normal`: it is
+    absolute and has no `..`. Raises KernelError."""
     try:
         number = open_beneath(root, path.lstrip("/") or ".")
     except KernelError as error:

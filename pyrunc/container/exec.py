@@ -26,8 +26,8 @@ def execute(
     NotFound or InvalidArgument for a missing program.
 
     `store` is called with the lowered program and its warnings if a later exec can use both again.
-    It is not called for an exec with a terminal, for one whose parent runs operations, or if the
-    process had to be moved to another cgroup.
+    `store` is not called for an exec with a terminal, for an exec whose plan has steps of the
+    parent, or if the process had to be moved to another cgroup.
     """
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)

@@ -110,8 +110,8 @@ def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
 
 def _keep_files(uid: int, gid: int) -> None:
     """Set the ids for file access (setfsuid(2), setfsgid(2)) to the user's own ids, if the maps
-    make another host id root of the namespace. Otherwise the user's next command could not read the
-    state. An executed program does not inherit these ids."""
+    make another host id root of the namespace. Without these ids for file access, the user's next
+    command could not read the state. An executed program does not inherit them."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),
@@ -189,8 +189,13 @@ def _command(program: str, entries: Sequence[IdMap]) -> list[str]:
 
 
 def _map_after_unshare(read_end: int, output: int, commands: Sequence[list[str]]) -> None:
-    """Wait until the parent is in its new namespace, run the commands that write its maps, and
-    exit. The exit code is 0 or that of the first command that fails."""
+    """Wait until the parent has entered its new user namespace and written a byte to the pipe
+    `read_end`. Then run the commands that write the namespace's maps, with the memfd `output` as
+    their stdout and stderr, and exit.
+
+    The exit code is 0, or that of the first command that fails: 127 if the command's program is
+    missing. It is 1 if the parent closes the pipe without a byte.
+    """
     code = 1
     try:
         # Nothing to read: the parent died or could not make the namespace.

@@ -67,7 +67,8 @@ def from_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Convert `512m` to 536870912; `-1` stays. Raises InvalidArgument."""
+    """Convert a size to bytes, such as `512m` to 536870912; `-1` stays. `option`: the option's key,
+    for the error's text. Raises InvalidArgument."""
     word = text.strip().lower().removesuffix("ib")
     if word.endswith("b") and word[-2:-1] in UNITS and word[-2:-1]:
         word = word[:-1]

@@ -108,7 +108,7 @@ class _Answer:
 
 class _Request:
     """A request to the keeper: a packet and its descriptors. Raises KernelError (EMSGSIZE) when the
-    packet is too long."""
+    packet is too long or has too many descriptors."""
 
     __slots__ = ("fds", "name", "packet")
 
@@ -123,8 +123,9 @@ class _Request:
         process: tuple[int, int] = (0, 0),
         status: int = 0,
     ) -> None:
-        """Build the packet of a call. `process`: pid and start time of the process that the call is
-        about."""
+        """Build the packet of the call with the number `call`. `process`: pid and start time of the
+        process that the call is about. `status`: the wait status of that process. `count`: a
+        number whose meaning depends on the call (pause/keeper.c)."""
         pid, start_time = process
         encoded = name.encode()
         head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
@@ -257,8 +258,9 @@ class Keeper:
         return None if answer is None else OrphanExit(answer.status, answer.time_ns)
 
     def note(self, pid: int, start_time: int, status: int) -> None:
-        """Store how a child of ours ended, before it is reaped: `status` is a wait status
-        (wait(2)). If this process dies, the shim that takes over reads it by `exit_of`."""
+        """Store how a child of ours ended: `status` is the child's wait status (wait(2)). Call this
+        before the child is reaped. If this process dies, the shim that takes over reads the status
+        by `exit_of`."""
         self._ask(_Request(NOTE, process=(pid, start_time), status=status))
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:

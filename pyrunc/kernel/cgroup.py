@@ -221,9 +221,10 @@ def walk(directory: str) -> Iterator[tuple[int, str]]:
     """Walk a group and all groups below it, without paths or recursion, because a container with a
     delegated tree can nest groups deeper than both allow.
 
-    Yields (the group's descriptor, "") before the groups below a group, and (its parent's
-    descriptor, its name) after them. A descriptor is valid until the next item. Yields nothing when
-    `directory` is gone. Raises KernelError.
+    Yields each group twice: as (its own descriptor, "") before the groups below it, and as (its
+    parent's descriptor, its name) after them. `directory` itself is yielded only the first way. A
+    descriptor is valid until the next item. Yields nothing when `directory` is gone. Raises
+    KernelError.
     """
     try:
         current = os.open(directory, _FOLDER)

@@ -101,10 +101,10 @@ class Routing:
         namespace_fd: int = -1,
         what: str = "",
     ) -> None:
-        """Change a link by one RTM_NEWLINK. `flags` (IFF_…) are set as far as they are in `mask`.
-        `name`: the link's new name, in which `%d` becomes the first free number. `namespace_fd`:
-        the network namespace to which the link moves. `what` names the change in an error's text.
-        Raises KernelError."""
+        """Change a link by one RTM_NEWLINK. Each flag (IFF_…) in `mask` is set if it is in `flags`
+        too, else cleared; other flags stay. `name`: the link's new name, in which `%d` becomes the
+        first free number. `namespace_fd`: the network namespace to which the link moves. `what`
+        names the change in an error's text. Raises KernelError."""
         attributes: Attributes = []
         if namespace_fd >= 0:
             attributes.append((IFLA_NET_NS_FD, namespace_fd.to_bytes(4, "little")))

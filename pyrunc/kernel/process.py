@@ -19,8 +19,8 @@ _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
 
 class Stat:
     """Fields of /proc/PID/stat (proc_pid_stat(5)). `start_time` is in clock ticks since boot,
-    `resident` in pages. `wait_status` is that of a zombie, in the form of waitpid(2); 0 if the
-    caller may not ptrace the process."""
+    `resident` in pages. `wait_status` is meaningful only for a zombie: how it ended, in the form of
+    waitpid(2), or 0 if the caller may not ptrace the zombie."""
 
     __slots__ = (
         "major_faults",

@@ -96,7 +96,8 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
     """Build a filter for `set_filter` that refuses some system calls with EPERM: those in `names`,
-    all x32 calls, and a call in `commands` if its second argument is one of its numbers there.
+    all x32 calls, and a call in `commands` (name -> numbers) if the call's second argument is one
+    of the numbers.
 
     A call of another architecture kills the process. Unknown names in `names` are ignored.
     """
