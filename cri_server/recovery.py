@@ -211,8 +211,8 @@ async def _detach(services: Services, identifier: str, netns_path: str | None) -
 
 
 async def drop_container(services: Services, identifier: str) -> None:
-    """Remove a container without a record or a sandbox, which an interrupted creation or removal
-    has left."""
+    """Remove a container that an interrupted creation or removal has left: it has no record, or its
+    sandbox does not exist."""
     await unfinished.end_container(services.paths, identifier)
     await disk.remove_record(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)

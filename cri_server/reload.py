@@ -49,7 +49,8 @@ async def reload_on_request(services: Services, read: Read, requested: asyncio.E
 
 def apply(services: Services, changed: Config) -> list[ConfigChange]:
     """Apply the settings of `changed` that a running server can change; return all differences.
-    Raises InvalidSpec or WrongState before it changes anything."""
+    Raises InvalidSpec for an invalid limit and WrongState when journald does not run; then nothing
+    was changed."""
     before = services.config
     differences = changes(before, changed)
     config = after_reload(before, changed)
@@ -89,7 +90,8 @@ def report(differences: list[ConfigChange]) -> None:
 
 
 def configure_log(config: Config) -> None:
-    """Configure format, level and rate limit of the log. Raises WrongState."""
+    """Configure format, level and rate limit of the log. Raises WrongState when the log goes to
+    journald, which does not run."""
     configure(config.server.log_level, config.server.log_format, config.server.log_limit_per_s)
 
 

@@ -76,7 +76,7 @@ class ShimProcesses:
             self._started = self._in_background(self._start())
 
     async def ready(self) -> None:
-        """Wait until all shims run. Raises Error."""
+        """Wait until all shims run. Raises Error when a shim cannot be forked."""
         self.begin()
         assert self._started is not None
         await asyncio.shield(self._started)
@@ -111,8 +111,11 @@ class ShimProcesses:
             client.close()
 
     async def renew(self) -> None:
-        """Replace the shims for new pods: fork new shims from the zygote below the current keeper.
-        Each old shim keeps its pods, and ends with the last of them. Raises Error."""
+        """Replace each shim that gets new pods by a fork below the current keeper. The old shims
+        keep their pods, and each ends with the last of its pods.
+
+        Raises Error when a shim cannot be forked.
+        """
         old = list(self._shims)
         for _ in old:
             await self._fork()
@@ -144,7 +147,7 @@ class ShimProcesses:
         of pods by shim. Return the shim and, with `network`, the path of the pod's new network
         namespace.
 
-        Raises Unavailable when the shim does not answer, and the errors of the fork.
+        Raises Unavailable when the shim does not answer, and Error when a shim cannot be forked.
         """
         await self.ready()
         while True:
@@ -183,7 +186,9 @@ class ShimProcesses:
                 await self._fork()
 
     async def _use_again(self, folder: Path) -> None:
-        """Use a shim of an earlier server again, if it is of this version."""
+        """Connect to the shim in `folder`, which an earlier server has started. The shim gets new
+        pods if it is of this version, else is registered as outdated. A dead shim's folder is
+        deleted."""
         try:
             client = await ShimClient.connect(folder)
         except NotFound:

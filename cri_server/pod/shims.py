@@ -101,8 +101,8 @@ class Shims:
         return {"connected": len(self._clients), "silent": len(self._answers)}
 
     async def start(self, sandbox: Sandbox, *, network: bool = False) -> str | None:
-        """Have a shim serve the sandbox, and connect to it. With `network`, return the path of the
-        pod's new network namespace. Raises Unavailable."""
+        """Have a shim serve the sandbox, and connect to this shim. With `network`, return the path
+        of the pod's new network namespace. Raises Unavailable when the shim does not answer."""
         folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
         pods = Counter(one.shim for one in self._pods.values() if one.shim is not None)
         self._pods[sandbox.id] = sandbox
@@ -118,7 +118,8 @@ class Shims:
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
-        """Connect to the living shim of the sandbox. Raises NotFound, Unavailable."""
+        """Connect to the shim of the sandbox. Raises NotFound when the shim is dead, Unavailable
+        when it accepts no connection."""
         client = await self._open(sandbox)
         self._use(sandbox, client)
         return client
@@ -137,12 +138,16 @@ class Shims:
         sandbox.reachable = True
 
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
-        """Connect to the sandbox's shim, if it still runs, and read its state. Return whether a
-        shim has answered in time.
+        """Connect to the sandbox's shim and read the pod's state from the shim. Return whether
+        the server now has a connection to a shim that serves the pod.
 
-        If the shim is dead, another shim takes over the pod, or else the server ends the pod's
-        processes. If the shim lives but does not answer (`is_silent`), the server continues to wait
-        for it in the background.
+        Waits up to `timeout_s` for the shim's answer, and longer while another shim takes over.
+
+        If the shim is dead, another shim takes over the pod. Where that is impossible, for example
+        because the keeper has no descriptors of the pod, the server ends the pod's processes.
+
+        If the shim lives but does not answer (`is_silent`), the server continues to wait for the
+        answer in the background.
         """
         if self.find(sandbox) is not None:
             return True
@@ -431,8 +436,8 @@ class Shims:
                 self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
-        """Set an unknown exit for a container whose state folder was deleted, and with the folder
-        the exit record."""
+        """If the container's state folder was deleted, set its exit as unknown, because the exit
+        record was in that folder."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
             container.set_exit(Exit.unknown(container.created_at_ns))
 

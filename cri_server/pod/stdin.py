@@ -33,8 +33,8 @@ class StdinPipes:
                     self._pipes[container.id] = pipe
 
     def pop(self, container: Container) -> list[int]:
-        """Return the writing end of the container's stdin in a list; the caller closes it. The list
-        is empty without one."""
+        """Return a list with the writing end of the container's stdin, which the caller closes. The
+        list is empty if no writing end was copied."""
         pipe = self._pipes.pop(container.id, None)
         return [] if pipe is None else [pipe]
 

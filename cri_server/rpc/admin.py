@@ -43,7 +43,8 @@ class Admin:
 
     def exec_as(self, request: private.ExecAs) -> private.SessionUrl:
         """Return the URL of an exec with the requested user, working directory and environment.
-        Raises InvalidArgument, NotFound, WrongState."""
+        Raises NotFound, InvalidArgument for an empty command, WrongState if the container is paused
+        or does not run, ResourceExhausted when too many URLs are unused."""
         exec_request = api.ExecRequest(
             container_id=request.id,
             cmd=request.command,
@@ -58,11 +59,12 @@ class Admin:
         return private.SessionUrl(self._streaming.url_for(options))
 
     async def pause_container(self, request: private.PauseContainer) -> None:
-        """Freeze the container. Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
+        """Freeze the container. Raises NotFound, WrongState if the container is paused already or
+        does not run, DeadlineExceeded when it does not freeze in time, KernelError."""
         await pause.pause(self._services, request.id)
 
     async def unpause_container(self, request: private.UnpauseContainer) -> None:
-        """Thaw the container. Raises NotFound, WrongState, KernelError."""
+        """Thaw the container. Raises NotFound, WrongState if it is not paused, KernelError."""
         await pause.unpause(self._services, request.id)
 
     def paused_containers(self, request: private.PausedContainers) -> private.ContainerIds:
@@ -83,7 +85,7 @@ class Admin:
 
     async def release_network(self, request: private.ReleaseNetwork) -> private.Refusals:
         """Release the network of a stopped pod even if its CNI plugins fail, and return the errors
-        of the plugins. Raises NotFound, WrongState."""
+        of the plugins. Raises NotFound, and WrongState while the pod runs."""
         return private.Refusals(await stop.release_network(self._services, request.id))
 
     async def collect_garbage(self, request: private.CollectGarbage) -> private.GarbageItems:
@@ -104,7 +106,7 @@ class Admin:
 
     async def debug_profile(self, request: private.DebugProfile) -> private.Stacks:
         """Sample the server's stacks for `request.seconds` and return them with counts. Raises
-        InvalidArgument, WrongState when a profile is running."""
+        InvalidArgument for a duration out of range, WrongState while another profile runs."""
         if not 0 < request.seconds <= debug.PROFILE_LIMIT_S:
             raise InvalidArgument(f"seconds must be a number up to {debug.PROFILE_LIMIT_S:g}")
         if self._profiling:

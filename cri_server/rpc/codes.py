@@ -107,8 +107,9 @@ def report(call: str, error: BaseException) -> None:
     | error | level |
     |---|---|
     | a fault of the node or a peer that `verbs` has not logged yet | warning |
-    | a call that the transport refused | info |
-    | any other Error, and an unknown call: kubelet often names removed objects | debug |
+    | a call that the transport refused, except an unknown call | info |
+    | an unknown call | debug |
+    | any other Error, such as NotFound, because kubelet often names removed objects | debug |
     | any other exception | error, with the traceback |
     """
     import logging  # the command line imports this module for the codes alone

@@ -74,7 +74,8 @@ def parse_head(fields: list[Field]) -> Head:
 
 
 def parse_timeout_s(text: bytes) -> float:
-    """Parse a grpc-timeout such as `100m` to seconds. Raises CallFailed."""
+    """Parse a grpc-timeout such as `100m` (milliseconds) and return the seconds. Raises CallFailed
+    for malformed text."""
     match = _TIMEOUT.fullmatch(text)
     if match is None:
         raise CallFailed(Code.INTERNAL, f"grpc-timeout {text[:20]!r} is malformed")
@@ -195,8 +196,8 @@ class IncomingMessage:
         )
 
     def finish(self) -> bytes:
-        """Return the whole message, decompressed. Call it after the client has half-closed the
-        stream. Raises CallFailed."""
+        """Return the message, decompressed. Call it after the client has half-closed the stream.
+        Raises CallFailed if the message is missing, incomplete or cannot be decompressed."""
         if not self._body:
             raise CallFailed(Code.UNIMPLEMENTED, "no message in the request")
         if self.length is None or len(self._body) < self.length + PREFIX_BYTES:

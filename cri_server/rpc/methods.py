@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A gRPC method. `decode` raises if the bytes are not a valid request."""
+    """A gRPC method. `decode` raises an exception of any class for bytes that are not a valid
+    request; `answer` is the handler."""
 
     name: str
     decode: Callable[[bytes], Any]

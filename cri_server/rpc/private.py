@@ -32,7 +32,7 @@ def encode(message: Record | dict[str, Any] | None) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Decode a message to a JSON object. Raises ValueError."""
+    """Decode a message and return its JSON object. Raises ValueError for any other content."""
     value = json.loads(data)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -41,7 +41,7 @@ def decode(data: bytes) -> dict[str, Any]:
 
 def decoder(kind: type[RecordType]) -> Callable[[bytes], RecordType]:
     """Return a function that decodes a message to an object of class `kind`. The function raises
-    ValueError or InvalidArgument."""
+    ValueError if the message is not a JSON object, InvalidArgument if a field is invalid."""
     return lambda data: kind.of(decode(data))
 
 
@@ -141,7 +141,8 @@ class SaveImages(AdminRequest):
 
 
 class CheckLogin(AdminRequest):
-    """Try a login at a registry. Reply: `Empty` when it is accepted."""
+    """Try a login at a registry. Reply: `Empty` if the registry accepts the login, else an
+    error."""
 
     registry: str
     auth: Message | None = None
@@ -227,7 +228,8 @@ class Timeline(AdminRequest):
     """List past calls. Reply: `Calls`.
 
     `pod`: selects a pod by its id, a prefix of the id, NAME or NAMESPACE/NAME; empty for all pods.
-    `last`: how many of the latest calls; `slowest`: how many of the slowest calls; 0 for all.
+    `last`: list only this number of the latest calls. `slowest`: list only this number of the
+    slowest calls, and ignore `last`. Both are 0 for no limit.
     """
 
     pod: str = ""
@@ -236,7 +238,7 @@ class Timeline(AdminRequest):
 
 
 class Calls(Record):
-    """Recorded calls of the timeline, in the format of its files (`timeline.ring.Entry`)."""
+    """Recorded calls, each in the format of the timeline's files (`timeline.ring.Entry`)."""
 
     calls: Sequence[Message]
 

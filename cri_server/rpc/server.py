@@ -42,7 +42,8 @@ class Server:
     ) -> None:
         """`greeting_s`: the time within which a client must send the HTTP/2 preface.
 
-        `owner`: uid and gid of the socket, None: this process's; `mode`: its permission bits.
+        `owner`: uid and gid of the socket file, None for this process's; `mode`: the permission
+        bits of the socket file.
         """
         self._shared = Shared(methods, limits or Http2Limits(), greeting_s)
         self._path, self._owner, self._mode = path, owner, mode
@@ -53,7 +54,8 @@ class Server:
         self._empty.set()
 
     async def start(self) -> None:
-        """Listen on the socket. Raises WrongState when another server listens there, OSError."""
+        """Bind the socket and listen. Raises WrongState when another server listens at its path or
+        the path is another kind of file, OSError when the socket cannot be bound."""
         self._path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         sock = unix_socket.bind(self._path, self._mode, self._owner)
         try:

@@ -12,7 +12,10 @@ from pyrunc.errors import WrongState
 
 def bind(path: Path, mode: int, owner: tuple[int, int] | None = None) -> socket.socket:
     """Return a stream socket bound to `path` with the permission bits `mode`; the caller makes it
-    listen. `owner`: the file's uid and gid, None for this process's. Raises WrongState, OSError."""
+    listen. `owner`: the file's uid and gid, None for this process's.
+
+    Raises the errors of `unlink_stale`, and OSError when the socket cannot be bound.
+    """
     unlink_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -97,8 +97,8 @@ def _query(method: Method) -> Callable[[Any], Any]:
 
 def _immediate_query(method: Method) -> Callable[[Any], Any]:
     """Wrap a query's handler that normally returns its reply at once: count each call with its
-    outcome and duration. A call for which it returns a coroutine (a verbose status) is not
-    counted."""
+    outcome and duration. A call for which the handler returns a coroutine, such as a verbose
+    status, is not counted."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()

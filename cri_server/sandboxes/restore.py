@@ -35,7 +35,8 @@ async def restore(services: Services, request: api.RestorePodRequest) -> api.Res
     """Restore a pod and return the ids of its sandbox and containers. After a failure they are
     removed.
 
-    Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and the errors of
+    Raises InvalidArgument for an invalid request or checkpoint, NotFound if the folder has no
+    checkpoint, AlreadyExists if a sandbox has this name, WrongState without CRIU, and the errors of
     RunPodSandbox and CreateContainer.
     """
     if request.options:

@@ -16,7 +16,11 @@ async def update(
     requested: api.LinuxContainerResources,
 ) -> None:
     """Save `overhead` and the `requested` resources in the sandbox's configuration, and notify NRI
-    plugins. Raises NotFound, InvalidArgument, ResourceExhausted."""
+    plugins before and after.
+
+    Raises NotFound, InvalidArgument for invalid resources, PeerError if an NRI plugin refuses the
+    update, ResourceExhausted on a full disk, KernelError.
+    """
     sandbox = services.index.sandboxes.get(reference)
     resources.check(overhead)
     resources.check(requested)

@@ -106,7 +106,8 @@ def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
 
 
 def build(inputs: Inputs) -> Built:
-    """Build the container's OCI spec as a JSON object. Raises InvalidArgument, Unsupported."""
+    """Build the container's OCI spec as a JSON object. Raises InvalidArgument for an error of the
+    request or the image, Unsupported for an AppArmor profile on a host without AppArmor."""
     context = inputs.config.linux.security_context
     user_ids = user.resolve(context, inputs.image.user, inputs.accounts)
     granted = capabilities.to_oci(

@@ -160,8 +160,8 @@ def _read(path: Path) -> Specification:
 
 
 def _yaml(content: bytes) -> Any:
-    """Parse a CDI file in YAML. Raises ValueError for invalid YAML and for more than
-    `ALIASES_LIMIT` aliases or `DEPTH_LIMIT` levels, RecursionError."""
+    """Parse a CDI file in YAML. Raises ValueError for invalid YAML, for more than `ALIASES_LIMIT`
+    aliases, and for more than `DEPTH_LIMIT` nested levels."""
     import yaml  # takes 20 ms to import, and few servers need it
 
     class CdiLoader(yaml.SafeLoader):

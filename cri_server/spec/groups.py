@@ -20,7 +20,8 @@ DEFAULT_PARENT = {"cgroupfs": "/pyrunc", "systemd": "system.slice"}
 
 def parent(requested: str, driver: str, default: str) -> str:
     """Return the parent cgroup of a pod: the request's `cgroup_parent` (`requested`), else
-    `default`, else the driver's default. Raises InvalidArgument."""
+    `default`, else the driver's default. Raises InvalidArgument for an invalid path or slice, and
+    for a parent in the other driver's form."""
     if driver == "systemd":
         return _slice(requested, default or DEFAULT_PARENT[driver])
     return _path(requested or default or DEFAULT_PARENT[driver])

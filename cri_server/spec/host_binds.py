@@ -24,8 +24,8 @@ class HostBind:
     """A bind mount of a host path into a container.
 
     `links`: `source` may contain symlinks, because the server has not resolved it. `made_inside`:
-    the container's process makes the mount itself if it can open `source` by its path
-    (`BindSource.is_in_every_namespace`).
+    the spec lets the container's process make this mount itself. The compiler also requires
+    `BindSource.is_in_every_namespace`.
     """
 
     source: str
@@ -35,8 +35,9 @@ class HostBind:
 
 
 def read(folder: Path, own_folders: tuple[str, ...]) -> list[HostBind]:
-    """Return the binds of host paths of a container, from its config.json and launch file in
-    `folder`. Raises NotFound, DamagedRecord, InvalidSpec."""
+    """Read a container's config.json and launch file in `folder`, and return the binds in this OCI
+    spec (`of`). Raises NotFound for a missing file, DamagedRecord for an unreadable one, and
+    InvalidSpec."""
     return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own_folders)
 
 

@@ -39,9 +39,9 @@ def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
 
 
 def resolv_conf(config: api.PodSandboxConfig) -> str | None:
-    """Return the text of the pod's resolv.conf. It is empty if the request's DNS configuration is
-    empty, and None if the request has none: the pod then gets a copy of the host's file. Raises
-    InvalidArgument."""
+    """Return the text of the pod's resolv.conf, which is empty for an empty DNS configuration.
+    Return None if the request has no DNS configuration: the pod then gets a copy of the host's
+    file. Raises InvalidArgument for a server, search domain or option with white space."""
     if not config.HasField("dns_config"):
         return None
     dns = config.dns_config
@@ -73,7 +73,8 @@ def write(
 ) -> None:
     """Write resolv.conf, hostname and hosts into a new folder. `name`: the pod's hostname; `owner`:
     uid and gid of the pod's root on the host; `label`: the files' SELinux label, empty for none.
-    Raises OSError, InvalidArgument."""
+    Raises OSError for a failed write, KernelError for a failed label, and InvalidArgument for an
+    invalid DNS configuration."""
     resolver = resolv_conf(config)
     contents = {
         "resolv.conf": _host_file("/etc/resolv.conf") if resolver is None else resolver.encode(),

@@ -97,7 +97,8 @@ def with_arguments(
     process: Mapping[str, object], command: Sequence[str], *, tty: bool
 ) -> dict[str, object]:
     """Return the OCI process of an exec: a copy of the container's `process` with the argv
-    `command`, and with a terminal if `tty`. Raises InvalidArgument."""
+    `command`, and with a terminal if `tty`. Raises InvalidArgument for an empty command and for a
+    NUL byte."""
     if not command or not command[0]:
         raise InvalidArgument("the command is empty")
     _no_nul(command, "command")
@@ -109,9 +110,13 @@ def with_arguments(
 
 
 def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the OCI process with the `user` and `cwd` of `changes`. The variables of its
-    `env` are added, or replace variables of the process. With another `user` HOME is removed.
-    Raises InvalidArgument."""
+    """Return a copy of the OCI process with the `user` and `cwd` of `changes`, where `changes` has
+    them. The variables in `changes["env"]` are added, or replace variables of the process. If
+    `changes` has a `user`, the HOME of `process` is removed.
+
+    Raises InvalidArgument for an entry of `env` that is not NAME=VALUE, for a NUL byte in it, and
+    for a `cwd` that is too long.
+    """
     env = list(changes.get("env", ()))
     for entry in env:
         if not entry.partition("=")[0] or "=" not in entry:

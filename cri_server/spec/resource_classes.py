@@ -27,7 +27,8 @@ def find(kind: str, name: str, pod: Mapping[str, str], container: Mapping[str, s
 
 
 def read(path: str, form: type[ClassFile]) -> ClassFile:
-    """Read a YAML file of classes into an object of class `form`. Raises OSError, ValueError."""
+    """Read a YAML file of classes into an object of class `form`. Raises OSError if the file cannot
+    be read, ValueError if it is too large or invalid."""
     import yaml  # takes 20 ms to import, and few servers need it
 
     with open(path, "rb") as file:

@@ -96,7 +96,8 @@ def seccomp_object(
 
     `capabilities`: the container's `CAP_…` names, for which the default profile permits further
     system calls; `default_path`: a file that replaces the default profile, empty for none. Reads
-    the profile's file, if it has one. Raises InvalidArgument.
+    this file, or the file of a localhost profile. Raises InvalidArgument for a file that cannot be
+    read or is not an OCI seccomp object.
     """
     if profile.kind == UNCONFINED:
         return None

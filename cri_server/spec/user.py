@@ -117,7 +117,8 @@ def _supplemental(
     context: api.LinuxContainerSecurityContext, account: Account, gid: int, accounts: Accounts
 ) -> tuple[int, ...]:
     """Return the supplementary groups: the primary group, then the groups of the image's /etc/group
-    if the policy is Merge, then the request's groups. Raises InvalidArgument."""
+    if the policy is Merge, then the request's groups. Raises InvalidArgument for a requested id out
+    of range and for an unknown policy."""
     requested = [_require_id(g, "supplemental_groups") for g in context.supplemental_groups]
     image_groups = []
     if context.supplemental_groups_policy == api.Merge and account.name:

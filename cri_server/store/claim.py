@@ -2,12 +2,12 @@
 the other.
 
 Both directories are locked while a server runs. Pods outlive the server and have files in both, so
-for this boot each directory names the other. A server that is started with one of them and another
-second directory refuses to start: it would find only half of each pod, and remove the pods as
-unfinished.
+for this boot each directory names the other. A server that is started with one directory of such a
+pair, but not with the other, refuses to start: it would find only half of each pod, and remove the
+pods as unfinished.
 
-    <root>/server.json     {state, boot_id}: where this boot's pods have their sockets and facts
-    <state>/server.json    {root_folder, boot_id}: where their records and layers are
+    <root>/server.json     {state, boot_id}: the directory with the sockets of this boot's pods
+    <state>/server.json    {root_folder, boot_id}: the directory with their records and layers
     <root>/server.lock, <state>/server.lock    flock(2), mode 0600: every user who can open a
                                                file can lock it
 
@@ -53,8 +53,9 @@ class ServerFile(RecordFile):
     (`state`), in the state directory the path of the root directory (`root_folder`). Both are valid
     for the boot `boot_id` only.
 
-    `root`: the key that earlier versions read in place of `root_folder`; its present value makes
-    them refuse to start; `format`: the format of the pods; `written_by`: the server's version.
+    `root`: earlier versions read this key in place of `root_folder`, and refuse to start with the
+    value that this version writes. `format`: the format of the pods. `written_by`: the version of
+    the server that wrote the file.
     """
 
     name = "server.json"
@@ -72,8 +73,8 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
     `state`, or an earlier version's default while this boot's pods are there.
 
     Raises WrongState if another server uses a directory, if this boot's pods belong to another pair
-    of directories, or if a newer version has written the pods. Raises KernelError,
-    ResourceExhausted.
+    of directories, or if a newer version has written the pods. Raises ResourceExhausted on a full
+    disk, KernelError if a directory or a lock file cannot be made for another reason.
     """
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)
@@ -191,7 +192,8 @@ def _make(folder: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` for the block. Raises WrongState, KernelError, ResourceExhausted."""
+    """Lock `folder` for the block. Raises WrongState if another server has locked it,
+    ResourceExhausted on a full disk, KernelError if the lock file cannot be opened otherwise."""
     path = folder / LOCK
     with disk_errors("open", str(path)):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

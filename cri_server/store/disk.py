@@ -34,7 +34,7 @@ CONTAINER_VERSION = 1
 
 async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
     """Write the sandbox's record. Raises NotFound if the sandbox was removed meanwhile,
-    ResourceExhausted, KernelError.
+    ResourceExhausted on a full disk, KernelError for another failure to write.
 
     For a stopped sandbox the folder is not synced: after a power cut all sandboxes are stopped, so
     the old record is as good as the new one.
@@ -44,8 +44,8 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
-    """Record that the sandbox was stopped and its network released. Raises NotFound if it was
-    removed meanwhile, ResourceExhausted, KernelError.
+    """Record that the sandbox was stopped and its network released. Raises the errors of
+    `save_sandbox`.
 
     Makes an empty file on the state directory's tmpfs, without waiting for a disk. A power cut
     removes this file, but also stops all pods. Writes the record instead if the file cannot be
@@ -60,13 +60,14 @@ async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
 
 async def save_container(paths: Paths, container: Container) -> None:
     """Write the container's record. Raises NotFound if the container was removed meanwhile,
-    ResourceExhausted, KernelError."""
+    ResourceExhausted on a full disk, KernelError for another failure to write."""
     await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
 def read_sandbox(path: Path, paths: Paths) -> Sandbox:
-    """Read a sandbox's record. The phase is `stopped` if `save_stopped` has made its file since.
-    Raises NotFound, DamagedRecord, OSError."""
+    """Return the sandbox of the record at `path`. The sandbox is `stopped` also if only the empty
+    file of `save_stopped` says so. Raises NotFound without a record, DamagedRecord for an invalid
+    or newer record, OSError for one that cannot be read."""
     sandbox = Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
     if paths.sandbox_stopped(sandbox.id).exists():
         sandbox.phase = "stopped"
@@ -75,7 +76,8 @@ def read_sandbox(path: Path, paths: Paths) -> Sandbox:
 
 
 def read_container(path: Path) -> Container:
-    """Read a container's record. Raises NotFound, DamagedRecord, OSError."""
+    """Return the container of the record at `path`. Raises NotFound without a record, DamagedRecord
+    for an invalid or newer record, OSError for one that cannot be read."""
     return Container.from_record(
         ContainerRecord.of(atomic_file.read_json(str(path)), DamagedRecord)
     )

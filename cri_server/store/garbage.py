@@ -1,12 +1,12 @@
 """Removes files, cgroups and mounts that no record refers to, and reports for each object why it
 was removed or kept.
 
-Start and removals clean up after themselves, so garbage comes only from a full or failing disk, a
-power cut or an older version.
+The server's start and each removal delete their own leftovers. So garbage comes only from a full or
+failing disk, a power cut or an older version.
 
-The files of a running operation are safe. The collector lists names, waits for a moment without
-operations, and removes only those listed names that still no record refers to. Later operations use
-new names.
+The files of a running operation are safe. The collector lists the names that no record refers to,
+and waits for a moment without operations. It then removes those of the listed names to which there
+is still no reference. Later operations use new names.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class _GarbageCollector:
                 )  # fmt: skip
 
     async def _convert(self, image: Image, name: str) -> None:
-        """Convert an image to the configured kind of store, unless a container uses it."""
+        """Convert an image to the form that `[images] store` requires, mounted or unpacked, unless
+        a container uses the image. Report the image under `name`; in a dry run only report."""
         images, index = self._services.images, self._services.index
         why = f"[images] store requires it {images.to_convert(image.id)}"
         try:

@@ -2,10 +2,13 @@
 pod.
 
 Over SPDY the client opens any number of pairs, which the header `requestid` distinguishes. Over
-WebSocket there is one pair for each port of the request. Client and pod may half-close a connection
-and go on reading while the other direction moves bytes. When that direction pauses, the server ends
-it (`LINGER_S`), because kubectl up to 1.31 closes nothing until the error stream ends. A failure is
-sent as text on the error stream.
+WebSocket there is one pair for each port of the request. A failure is sent as text on the error
+stream.
+
+Over SPDY client and pod may half-close a connection. The server then copies the other direction
+until this direction ends, pauses for `LINGER_S` or has lasted `LINGER_LIMIT_S`, and closes the
+connection. It does not wait longer, because kubectl up to 1.31 closes nothing until the error
+stream ends.
 
 A dial costs a process in the pod's network, and a connection costs a descriptor of the server. Both
 are limited per session and in total. Dials are also limited per pod, so that pods which accept no
@@ -179,7 +182,8 @@ async def forward(
 async def _dial(
     backend: Backend, sandbox_id: str, port: int, limits: ForwardLimits
 ) -> socket.socket:
-    """Connect to `port` in the pod as soon as the limits allow a dial. Raises Error, OSError."""
+    """Connect to `port` in the pod as soon as the limits allow a dial. Raises ResourceExhausted if
+    they do not within `DIAL_WAIT_S`, and the errors of `Backend.dial`."""
     async with contextlib.AsyncExitStack() as turn:
         try:
             async with asyncio.timeout(DIAL_WAIT_S):
@@ -281,7 +285,8 @@ class Forwarder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_open(self, stream: MultiplexedStream) -> None:
-        """Add a stream that the client has opened to its pair. Resets an invalid stream."""
+        """Assign a newly opened stream to its pair, and begin to forward a complete pair. Reset an
+        invalid stream, and one above the limit of pairs."""
         kind, port = stream.header("streamtype"), _port(stream.header("port"))
         if kind not in ("data", "error") or port is None:
             stream.reset(Status.PROTOCOL_ERROR)

@@ -45,8 +45,8 @@ class CommandStreams:
 
 
 async def run(opening: Awaitable[StreamingSession], streams: CommandStreams) -> None:
-    """Open a session, serve it to its end, and send its status to the client. The caller cancels it
-    when the client disconnects."""
+    """Open a session, serve it to its end, and send its status to the client. The caller cancels
+    this coroutine when the client disconnects."""
     try:
         exit_code = await _open_and_serve(opening, streams)
     except StreamGone:

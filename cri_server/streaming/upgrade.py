@@ -173,7 +173,7 @@ def choose_subprotocol(request: UpgradeRequest, supported: Sequence[str]) -> str
 
 def switch_to_websocket(request: UpgradeRequest, subprotocol: str) -> bytes:
     """Return the response that switches the connection to WebSocket (RFC 6455, section 4.2.2).
-    Raises `Refused`."""
+    Raises `Refused` if the request is not a WebSocket handshake of version 13."""
     keys = [value for name, value in request.headers if name == "sec-websocket-key"]
     if request.method != "GET" or len(keys) != 1 or not _is_key(keys[0]):
         raise Refused(400, "not a WebSocket handshake")

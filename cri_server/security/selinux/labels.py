@@ -25,8 +25,8 @@ class SelinuxLabels:
 
     @property
     def level(self) -> str:
-        """Return the level in the files' label; empty without one. All containers of a pod have
-        this level."""
+        """Return the level in the files' label; empty if there is no label. All containers of a pod
+        have this level."""
         context = parse(self.mount)
         return context.level if context is not None else ""
 
@@ -38,7 +38,7 @@ def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) ->
     """Return the labels of a pod's pause process and files. The pause process is confined even in a
     privileged pod. `level` applies unless `options` request another level.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument for invalid `options`.
     """
     check(options)
     return _build(policy, options, level)
@@ -49,9 +49,11 @@ def of_container(
 ) -> SelinuxLabels:
     """Return the labels of a container.
 
-    Without requested fields they are the pod's labels. Otherwise they have the requested fields,
-    and the pod's level unless the request has a level. The process of a privileged container is
-    unconfined, and its files have the pod's label. Raises InvalidArgument.
+    The process of a privileged container is unconfined, and its files have the pod's label. Any
+    other container has the pod's labels if it requests no field. If it does, it has the policy's
+    labels with the requested fields, and the pod's level unless it requests a level.
+
+    Raises InvalidArgument for an invalid field.
     """
     options = context.selinux_options
     check(options)

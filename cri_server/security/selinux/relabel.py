@@ -56,7 +56,7 @@ class Relabel(Record):
 
 def relabel(arguments: Message, fds: list[int]) -> None:
     """Run the job: label the paths of a `Relabel` request and everything below them. Raises
-    InvalidArgument, KernelError."""
+    InvalidArgument for a folder that must keep its labels (`check_path`), KernelError."""
     request = Relabel.of(arguments)
     for path in request.paths:
         check_path(path)
@@ -112,7 +112,7 @@ def _relabel_below(top: int, label: bytes, path: str) -> None:
 
 def _label_entries(folder: int, label: bytes, shown_path: str) -> list[str]:
     """Label the files and folders that lie directly in `folder`; return the names of the folders
-    among them. Raises KernelError, OSError."""
+    among them. Raises OSError if `folder` cannot be read, KernelError for an entry in it."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
