@@ -25,7 +25,9 @@ from cni_plugins.skel import CniPlugin, serve
 
 
 def add(call: CniCall, config: PluginConfig) -> Result:
-    """Run ADD. Raises CniError, KernelError."""
+    """Run ADD: connect the pod to the bridge; return interfaces, addresses and routes.
+
+    After an error the veth and the lease are removed again. Raises CniError, KernelError."""
     settings = parse(config, call)
     link_name = host_link_name(call.container_id, call.ifname)
     tag = host_rules.tag_of(call, config)

@@ -144,7 +144,7 @@ def _requests(
     kind: int, table: str, members_to_send: tuple[Element, ...], flags: int
 ) -> list[NetlinkRequest]:
     """Encode elements as requests of `kind` (NFT_MSG_NEWSETELEM or NFT_MSG_DELSETELEM). A request
-    has at most a hundred elements, all of one set."""
+    has at most a hundred elements, all of one set. `flags`: the netlink flags of each request."""
     by_set: dict[str, list[Element]] = {}
     for element in members_to_send:
         by_set.setdefault(element.set_name, []).append(element)

@@ -53,8 +53,9 @@ class PluginConfig:
         return cls(name=name, cni_version=cni_version, kind=kind, raw=value)
 
     def previous_result(self) -> Result | None:
-        """Return the result of the previous plugin (in DEL and CHECK: of ADD); None if the input
-        has none. Raises CniError."""
+        """Return prevResult: for ADD the result of the previous plugin, for other commands the
+        result of ADD. Return None if the input has no prevResult. Raises CniError if it is
+        invalid."""
         if self.previous is not None:
             return self.previous
         value = self.raw.get("prevResult")

@@ -97,8 +97,8 @@ class Copy:
     def _enter(
         self, status: os.stat_result, source: int, name: str, target: int, new: str
     ) -> _Level:
-        """Open the folder `name` in `source`, and create its copy `new` in `target`. Returns both
-        descriptors and what to copy."""
+        """Open the folder `name` in the open folder `source`, and create its copy `new` in the open
+        folder `target`. `status`: the folder's status, for the copy."""
         copy = self.folder(target, new)
         try:
             entered = os.open(name, FOLDER, dir_fd=source)
@@ -147,8 +147,8 @@ class Copy:
     def file(
         self, status: os.stat_result, content: Iterable[bytes], target: int, name: str
     ) -> None:
-        """Create or replace the regular file `name` in the open folder `target`. Raises WrongState
-        if `name` is a folder, OSError."""
+        """Create or replace the regular file `name` in the open folder `target`, with the owner,
+        mode and times in `status`. Raises WrongState if `name` is a folder, OSError."""
         # A name that a container cannot guess: it could otherwise put a link there beforehand.
         partial = f".{os.urandom(8).hex()}.part"
         descriptor = os.open(partial, NEW, 0o600, dir_fd=target)
@@ -179,8 +179,9 @@ class Copy:
                 write_all(writing, part)
 
     def link(self, status: os.stat_result, to: str, target: int, name: str) -> None:
-        """Create the symbolic link `name` in `target`, pointing to `to`. Replaces an existing file
-        or link. Raises WrongState if `name` is a folder, OSError."""
+        """Create the symbolic link `name` in the open folder `target`, pointing to `to`, with the
+        owner in `status`. Replaces an existing file or link. Raises WrongState if `name` is a
+        folder, OSError."""
         partial = f".{os.urandom(8).hex()}.part"
         os.symlink(to, partial, dir_fd=target)
         try:

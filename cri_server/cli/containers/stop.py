@@ -44,8 +44,8 @@ class Target:
 
 
 def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
-    """Find a pod or container by name or id; with `only_pods` only pods. Raises NotFound,
-    ServerError."""
+    """Find a pod or container by name or id; with `only_pods` only pods. Raises NotFound
+    if none has this name or id, ServerError if several have it."""
     match = client.pod(name) if only_pods else client.pod_or_container(name)
     if isinstance(match, api.Container):
         own = [match] if match.state == api.CONTAINER_RUNNING else []
@@ -230,7 +230,7 @@ rmp = _rm_command("rmp", "Remove pods with their containers", only_pods=True)
 @many_options
 @click.pass_obj
 def kill(address: str, /, names: tuple[str, ...], signal_name: str, **flags: Any) -> None:
-    """Send a signal to the first process of containers, or of all containers of pods. Needs root on
+    """Send a signal to the main process of containers, or of all containers of pods. Needs root on
     the server's machine."""
     number = signal_number(signal_name)
 

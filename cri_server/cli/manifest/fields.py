@@ -106,7 +106,9 @@ RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
 
 
 def problems(value: Any, kind: Any = pod_model.PodManifest, path: str = "") -> Iterator[str]:
-    """Yield `PATH: problem` for each unknown or unsupported field, which `run` would ignore."""
+    """Yield `PATH: problem` for each unknown or unsupported field of `value`, which `run` would
+    ignore. `kind`: the type of `value` in `pod_model`; `path`: the path of `value` in the
+    manifest."""
     kind = _plain(kind)
     if get_origin(kind) is list and isinstance(value, list):
         (item,) = get_args(kind)

@@ -83,8 +83,9 @@ def any_object(client: Client, name: str, verbose: bool) -> dict[str, Any]:
 def show(
     address: str, names: Sequence[str], describe: Describe, quiet: bool, output: OutputOptions
 ) -> None:
-    """Print the status of the named objects, which `describe` returns: one object, or a list of
-    several."""
+    """Print the status of the objects `names`: a list, or a single object for a single name.
+
+    `describe`: returns the status of one object; `quiet`: leave out `info`."""
     with Client(address) as client:
         documents = [describe(client, name, not quiet) for name in names]
     formats.say(output.document(documents[0] if len(documents) == 1 else documents))

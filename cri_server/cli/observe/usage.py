@@ -47,7 +47,8 @@ class CpuSamples:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Prints resource usages with the options of `stats` and `statsp`."""
+    """Prints resource usages with the options of `stats` and `statsp`. `seconds`: the time between
+    the two samples of CPU usage; `watching`: the interval of --watch in seconds, or None."""
 
     output: OutputOptions
     seconds: float
