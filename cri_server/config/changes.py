@@ -22,7 +22,8 @@ class ConfigChange:
 
 
 def changes(before: Config, after: Config) -> list[ConfigChange]:
-    """Return the changes in the order of the tables."""
+    """Return a change for each key whose value differs between `before` and `after`, in the order
+    of the tables in `Config`. [runtimes.NAME] counts as one key."""
     result = [
         ConfigChange(f"{table}.{key}", old, new, reloads)
         for table, key, reloads in keys()

@@ -1,8 +1,8 @@
 """Runtime handlers: the OCI runtime and the settings for the containers of a RuntimeClass.
 
-The default handler, `pyrunc` or the empty name, is this program's own runtime. `[runtimes.NAME]`
-adds handlers: with `binary` an external OCI runtime, without it the own runtime with other
-settings.
+The default handler, `pyrunc` or the empty name, is this program's own runtime. Each table
+`[runtimes.NAME]` adds a handler. If the table has the key `binary`, the handler is that external
+OCI runtime; otherwise it is pyrunc with other settings.
 """
 
 from __future__ import annotations

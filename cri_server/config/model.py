@@ -126,7 +126,7 @@ class NetworkConfig(ConfigTable):
 
 
 class CgroupConfig(ConfigTable):
-    """How containers are grouped."""
+    """The cgroups of pods and containers."""
 
     driver: Annotated[
         Literal["auto", "systemd", "cgroupfs"],
@@ -205,7 +205,7 @@ class ImagesConfig(ConfigTable):
 
 
 class StreamingConfig(ConfigTable):
-    """Where exec, attach and port-forward sessions connect. Only kubelet needs to reach it."""
+    """The server of exec, attach and port-forward. Only kubelet needs to reach this server."""
 
     host: Annotated[str, at_restart("The address to listen on.")] = "127.0.0.1"
     port: Annotated[Port, at_restart("The port. 0 selects a free one.")] = 0
@@ -411,7 +411,7 @@ class TimelineConfig(ConfigTable):
 
 
 class TracingConfig(ConfigTable):
-    """Calls and their parts as OpenTelemetry spans."""
+    """Export of calls and their steps as OpenTelemetry spans."""
 
     endpoint: Annotated[
         str,
@@ -515,7 +515,7 @@ class RuntimeConfig(ConfigTable):
 
 
 class Config(ConfigTable):
-    """The whole file."""
+    """All tables of the configuration file."""
 
     server: ServerConfig = msgspec.field(default_factory=ServerConfig)
     network: NetworkConfig = msgspec.field(default_factory=NetworkConfig)

@@ -101,9 +101,10 @@ def _open_folder(folder: str) -> Iterator[int]:
 
 
 def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:
-    """Copy the files at a volume's path in the image into the volume's folder; nothing if the image
-    has no such path. The path and its symbolic links come from the image, so they are resolved
-    inside it (CVE-2022-23648)."""
+    """Copy the image's files at `volume.destination` into the folder `volume.source`; do nothing if
+    the image has no such path. `image`: a descriptor of the image's root, inside which the path and
+    its symbolic links are resolved, because both come from the image (CVE-2022-23648). `tick`: as
+    for `copy_tree`."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
     except KernelError as error:

@@ -110,12 +110,12 @@ async def create(
     *,
     archive: str = "",
 ) -> str:
-    """Create a container and return its id. A repeated request waits for the first one, or returns
-    its container. `archive`: the path of a checkpoint to restore instead of the configuration's
-    image.
+    """Create a container in the sandbox `reference` and return the container's id. The same request
+    again waits for the first one, and returns the same id until the container is started.
+    `archive`: the path of a checkpoint to restore instead of the configuration's image.
 
-    Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument,
-    AlreadyExists, Unsupported.
+    Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument, AlreadyExists
+    (a container of this name has another configuration, or was started), Unsupported.
     """
     sandbox = services.index.sandboxes.get(reference)
     build.check(config, sandbox.config)
@@ -226,8 +226,10 @@ async def _check_recursive_read_only(context: CreateContext) -> None:
 
 
 async def find_sources(context: CreateContext) -> None:
-    """Look up the container's host paths, CDI devices and hooks. Each lookup runs in a thread with
-    a deadline, because a path may lie on storage that does not answer."""
+    """Look up the container's host paths, image volumes, devices, CDI devices and hooks, and store
+    them in `context`. Each lookup of a host path runs in a thread with the deadline
+    `foreign_path_timeout_s`, because the storage may not answer. Raises DeadlineExceeded,
+    InvalidArgument, NotFound (image volume), Unsupported, WrongState (hooks), KernelError."""
     config, services = context.config, context.services
     context.requested_mounts = mounts.check_requests(config.mounts)
     await _check_recursive_read_only(context)

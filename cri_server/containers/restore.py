@@ -46,15 +46,16 @@ pod's namespace into the host's."""
 async def load_checkpoint(
     services: Services, identifier: str, reference: str, user_specified_image: str = ""
 ) -> Checkpoint | None:
-    """Load the checkpoint that an image reference names into the container's folder; None for an
-    ordinary image.
+    """Load a checkpoint into the folder of the container `identifier`. `reference` is the absolute
+    path of an archive, or names an image. Returns None for an image without a checkpoint.
 
     kubelet passes an image id as `reference`, and the pod's reference as `user_specified_image`. An
     image is a checkpoint if the manifest that these references name has a checkpoint's annotations.
     If they name no manifest, every manifest of the image must have them.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
-    ResourceExhausted, KernelError; the caller removes the folder.
+    DeadlineExceeded (opening the archive), ResourceExhausted, KernelError; the caller removes the
+    folder.
     """
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):
@@ -206,7 +207,9 @@ async def fill_layer(services: Services, identifier: str, volumes: Sequence[Moun
 
 
 def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]) -> None:
-    """Replace the empty writable layer with the unpacked one. Blocks."""
+    """Replace the empty writable layer by the unpacked layer of the checkpoint, in which the paths
+    `deleted` become whiteouts. Then move the content at the paths of `volumes` into the volumes.
+    Blocks."""
     layer = read.finish_layer(str(root / LAYER), deleted)
     tree, upper = root / LAYER / TREE, root / "upper"
     with disk_errors("rename", str(upper)):

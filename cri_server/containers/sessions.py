@@ -158,7 +158,8 @@ class Sessions:
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         """Connect to a port of the pod and return the socket. A job, a separate process, joins the
-        pod's network namespace and connects."""
+        pod's network namespace and connects. Raises NotFound, InvalidArgument (port out of range),
+        WrongState (sandbox not ready), PeerError (no connection), DeadlineExceeded."""
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)

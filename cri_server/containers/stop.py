@@ -31,7 +31,8 @@ async def stop(services: Services, reference: str, timeout_s: int) -> None:
 
 
 async def kill(services: Services, container: Container) -> None:
-    """Kill the container with SIGKILL, in any of its states."""
+    """Kill the container with SIGKILL, also a paused one; return when it has exited. Does nothing
+    for created and exited containers. Raises DeadlineExceeded when SIGKILL does not end it."""
     await end(services, container, signals.number("SIGKILL"), 0.0)
 
 

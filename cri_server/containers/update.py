@@ -73,8 +73,9 @@ async def restore_cgroup(context: UpdateContext) -> None:
 def _write(
     context: UpdateContext, whole: api.LinuxContainerResources, changed: api.LinuxContainerResources
 ) -> None:
-    """Write the cgroup files of the `changed` limits. Memory and swap are always written together,
-    from `whole`."""
+    """Write the cgroup files of the limits in `changed`. `whole`: all limits of the container after
+    the change. If `changed` has memory or swap, both are written from `whole`. Raises
+    InvalidArgument for a memory limit below the usage, KernelError."""
     settings = context.services.config.cgroup
     group = groups.place(context.container.cgroups_path, context.container.id)
     limits = resources.to_oci(changed)

@@ -61,7 +61,8 @@ def _controllers(host: Machine, root: str) -> Iterator[CheckResult]:
 
 
 def driver(host: Machine) -> Iterator[CheckResult]:
-    """Check that the cgroup driver fits this machine."""
+    """Check that the machine suits [cgroup] driver: systemd must run for `systemd`, and should not
+    run for `cgroupfs`."""
     setting, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
     if setting == "systemd" and not systemd:
         yield wrong(

@@ -18,8 +18,8 @@ TMPFS = ("tmpfs", "ramfs")
 
 
 def overlay(host: Machine) -> Iterator[CheckResult]:
-    """Check that the server can mount containers' root file systems below `server.root`, by
-    mounting an overlay there, and by writing and hiding files in it. Needs root."""
+    """Check that containers' root file systems can be mounted below `server.root`: mount an overlay
+    there, and delete files of its lower layer. Needs root."""
     if os.geteuid():
         return
     root = nearest(host.path(host.config.root))
@@ -130,7 +130,7 @@ def state(host: Machine) -> Iterator[CheckResult]:
 
 
 def programs(host: Machine) -> Iterator[CheckResult]:
-    """Check the programs that the server executes."""
+    """Check that the program nft is installed, which the server executes."""
     if host.program("nft"):
         yield fine("nft", "the program nft is installed")
     else:

@@ -49,9 +49,9 @@ def kubelet(host: Machine) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
-    """Return True if kubelet waits for kubeadm: kubelet's command line names a bootstrap
-    kubeconfig, and no file exists yet at the paths that it gives for the bootstrap kubeconfig, the
-    kubeconfig and kubelet's configuration."""
+    """Return True if kubelet waits for kubeadm: `flags`, those of kubelet's command line, name a
+    bootstrap kubeconfig, and none of the files in the flags config, kubeconfig and
+    bootstrap-kubeconfig exists yet."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written

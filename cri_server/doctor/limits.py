@@ -32,7 +32,7 @@ SYSCTLS = {
 
 
 def privilege(host: Machine) -> Iterator[CheckResult]:
-    """Report that doctor runs without root."""
+    """Yield a note if doctor does not run as root: some checks were then skipped."""
     if os.geteuid():
         yield note(
             "root",
@@ -89,7 +89,7 @@ def selinux(host: Machine) -> Iterator[CheckResult]:
 
 
 def descriptors(host: Machine) -> Iterator[CheckResult]:
-    """Check the limit of open descriptors."""
+    """Check that the hard limit of open descriptors is at least DESCRIPTORS."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
         yield warning(
@@ -129,7 +129,7 @@ def swap(host: Machine) -> Iterator[CheckResult]:
 
 
 def runtimes(host: Machine) -> Iterator[CheckResult]:
-    """Check the programs of runtime handlers."""
+    """Check that the `binary` of each runtime handler is an executable file."""
     missing = {
         name: runtime.binary
         for name, runtime in host.config.runtimes.items()

@@ -165,7 +165,8 @@ class Http2Connection:
             self._ended_receiving(stream_id, stream)
 
     def _consume(self, size: int) -> None:
-        """Count received bytes against the connection's window, and reopen it."""
+        """Count `size` received bytes against the connection's receive window, and send
+        WINDOW_UPDATE when half of the window is used. Raises Broken for bytes beyond the window."""
         self._window_bytes -= size
         if self._window_bytes < 0:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "data beyond the connection's window")

@@ -40,8 +40,9 @@ class Image:
     """A complete image. `id` is `sha256:<config digest>`.
 
     `repo_tags`: fully qualified `HOST/PATH:TAG`. `repo_digests`: `HOST/PATH@sha256:…` of the index
-    or manifest that the registry served. `size_bytes`: the bytes of the stored blobs, and of the
-    unpacked layers or the tars and index. `user`: as in the image's configuration.
+    or manifest that the registry served. `size_bytes`: the bytes that the image takes in the store:
+    its blobs, and either its unpacked layers, or its layers' tars and its index. `user`: as in the
+    image's configuration.
     """
 
     id: str

@@ -187,9 +187,9 @@ class Pull:
         return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> SignaturePolicy | None:
-        """Return the signature policy; None if none is configured. Raises SignatureValidationFailed
-        if the policy rejects all images of the reference's scope, so that such a pull sends no
-        request; WrongState."""
+        """Return the signature policy; None if none is configured. Raises WrongState for a policy
+        that cannot be read, SignatureValidationFailed for a policy that rejects all images of the
+        reference's scope: such a pull sends no request."""
         if not self._policy:
             return None
         from cri_server.images.signatures import cosign as signatures
@@ -329,8 +329,9 @@ class Pull:
 
 
 class _ByteCounter:
-    """Counts the bytes that one thread receives, and passes the sum to `notify` at most every
-    REPORT_S: a piece has only a few KiB, and each `notify` wakes the event loop."""
+    """Counts the bytes that one thread receives, and calls `notify` with their number, not more
+    often than every REPORT_S: a piece has only a few KiB, and each `notify` wakes the event
+    loop."""
 
     def __init__(self, notify: Callable[[int], None]) -> None:
         self._notify, self._size, self._last = notify, 0, time.monotonic()
@@ -345,7 +346,8 @@ class _ByteCounter:
             self.flush()
 
     def flush(self) -> None:
-        """Pass the bytes that were counted since the last `notify` to `notify`."""
+        """Call `notify` with the number of bytes counted since its last call, unless there are
+        none."""
         size, self._size, self._last = self._size, 0, time.monotonic()
         if size:
             self._notify(size)

@@ -44,8 +44,8 @@ def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine
     """Check whether this machine has missing or wrong settings for the server that --address names.
     Each result names the effect and a remedy.
 
-    The exit code is 1 if something is wrong. Doctor changes nothing; as root it mounts an overlay
-    below the server's root for a moment.
+    The exit code is 1 if something is wrong. Doctor changes no setting. Run as root, it also mounts
+    an overlay below the directory `server.root`, and removes the overlay again.
     """
     # The results say what the log would say.
     logging.getLogger("cri_server").addHandler(logging.NullHandler())
@@ -59,8 +59,9 @@ def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine
 
 
 def _of_server(context: click.Context) -> dict[str, Any]:
-    """Return the settings of the server that --address names: its socket and, if it answers, its
-    directories."""
+    """Return settings of the server that --address names, by `table.key`: its socket and, if the
+    server answers, its directories and `cgroup.missing_controllers`. Returns no settings without
+    --address."""
     root = context.find_root()
     if root.get_parameter_source("address") in (None, ParameterSource.DEFAULT):
         return {}

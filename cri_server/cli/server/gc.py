@@ -38,9 +38,10 @@ def gc(context: click.Context, dry_run: bool, images: bool, force: bool, as_json
     """Remove unused files from the server's disk. The output also lists what is kept, with the
     reason.
 
-    Unused images are converted to the form of [images] store, without a registry. Pods and
-    containers are never removed, and images only with --images. The exit code is 1 if something
-    could not be removed.
+    Images that no container uses are converted to the storage format that `[images] store` names,
+    without a download. Only --images removes images. Pods and containers are never removed.
+
+    The exit code is 1 if something could not be removed or converted.
     """
     with Client(context.obj) as client:
         report = client.admin(

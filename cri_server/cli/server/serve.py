@@ -85,7 +85,8 @@ def read(config: Path | None, flags: dict[str, Any]) -> LoadedConfig:
 
 
 def require_root() -> None:
-    """Raise Error unless this is root: mounts, namespaces and the host's network need it."""
+    """Raise Error unless this process runs as root, which mounts, namespaces and the host's network
+    need."""
     if os.geteuid() != 0:
         raise Error(f"the server needs root, but this is user {os.geteuid()}")
 

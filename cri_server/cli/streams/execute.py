@@ -50,8 +50,9 @@ def _user(client: Client, container: str, text: str) -> dict[str, object]:
 
 
 def _read(root: int, path: str) -> bytes:
-    """Return the content of a regular file below `root`; links are resolved as in the container.
-    Returns no bytes if the file is missing or of another kind."""
+    """Return the content of a regular file of a container. `root`: a descriptor of the container's
+    root directory, inside which symbolic links are resolved. Returns no bytes for a missing file
+    and for anything but a regular file."""
     try:
         return read_in_root(root, path)
     except (KernelError, NotFound):
@@ -130,8 +131,10 @@ def exec_(
     container: str,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run COMMAND in CONTAINER: an id, NAME, POD/NAME, NAMESPACE/POD/NAME, or the name of a pod.
-    Exits with the code of COMMAND."""
+    """Run COMMAND in CONTAINER and exit with the code of COMMAND.
+
+    CONTAINER is an id, NAME, POD/NAME, NAMESPACE/POD/NAME, or the name of a pod with one container.
+    """
     command = command[1:] if command[0] == "--" else command
     if not command:
         raise click.UsageError("Missing argument 'COMMAND'.")
@@ -183,7 +186,12 @@ def exec_(
 @click.argument("container", shell_complete=completion.both)
 @click.pass_obj
 def attach(address: str, stdin: bool, tty: bool, detach_keys: str, container: str) -> None:
-    """Connect to the streams of the main process of CONTAINER. Exits with its code if it ends."""
+    """Connect this terminal to the main process of CONTAINER, to its stdout, stderr and, with
+    --stdin, its stdin.
+
+    CONTAINER is an id, NAME, POD/NAME, NAMESPACE/POD/NAME, or the name of a pod with one container.
+    If the container exits during the session, `attach` exits with the code of the container.
+    """
     keys = session.parse_keys(detach_keys)
     with Client(address) as client:
         identifier = client.container(container).id

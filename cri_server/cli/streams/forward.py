@@ -90,8 +90,8 @@ def parse(text: str, named: Callable[[str], int]) -> tuple[int, int]:
 
 
 def named_port(client: Client, pod: str, name: str) -> int:
-    """Return the number of a port by its name in the manifest, which kubelet and `run` put into an
-    annotation of the container. Raises NotFound."""
+    """Return the number of the pod's port that the manifest calls `name`. kubelet and `run` copy
+    the manifest's ports into an annotation of each container. Raises NotFound."""
     ports = [
         port for container in client.containers(pod_sandbox_id=pod) for port in _ports(container)
     ]

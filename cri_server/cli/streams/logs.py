@@ -96,7 +96,11 @@ def logs(
     reopen: bool,
     all_containers: bool,
 ) -> None:
-    """Show the log of a container: an id, NAME, POD/NAME, or the name of a pod."""
+    """Show the log of a container.
+
+    The argument is a container's id, NAME, POD/NAME or NAMESPACE/POD/NAME, or the name of a pod
+    with one container. For other pods, choose with --container or --all-containers.
+    """
     lines = _tail(tail)
     now = datetime.datetime.now(datetime.UTC)
     begin, end = (moment(text, now) if text else None for text in (since, until))

@@ -174,7 +174,7 @@ class _IndexWriter:
         return result
 
     def _list_directories(self, root: ErofsNode) -> None:
-        """Count the links, and sort each directory's names into blocks."""
+        """Count the hard links of each inode, and sort each directory's names into blocks."""
         inodes = self._inodes
         pending = [(inodes[id(root)], inodes[id(root)])]
         while pending:
@@ -230,8 +230,10 @@ class _IndexWriter:
         return at, data
 
     def _sparse_files(self, result: EncodedIndex, end: int) -> dict[int, int]:
-        """Return the first block of each sparse file's data by inode number. The data lies behind
-        everything else."""
+        """Place the data of all sparse files behind the inodes and directories, from the block
+        `end` of the index on. Append each file's SparseFile to `result`, and set the size of the
+        index there. Return the first block of each file's data by inode number. Raises
+        ResourceExhausted."""
         places = {}
         first = end
         for inode in self._inodes.values():

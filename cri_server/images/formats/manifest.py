@@ -318,8 +318,9 @@ def foreign_platform(config: ImageConfiguration) -> str:
 
 
 def check_platform(config: ImageConfiguration, platform: Platform) -> None:
-    """Raise NotFound if the image's configuration is for another platform than `platform`. For
-    images without an index, which would name the platform."""
+    """Raise NotFound if the image's configuration names another platform than the requested
+    `platform`. Called only for an image without an index; in an index `choose` compares the
+    platforms."""
     if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:
         raise NotFound(f"no image for {platform}; available: {config.platform}")
 

@@ -23,8 +23,8 @@ class IncomingBlob(ABC):
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append data and hash it. May raise ResourceExhausted or KernelError if the content goes
-        to a file, and Interrupted if it goes to a decoder; the caller must then fetch it to a
+        """Append data and hash it. For a blob in a file, raises ResourceExhausted, KernelError. For
+        a blob that a decoder receives, raises Interrupted; the caller must then fetch the blob to a
         file."""
         self._hash.update(data)
         self.size += len(data)

@@ -4,7 +4,7 @@ bytes, decodes and hashes the content, and limits its size.
 The media type is ignored: the diff id in the image's configuration decides whether this is the
 right content. Three limits apply: the total size (at most the disk's free space), the zstd window,
 and the number of empty members. The compression ratio has no limit, because a preallocated file of
-zeros is legitimate; `zeros` lets it take no blocks on the disk.
+zeros is legitimate, and takes no blocks on the disk (`zeros.is_hole`).
 """
 
 from __future__ import annotations

@@ -113,11 +113,13 @@ def _check(entry: TarMember, limits: UnpackLimits) -> None:
 
 
 def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
-    """Return a whiteout's kind and the path that it hides; None for metadata of aufs (other
-    `.wh..wh.` names).
+    """Return the kind of the whiteout `entry` (HIDDEN or OPAQUE), and the components of the path
+    that it hides. `names`: the components of the entry's path. Returns None for metadata of aufs
+    (other `.wh..wh.` names).
 
-    `.wh.NAME` hides the files of lower layers under that name, `.wh..wh..opq` all their files in
-    its directory. This layer's own files stay, wherever they are in the tar. Raises BadLayer.
+    `.wh.NAME` hides NAME of the lower layers; `.wh..wh..opq` hides all that the lower layers have
+    in the directory of the whiteout. Files of the whiteout's own layer stay, also those earlier in
+    the tar. Raises BadLayer.
     """
     *folder, last = names
     if any(name.startswith(AUFS) for name in folder):

@@ -20,7 +20,8 @@ from pyrunc.errors import PeerError
 
 
 class StreamedBlob(IncomingBlob):
-    """Writes a blob into a ring. `write` and `restart` raise Interrupted."""
+    """Writes a blob into a ring. `write` raises Interrupted after `interrupt`, and when the reader
+    has closed its end."""
 
     def __init__(self, sender: RingSender, algorithm: str) -> None:
         """Takes over `sender`."""

@@ -66,8 +66,9 @@ def streams_at_once(memory_bytes: int) -> int:
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """Return how many processes may build an index at once. Each holds the tree of all files of an
-    image in memory, so all together get a quarter of `memory_bytes`; at least one runs."""
+    """Return how many processes may build an index at once: one for each of `processors`, but at
+    least two. Each holds the tree of all files of an image in memory, so fewer are allowed if all
+    together could take more than a quarter of `memory_bytes`; at least one."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 

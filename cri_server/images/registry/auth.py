@@ -1,12 +1,17 @@
 """Logs in to registries: parses challenges, chooses credentials, builds token requests and reads
 their answers. No I/O.
 
-A pull secret is sent to the registry that the reference names (and to the `server` of its
-`hosts.toml`), and to the mirrors that the registry's own `hosts.toml` names, unless the mirror is
-on plain http and the registry is not. Any other host gets the secret only if its server address is
-that host. Without a pull secret, `auth` in `hosts.toml` is used. The registry's challenge chooses
-the token server, which gets the registry's secret; when the registry is on https, a secret is sent
-to the token server over https only.
+A pull secret is sent to these hosts:
+
+- the registry that the reference names, and the `server` in its own hosts.toml (not `_default`'s);
+- the mirrors in that hosts.toml (not with `pull_secrets = false`), over https or loopback, or if
+  the registry is on plain http too;
+- any other host only if it is the host in the secret's server address.
+
+A host that gets no pull secret gets the login `auth` that hosts.toml has for it, if any.
+
+The registry's challenge chooses the token server, which gets the registry's secret. When the
+registry is on https, a secret is sent to the token server over https only.
 """
 
 from __future__ import annotations
@@ -71,8 +76,9 @@ class TokenRequest:
 
 
 def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> Credential:
-    """Return the credential for `host` when an image of `reference` is pulled with the pull secret
-    `auth`. Raises InvalidArgument."""
+    """Return the credential for `host` when an image of `reference` is pulled: the pull secret
+    `auth` if `host` may receive it, else the login for `host` in hosts.toml, else ANONYMOUS. Raises
+    InvalidArgument for a malformed secret."""
     if auth is not None and not auth.empty and may_receive(auth, reference, host):
         return _credential(auth)
     return _credential(host.auth) if host.auth is not None and not host.auth.empty else ANONYMOUS

@@ -218,8 +218,8 @@ class RegistrySession:
         """Return the URL to which the response for `url` redirects, and close the response. For a
         response without a redirect return None and leave it open.
 
-        Raises our error Forbidden for a target that is malformed, is neither http nor https, has a
-        user name, or leads from https to http.
+        Raises Forbidden for a target that is malformed, is neither http nor https, has a user name,
+        or leads from https to http.
         """
         location = response.headers.get("Location")
         if response.status not in _REDIRECTS or not location:
@@ -341,14 +341,16 @@ def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
 
 
 def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
-    """Return whether the target has the same origin, or is the same host on https."""
+    """Return whether `target` has the origin of `here`, or is the host of `here` on https (port
+    443) instead of http."""
     upgraded = ("https", here.hostname or "", 443)
     return origin_of(target) in (origin_of(here), upgraded if here.scheme == "http" else None)
 
 
 def tls_context(host: RegistryHost | None) -> ssl.SSLContext:
-    """Return a TLS context with the system's authorities and those of hosts.toml. Raises
-    InvalidSpec naming a file that cannot be used."""
+    """Return a TLS context with the system's authorities and, unless `host` is None, the
+    authorities, client certificates and `skip_verify` of `host`. Raises InvalidSpec naming a file
+    that cannot be used."""
     context = ssl.create_default_context()
     if host is None:
         return context

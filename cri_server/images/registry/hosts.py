@@ -312,7 +312,8 @@ def _split(path: Path, key: str, url: str) -> SplitResult:
 
 
 def _capabilities(path: Path, key: str, names: list[str] | None) -> frozenset[str]:
-    """Parse capabilities; an empty list means the default, as in containerd."""
+    """Return the capabilities in `names`, in lower case. None and an empty list mean resolve and
+    pull, as in containerd. Raises InvalidSpec for an unknown one."""
     supported = {RESOLVE, PULL, "push", "referrers"}
     lower = frozenset(name.lower() for name in names or (RESOLVE, PULL))
     if lower - supported:
@@ -384,8 +385,8 @@ def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[st
 
 
 def _duration(path: Path, key: str, text: str | None) -> float:
-    """Return the seconds in a duration of Go, such as `1m30s`, `500ms` or `.5s`; the default for
-    None, "" and 0. Raises InvalidSpec."""
+    """Return the seconds in the text of `dial_timeout`, a duration of Go such as `1m30s`, `500ms`
+    or `.5s`; DIAL_TIMEOUT_S for None, "" and 0. Raises InvalidSpec."""
     if not text or text == "0":
         return DIAL_TIMEOUT_S
     units = {
