@@ -129,6 +129,7 @@ def _compile_and_exec(
             spec,
             process,
             cgroup=group,
+            follow=not options["cgroup"],
             preserve_fds=preserved(options["preserve_fds"]),
             keyring=state.keyring,
             id=state.id,

@@ -8,11 +8,14 @@ the new process. The new process then sets its own limits, capabilities, ids and
 from __future__ import annotations
 
 import os
+from errno import ENOENT
 
 from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.container import CompiledLaunch
 from pyrunc.compile.descriptors import compiled_filter
 from pyrunc.compile.idmaps import maps_of_process
+from pyrunc.errors import KernelError
+from pyrunc.kernel.cgroup import open_present_group
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.launch.model import Launch
 from pyrunc.plan import build as plans
@@ -72,11 +75,12 @@ class ExecRequest(Value):
     process; `spec`: its configuration; `process`: the process to run, for example from `merged`.
 
     `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
-    the caller's cgroup. The caller closes `stdio`. A process with a terminal gets the terminal
-    instead of `stdio`. `id` and `bundle` are sent to a seccomp agent; `id` also names the
-    container's resctrl group. `attached`: the runtime stays and copies the process's terminal to
-    its own. `timed`: the launch reports when each operation is done. `programs`: the cache of plans
-    and programs for this configuration.
+    the caller's cgroup. `follow`: enter the present cgroup of the first process when `cgroup` is
+    gone or takes no processes; False: that is an error. The caller closes `stdio`. A process with a
+    terminal gets the terminal instead of `stdio`. `id` and `bundle` are sent to a seccomp agent;
+    `id` also names the container's resctrl group. `attached`: the runtime stays and copies the
+    process's terminal to its own. `timed`: the launch reports when each operation is done.
+    `programs`: the cache of plans and programs for this configuration.
     """
 
     pid: int
@@ -85,6 +89,7 @@ class ExecRequest(Value):
     process: Process
     stdio: tuple[int, int, int] = (0, 1, 2)
     cgroup: Cgroup | None = None
+    follow: bool = True
     preserve_fds: tuple[int, ...] = ()
     keyring: str = ""
     restrict_oom_score_adj: bool = False
@@ -132,7 +137,7 @@ _INHERITED = (
 
 def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> CompiledLaunch:
     """Compile the launch of the process. Raises InvalidSpec, KernelError, and WrongState when the
-    container's cgroup is gone."""
+    container's first process has ended."""
     spec, process = request.spec, request.process
     check_process(process)
     programs = request.programs or ExecPrograms()
@@ -147,7 +152,7 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
         # cannot be another one with the same number.
         descriptors.take("container", os.dup(request.pidfd))
     if request.cgroup is not None:
-        descriptors.take("cgroup", request.cgroup.open_directory())
+        descriptors.take("cgroup", _open_group(request.cgroup, request))
     plan, program = _program(
         request,
         plans.ExecPlanOptions(
@@ -174,9 +179,22 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
         annotations=spec.annotations,
         status="running",
         container_pid=request.pid,
-        cgroup=request.cgroup,
+        cgroup=request.cgroup if request.follow else None,
     )
     return CompiledLaunch(launch, plan, plan.warnings)
+
+
+def _open_group(group: Cgroup, request: ExecRequest) -> int:
+    """Open the cgroup of the new process: `group`, or if that is gone and the request permits it,
+    the present cgroup of the container's first process."""
+    try:
+        return group.open_directory()
+    except KernelError as error:
+        # A first process that may write to the cgroup tree can move to another group and remove
+        # this one. runc follows it, too.
+        if error.errno != ENOENT or not request.follow:
+            raise
+    return open_present_group(request.pid)
 
 
 def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan, LoweredProgram]:

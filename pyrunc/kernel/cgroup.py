@@ -13,7 +13,7 @@ import os
 import select
 import time
 
-from pyrunc.errors import InvalidArgument, KernelError, Unsupported, kernel_errors
+from pyrunc.errors import InvalidArgument, KernelError, Unsupported, WrongState, kernel_errors
 from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
@@ -162,6 +162,15 @@ def open_group(directory: str) -> int:
     """Open the group, for CLONE_INTO_CGROUP and for bpf(2). The caller closes the descriptor."""
     with kernel_errors("open", repr(directory)):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def open_present_group(pid: int) -> int:
+    """Open the group that the process is in now, like `open_group`. Raises KernelError, and
+    WrongState when the process has ended."""
+    path = own_path(pid)
+    if path is None:
+        raise WrongState("the container is not running")
+    return open_group(root() + path)
 
 
 def make(directory: str) -> bool:

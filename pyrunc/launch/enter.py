@@ -3,7 +3,6 @@ may have moved to another cgroup."""
 
 from __future__ import annotations
 
-import os
 from errno import EBUSY, ENOENT
 
 from pyrunc.errors import KernelError, WrongState
@@ -40,9 +39,9 @@ def enter_steps(
             # systemd as a container's init does so at its start; runc, too, follows init's group.
             if launch.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
                 raise
-        with closing_fd(
-            os.open(_current_group(launch.container_pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        ) as group:
+        from pyrunc.kernel.cgroup import open_present_group
+
+        with closing_fd(open_present_group(launch.container_pid)) as group:
             moved = launch.replace(descriptors={**launch.descriptors, "cgroup": group})
             return (yield from launch_steps(moved, undo, times=times)), True
     except KernelError as error:
@@ -59,14 +58,3 @@ def _alive(pidfd: int) -> bool:
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return not poller.poll(0)
-
-
-def _current_group(pid: int) -> str:
-    """Return the directory of the process's present v2 cgroup. Raises WrongState when the process
-    has ended."""
-    from pyrunc.kernel import cgroup
-
-    path = cgroup.own_path(pid)
-    if path is None:
-        raise WrongState("the container is not running")
-    return cgroup.root() + path

@@ -11,6 +11,7 @@ from pyrunc.compile.exec import ExecRequest, merged
 from pyrunc.container.exec import execute
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, NotFound, WrongState
 from tests.kernel.box import Box, reap
+from tests.support.processes import wait_until
 
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup", "user", "time")
 
@@ -200,6 +201,43 @@ def test_an_exec_works_after_init_moved_into_a_group_below(box: Box) -> None:
             "0::/",
             "0::/below",
         )
+
+
+def test_an_exec_follows_init_when_the_containers_group_is_gone(box: Box) -> None:
+    """An init that may write to the cgroup tree can move to another group and remove its own."""
+    with box.running() as (created, request):
+        assert created.cgroup is not None
+        group = Path(created.cgroup.directory)
+        other = group.with_name(f"{group.name}-other")
+        other.mkdir()
+        (other / "cgroup.procs").write_text(str(created.pid))
+        group.rmdir()
+        try:
+            process = merged(request.spec, {"args": ["sleep", "1000"]})
+            exec_request = ExecRequest(
+                created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup
+            )
+            done = execute(exec_request)
+            assert (other / "cgroup.procs").read_text().split() == [
+                str(created.pid),
+                str(done.pid),
+            ]
+            os.kill(done.pid, 9)
+            reap(done)
+            with pytest.raises(Error, match="ENOENT"):
+                execute(exec_request.replace(follow=False))
+        finally:
+            os.kill(created.pid, 9)
+            os.waitid(os.P_PIDFD, created.pidfd, os.WEXITED | os.WNOWAIT)
+            assert wait_until(lambda: _removed(other), 10)
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_program_of_an_exec_is_never_a_file_of_the_host(box: Box) -> None:
