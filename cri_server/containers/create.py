@@ -402,8 +402,9 @@ def _target(context: CreateContext) -> int:
 
 
 def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOption) -> int:
-    """Return the pid of the target container's process. Raises NotFound, InvalidArgument (another
-    sandbox's), WrongState (not running)."""
+    """Return the pid of the process of the container `options.target_id`. Raises NotFound,
+    InvalidArgument if that container belongs to another sandbox, WrongState if it is not
+    running."""
     target = services.index.containers.get(options.target_id)
     if target.sandbox_id != sandbox.id:
         raise InvalidArgument(f"target container {target.id} belongs to another sandbox")
@@ -440,7 +441,7 @@ def _container(context: CreateContext, image_signal: str) -> Container:
 
 def log_path(sandbox: api.PodSandboxConfig, config: api.ContainerConfig) -> str:
     """Return the log's absolute path; empty if the output is discarded. Raises InvalidArgument for
-    a path outside the pod's log directory."""
+    a path that is too long, or outside the pod's log directory."""
     if not sandbox.log_directory or not config.log_path:
         return ""
     if (

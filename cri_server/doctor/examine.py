@@ -71,7 +71,8 @@ def examine(host: Machine, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iter
 
 
 def log_problems(host: Machine) -> None:
-    """Run the PASSIVE checks and log their problems. Called when the server starts."""
+    """Run the PASSIVE checks, which mount nothing and start no program, and log their problems.
+    Called when the server starts."""
     for result in examine(host, PASSIVE):
         if result.level >= Level.WARNING:
             level = logging.WARNING if result.level == Level.WRONG else logging.INFO

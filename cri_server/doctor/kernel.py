@@ -109,7 +109,8 @@ def seccomp(host: Machine) -> Iterator[CheckResult]:
 
 
 def modules(host: Machine) -> Iterator[CheckResult]:
-    """Check that overlay and br_netfilter are loaded."""
+    """Check that overlay is available, and that br_netfilter is loaded and passes packets over
+    bridges to the firewall."""
     if re.search(r"^nodev\toverlay$", host.text("/proc/filesystems"), re.MULTILINE):
         yield fine("module-overlay", "overlay")
     else:

@@ -55,7 +55,8 @@ _NAME_BY_CLASS = {cls: page.name for page in PAGES for cls in page.classes}
 
 
 def name_of(error: BaseException) -> str:
-    """Return the name of an error's page: that of its class, or of the nearest base class."""
+    """Return the name of an error's page: that of its class, or else of the nearest base class with
+    a page, or else `internal`."""
     for cls in type(error).__mro__:
         name = _NAME_BY_CLASS.get(f"{cls.__module__}.{cls.__qualname__}")
         if name:

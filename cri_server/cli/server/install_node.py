@@ -44,12 +44,12 @@ from pyrunc.errors import Error
 def install_node(
     uninstall: bool, purge: bool, dry_run: bool, kubelet: bool, start: bool, root: Path
 ) -> None:
-    """Make this machine a node: install the unit, folders, kernel settings, CNI plugins, manual
-    pages, completions and kubelet's drop-in.
+    """Make this machine a node: install the server's systemd unit, folders, kernel settings, CNI
+    plugins, manual pages, completions and a drop-in for kubelet.
 
     Prints each action. A repeated run only does what is missing. Files of other programs are not
-    changed. If the server was installed as a package, only the CNI plugins and kubelet's drop-in
-    are installed.
+    changed. If the server was installed as a package, only the CNI plugins and the drop-in for
+    kubelet are installed.
     """
     from cri_server.install import node
     from cri_server.install.actions import KeepFile

@@ -20,8 +20,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class LogEntry(NamedTuple):
-    """A record of a log: its stream, the container's output (with a newline unless the record is a
-    partial line), and its time."""
+    """A line of a log file: its stream, the container's output (with a newline unless the line's
+    tag is `P`, partial), and its time as written."""
 
     stream: str
     content: bytes
@@ -29,7 +29,7 @@ class LogEntry(NamedTuple):
 
 
 def entries(file: BinaryIO) -> Iterator[LogEntry]:
-    """Yield the complete records from the file's position on."""
+    """Yield the complete lines from the file's position on, without malformed ones."""
     while True:
         position = file.tell()
         line = file.readline()
@@ -65,7 +65,7 @@ class Log:
         _close(self._files)
 
     def seek_last(self, count: int) -> None:
-        """Skip all but the last `count` records of all files. Call it before the first `new`."""
+        """Skip all but the last `count` lines of all files. Call it before the first `new`."""
         for number, file in reversed(list(enumerate(self._files))):
             position, records = last(file, count)
             file.seek(position)
@@ -76,7 +76,8 @@ class Log:
                 return
 
     def new(self) -> Iterator[LogEntry]:
-        """Yield the records that were written since the last call. Raises OSError."""
+        """Yield the lines that were written since the last call, at first those from the position
+        on. Raises OSError."""
         while True:
             if len(self._files) == 1:
                 self._files += self._open_later()
@@ -121,8 +122,8 @@ def _close(files: Iterable[BinaryIO]) -> None:
 
 
 def last(file: BinaryIO, count: int) -> tuple[int, int]:
-    """Return the position of the last `count` complete records of the file, and their number, which
-    is lower if the file has fewer records."""
+    """Return the position of the last `count` complete lines of the file, and their number, which
+    is lower if the file has fewer lines."""
     end = file.seek(0, os.SEEK_END)
     at = end
     missing = count + 1

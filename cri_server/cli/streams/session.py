@@ -57,7 +57,8 @@ def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s
 
 
 def connect(url: str, *protocols: str) -> Any:
-    """Open the WebSocket at a streaming server's URL. Raises ServerError."""
+    """Open the WebSocket at a streaming server's URL. `protocols`: the subprotocols to offer, best
+    first. Raises ServerError."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect as open_socket
     from websockets.typing import Subprotocol

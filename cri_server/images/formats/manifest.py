@@ -217,7 +217,8 @@ def media_type(data: bytes) -> str:
 
 
 def parse_config(data: bytes) -> ImageConfiguration:
-    """Parse an image's configuration. Raises BadManifest."""
+    """Parse an image's configuration, and drop its labels that begin with RESERVED_LABELS. Raises
+    BadManifest."""
     document = _without_nulls(_document(data, "image configuration"))
     if isinstance(document.get("config"), dict):
         document["config"] = _without_nulls(document["config"])
