@@ -87,8 +87,8 @@ def _pause_cgroup(folder: Path) -> str:
 
 
 def _container_cgroup(folder: Path) -> str:
-    """Return the cgroup's path from config.json in `folder`; empty if the file is missing, because
-    the container was not compiled yet."""
+    """Return the cgroup's path from config.json in `folder`. Return "" if the file is missing,
+    because the container was not compiled yet, or if the file cannot be read."""
     try:
         with open(folder / "config.json", encoding="utf-8", errors="surrogateescape") as file:
             return str(json.load(file)["linux"]["cgroupsPath"])

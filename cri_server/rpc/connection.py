@@ -299,8 +299,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._fail(call, failed)
 
     def _reserve(self, call: Call, size: int) -> None:
-        """Reserve memory for a request that arrives in several pieces, of which `size` bytes have
-        come. Raises CallFailed when the large requests of all clients exceed the server's limit."""
+        """Reserve memory for a request that arrives in several pieces, until `size` bytes are
+        reserved for the request in all. Raises CallFailed when the large requests of all clients
+        would exceed the server's limit."""
         more = max(0, size - call.reserved_bytes)
         if not self._shared.reserve(more):
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many large requests at once")
@@ -524,8 +525,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # -- the server's side
 
     def drain(self) -> None:
-        """Refuse new calls, cancel streaming calls, because they may be endless, and let other
-        calls finish."""
+        """Refuse new calls, and let running calls finish. Cancels streaming calls, because they may
+        be endless, and calls that have not begun to run."""
         self._http.go_away()
         for call in list(self._calls.values()):
             if call.streaming or call.task is None:

@@ -82,8 +82,8 @@ class LoadedImages(Record):
 
 
 class PullImage(AdminRequest):
-    """Pull an image. Reply: a stream of `TransferUpdate`. `auth`: an object with the fields of
-    CRI's AuthConfig; it has this form in all requests."""
+    """Pull an image. Reply: a stream of `TransferUpdate`. `auth` is an object with the fields of
+    CRI's AuthConfig, here and in the other requests."""
 
     image: str
     auth: Message | None = None
@@ -103,7 +103,8 @@ class PullPlatform(AdminRequest):
 
 
 class PushImage(AdminRequest):
-    """Push an image to the registry of `target`. Reply: a stream of `TransferUpdate`."""
+    """Push `image` under the name `target`, which includes the registry. Reply: a stream of
+    `TransferUpdate`."""
 
     image: str
     target: str
@@ -120,8 +121,8 @@ class TransferProgress(Record):
 
 
 class TransferUpdate(Record):
-    """A message of a pull's or push's stream: its `progress`, except in the last message, which has
-    `id`: the id of the pulled image or the digest of the pushed manifest."""
+    """One message of the stream that a pull or push returns. The last message has only `id`: the id
+    of the pulled image or the digest of the pushed manifest. All others have only `progress`."""
 
     progress: TransferProgress | None = None
     id: str | None = None

@@ -3,10 +3,11 @@
 A log line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the
 gRPC code; after a failure also the error and the failed step. Levels:
 
-- `warning`: the node or a peer has failed; also for calls that only read (`codes.report`);
-- `info`: any other verb;
-- `debug`: a verb that had nothing to do (kubelet stops pods repeatedly), and ExecSync, which
-  probes call all the time.
+- `warning`: a call failed by a fault of the node or a peer (also a call that only reads, which
+  `codes.report` logs);
+- `debug`: a verb had nothing to do, because kubelet stops pods repeatedly; or the verb is ExecSync,
+  which probes call all the time;
+- `info`: any other verb.
 
 No secret is logged: no environment, annotations or registry credentials, and no command line of an
 exec, because it may hold a password.

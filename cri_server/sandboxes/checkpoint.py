@@ -1,10 +1,10 @@
-"""CheckpointPod: freezes all containers of a pod, captures them one after the other, thaws them,
-and writes an archive of each into a folder.
+"""CheckpointPod: freezes the containers of a pod that the request names, captures them one after
+the other, thaws them, and writes an archive of each into a folder.
 
 | file | content |
 |---|---|
 | ID.tar | a container, as CheckpointContainer writes it |
-| pod.options | the archive of each container (checkpointctl's CheckpointedPodOptions) |
+| pod.options | the id of each container by its name (checkpointctl's CheckpointedPodOptions) |
 | pod.dump | the pod's configuration, CRI's message as JSON |
 | devshm-checkpoint.tar | the content of the /dev/shm that the containers share |
 
@@ -143,8 +143,8 @@ async def _checkpoint(context: PodCheckpointContext) -> None:
 
 
 async def _capture(context: PodCheckpointContext) -> None:
-    """Freeze all containers, capture them one after the other, then thaw them. They are thawed also
-    after a failure."""
+    """Freeze the requested containers together, capture them one after the other, then thaw them.
+    They are thawed also after a failure."""
     for each in context.containers:
         target = f"{context.folder}/{pods.archive(each.container.id)}"
         await asyncio.to_thread(container_checkpoint.make_work, each.work, target)

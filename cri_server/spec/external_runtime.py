@@ -23,9 +23,8 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Create mount points in `folder` for an external runtime. Return the spec with these mount
-    points as mount sources and an `ociVersion` that all runtimes accept, and the mounts that the
-    shim must attach to the mount points.
+    """Return the result of `with_paths` for an external runtime: the changed spec, here also with
+    an `ociVersion` that all runtimes accept, and the mounts that the shim must attach.
 
     `requested`: the mounts of the CRI request. Raises OSError.
     """
@@ -36,8 +35,11 @@ def bundle(
 def with_paths(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Create mount points in `folder`. Return the spec with these mount points as mount sources,
-    and the mounts that the shim must attach to them.
+    """Replace the source of each mount that the shim must attach by a mount point in `folder`.
+    Return the changed spec and these mounts.
+
+    Creates the mount points, except those for host paths. The shim creates the others when it opens
+    the host path, which may be a file or a folder.
 
     `requested`: the mounts of the CRI request. Raises OSError.
     """

@@ -58,7 +58,7 @@ class MountRequest:
 
 
 def check_requests(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[MountRequest]:
-    """Validate each mount's paths, propagation and flags, and return the mounts with normal
+    """Validate each mount's paths, propagation and flags, and return the mounts with normalized
     destinations. Raises InvalidArgument, which names the mount by `where` and its index."""
     return [_check_request(request, f"{where}[{i}]") for i, request in enumerate(requests)]
 

@@ -228,9 +228,9 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `source` that a record and its sandbox or container store in the same
-    form. `source`: the record, the sandbox or the container; `kind`: the record's class;
-    `converted`: the names of the fields to leave out."""
+    """Return the fields of `source` that a record and its sandbox or container have with the same
+    type, by name. `source`: the record, the sandbox or the container; `kind`: the record's class;
+    `converted`: the names of the other fields, which are left out."""
     return {name: getattr(source, name) for name in kind.__annotations__ if name not in converted}
 
 

@@ -65,8 +65,8 @@ class Paths:
         return self.sandbox_records / f"{sandbox_id}.json"
 
     def sandbox_state(self, sandbox_id: str) -> Path:
-        """Return the sandbox's state folder. It contains shim.sock, pause.json and, if the sandbox
-        was stopped in this boot, `stopped`."""
+        """Return the sandbox's state folder. It contains shim.sock, shim.json, pause.json and, if
+        the sandbox was stopped in this boot, the empty file `stopped`."""
         return self.sandbox_states / sandbox_id
 
     def sandbox_stopped(self, sandbox_id: str) -> Path:

@@ -51,8 +51,8 @@ STREAMS_S = 30.0  # the timeout of Kubernetes' streaming library for the creatio
 class Connections:
     """Serves the connections of one streaming server.
 
-    `sessions`: the number of open sessions by kind (exec, attach, port-forward). `on_ticket` is
-    called in the task of a connection after its ticket was redeemed.
+    `sessions`: the number of open sessions by kind: `exec`, `attach` and `portforward`. `on_ticket`
+    is called in the task of a connection after its ticket was redeemed.
     """
 
     def __init__(

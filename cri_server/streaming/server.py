@@ -62,7 +62,8 @@ class StreamingServer:
     # ---- life ----
 
     async def start(self) -> None:
-        """Listen. Raises `OSError` if the address or the certificate cannot be used."""
+        """Listen. Raises `OSError` if the address cannot be used, and `OSError` or `ValueError` if
+        the certificate or its key cannot."""
         if self._tls is not None:
             self._tls.context()
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

@@ -1,9 +1,9 @@
 """Transports of bytes, with back-pressure in both directions.
 
-`send` is for data, and waits until the kernel has accepted all of it. `post` is for small frames of
-the task that reads (replies to pings, resets), which must not wait. Posted frames are sent in order
-and before the next data. Their total size is limited: a peer that does not read them loses the
-connection.
+`send` is for data, and waits until the kernel has accepted all of it. `post` is for small frames
+such as replies to pings, and returns at once, because the task that receives must not wait. Posted
+frames are sent in order and before the next data. Their total size is limited: a peer that does not
+read them loses the connection.
 """
 
 from __future__ import annotations

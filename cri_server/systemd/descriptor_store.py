@@ -24,8 +24,8 @@ def remove(name: str) -> None:
 
 
 def receive(environment: MutableMapping[str, str]) -> dict[str, int]:
-    """Return the descriptors that systemd has passed to this process, by name; of several with one
-    name only the first.
+    """Return the descriptors that systemd has passed to this process, by name. If several have the
+    same name, close all but the first of them.
 
     Removes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES from `environment`, and makes the descriptors
     close-on-exec. Call it before any file is opened.

@@ -47,7 +47,7 @@ def parse(text: str) -> SelinuxContext | None:
 
 def check(options: api.SELinuxOption, where: str = "selinux_options") -> None:
     """Raise InvalidArgument if a field is invalid in an SELinux context. The error names the field,
-    below `where`."""
+    with `where` before its name: `selinux_options.level`."""
     for field in ("user", "role", "type"):
         value = getattr(options, field)
         if value and not NAME.fullmatch(value):

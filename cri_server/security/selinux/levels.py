@@ -19,7 +19,8 @@ class SelinuxLevels:
     """Assigns levels to new pods. It knows only the levels of pods in creation; callers pass the
     levels of existing pods.
 
-    `categories`: the number of categories in the policy (c0 … cN-1).
+    `categories`: how many categories (c0, c1 and so on) the levels may have. The policy may have
+    more.
     """
 
     def __init__(self, categories: int) -> None:

@@ -96,8 +96,8 @@ def _reopen(folder: int, path: str) -> int:
 
 
 def _relabel_below(top: int, label: bytes, path: str) -> None:
-    """Label everything below the open folder `top`, then close it. `path`: its path for errors.
-    Raises KernelError."""
+    """Label everything below the open folder `top`, then close this descriptor. `path`: the path of
+    the folder, for error messages. Raises KernelError."""
 
     def label_entries(folder: int, names: Sequence[str]) -> list[str]:
         return _label_entries(folder, label, "/".join([path, *names[:PATH_PARTS]]))
@@ -144,8 +144,9 @@ def set_label(path: str, label: str) -> None:
 
 
 def _set(path: str, label: bytes, shown_path: str, *, follow: bool) -> bool:
-    """Set the label, unless the file has it. Return False if the file system stores no labels or is
-    read-only. Raises KernelError with `shown_path`."""
+    """Label the file at `path`, unless it has this label. Return False if the file system stores no
+    labels or is read-only. `shown_path`: the file's path in error messages; `follow`: label the
+    target of a symlink. Raises KernelError."""
     try:
         try:
             if os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).rstrip(b"\0") == label:
