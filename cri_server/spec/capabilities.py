@@ -1,5 +1,5 @@
-"""Computes a container's capabilities: the default set, minus the dropped and plus the added
-capabilities."""
+"""Computes a container's capabilities: the default set, plus the added and ambient capabilities,
+minus the dropped ones. A privileged container gets all that the server has."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def to_oci(
 
 
 def _apply(start: set[str], drop: set[str], add: set[str]) -> set[str]:
-    """Return `start` without `drop` and with `add`. `ALL` in either is applied before single names,
-    so that "drop ALL, add X" leaves X."""
+    """Return `start` with `add` and without `drop`. A name in both is dropped. `ALL` in either is
+    applied before single names, so that "drop ALL, add X" leaves X."""
     granted = set(start)
     if ALL in add:
         granted = set(CAPABILITIES)

@@ -41,7 +41,8 @@ def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
 def resolv_conf(config: api.PodSandboxConfig) -> str | None:
     """Return the text of the pod's resolv.conf, which is empty for an empty DNS configuration.
     Return None if the request has no DNS configuration: the pod then gets a copy of the host's
-    file. Raises InvalidArgument for a server, search domain or option with white space."""
+    file. Raises InvalidArgument if a server, search domain or option is empty or contains white
+    space."""
     if not config.HasField("dns_config"):
         return None
     dns = config.dns_config

@@ -42,7 +42,7 @@ def seccomp_profile(
     context: api.LinuxContainerSecurityContext | api.LinuxSandboxSecurityContext,
 ) -> ProfileChoice:
     """Return the requested seccomp profile. A privileged container, and one that requests nothing,
-    is unconfined."""
+    is unconfined. Raises InvalidArgument for a malformed request."""
     if context.privileged:
         return ProfileChoice(UNCONFINED)
     if context.HasField("seccomp"):
@@ -55,7 +55,7 @@ def seccomp_profile(
 
 def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoice:
     """Return the requested AppArmor profile, or the default profile if nothing is requested. A
-    privileged container is unconfined."""
+    privileged container is unconfined. Raises InvalidArgument for a malformed request."""
     if context.privileged:
         return ProfileChoice(UNCONFINED)
     if context.HasField("apparmor"):
@@ -66,7 +66,7 @@ def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoic
 
 def _named_profile(text: str, field: str) -> ProfileChoice:
     """Parse the profile in a deprecated text field. `field`: the field's name for the error. Raises
-    InvalidArgument."""
+    InvalidArgument unless `text` is unconfined, runtime/default or localhost/PROFILE."""
     if text == UNCONFINED:
         return ProfileChoice(UNCONFINED)
     if text == RUNTIME_DEFAULT:
@@ -96,8 +96,10 @@ def seccomp_object(
 
     `capabilities`: the container's `CAP_…` names, for which the default profile permits further
     system calls; `default_path`: a file that replaces the default profile, empty for none. Reads
-    this file, or the file of a localhost profile. Raises InvalidArgument for a file that cannot be
-    read or is not an OCI seccomp object.
+    this file, or the file of a localhost profile.
+
+    Raises InvalidArgument for a file that cannot be read or is not an OCI seccomp object, and
+    Unsupported on a processor for which there is no default profile.
     """
     if profile.kind == UNCONFINED:
         return None

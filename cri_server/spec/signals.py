@@ -15,7 +15,7 @@ _ALIASES = {"SIGCLD": "SIGCHLD", "SIGIOT": "SIGABRT"}
 
 def stop_signal(requested: int, image: str) -> str:
     """Return the name of a container's stop signal: the request's, else the image's, else SIGTERM.
-    Raises InvalidArgument."""
+    Raises InvalidArgument for an unknown signal."""
     if requested:
         return from_cri(requested)
     return from_text(image) if image else DEFAULT
@@ -40,7 +40,7 @@ def to_cri(name: str) -> int:
 
 def from_text(text: str) -> str:
     """Return the full name of a signal given as `15`, `TERM`, `SIGTERM` or `SIGRTMIN+3`. Raises
-    InvalidArgument."""
+    InvalidArgument for an unknown signal."""
     word = text.strip().upper()
     if word.isascii() and word.isdigit():
         return _named(int(word[:4]))
@@ -50,7 +50,8 @@ def from_text(text: str) -> str:
 
 
 def number(name: str) -> int:
-    """Return the kernel's number of a signal on this architecture. Raises InvalidArgument."""
+    """Return the number of the signal `name`, such as `SIGRTMIN+3`, on this architecture. Raises
+    InvalidArgument for an unknown signal."""
     base, offset = _ALIASES.get(name, name), 0
     for sign in ("+", "-"):
         head, has_sign, tail = base.partition(sign)
