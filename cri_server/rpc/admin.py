@@ -22,7 +22,7 @@ from pyrunc.errors import InvalidArgument, WrongState
 
 
 class Admin:
-    """The handlers of the private calls about pods, containers and the server."""
+    """The handlers of the calls of `pyrunc.v1.Admin` about pods, containers and the server."""
 
     def __init__(self, services: Services, streaming: StreamingServer) -> None:
         self._services, self._streaming = services, streaming
@@ -118,7 +118,7 @@ class Admin:
             self._profiling = False
 
     def table(self) -> methods.Table:
-        """Return the methods of this class's handlers, for the gRPC server."""
+        """Return the gRPC methods, by path, that call this object's handlers."""
         return methods.private_table(
             {
                 private.LoadImage: self.load_image,

@@ -20,7 +20,7 @@ REPORT_INTERVAL_S = 0.1
 
 
 class ImageAdmin:
-    """The handlers of the private calls about images."""
+    """The handlers of the calls of `pyrunc.v1.Admin` about images."""
 
     def __init__(self, services: Services) -> None:
         self._images = services.images
@@ -67,7 +67,7 @@ class ImageAdmin:
         )
 
     def table(self) -> methods.Table:
-        """Return the methods of this class's handlers, for the gRPC server."""
+        """Return the gRPC methods, by path, that call this object's handlers."""
         return methods.private_table(
             {
                 private.PullImage: self.pull,
