@@ -415,8 +415,9 @@ def _fields(arguments: Record | None) -> ipc.Message:
 
 
 async def _spawn_below(keeper: str | None, fd: int, preload: Sequence[str]) -> _Spawned:
-    """Start a zygote with `fd` as its descriptor 3: as a child of the keeper, or of the server
-    if the keeper refuses."""
+    """Start a zygote with `fd` as the zygote's descriptor 3. The zygote is a child of the keeper in
+    the folder `keeper`. Without `keeper`, or if that keeper cannot start it, the zygote is a child
+    of the server."""
     if keeper is not None:
         starting = asyncio.ensure_future(
             asyncio.to_thread(_start_below, keeper, os.dup(fd), preload)

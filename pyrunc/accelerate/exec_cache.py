@@ -69,8 +69,8 @@ def key(
     document: bytes | None = None,
 ) -> bytes | None:
     """Return the key under which an exec's program is cached, None for a request that is never
-    cached. The key covers the container's state and files, the process's own rights, and the
-    request. `document`: the content of --process."""
+    cached. The key covers the container's state and files, this process's rights, and the request:
+    `options` and `arguments` of the command line, and `document`, the content of --process."""
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
     # Another user's exec has to enter the user namespace first, which is a step of its parent.

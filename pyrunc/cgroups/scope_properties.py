@@ -136,7 +136,8 @@ def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
     """Parse annotations `org.systemd.property.NAME: value`, with the value as GVariant text:
     strings, booleans, numbers, arrays of strings.
 
-    A NAME that ends in Sec has seconds and is sent as USec. Raises InvalidSpec.
+    The value of a NAME that ends in Sec, but not in USec, is in seconds; it is sent in microseconds
+    under the name with USec. Raises InvalidSpec.
     """
     properties = []
     for key, text in annotations.items():

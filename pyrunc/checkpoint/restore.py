@@ -71,8 +71,9 @@ def restore(
     """Restore a container's processes from CRIU's images. The caller has made the state's folder
     and holds its lock. A failure leaves no processes behind.
 
-    Raises Unsupported (rootless), NotFound (no criu, no images), InvalidArgument (malformed
-    images), InvalidSpec, KernelError, PeerError with the errors in CRIU's log.
+    Raises Unsupported (rootless, or a cgroup namespace with a path), NotFound (no criu, no images),
+    InvalidArgument (malformed images), InvalidSpec, KernelError, PeerError with the errors in
+    CRIU's log.
     """
     if not is_machine_root():
         raise Unsupported("restore needs root in the initial user namespace")

@@ -58,7 +58,7 @@ def pass_descriptors(
 
 def check_terminal(process: Process | None, console_socket: str | None, detached: bool) -> None:
     """Raise InvalidArgument if a detached process with a terminal has no --console-socket, or if
-    one is given for any other process."""
+    any other process has a --console-socket."""
     has_terminal = process is not None and process.terminal
     if has_terminal and detached and not console_socket:
         raise InvalidArgument(
@@ -80,7 +80,8 @@ def _write_pid(path: str, pid: int) -> None:
 
 
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
-    """Send the descriptor in one message to a stream socket. Raises KernelError."""
+    """Send the descriptor to the stream socket at `path`, in one message with the text `name`, as
+    runc does. Raises KernelError."""
     from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
 
     from pyrunc import ipc

@@ -217,9 +217,9 @@ def _positions(text: str) -> Iterator[tuple[Path, int]]:
 
 
 def _enter(text: str, at: int, part: list[Any]) -> tuple[Path, int, int]:
-    """Read the position of the next member of the object or list `part`, at offset `at` of the JSON
-    `text`. Returns the member's path, where the member begins (in an object, with its name), and
-    where its value begins."""
+    """Return the path of the next member of an object or list, and two offsets in the JSON `text`:
+    where the member begins (in an object, with its name), and where its value begins. `at`: the
+    present offset. `part`: `{` or `[`, the path of the object or list, and the member's number."""
     kind, path, number = part
     if kind == "[":
         part[2] = number + 1

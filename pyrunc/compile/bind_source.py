@@ -21,7 +21,8 @@ from pyrunc.plan.model import LINK_CAME
 
 def open_source(source: str, destination: str, *, links: bool) -> int:
     """Open the source of a bind mount as an O_PATH descriptor, which the caller closes. Without
-    `links`, a symbolic link in its path is an error (ELOOP). Raises KernelError."""
+    `links`, a symbolic link in `source` is an error (ELOOP). `destination`: the mount point, for
+    the error's text. Raises KernelError."""
     number = 0
     for flags in (O_PATH | os.O_DIRECTORY, O_PATH):  # the first triggers an automount
         try:

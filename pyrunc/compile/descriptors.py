@@ -113,8 +113,8 @@ def open_cgroup(
 
 
 def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
-    """Load the device rules on the cgroup; without rules only the default nodes are allowed.
-    Raises KernelError."""
+    """Load the device rules on the cgroup; without rules only the default nodes are allowed. In a
+    user namespace, does nothing when the kernel refuses the filter (EPERM). Raises KernelError."""
     # Also without rules: CAP_MKNOD, which containers have by default, would open the host's disks.
     rules = (linux.resources or {}).get("devices") or ()
     try:
@@ -127,7 +127,8 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
 
 
 def open_start_socket(state_dir: str, undo: Undo) -> int:
-    """Open the listening socket on which the container waits for `start`. Raises KernelError."""
+    """Open the socket `start.sock` in `state_dir`, on which the container waits for `start`. The
+    removal of this file is pushed on `undo`. Raises KernelError."""
     with short_path(state_dir) as path:
         listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
         try:

@@ -160,9 +160,9 @@ _pause: int | None = None
 
 
 def _open_pause(label: str = "") -> int:
-    """Return a descriptor of the sealed memfd with the pause program, which the caller closes. The
-    first call makes the memfd, with the SELinux label `label` unless that is empty; later calls
-    must have the same label. Raises KernelError."""
+    """Return a descriptor of the pause program, which the caller closes. The first call opens the
+    program by `open_program`, and gives it the SELinux label `label` if it is a memfd and `label`
+    is not empty. Later calls must have the same label. Raises KernelError."""
     global _pause
     if _pause is None:
         program_fd = open_program(os.path.join(os.path.dirname(LAUNCHER), "pause"))

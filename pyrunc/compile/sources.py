@@ -131,9 +131,10 @@ def open_image_volume(
     path of the image's EROFS index. Raises KernelError, OSError.
 
     With CAP_SYS_ADMIN in the superblock's user namespace, a container could remount a shared image.
-    With the option `noacl`, for example, its files would lose their ACLs in every container. So a
-    container without its own user namespace gets an overlay, which has a separate superblock. One
-    with its own user namespace cannot remount, and gets an idmapped mount.
+    With the option `noacl`, for example, the image's files would lose their ACLs in every
+    container. So where images are shared (Linux 6.15), a container without its own user namespace
+    gets an overlay, which has a separate superblock. A container with its own user namespace cannot
+    remount the image, and gets an idmapped mount.
     """
     mapped = linux.namespace("user") is not None
     # Without clones of detached mounts no mount of an image is shared.

@@ -91,7 +91,8 @@ def make(
     fails, everything is undone, and the poststop hooks run if the id was claimed.
 
     `create_process` makes the process; the default is `create`. Raises AlreadyExists, the errors of
-    `create_process` and `after`, and PeerError for a failed hook.
+    `create_process` and `after`, for an ordinary user those of `rootless.enter`, and InvalidSpec
+    for limits where the runtime may not make cgroups.
     """
     # Read now: after `enter` we are root of another namespace.
     owner_uid = outer_uid()

@@ -2,9 +2,9 @@
 and then does what it does as root.
 
 `create` makes the user namespace or joins the one that the specification names; `exec` joins the
-container's. From then on the runtime is in this namespace, so the specification is used without it.
-newuidmap(1) and newgidmap(1) map ids that are not the user's own, if /etc/subuid and /etc/subgid
-allow it. A child that stays outside of the namespace runs them.
+container's. From then on the runtime is in this namespace, so the specification is used without
+its user namespace. newuidmap(1) and newgidmap(1) map ids that are not the user's own, if
+/etc/subuid and /etc/subgid allow it. A child that stays outside of the namespace runs them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def enter(spec: Spec) -> Spec:
 
 def join(pid: int, spec: Spec) -> Spec:
     """Move this process to the user namespace of the container's process `pid`, as its root. Return
-    `spec` as it is to be used there. Does nothing without a user namespace. Raises KernelError."""
+    `spec` as it is to be used there. If `spec` has no user namespace, return `spec` and do nothing.
+    Raises KernelError."""
     if spec.linux.namespace("user") is None:
         return spec
     own = os.geteuid(), os.getegid()
@@ -96,8 +97,9 @@ def _refuse(spec: Spec) -> None:
 
 
 def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
-    """Raise InvalidSpec for a map without the two ids that the runtime needs: 0 and the user's own.
-    newuidmap checks the other ids."""
+    """Raise InvalidSpec if the map `entries` lacks the container's id 0 or the user's own id on the
+    host, `own`, because the runtime needs both. newuidmap checks the other ids. `name`: the map's
+    name in the specification."""
     if not any(entry.container_id == 0 and entry.size for entry in entries):
         raise InvalidSpec(
             f"linux.{name}", "rootless container's id 0 must be mapped: it starts as root"

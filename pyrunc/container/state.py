@@ -195,8 +195,8 @@ def _make_root(root: str) -> None:
 
 
 def find(root: str, container_id: str) -> State:
-    """Read a container's state; its pid is 0 when its create was killed. Raises NotFound,
-    DamagedRecord."""
+    """Read a container's state. A folder that a killed create left without state.json gives a state
+    with pid 0. Raises NotFound, DamagedRecord, InvalidArgument for an invalid id."""
     check_id(container_id)
     folder = f"{root}/{container_id}"
     try:
@@ -275,8 +275,9 @@ def _unlink(path: str) -> None:
 
 
 class Lock:
-    """A lock by which one process at a time starts, changes or deletes the container. Entering
-    raises NotFound when the container has been deleted."""
+    """A context manager with a lock by which one process at a time starts, changes or deletes the
+    container. Entering waits for the lock without a time limit, and raises NotFound if the
+    container has no folder any more."""
 
     __slots__ = ("_descriptor", "_state")
 

@@ -30,7 +30,8 @@ COUNTS = (("rios", "Read"), ("wios", "Write"))
 
 
 def group_of(state: State) -> Cgroup:
-    """Return the cgroup of a living container. Raises WrongState."""
+    """Return the cgroup of a created, running or paused container. Raises WrongState for any other
+    container, and for a container without a cgroup."""
     if status.status(state) in (status.STOPPED, status.CREATING):
         raise WrongState(f"container with id {state.id} is not running")
     group = state.group()
@@ -41,7 +42,7 @@ def group_of(state: State) -> Cgroup:
 
 def once(state: State) -> dict[str, Any]:
     """Return one reading of the container's usage, the object that `pyrunc events --stats` prints.
-    Raises WrongState when the container is not running or has no cgroup."""
+    Raises WrongState as `group_of` does."""
     return _reading(state, group_of(state))
 
 
@@ -57,7 +58,8 @@ def _reading(state: State, group: Cgroup) -> dict[str, Any]:
 
 def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
     """Yield an object with the container's usage every `interval_s` seconds, and an object for each
-    OOM kill. Ends when the container's cgroup is gone or empty. Raises WrongState."""
+    OOM kill. Ends when the container's cgroup is gone or empty. Raises WrongState as `group_of`
+    does."""
     group = group_of(state)
     kills = group.oom_kills() or 0
     watch = _open_watch(group)

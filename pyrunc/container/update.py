@@ -26,10 +26,10 @@ def update(
     state: State, resources: dict[str, Any], missing_controllers: str = "error"
 ) -> list[str]:
     """Write OCI `linux.resources` (all but `devices`) to the container's cgroup and to the stored
-    configuration. Returns warnings.
+    configuration. Returns warnings. `missing_controllers` is that of `Cgroup.apply`.
 
-    Raises WrongState (the container is not running, or has no cgroup), InvalidSpec, InvalidArgument
-    for a value that the kernel refuses, Unsupported, KernelError.
+    Raises WrongState (the container is stopped or not created yet, or has no cgroup), InvalidSpec,
+    InvalidArgument for a value that the kernel refuses, Unsupported, KernelError.
     """
     status.require(state, (status.CREATED, status.RUNNING, status.PAUSED), "container not running")
     group = state.group()

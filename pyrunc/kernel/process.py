@@ -111,8 +111,9 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def kill_and_reap(pidfd: int) -> None:
-    """Send SIGKILL to a child of ours, wait at most `KILLED_S` seconds for its end, and reap it.
-    Does nothing when the child was reaped already."""
+    """Send SIGKILL to a child of ours, wait at most `KILLED_S` seconds for its end, and reap it. A
+    child that has not ended by then is not reaped. Does nothing when the child was reaped already.
+    """
     from select import POLLIN, poll
 
     send_signal(pidfd, SIGKILL)
